@@ -88,6 +88,11 @@ def test_the_number_of_micro_batches_is_the_best_of_all(changes):
     assert list(best.micro_batches) == [1 + n for n in np.argmin(each, axis=0)]
 
 
+def test_there_are_no_more_micro_batches_than_sequences():
+    found = _found(batch=np.array([1, 3, 64]), micro_batches=4)
+    assert list(found.micro_batches) == [1, 3, 4]
+
+
 def test_what_is_expected_is_not_below_the_bound():
     found = _found(batch=[1, 8, 64, 512, 4096])
     ends = [found.expected.low, found.expected.expected, found.expected.high]

@@ -255,15 +255,15 @@ def afd(
     if layout.ep * layout.pp * layout.cp > 1:
         raise InputError(f"attention_layout must be of degrees of tp and dp; got {attention_layout}")
     many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
-    listed = batch if isinstance(batch, Sequence) else [batch]
-    sizes = np.array([whole("batch", n) for n in listed], dtype=np.float64)
+    sizes = np.array([whole("batch", n) for n in arguments.counts(batch)], dtype=np.float64)
     arguments.positive(years=years)
     attention = Setting.of(loaded, attention_hardware, layout=layout, **asked)
     experts = Setting.of(loaded, expert_hardware, layout=Layout(dp=many, ep=many), **asked)
     way = _joined(attention, experts, arguments.among("link", link, KvLink))
     pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
     tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)
-    parts, every = np.repeat(tried, len(sizes)), np.tile(sizes, len(tried))
+    every = np.tile(sizes, len(tried))
+    parts = np.minimum(np.repeat(tried, len(sizes)), every)
     bounds, likely = pair.bound(parts, every), pair.expected(parts, every)
     steps = (likely.expected if likely else bounds).step_s.reshape(len(tried), -1)
     best = np.argmin(steps, axis=0) * len(sizes) + np.arange(len(sizes))

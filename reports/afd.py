@@ -36,7 +36,7 @@ def tables(found: ExpertDisaggregation) -> list[Table]:
     likely = found.likely
     body = []
     for at, limit in enumerate(likely.limits):
-        busy = (likely.attention, likely.experts, np.maximum(likely.dispatch, likely.collect))
+        busy = (likely.attention, likely.experts, likely.links)
         expected = found.expected.expected.step_s[at] if found.expected else np.nan
         body.append((
             Item(text=limit),
@@ -53,9 +53,9 @@ def tables(found: ExpertDisaggregation) -> list[Table]:
         Table(
             title="Decode steps",
             about="TPOT: the bound; tokens/s: of each device on average, beside that of as many devices that have "
-            "attention and experts together; attention, experts, links: part of the time that they are busy.",
+            "attention and experts together; attn, experts, links: part of the time that they are busy.",
             head=(
-                "limit", "batch", "parts", "TPOT", "expect", "tokens/s", "together", "attention", "experts", "links",
+                "limit", "batch", "parts", "TPOT", "expect", "tokens/s", "together", "attn", "experts", "links",
                 "fits",
             ),
             words=("limit",),
@@ -81,7 +81,8 @@ def remarks(found: ExpertDisaggregation) -> list[str]:
         )
         lines += _beside(found)
     lines += [
-        f"Memory of {name} devices: {si(needed[best])}B of {si(one.hardware.capacity)}B at that batch; {_most(most)}."
+        f"Memory of {name} devices: {si(needed[best])}B of {si(one.hardware.capacity)}B at batch "
+        f"{found.batch[best]:.0f}; {_most(most)}."
         for name, one, needed, most in (
             ("attention", found.attention, found.attention_bytes, found.attention_batch),
             ("expert", found.experts, found.expert_bytes, found.expert_batch),
@@ -128,6 +129,8 @@ def said(found: ExpertDisaggregation) -> str:
 
 
 def _cards(found: ExpertDisaggregation) -> list[Card]:
+    if not found.fits.any():
+        return []
     best = found.best
     batch = found.batch[best]
     return [

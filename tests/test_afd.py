@@ -142,7 +142,7 @@ def test_the_report_says_which_side_waits(capsys):
         "DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at a\ncontext of 4096"
     )
     assert "expert devices for each attention device would keep" in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 88
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_formats_say_the_same(tmp_path, capsys):

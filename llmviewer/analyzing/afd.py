@@ -6,7 +6,7 @@ every layer. A batch is cut into micro-batches, so that one is with the experts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import isnan, nan
@@ -31,7 +31,6 @@ from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
 from ..parallel import expert_choice
 from ..parallel.layout import ALONE, Layout, nearest_divisors, parse_layout
-from ..roofline import Plan
 from ..setting import Setting, whole
 from ..workload import Workload
 from .costs import Devices, per_dollar
@@ -60,14 +59,18 @@ class Busy:
     @cached_property
     def step_s(self) -> Array:
         """No schedule is faster than the part that is busy longest, or than one micro-batch by itself. [s]"""
-        return reduce(np.maximum, (self.attention, self.experts, self.dispatch, self.collect, self.alone))
+        return reduce(np.maximum, (self.attention, self.experts, self.links, self.alone))
+
+    @property
+    def links(self) -> Array:
+        """The busier of both ways. [s]"""
+        return np.maximum(self.dispatch, self.collect)
 
     @property
     def limits(self) -> list[str]:
         """What the step takes as long as: attention, experts, links, or latency, where nothing is busy all the time."""
-        links = np.maximum(self.dispatch, self.collect)
-        parts = np.stack([self.attention, self.experts, links, self.alone])
-        return [("attention", "experts", "links", "latency")[n] for n in np.argmax(parts, axis=0)]
+        parts = {"attention": self.attention, "experts": self.experts, "links": self.links, "latency": self.alone}
+        return [list(parts)[n] for n in np.argmax(np.stack(list(parts.values())), axis=0)]
 
     def at(self, places: npt.NDArray[np.intp]) -> Busy:
         """That of the batches in some places."""
@@ -345,7 +348,7 @@ def _row_bytes(tensor: Tensor) -> float:
 
 
 class _Sides:
-    """Both settings, and what goes between them."""
+    """Both settings, what goes between them, and what a device of each side holds."""
 
     def __init__(self, attention: Setting, experts: Setting, link: KvLink, kv_len: int) -> None:
         self._attention, self._experts, self._kv_len = attention, experts, kv_len
@@ -355,7 +358,11 @@ class _Sides:
             raise InputError(f"{experts.model.name} has no experts that could be on devices of their own")
         layers = sum(one.layers for one in crossings)
         self.copies = sum(one.layers * sum(one.reached) for one in crossings) / layers
-        self._plans = tuple(_part(one, apart=one is experts) for one in self)
+        graphs = [_graph(one, apart=one is experts) for one in self]
+        self._plans = [one.planned(graph) for one, graph in zip(self, graphs, strict=True)]
+        self.footprints = [
+            Footprint.of(graph, layout=one.layout).decoding() for one, graph in zip(self, graphs, strict=True)
+        ]
         leaves, comes = (sent_bytes_per_s(one.hardware, link) for one in self)
         leaves *= attention.layout.devices
         # Of a token: all its copies over the links of all attention devices, and those for the busiest of the others.
@@ -365,12 +372,6 @@ class _Sides:
 
     def __iter__(self) -> Iterator[Setting]:
         return iter((self._attention, self._experts))
-
-    @property
-    def footprints(self) -> list[Footprint]:
-        """What a device of each side holds."""
-        graphs = [_graph(one, apart=one is self._experts) for one in self]
-        return [Footprint.of(graph, layout=one.layout).decoding() for graph, one in zip(graphs, self, strict=True)]
 
     def _workloads(self, parts: Array, batch: Array) -> tuple[Workload, ...]:
         """One micro-batch, as a device of each side has it."""
@@ -415,19 +416,12 @@ class _Sides:
         return np.where(held <= both.hardware.capacity, share / step / devices, nan)
 
 
-def _of(setting: Setting, *, apart: bool) -> Callable[[Block, Operator], bool]:
-    """Whether an operator runs on a side. What goes between devices of experts goes between the sides instead."""
-    own = {block.name: {op.name for op in expert_operators(block)} for block in setting.decode_graph.blocks}
-    return lambda block, op: (op.name in own[block.name]) is apart and not (apart and isinstance(op, AllToAll))
-
-
-def _part(setting: Setting, *, apart: bool) -> Plan:
-    runs = _of(setting, apart=apart)
-    return Plan(tuple(row for row in setting.decode_plan.operators if runs(row.block, row.operator)))
-
-
 def _graph(setting: Setting, *, apart: bool) -> Graph:
-    """What a side runs, and holds."""
-    runs = _of(setting, apart=apart)
-    blocks = (replace(b, operators=tuple(op for op in b.operators if runs(b, op))) for b in setting.decode_graph.blocks)
-    return Graph(tuple(block for block in blocks if block.operators))
+    """What a side runs, and holds. What goes between devices of experts goes between the sides instead."""
+
+    def runs(block: Block) -> Block:
+        own = {op.name for op in expert_operators(block)}
+        kept = (op for op in block.operators if (op.name in own) is apart)
+        return replace(block, operators=tuple(op for op in kept if not (apart and isinstance(op, AllToAll))))
+
+    return Graph(tuple(block for block in map(runs, setting.decode_graph.blocks) if block.operators))

@@ -42,6 +42,7 @@ class Shape:
 
 # What the monomials of a shape are called. Those without the batch belong to positions, which all sequences of a trace
 # share because they are equally long; sequences in general do not, so they count for each.
+_NEW_TOKENS, _CACHED_TOKENS = 3, 4  # indices of monomials
 _NAMES: Final = (ONE, SEQUENCES, TOKENS, TOKENS, kv_tokens(), kv_tokens(), cells(), cells())
 
 
@@ -69,6 +70,14 @@ class Basis:
     def amount(self, coefficients: Sequence[int], shape: Shape) -> int:
         """What so much of each monomial is for `shape`."""
         return sum(c * shape.monomials[m] for c, m in zip(coefficients, self.monomials, strict=True))
+
+    def is_constant(self, counts: Sequence[int]) -> bool:
+        """Whether `counts` fit, and do not grow with the cached tokens."""
+        found = self.solve(counts)
+        return found is not None and not any(found[self.monomials.index(_CACHED_TOKENS) :])
+
+    def per_token(self, coefficients: Sequence[int]) -> int:
+        return coefficients[self.monomials.index(_NEW_TOKENS)]
 
     def form(self, coefficients: Sequence[int]) -> Form:
         """The same as features of a workload."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from .numbers import Later
@@ -94,17 +95,26 @@ class Recording:
     kept: tuple[int, ...] = ()
     deciding: set[int] = field(default_factory=set)
 
+    @cached_property
+    def writer(self) -> dict[int, int]:
+        """The index of the call that makes each value."""
+        return {v: index for index, call in enumerate(self.calls) for v in call.made}
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The indices of the calls that read each value, one for each use."""
+        found: dict[int, list[int]] = {}
+        for index, call in enumerate(self.calls):
+            for use in call.uses:
+                found.setdefault(use.value, []).append(index)
+        return found
+
     @property
     def products(self) -> list[tuple[str, str, int]]:
         return [(c.path, c.name, c.ops) for c in self.calls if c.matmul]
 
     def bands(self) -> list[tuple[int, int] | None]:
         """For each product what masks leave of its scores, or of those that it takes: as Numbers.left() says it."""
-        writer = {v: index for index, call in enumerate(self.calls) for v in call.made}
-        readers: dict[int, list[int]] = {}
-        for index, call in enumerate(self.calls):
-            for use in call.uses:
-                readers.setdefault(use.value, []).append(index)
         shows = [call.shows() if call.shows else None for call in self.calls]
         found = {index: shows[index] for index, call in enumerate(self.calls) if call.matmul}
         for start, call in enumerate(self.calls):
@@ -114,7 +124,7 @@ class Recording:
             while ahead:  # all that is done with the same scores
                 at = self.calls[ahead.pop()]
                 values = {v for v in (*at.made, *(use.value for use in at.uses)) if self.values[v].numel == size}
-                near = {i for v in values for i in (writer.get(v, -1), *readers.get(v, ())) if i >= 0} - seen
+                near = {i for v in values for i in (self.writer.get(v, -1), *self.readers.get(v, ())) if i >= 0} - seen
                 seen |= near
                 ahead += [i for i in near if not self.calls[i].matmul]
             found |= {i: shows[start] for i in seen if self.calls[i].matmul}

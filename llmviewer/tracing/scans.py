@@ -29,7 +29,7 @@ def compare_prompts(program: Program, passes: Passes) -> tuple[str, ...]:
     Raises InputError where products with parameters are not those of as many steps.
     """
     step, prompt = program.recordings[0], passes.record(_PROMPT)
-    paths = {program.calls[index].path for index in program.stateful}
+    paths = {program.calls[index].path for index in program.state_calls}
     _same_products(program, prompt, paths)
     tokens = _PROMPT.batch * _PROMPT.q_len
     done = _scanned(prompt, paths)
@@ -45,7 +45,7 @@ def compare_prompts(program: Program, passes: Passes) -> tuple[str, ...]:
 
 
 def _same_products(program: Program, prompt: Recording, paths: set[str]) -> None:
-    said = [(c.path, program.said(i, _PROMPT)) for i, c in enumerate(program.calls) if program.apart(i)]
+    said = [(c.path, program.ops_for(i, _PROMPT)) for i, c in enumerate(program.calls) if program.is_product(i)]
     done = [c for c in prompt.calls if prompt.projects(c) or (c.matmul and c.path not in paths)]
     if said != [(c.path, c.ops) for c in done]:
         other = next((c for c, (path, ops) in zip(done, said, strict=False) if (c.path, c.ops) != (path, ops)), None)
@@ -88,7 +88,7 @@ def _fit(program: Program, passes: Passes, size: int, paths: Sequence[str]) -> t
     for path in paths:
         products = _parabola([_scanned(r, {path})[path] for r in prompts])
         others = _parabola([sum(c.ops for c in r.calls if c.path == path and not c.matmul) for r in prompts])
-        if products and others and program.chunked(path, products[1] / size, others[1] / size):
+        if products and others and program.add_chunks(path, products[1] / size, others[1] / size):
             squares += products[2]
         else:
             steps.append(path)

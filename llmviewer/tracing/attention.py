@@ -1,0 +1,102 @@
+"""Recognizes attention: two products and a softmax between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..forms import SEQUENCES
+from ..operators.attention import QK, SV, Attention, Heads, Softmax
+from ..operators.base import Operator, Role, Tensor
+from ..operators.masks import CAUSAL, Mask
+from .naming import SHARED
+from .operators import Pointwise, Product, Sized
+
+
+def recognize_attention(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Turns two products and a softmax between them into scores, softmax and weighted sum."""
+    done: list[Operator] = []
+    for op in operators:
+        done.append(op)
+        match done[-3:]:
+            case [Product() as first, Pointwise() as middle, Product() as second]:
+                if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
+                    continue
+                if first.inputs[1].rows.features() == SEQUENCES.features():
+                    first, middle, second = _by_heads(first, middle, second)
+                heads = _heads(first, middle, second)
+                if heads:
+                    done[-3:] = _scored(heads, first, middle, second)
+    return tuple(done)
+
+
+def _by_heads(first: Product, middle: Pointwise, second: Product) -> tuple[Product, Pointwise, Product]:
+    """Products of a head's matrices as those of rows with all heads side by side, where sizes are fixed.
+
+    What they see are [queries, dim] and [dim, keys], then [queries, keys] and [keys, dim], of as many heads.
+    """
+    (query, key), (_, value) = first.inputs, second.inputs
+    scores, out = first.result, second.result
+    dim, keys = query.width, key.width
+    heads, rest = divmod(_each(key), max(dim * keys, 1))
+    queries, left = divmod(_each(scores), max(heads * keys, 1))
+    mask = Sized(queries=queries, keys=keys)
+    rows = {query.name: queries, key.name: keys, value.name: keys, out.name: queries}
+
+    def aside(t: Tensor) -> Tensor:
+        if t.name not in rows:
+            return replace(t, width=heads, rows=mask.pairs)
+        return replace(t, width=_each(t) // rows[t.name], rows=rows[t.name] * SEQUENCES)
+
+    fits = heads and queries and not rest and not left
+    if not fits or any(_each(t) % rows.get(t.name, 1) for op in (first, second) for t in (*op.inputs, *op.outputs)):
+        return first, middle, second
+    first, second = (replace(op.with_tensors(aside), mask=mask) for op in (first, second))
+    return first, middle.with_tensors(aside), second
+
+
+def _each(t: Tensor) -> int:
+    """Elements of one sequence."""
+    return round(sum(c for _, c in t.elements.terms))
+
+
+def _heads(first: Product, middle: Pointwise, second: Product) -> Heads | None:
+    if first.mask != second.mask:
+        return None
+    query, key = first.inputs
+    probs, value = second.inputs
+    scores = first.result
+    if first.mask.keeps and (key.role, value.role) != (Role.KV_CACHE, Role.KV_CACHE):
+        return None
+    if probs.name != middle.result.name:
+        return None
+    if {t.name for t in middle.inputs} - {SHARED} != {scores.name}:
+        return None
+    count = scores.width
+    dim, out = query.width // count, second.result.width // count
+    if not dim or key.width % dim or (key.width // dim) * out != value.width:
+        return None
+    made = Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
+    return made if first.mask.keeps else replace(made, mask=first.mask)
+
+
+def _scored(heads: Heads, first: Product, middle: Pointwise, second: Product) -> list[Operator]:
+    softmax = Softmax(
+        name=middle.name, inputs=middle.inputs, outputs=middle.outputs, weights=middle.weights, heads=heads
+    )
+    made: list[Operator] = [
+        QK(name=first.name, inputs=first.inputs, outputs=first.outputs, heads=heads),
+        replace(softmax, bias=len(middle.inputs) > 1),
+        SV(name=second.name, inputs=second.inputs, outputs=second.outputs, heads=heads),
+    ]
+    same = made[0].arithmetic() == first.arithmetic() and made[2].arithmetic() == second.arithmetic()
+    if not same:
+        return [first, middle, second]
+    return [_under(op, first.mask) for op in made] if first.mask.keeps and first.mask != CAUSAL else made
+
+
+def _under(op: Operator, mask: Mask) -> Operator:
+    """A part of attention that saw all keys, under `mask`."""
+    rows = {CAUSAL.read: mask.read, CAUSAL.cells: mask.cells}
+    masked = op.with_tensors(lambda t: replace(t, rows=rows.get(t.rows, t.rows)))
+    return replace(masked, heads=replace(masked.heads, mask=mask)) if isinstance(masked, Attention) else masked

@@ -1,0 +1,99 @@
+"""Holds a program to passes that had no part in the fit: prompts, and the longest context."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import InputError
+from .fitting import CACHED, FIXED, ONCE, STEPS, Shape
+from .passes import Passes
+from .program import Program
+from .recording import Recording
+from .scans import compare_prompts
+
+_STEPPED: Final = (64, 1024)  # tokens of context that are tried where scans of prompts go by token, and by chunk
+_MASK: Final = 600  # tokens of the pass whose masks are evaluated
+_LONG: Final = 1 << 15  # tokens of the longest pass, where the module does not say how many it is made for
+
+
+def longest_context(program: Program, said: int) -> int:
+    """Tokens of the longest context: what the module says, and no more than the slots of its cache. 0 is unknown."""
+    if program.basis is FIXED:
+        return 0
+    return min(said or _LONG, *program.slots.values()) if program.slots else said
+
+
+def check(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
+    """Compares the program with further passes, and adds to it what only these show: windows, masks, chunks of scans.
+
+    context  tokens of the longest context; 0 where it is unknown
+
+    Returns notes on what could not be checked. Raises InputError, naming the call, where a pass differs.
+    """
+    if passes.basis is FIXED:
+        return ()
+    if passes.basis is STEPS:
+        notes = compare_prompts(program, passes)
+        return (*notes, *(_find_windows(program, passes, context) if program.cached else ()))
+    if passes.basis is CACHED:
+        prompt = Shape(2, min(6, context or 6))
+        _compare(program, passes.record(prompt), prompt)
+        return _find_windows(program, passes, context)
+    shape = Shape(2, min(context or _MASK, _MASK))
+    try:
+        recording = passes.record(shape)
+    except InputError:  # the longest pass says so, too
+        recording = program.recordings[-1]
+    else:
+        _compare(program, recording, shape)
+    return (*_add_bands(program, recording), *_find_windows(program, passes, context))
+
+
+def _find_windows(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
+    """Looks for windows in a pass at the end of the longest context; a note where that does not run.
+
+    A pass between the longest window and there, of several sequences, has to confirm them. What reads all at once is
+    known to have none.
+    """
+    longest = context or _LONG
+    tried = min(longest, _STEPPED[bool(program.chunks)]) if passes.basis is STEPS else longest
+    shape = Shape(2, tried) if passes.basis is ONCE else Shape(1, 1, tried - 1)
+    try:
+        recording = passes.record(shape)
+    except InputError as error:
+        if context:
+            raise
+        return (f"not checked for {shape}: {error}",)
+    _compare(program, recording, shape, windows=passes.basis is not ONCE)
+    if program.windows:
+        between = Shape(2, 1, (shape.past + max(program.windows.values())) // 2)
+        _compare(program, passes.record(between), between)
+    few = (f"windows of more than {tried} keys were not looked for",) if tried < longest else ()
+    return (*(() if passes.basis is ONCE else _add_bands(program, recording)), *few)
+
+
+def _add_bands(program: Program, recording: Recording) -> tuple[str, ...]:
+    """Adds what masks leave in a long pass; a note of those that are no such band."""
+    odd = program.add_bands(recording)
+    return (f"masks that are other bands for other lengths hide nothing of {', '.join(odd)}",) if odd else ()
+
+
+def _compare(program: Program, recording: Recording, shape: Shape, *, windows: bool = False) -> None:
+    """Compares the OPs of products with what the fit predicts, so that another path for a prompt or a single token is
+    found.
+
+    windows  attention with fewer keys than there are has a window
+    """
+    counted = [(c, i) for i, c in enumerate(program.calls) if c.matmul]
+    if [(c.path, c.name) for c, _ in counted] != [product[:2] for product in recording.products]:
+        raise InputError(
+            f"{program.name}: makes other products for {shape} than for {program.basis.shapes[0]}; "
+            "a trace needs the same"
+        )
+    for (call, index), (_, _, ops) in zip(counted, recording.products, strict=True):
+        fitted = program.ops_for(index, shape)
+        slots = program.slot_calls.get(index, 0)
+        if slots and ops * slots == fitted * (shape.past + shape.q_len):  # a prompt that leaves out empty slots
+            continue
+        if fitted != ops and not (windows and program.add_window(index, shape, ops)):
+            raise program.error(call, f"has {ops} OPs for {shape} where shorter passes say {fitted}")

@@ -1,0 +1,74 @@
+"""Models named as package.module:callable."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .._layout import ROOT
+from ..errors import InputError
+from ..model import Model
+from .numbers import Numbers
+from .tracer import import_torch, trace_module
+
+
+def load_traced(name: str) -> Model:
+    """The model that "package.module:callable" names: a callable without arguments that returns a module, or a tuple of
+    it and what trace() takes as `inputs` and `dims`.
+
+    It is called under torch.device("meta"), so it takes no memory. Modules in the working folder are found, too.
+    Raises InputError where it cannot be imported, called or traced.
+    """
+    path, _, attribute = name.partition(":")
+    torch = import_torch(name)
+    try:
+        with _working_folder():
+            found: Any = import_module(path)
+    except Exception as error:  # noqa: BLE001  # it is the user's code
+        raise InputError(f"{name}: module {path} cannot be imported ({_told(error)})") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise InputError(f"{name}: module {path} has no {attribute!r}; give package.module:callable")
+        found = getattr(found, part)
+    numbers = Numbers()
+    try:
+        with torch.device("meta"):
+            made = numbers.run(found)
+            module, *given = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
+            module = module.to("meta") if isinstance(module, torch.nn.Module) else module  # numbers drawn by hand
+    except Exception as error:  # noqa: BLE001  # it is the user's code
+        raise InputError(f"{name}: calling {attribute}() without arguments raised {_told(error)}") from None
+    if not isinstance(module, torch.nn.Module):
+        what = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
+        raise InputError(f"{attribute}: must return a torch.nn.Module, or (module, inputs); got {what}")
+    return trace_module(module, attribute, numbers=numbers, **dict(zip(("inputs", "dims"), given, strict=False)))
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Lets modules of the working folder be imported."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    _hide_our_kernels()
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _hide_our_kernels() -> None:
+    """Keeps transformers, where the working folder is a checkout of this program, from taking its kernels/ for a
+    package of that name which it knows.
+    """
+    found = find_spec("kernels") if "kernels" not in sys.modules else None
+    if found and found.origin and Path(found.origin).parent == ROOT / "kernels":
+        sys.modules["kernels"] = None  # type: ignore[assignment]  # documented: it is then not found
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}".rstrip(": ")

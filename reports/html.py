@@ -12,7 +12,7 @@ from llmviewer.units import fold, seconds, si
 
 from .marks import spare
 from .page import Card, Picture, below, picture, rendered
-from .table import COLUMNS, LEGEND, alike, computed_in, expected_s, flat_rows, rate, shows_calls, together
+from .table import COLUMNS, LEGEND, computed_in, expected_s, merged, rate, rows, shows_calls
 from .text import (
     called,
     effect_lines,
@@ -194,9 +194,8 @@ def _section(analysis: Analysis, name: str, phase: Phase) -> Section:
     from . import figures
 
     calls = shows_calls(analysis, None)
-    operators = [together(same) for same in alike(phase.operators)]
-    *lines, total = flat_rows(operators, phase.total, per_call=calls)
-    keys = [_keys(op, place, calls=calls) for place, op in enumerate(operators)]
+    *lines, total = rows(phase, per_call=calls)
+    keys = [_keys(one.whole, place, calls=calls) for place, one in enumerate(merged(phase))]
     return Section(
         name=called(analysis, name),
         title=phase_line(called(analysis, name), phase, per_call=calls),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,7 +20,6 @@ _SUMS: Final = (
     "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes", "conversion_ops",
     "bound_time_s", "expected_time_s", "expected_low_s", "expected_high_s", "share",
 )  # fmt: skip
-_PLAIN: Final = 3  # blocks of a model whose layers are all alike: embedding, layer, head
 LEGEND: Final = (
     "OPs and bytes moved (weights, activations, KV cache), arithmetic intensity, attainable performance, "
     "what bounds it, the type it is computed in, the least time it takes, and what to expect of real kernels"
@@ -35,46 +34,48 @@ class Row:
     bound: str
 
 
-def alike(operators: Iterable[OperatorResult]) -> list[tuple[OperatorResult, ...]]:
-    """Operators whose launches do the same in several blocks, together, in the order of the first of them."""
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """An operator whose launches do the same in several blocks.
+
+    parts  it in each block
+    whole  all its launches, as one of the block of the first
+    title  what it is called so that no other is: its name, with its first block where others bear it
+    """
+
+    parts: tuple[OperatorResult, ...]
+    whole: OperatorResult
+    title: str
+
+
+def merged(phase: Phase) -> list[Merged]:
+    """The operators of a phase, those that are the same in several blocks together, in the order of the first of them.
+
+    This is what tables show; JSON and CSV have each block's.
+    """
     found: dict[tuple[object, ...], list[OperatorResult]] = {}
-    for op in operators:
+    for op in phase.operators:
         found.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
-    return list(map(tuple, found.values()))
+    bearers = Counter(parts[0].name for parts in found.values())
+    return [
+        Merged(
+            parts=tuple(parts),
+            whole=_sum(parts),
+            title=f"{parts[0].name} ({parts[0].block})" if bearers[parts[0].name] > 1 else parts[0].name,
+        )
+        for parts in found.values()
+    ]
 
 
-def together(same: Sequence[OperatorResult]) -> OperatorResult:
-    """All launches of operators that are alike, as one of the block of the first."""
-    first = same[0]
-    sums = {field: sum(getattr(op, field) for op in same) for field in _SUMS if getattr(first, field) is not None}
-    return replace(first, **sums) if len(same) > 1 else first
-
-
-def titles(operators: Sequence[OperatorResult]) -> list[str]:
-    """What each is called so that no other is: its name, with its block where others bear it."""
-    bearers = Counter(op.name for op in operators)
-    return [f"{op.name} ({op.block})" if bearers[op.name] > 1 else op.name for op in operators]
-
-
-def flat_rows(operators: Sequence[OperatorResult], total: Total, *, per_call: bool) -> list[Row]:
-    """A line for each operator and one for the whole, to be sorted at will."""
-    named = (replace(op, name=title) for op, title in zip(operators, titles(operators), strict=True))
-    return [*(_operator(op, per_call=per_call) for op in named), _total(total)]
+def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
+    first = parts[0]
+    sums = {field: sum(getattr(op, field) for op in parts) for field in _SUMS if getattr(first, field) is not None}
+    return replace(first, **sums) if len(parts) > 1 else first
 
 
 def rows(phase: Phase, *, per_call: bool) -> list[Row]:
-    """A line for each operator, of all its launches or of one, and one for the whole.
-
-    Where there are several kinds of layer, a line before each names it.
-    """
-    blocks = dict.fromkeys(op.block for op in phase.operators)
-    lines = []
-    for block in blocks:
-        operators = [op for op in phase.operators if op.block == block]
-        if len(blocks) > _PLAIN:
-            lines.append(Row(cells=(f"{block}:", *[""] * (len(COLUMNS) - 1)), bound=""))
-        lines.extend(_operator(op, per_call=per_call) for op in operators)
-    return [*lines, _total(phase.total)]
+    """A line for each operator, of all its launches or of one, and one for the whole."""
+    return [*(_operator(one, per_call=per_call) for one in merged(phase)), _total(phase.total)]
 
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
@@ -92,10 +93,11 @@ def expected_s(op: OperatorResult, *, per_call: bool) -> float | None:
     return op.expected_time_s / op.repeat if per_call and op.expected_time_s is not None else op.expected_time_s
 
 
-def _operator(op: OperatorResult, *, per_call: bool) -> Row:
+def _operator(merged: Merged, *, per_call: bool) -> Row:
+    op = merged.whole
     amounts = op.per_call if per_call else op
     cells = (
-        op.name,
+        merged.title,
         str(op.repeat),
         *_amounts(amounts),
         number(op.intensity),

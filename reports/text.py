@@ -283,7 +283,7 @@ def _table(phase: Phase, *, per_call: bool, width: int) -> str:
     shown = [COLUMNS.index(name) for name in names]
     texts = [[cells[at] for at in shown] for cells in (COLUMNS, *(line.cells for line in lines))]
     if "expect" in names or _beside(texts) > width - _ROOM:
-        texts = [[_SHORT.get(text, text.replace(" ", "")) for text in cells] for cells in texts]
+        texts = [[head, *(_SHORT.get(text, text.replace(" ", "")) for text in cells)] for head, *cells in texts]
     heads = _fitted([cells[0] for cells in texts], width - _beside(texts))
     texts = [[head, *cells[1:]] for head, cells in zip(heads, texts, strict=True)]
     return columns(texts, left=[names.index(name) for name in _LEFT], gap=" ", style=style).rstrip("\n")

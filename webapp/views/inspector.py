@@ -15,7 +15,7 @@ from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.marks import identity
-from llmviewer.reports.table import alike, number, together
+from llmviewer.reports.table import merged, number
 from llmviewer.reports.text import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
@@ -72,9 +72,9 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
     """The operator called `op`, or where there is none such the one that takes longest."""
     name = answer.phase_name(phase)
     shown = answer.phase(phase)
-    groups = alike(shown.operators)
-    chosen = next((same for same in groups if any(identity(one) == op for one in same)), None)
-    result = together(chosen) if chosen else max(map(together, groups), key=lambda one: one.share)
+    rows = merged(shown)
+    chosen = next((row for row in rows if any(identity(part) == op for part in row.parts)), None)
+    result = (chosen or max(rows, key=lambda row: row.whole.share)).whole
     workload = asked(answer, phase)
     row = _planned(answer.setting, name, result)
     assert row is not None

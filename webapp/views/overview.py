@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
 from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card, below
 from llmviewer.reports.shown import Shown, shown
-from llmviewer.reports.table import alike, computed_in, titles, together
+from llmviewer.reports.table import computed_in, merged
 from llmviewer.reports.text import effect_lines, headline, sentence, subject
 
 from ..answers import Answer
@@ -140,8 +139,8 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
     return [
         {
             "id": f"{one.name} {identity(op)}", "op": identity(op), "device": one.name, "operator": op.name,
-            "called": title, "block": ", ".join(one.block for one in same), "kind": op.kind, "repeat": op.repeat,
-            "ops": op.ops, "weights": op.weight_bytes,
+            "called": row.title, "block": ", ".join(part.block for part in row.parts), "kind": op.kind,
+            "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
             "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
             "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": computed_in(op),
             "time": op.bound_time_s, "share": op.share, "expected": op.expected_time_s,
@@ -149,18 +148,12 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
         }
         for one in found
         for total in [one.phase(phase).total.expected_time_s]
-        for same, op, title in _rows(one.phase(phase))
+        for row in merged(one.phase(phase))
+        for op in [row.whole]
     ]  # fmt: skip
-
-
-def _rows(phase: Phase) -> Iterator[tuple[tuple[OperatorResult, ...], OperatorResult, str]]:
-    """Operators that are alike, as one, and what that is called."""
-    groups = alike(phase.operators)
-    whole = [together(same) for same in groups]
-    return zip(groups, whole, titles(whole), strict=True)
 
 
 def names(found: Sequence[Answer], phase: str) -> dict[str, str]:
     """What the operators of a phase are called, by BLOCK.NAME, largest share of time first."""
-    ranked = sorted(_rows(found[0].phase(phase)), key=lambda one: -one[1].share)
-    return {identity(each): title for same, _, title in ranked for each in same}
+    ranked = sorted(merged(found[0].phase(phase)), key=lambda row: -row.whole.share)
+    return {identity(part): row.title for row in ranked for part in row.parts}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import isinf
 from typing import Final
 
 import numpy as np
@@ -10,17 +12,18 @@ import numpy as np
 from llmviewer.analyzing.costs import By
 from llmviewer.comparing.cells import Cell
 from llmviewer.comparing.choice import Choice, Ranked
-from llmviewer.comparing.limits import Rejected
+from llmviewer.comparing.limits import MEMORY, Rejected
 from llmviewer.expectation.expected import Interval
-from llmviewer.units import counted, seconds
+from llmviewer.units import counted, fold, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item
-from .listing import Item, Reasons, Table, number_item, time_item
+from .listing import Grouped, Item, Table, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
 
 _FIRST: Final = 6  # of the ranking, to see first
+_MOST: Final = 20  # rows of a table in words
 
 
 def _cards(choice: Choice) -> list[Card]:
@@ -148,8 +151,8 @@ def _counted(choice: Choice) -> str:
 
 def tables(choice: Choice) -> list[Table]:
     expected = expectations(choice.comparison, [one.cell for one in choice.ranked])
-    found = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
-    return [table for table in found if table.body]
+    ranked = (_ranked(choice), expected.without_constants("model", "batch", "layout"))
+    return [table for table in (*(replace(one, most=_MOST) for one in ranked), _rejected(choice)) if table.body]
 
 
 def _ranked(choice: Choice) -> Table:
@@ -190,13 +193,33 @@ def _bound(cell: Cell, phase: str) -> Item:
 
 
 def _rejected(choice: Choice) -> Table:
-    return Reasons(
+    return Grouped(
         title="Devices that do not qualify",
         about="In the allowed precision that comes closest.",
         head=("device", "precision", "why"),
         words=("device", "precision", "why"),
         body=tuple(map(_reason, choice.rejected)),
+        groups=tuple(_groups(choice.rejected)),
     )
+
+
+def _groups(rejected: Sequence[Rejected]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Devices that lack the same, the closest first, and how many times what there is each needs; one has its reason.
+
+    What is no matter of degree, such as an unknown price, comes last.
+    """
+    found: dict[str, list[Rejected]] = {}
+    for one in sorted(rejected, key=lambda one: isinf(one.excess)):
+        limit = "there is" if one.factor == MEMORY else "is allowed"
+        shared = one.reason if isinf(one.excess) else f"{one.factor}, of what {limit}"
+        found.setdefault(shared, []).append(one)
+    for shared, those in found.items():
+        names = [one.cell.hardware.name for one in those]
+        if len(those) == 1:
+            yield names[0], (those[0].reason,)
+        else:
+            folds = ("" if isinf(one.excess) else f" {fold(one.excess)}" for one in those)
+            yield shared, tuple(map("".join, zip(names, folds, strict=True)))
 
 
 def _reason(one: Rejected) -> tuple[Item, ...]:

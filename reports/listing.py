@@ -7,7 +7,7 @@ import io
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, Final
 
@@ -53,33 +53,41 @@ def digits(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """`words` are the columns of words, to the left; the others are of numbers. `about` explains what a head cannot."""
+    """`words` are the columns of words, to the left; the others are of numbers. `about` explains what a head cannot.
+
+    most  rows that a text has; None for all
+    """
 
     title: str
     about: str
     head: tuple[str, ...]
     words: tuple[str, ...]
     body: tuple[tuple[Item, ...], ...]
+    most: int | None = None
 
     def without_constants(self, *names: str) -> Table:
         """The table without those of the columns `names` that say the same in every row, or nothing."""
         kept = [
             i for i, head in enumerate(self.head) if head not in names or len({row[i].text for row in self.body}) > 1
         ]
-        return Table(
-            title=self.title,
-            about=self.about,
-            head=tuple(self.head[i] for i in kept),
-            words=self.words,
-            body=tuple(tuple(row[i] for i in kept) for row in self.body),
-        )
+        head, body = (tuple(self.head[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in self.body))
+        return replace(self, head=head, body=body)
 
     def text(self, width: int = WIDTH) -> str:
         """Aligned, with words that wrap at `width`; the columns themselves take the room that they need."""
         left = [i for i, head in enumerate(self.head) if head in self.words]
-        lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
-        about = filled(self.about, width) + "\n" if self.about else ""
-        return f"{filled(self.title, width)}\n{columns(lines, left=left, gap=' ')}{about}"
+        return f"{filled(self.title, width)}\n{columns(self.lines(), left=left, gap=' ')}{self.below(width)}"
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """The head and the rows that a text has."""
+        return [self.head, *(tuple(item.text for item in row) for row in self.body[: self.most])]
+
+    def below(self, width: int) -> str:
+        """What a text says under its rows."""
+        more = len(self.body[self.most :]) if self.most is not None else 0
+        rest = f"{more:,} more: -o FILE.html, .md, .csv or .json has all." if more else ""
+        said = " ".join(filter(None, (self.about, rest)))
+        return f"{filled(said, width)}\n" if said else ""
 
     def markdown(self) -> str:
         marks = ["---" if head in self.words else "---:" for head in self.head]
@@ -94,13 +102,24 @@ class Reasons(Table):
     """Of words alone, the last of which are long and go on in the next line of a text."""
 
     def text(self, width: int = WIDTH) -> str:
-        lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
+        lines = self.lines()
         before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
         indent = max(map(len, before)) + 1
         found = [filled(self.title, width)]
         for start, line in zip(before, lines, strict=True):
             found.append(filled(line[-1], max(width, indent + _LEAST), first=start.ljust(indent), others=" " * indent))
-        return "\n".join((*found, filled(self.about, width), ""))
+        return "\n".join((*found, self.below(width)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(Table):
+    """Of which a text has only the names of what has the same reason: `groups` of a reason and of them."""
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def text(self, width: int = WIDTH) -> str:
+        lines = (filled(f"{reason}: {', '.join(names)}", width, others="  ") for reason, names in self.groups)
+        return "\n".join((filled(self.title, width), *lines, self.below(width)))
 
 
 def filled(text: str, width: int = WIDTH, *, first: str = "", others: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
-from .listing import WIDTH, Item, Reasons, Table, digits, number_item, time_item
+from .listing import Item, Reasons, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .recommendations import Folded
 from .report import Command, Report
@@ -37,18 +37,6 @@ _OPTIONS: Final = {
 }  # of the command, where they have other names than in Python
 _TIMED: Final = ("rate", "batch", "time to first token", "time per token")  # what rests on how long steps take
 _MEANS: Final = "Times are means at random arrivals."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nearest(Reasons):
-    """Of which a text has the first few."""
-
-    def text(self, width: int = WIDTH) -> str:
-        more = len(self.body) - _NEAREST
-        if more <= 0:
-            return super().text(width)
-        rest = f"{self.about} {counted(more, 'device')} more: -o FILE.html, .md, .csv or .json has all."
-        return Reasons(**{**vars(self), "body": self.body[:_NEAREST], "about": rest}).text(width)
 
 
 def said(found: ServicePlan) -> str:
@@ -244,7 +232,7 @@ def tables(found: ServicePlan) -> list[Table]:
         found, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", found.front[:_MOST],
         f"The first {_MOST} of {len(found.front)}." if len(found.front) > _MOST else "",
     )  # fmt: skip
-    why = Nearest(
+    why = Reasons(
         title="Devices that do not keep to it",
         about="In the setting that comes closest; nearest first.",
         head=("device", "precision", "layout", "why"),
@@ -256,6 +244,7 @@ def tables(found: ServicePlan) -> list[Table]:
             )
             for one in found.rejected
         ),
+        most=_NEAREST,
     )  # fmt: skip
     unmeasured = _table(
         found,

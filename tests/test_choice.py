@@ -18,6 +18,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.statistics import rank_correlation
 from llmviewer.reports import stories
 from llmviewer.reports.choice import REPORT
+from llmviewer.units import fold
 
 NOVEL = {"users": 1, "prompt": 512, "gen": 4096}
 
@@ -45,7 +46,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, mon
     assert "b100" in announced
     words = " ".join(REPORT.text(novel).split())
     assert f"Left out, as they are announced and nobody can buy them: {', '.join(announced)}. --hardware NAME" in words
-    assert main(["choose", "--model", "gpt2", "--hardware", "b100, l4", "--bound", "--format", "json"]) == 0
+    assert main(["choose", "gpt2", "--hardware", "b100, l4", "--bound", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["hardware"] for row in document["devices"]] == ["b100", "l4"]
     assert document["left_out"] == []
@@ -264,12 +265,12 @@ def test_devices_that_results_could_not_tell_apart_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("text", "time"), [("0.5", 0.5), ("500ms", 0.5), ("500 ms", 0.5), ("2s", 2.0)])
 def test_times_allowed_are_seconds_or_have_a_unit(text, time, capsys):
-    assert main(["choose", "--model", "gpt2", "--hardware", "l4", "--bound", "--ttft", text, "--format", "json"]) == 0
+    assert main(["choose", "gpt2", "--hardware", "l4", "--bound", "--ttft", text, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["inputs"]["ttft_s"] == time
 
 
 def test_a_time_that_is_none_gets_a_line(capsys):
-    assert main(["choose", "--model", "gpt2", "--hardware", "l4", "--tpot", "5min"]) == 2
+    assert main(["choose", "gpt2", "--hardware", "l4", "--tpot", "5min"]) == 2
     must = "must be seconds, such as 0.5, or a time such as '500 ms'; got '5min'"
     assert capsys.readouterr().err == f"llmviewer: Invalid value for '--tpot': {must}\n"
 
@@ -283,12 +284,32 @@ def test_who_asks_is_told_how_far_it_is():
 def test_the_command_prints_one_list_80_wide(capsys):
     some = "rtx-3090,rtx-4090,rtx-5090,l4,l40s,a10,a100-sxm-80gb,h100-sxm,mi300x,t4"
     use = ("--users", "1", "--prompt", "512", "--gen", "4096")
-    code = main(["choose", "--model", "llama-2-13b", *use, "--hardware", some])
+    code = main(["choose", "llama-2-13b", *use, "--hardware", some])
     out = capsys.readouterr()
     assert (code, out.err) == (0, "")
     assert max(map(len, out.out.splitlines())) <= 80
     assert re.search(r"rtx-4090 +W4A16g128 +111 84\.4 ms 8\.96 ms +11\.1<25\.8 +4 C M", out.out)
     assert "The ranking follows memory bandwidth most: rank correlation " in out.out
+
+
+def test_a_text_has_the_first_of_the_ranking_and_names_the_others_by_reason(novel):
+    text, page = REPORT.text(novel), REPORT.markdown(novel)
+    ranked = text.partition("Devices by tokens/s\n")[2].partition("\nTTFT: ")[0].splitlines()[1:]
+    assert [line.split()[0] for line in ranked] == [one.cell.hardware.name for one in novel.ranked[:20]]
+    assert f"{len(novel.ranked) - 20} more: -o FILE.html, .md, .csv or .json has all." in " ".join(text.split())
+    named = " ".join(text.split()).partition("memory, of what there is: ")[2].partition(" In the allowed")[0]
+    assert named.split(", ") == [f"{one.cell.hardware.name} {fold(one.excess)}" for one in novel.rejected]
+    assert all(one.reason in page for one in novel.rejected)
+
+
+def test_what_one_device_alone_lacks_is_told_in_full_and_what_is_unknown_last():
+    devices = ["l4", "t4", "a2", "gaudi-3", "rtx-4090"]
+    found = choose("llama-2-13b", hardware=devices, quants=["published"], budget=2000)
+    assert REPORT.text(found).partition("Devices that do not qualify\n")[2].splitlines()[:3] == [
+        "gaudi-3: budget: 15,625 USD, 7.81x the 2,000 USD allowed",
+        "rtx-4090: memory: 27.1 GB, 1.05x the 25.8 GB there is",
+        "budget: not known for it: l4, t4, a2",
+    ]
 
 
 def test_json_and_csv_have_every_device(capsys, novel):

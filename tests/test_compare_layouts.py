@@ -356,18 +356,18 @@ def test_limits_are_of_all_devices():
 
 
 def test_the_command_says_how_many(capsys):
-    asked = ["choose", "--model", "llama-3.1-70b", "--max-devices", "8", "--bound", "--quant", "published"]
+    asked = ["choose", "llama-3.1-70b", "--max-devices", "8", "--bound", "--quant", "published"]
     assert main(asked) == 0
     out = capsys.readouterr().out
     assert "at most 8 devices of a kind" in " ".join(out.split())
     assert "n: how many." in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "memory: " in out.partition("Devices that do not qualify")[2]
+    assert "memory, of what there is: " in out.partition("Devices that do not qualify")[2]
     assert main([*asked, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["inputs"]["max_devices"] == 8
     assert {row["devices"] for row in document["devices"] if row["rank"]} == {1, 2, 4, 8}
-    assert main(["choose", "--model", "gpt2", "--max-devices", "0"]) == 2
+    assert main(["choose", "gpt2", "--max-devices", "0"]) == 2
     assert capsys.readouterr().err == "llmviewer: --max-devices must be a whole number of at least 1; got 0\n"
 
 

@@ -405,9 +405,7 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
     text, page, table = REPORT.text(found), REPORT.markdown(found), REPORT.csv(found)
     own = text.partition("Devices that do not keep to it")[2]
     assert [name for name in names if f"\n{name} " in own] == names[:10]
-    assert f"nearest first. {len(names) - 10} devices more: -o FILE.html, .md, .csv or .json has all." in " ".join(
-        own.split()
-    )
+    assert f"nearest first. {len(names) - 10} more: -o FILE.html, .md, .csv or .json has all." in " ".join(own.split())
     assert all(f"| {name} |" in page and f",{name}," in table for name in names)
     near = [one.excess for one in found.rejected if one.max_rate > 0]
     assert near == sorted(near)

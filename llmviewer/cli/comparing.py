@@ -94,7 +94,7 @@ def compare(
 
 
 @click.command()
-@click.option("--model", required=True, help="As MODEL of analyze.")
+@click.argument("model")
 @click.option(
     "--users", type=click.IntRange(1), default=1, show_default=True, help="How many send their prompts at once."
 )
@@ -122,7 +122,7 @@ def choose(
     output: Path | None,
     **question: Any,
 ) -> None:
-    """Rank devices for a use, and say what disqualifies the others."""
+    """Rank devices for a use of MODEL, and say what disqualifies the others."""
     shared.check_output(form, output)
     from ..comparing.choice import QUANTS
     from ..comparing.choice import choose as run

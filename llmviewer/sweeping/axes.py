@@ -50,19 +50,31 @@ def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tupl
 
 
 def parse_numbers(given: str, *, where: str, most: int = _MOST) -> list[int]:
-    """Read "8", "1,8,64", "1..64" or "1..64*2", written `where`.
+    """Read "8", "1,8,64", "1..64", "1..64*2" or "0..64+16", written `where`. A range has both its ends.
 
-    Raises InputError where the text is none of these, or there are more than `most`.
+    Raises InputError where the text is none of these, a range steps over its end, or there are more than `most`.
     """
     try:
         ranges = [_values(part.strip()) for part in given.split(",")]
     except ValueError:
         must = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
         raise InputError(f"{where}: {must}; got {given!r}") from None
+    for part, values in zip(given.split(","), ranges, strict=True):
+        _check_end(part.strip(), values[-1], where)
     count = sum(_count(values) for values in ranges)
     if count > most:
         raise InputError(f"{where}: must be at most {most} values; got {count}")
     return [value for values in ranges for value in values]
+
+
+def _check_end(part: str, last: int, where: str) -> None:
+    """Raises InputError where a range does not reach what it is said to end at."""
+    match = _RANGE.fullmatch(part)
+    if match and last != int(match[2]):
+        reached = f"{match[1]}..{last}{match[3]}{match[4]}"
+        raise InputError(
+            f"{where}: {part} must reach its end, and stops at {last}; give {reached}, or {reached},{int(match[2])}"
+        )
 
 
 def _count(values: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""What was published of techniques, beside what is worked out here: the table of docs/techniques.md."""
+"""Published results of techniques and ours: a table of docs/techniques.md."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TABLE_5: Final = f"{_S4}, table 5"
 class Evidence:
     """A published number and ours.
 
-    id           of the claim, as its test in tests/test_ledger.py has it
-    technique    as it is written after --with; several with spaces between them
-    ours         of the analysis
-    words        what is said of ours, as a format
-    theirs       as published, in words
-    least, most  what ours has to be within, if what was published is right
-    measured     how many times as fast it was seen to be on that device, which no bound is below
+    id           claim, as in tests/test_ledger.py
+    technique    value of --with; several are separated by spaces
+    ours         our number, from the analysis
+    words        format of the sentence on our number
+    theirs       the published result, in words
+    least, most  limits of our number if the published one is right
+    measured     speed-up measured on that device; a bound is never below it
     """
 
     id: str
@@ -48,40 +48,40 @@ class Evidence:
 
     @cached_property
     def found(self) -> float:
-        """Ours."""
+        """Our number."""
         return self.ours(analyze(self.model, self.hardware, techniques=self.technique.split(), **self.options))
 
     @property
     def possible(self) -> bool:
-        """Whether ours is within its limits."""
+        """Whether our number is within its limits."""
         return max(self.least, self.measured or -inf) <= self.found <= self.most
 
     @property
     def said(self) -> str:
-        """Ours, in words."""
-        more = f", {self.found / self.measured:.2f} times the gain measured" if self.measured else ""
+        """Our number, in words."""
+        more = f", {self.found / self.measured:.2f} times the measured gain" if self.measured else ""
         return self.words.format(self.found) + more
 
     @property
     def knob(self) -> str:
-        """What was asked, as the command line has it."""
+        """The arguments of `llmviewer analyze`."""
         named = (f"--with {one}" for one in self.technique.split())
         options = (f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())
         return " ".join((self.model, self.hardware, *named, *options))
 
 
-_FASTER: Final = "tokens {:.2f}x as fast"
+_FASTER: Final = "decode {:.2f}x as fast"
 
 
 def _decoding(found: Analysis) -> float:
-    """How many times as fast tokens after the first are."""
+    """Speed-up of the tokens after the first."""
     assert found.effect
     with_it, without = found.effect.result.tpot_s, found.effect.without.tpot_s
     return without / with_it if with_it and without else 1.0
 
 
 def _reading(found: Analysis) -> float:
-    """How many times as fast the first token is."""
+    """Speed-up of the first token."""
     assert found.effect
     return found.effect.without.ttft_s / found.effect.result.ttft_s
 
@@ -102,7 +102,7 @@ def _finding(key: str) -> Callable[[Analysis], float]:
 
 
 def _again(found: Analysis, **changes: Any) -> Analysis:
-    """The same question with other answers to some of it."""
+    """The same analysis with some arguments changed."""
     asked = {name: getattr(found.inputs, name) for name in ("batch", "prompt", "gen", "techniques")}
     return analyze(found.model, found.hardware.name, **(asked | changes))
 
@@ -125,12 +125,12 @@ def _cache_gb(found: Analysis) -> float:
 
 
 def _parameters(found: Analysis) -> float:
-    """Of the network that is left. [billion]"""
+    """Parameters with the technique. [billion]"""
     return Setting.of(found.model, found.hardware, techniques=found.inputs.techniques).graph.parameters / 1e9
 
 
 def _throughput(found: Analysis) -> float:
-    """Tokens per second at the largest batch that fits, over those without techniques."""
+    """Tokens per second at the largest batch that fits, relative to those without techniques."""
     full = (_again(found, techniques=some).memory.max_batch for some in (found.inputs.techniques, ()))
     ours, theirs = (
         _again(found, batch=batch, techniques=some).generation.tokens_per_s
@@ -140,7 +140,7 @@ def _throughput(found: Analysis) -> float:
 
 
 def _with_decoding(found: Analysis) -> float:
-    """How much faster a chunk and a decode step of the batch are in one pass than one after the other."""
+    """Speed-up of a chunk and a decode step of the batch in one pass over two passes."""
     plan = Setting.of(found.model, found.hardware).plan
     chunk = Workload.chunk(batch=1, chunk=found.phases.prefill.q_len, past=0)
     step = Workload.decode(batch=found.inputs.batch, kv_len=found.inputs.prompt)
@@ -148,7 +148,7 @@ def _with_decoding(found: Analysis) -> float:
 
 
 def _teacher(found: Analysis) -> float:
-    """How many times as fast it reads a prompt as the model that it was distilled from."""
+    """Speed-up of a prefill over the model that this one was distilled from."""
     teacher = analyze("bert-base-uncased", found.hardware.name, prompt=found.inputs.prompt)
     return teacher.phases.prefill.total.bound_time_s / found.phases.prefill.total.bound_time_s
 
@@ -156,38 +156,38 @@ def _teacher(found: Analysis) -> float:
 EVIDENCE: Final = (
     Evidence(
         id="Q-S4-12", technique="speculative:draft=llama-68m,gamma=4,tau=2.02", ours=_decoding, words=_FASTER,
-        measured=1.77, most=2.02, theirs="2.02 tokens a pass, 1.77x", source=_TABLE_5,
+        measured=1.77, most=2.02, theirs="2.02 tokens per pass, 1.77x", source=_TABLE_5,
     ),
     Evidence(
         id="Q-S4-12", technique="lookahead:tau=2.14", ours=_decoding, words=_FASTER, measured=1.30, most=2.14,
-        theirs="2.14 tokens a pass, 1.30x", source=_TABLE_5,
+        theirs="2.14 tokens per pass, 1.30x", source=_TABLE_5,
     ),
     Evidence(
         id="Q-S4-12", technique="self-speculative:layers=0.3,gamma=1,tau=1.74", ours=_decoding, words=_FASTER,
-        measured=1.23, most=1.74, theirs="1.74 tokens a pass, 1.23x", source=_TABLE_5,
+        measured=1.23, most=1.74, theirs="1.74 tokens per pass, 1.23x", source=_TABLE_5,
     ),
     Evidence(
         id="Q-S4-12", technique="retrieval:tau=2.31", ours=_decoding, words=_FASTER, measured=2.27, most=2.31,
-        theirs="2.31 tokens a pass, 2.27x", source=_TABLE_5, model="llama-30b",
+        theirs="2.31 tokens per pass, 2.27x", source=_TABLE_5, model="llama-30b",
     ),
     Evidence(
         id="Q-S4-12", technique="medusa:tau=2.52", ours=_decoding, words=_FASTER, measured=2.04, most=2.52,
-        theirs="2.52 tokens a pass, 2.04x", source=_TABLE_5, model="llama-13b",
+        theirs="2.52 tokens per pass, 2.04x", source=_TABLE_5, model="llama-13b",
     ),
     Evidence(
         id="Q-S4-12", technique="eagle:tau=3.47", ours=_decoding, words=_FASTER, measured=2.77, most=3.47,
-        theirs="3.47 tokens a pass, 2.77x", source=_TABLE_5, model="llama-13b",
+        theirs="3.47 tokens per pass, 2.77x", source=_TABLE_5, model="llama-13b",
     ),
     Evidence(
         id="Q-S2-07", technique="retrieval:length=4,tau=1", ours=_finding("verification_over_step"),
-        words="a verification takes {:.3f} times as long as a step", least=1, most=1.05,
+        words="a verification takes {:.3f} times as long as a decode step", least=1, most=1.05,
         theirs="negligible additional latency", source=f"{_S2}, section 5", model="llama-2-7b",
         options={"batch": 32, "prompt": 1023},
     ),
     Evidence(
         id="Q-S3-11", technique="speculative:draft=llama-68m,gamma=5,alpha=0.8", ours=_better_draft,
-        words="{:.2f}x what acceptance 0.6 gives", least=1.10, most=1.65, theirs="10 to 45 % by distilling the draft",
-        source=f"{_S3}, section 4.2.1",
+        words="{:.2f}x the decode rate at acceptance rate 0.6", least=1.10, most=1.65,
+        theirs="10 to 45 % by distilling the draft", source=f"{_S3}, section 4.2.1",
     ),
     Evidence(
         id="Q-S3-07", technique="contextual-sparsity:active=0.2,heads=0.5", ours=_decoding, words=_FASTER,
@@ -199,17 +199,17 @@ EVIDENCE: Final = (
         theirs="up to 2x", source=f"{_S3}, section 4.1.1",
     ),
     Evidence(
-        id="Q-S3-12, Q-S4-06", technique="skeleton", ours=_whole, words="an answer {:.2f}x as fast", least=2.39,
+        id="Q-S3-12, Q-S4-06", technique="skeleton", ours=_whole, words="answer {:.2f}x as fast", least=2.39,
         most=8, theirs="up to 2.39x, about 2x", source=f"{_S4}, section 4.2; {_S3}, section 4.2.2",
         options={"gen": 512},
     ),
     Evidence(
-        id="Q-S3-12", technique="skeleton medusa", ours=_whole, words="an answer {:.2f}x as fast", least=4,
+        id="Q-S3-12", technique="skeleton medusa", ours=_whole, words="answer {:.2f}x as fast", least=4,
         theirs="4x for APAR with Medusa", source=f"{_S3}, section 4.2.2", options={"gen": 512},
     ),
     Evidence(
-        id="Q-S0-05", technique="paged:block=16", ours=_finding("cache_waste"), words="{:.1%} of the memory not used",
-        most=0.01, theirs="use of memory close to 100 %", source=_S0, model="llama-2-7b", options={"prompt": 2000},
+        id="Q-S0-05", technique="paged:block=16", ours=_finding("cache_waste"), words="{:.1%} of the memory unused",
+        most=0.01, theirs="close to 100 % of the memory used", source=_S0, model="llama-2-7b", options={"prompt": 2000},
     ),
     Evidence(
         id="Q-S2-01", technique="quantized:scheme=fp8-kv", ours=_throughput,
@@ -217,7 +217,7 @@ EVIDENCE: Final = (
         theirs="1.49x the throughput", source=f"{_S2}, section 2.4", model="llama-2-7b", options={"gen": 512},
     ),
     Evidence(
-        id="Q-S2-06", technique="chunked-prefill", ours=_cache_gb, words="cache {:.1f} GB beside 13.5 GB of weights",
+        id="Q-S2-06", technique="chunked-prefill", ours=_cache_gb, words="cache {:.1f} GB, weights 13.5 GB",
         most=85.9 - 13.5, theirs="a million tokens on one A100 80 GB", source=f"{_S2}, section 2.1",
         options={"quant": "KV2", "prompt": 999_999, "gen": 1},
     ),
@@ -238,30 +238,31 @@ EVIDENCE: Final = (
         options={"batch": 16, "prompt": 1024, "gen": 1024},
     ),
     Evidence(
-        id="Q-S4-16", technique="quantized:scheme=awq", ours=_reading, words="the first token {:.2f}x as fast",
+        id="Q-S4-16", technique="quantized:scheme=awq", ours=_reading, words="first token {:.2f}x as fast",
         least=0.75, most=1, theirs="0.77x to 0.95x", source=_TABLE_4, model="llama-2-7b",
         options={"batch": 8, "prompt": 1024},
     ),
     Evidence(
-        id="Q-S3-04", technique="quantized:scheme=llm.int8", ours=_weights_part, words="{:.3f} of the weights' bytes",
+        id="Q-S3-04", technique="quantized:scheme=llm.int8", ours=_weights_part, words="weights {:.3f} times the bytes",
         least=0.5, most=0.52, theirs="half the memory", source=f"{_S3}, section 3.1", model="llama-13b",
     ),
     Evidence(
-        id="Q-S4-07", technique="quantized:scheme=qlora", ours=_weights_gb, words="{:.1f} GB with scales and adapters",
+        id="Q-S4-07", technique="quantized:scheme=qlora", ours=_weights_gb,
+        words="weights {:.1f} GB with scales and adapters",
         least=30, most=40, theirs="65 billion parameters in 30 GB", source=f"{_S4}, section 5.2.1", model="llama-65b",
     ),
     Evidence(
-        id="Q-S4-07", technique="quantized:scheme=billm", ours=_weights_part, words="{:.3f} of the weights' bytes",
-        least=1.08 / 16, most=0.12, theirs="1.08 bits a weight", source=f"{_S4}, section 5.2.1",
+        id="Q-S4-07", technique="quantized:scheme=billm", ours=_weights_part, words="weights {:.3f} times the bytes",
+        least=1.08 / 16, most=0.12, theirs="1.08 bits per weight", source=f"{_S4}, section 5.2.1",
     ),
     Evidence(
-        id="Q-S0-09", technique="sparsity", ours=_reading, words="the first token {:.2f}x as fast", least=1, most=2,
+        id="Q-S0-09", technique="sparsity", ours=_reading, words="first token {:.2f}x as fast", least=1, most=2,
         theirs="units for 2:4, twice the peak", source=_S0, model="llama-2-7b", options={"prompt": 2048},
     ),
     Evidence(
         id="Q-S3-06", technique="pruning:sparsity=0.6,format=bitmap", ours=_weights_part,
-        words="{:.3f} of the weights' bytes", least=0.4, most=0.5, theirs="50 to 60 % of the weights zero (SparseGPT)",
-        source=f"{_S3}, section 3.2.1",
+        words="weights {:.3f} times the bytes", least=0.4, most=0.5,
+        theirs="50 to 60 % of the weights zero (SparseGPT)", source=f"{_S3}, section 3.2.1",
     ),
     Evidence(
         id="Q-S3-06", technique="structured-pruning:heads=0.78,ffn=0.79", ours=_parameters,
@@ -277,11 +278,12 @@ EVIDENCE: Final = (
         theirs="71 % faster", source=_S0, model="distilbert-base-uncased", options={"prompt": 128},
     ),
     Evidence(
-        id="Q-S4-11", technique="fusion", ours=_finding("launches_per_layer"), words="{:g} launches of a layer",
-        least=7, most=7, theirs="7 kernels of a block", source=f"{_S4}, section 6.1.1",
+        id="Q-S4-11", technique="fusion", ours=_finding("launches_per_layer"), words="{:g} launches per layer",
+        least=7, most=7, theirs="7 kernels per block", source=f"{_S4}, section 6.1.1",
     ),
     Evidence(
-        id="Q-S4-17", technique="launches", ours=_decoding, words="{:.2f}x the pace of a CUDA graph", most=0.999,
+        id="Q-S4-17", technique="launches", ours=_decoding,
+        words="{:.2f}x the decode rate with a CUDA graph", most=0.999,
         theirs="launches outweigh light operators", source=f"{_S4}, section 6.1.1", model="llama-3.2-1b",
         hardware="h100-sxm",
     ),

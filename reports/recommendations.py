@@ -107,7 +107,7 @@ def _why(found: Advice, own: str, reason: str) -> str:
     """A reason without the names of the technique and of the model, which go without saying."""
     used, _, rest = reason.partition(": ")
     if used in (text.partition(":")[0] for text in found.given):
-        reason = f"beside {used}, as {rest}"
+        reason = f"beside {used}, as {rest.partition('; ')[0]}"
     return re.sub(rf"\b{re.escape(own)}\b", "it", reason).removeprefix(f"{found.base.setting.model.name} has ")
 
 

@@ -1,4 +1,4 @@
-"""Techniques: what there are, one with all that is known of it, and docs/techniques.md."""
+"""Techniques: the list, the card of one, and docs/techniques.md."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SECTION: Final = re.compile(r"^([A-Z][a-z ]+): (.*)$")
 _HEAD: Final = """\
 # Techniques
 
-What people do to make inference faster, one at a time or together:
+Techniques make inference faster or smaller. They apply alone or combined:
 
 ```
 llmviewer analyze llama-2-7b a100-sxm-80gb --with speculative:draft=llama-68m,gamma=4,alpha=0.7 --with sparsity
-llmviewer techniques [NAME]        # what there is; one with its parameters, formula and limits; --format json
+llmviewer techniques [NAME]        # list all, or show the parameters, formula and limits of one; --format json
 llmviewer analyze --scenario mine.yaml
 ```
 
@@ -32,7 +32,7 @@ import llmviewer
 llmviewer.analyze("llama-2-7b", "a100-sxm-80gb", techniques=["speculative:draft=llama-68m,gamma=4,alpha=0.7"])
 ```
 
-A scenario is a YAML file with any option of the command by its name, and what the command line says comes before it:
+A scenario is a YAML file of options by their names. Options on the command line take precedence:
 
 ```yaml
 model: llama-2-7b
@@ -43,47 +43,50 @@ with:
   - speculative: {draft: llama-68m, gamma: 4, alpha: 0.7}
 ```
 
-The report says what each pass of the generation takes, the tokens that a pass of the model leaves, and what time, OPs,
-bytes and memory are with the techniques and without; `effect` of the JSON has the numbers. The order in which
-techniques are given changes nothing. All times are lower bounds: what a technique needs besides, such as looking up
-tables of pages, choosing what to evict or drawing samples, is left out unless its text counts it.
+The report shows each pass of the generation, the tokens per pass, and time, OPs, bytes and memory with and without the
+techniques (`effect` in the JSON). The order in which techniques are given does not matter. Times are lower bounds:
+overheads such as looking up block tables, choosing what to evict or drawing samples are left out unless the description
+counts them.
 
-Sources say where a formula or a number can be found. The tokens of a pass are those of arXiv:2404.14294, table 5, as
-read, and of arXiv:2412.19437, as quoted; numbers of sections and other defaults are recalled from the papers named.
+"Source" names where a formula or number can be found. Default tokens per pass are from arXiv:2404.14294, table 5 (read
+in the paper), and arXiv:2412.19437 (from a quotation). Section numbers and other defaults, also those marked
+"recalled", are from memory of the papers and were not checked against them.
 
-This page is made by `llmviewer techniques -o docs/techniques.md` from the descriptions in `llmviewer/techniques/`.
+`llmviewer techniques -o docs/techniques.md` generates this page from the descriptions in `llmviewer/techniques/`.
 """
 
 _BESIDE: Final = """
-## Beside what was published
+## Comparison with published results
 
-Each row is a claim of a survey, by its id in `tests/test_ledger.py`, which holds ours within what the claim leaves
-possible. Ours are bounds: what was measured is slower, and where it was on the same device, the table says by how much.
+Each row is a claim of a survey, with its id in `tests/test_ledger.py`, which checks that our number is consistent with
+the claim. Our numbers are bounds, so measured gains are lower. If a gain was measured on the same device, the table
+gives the ratio of ours to it.
 """
 _MODEL: Final = "llama-2-7b"
-_MODELS: Final = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b"}  # where that has nothing to change
+_MODELS: Final = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b"}  # if _MODEL has nothing to change
 _HARDWARE: Final = "a100-sxm-80gb"
 _ASKED: Final = {"batch": 2, "prompt": 3999, "gen": 128}
-EXAMPLES: Final = {  # parameters that have to be given
+EXAMPLES: Final = {  # required parameters
     "speculative": "draft=llama-68m,alpha=0.7",
     "window": "size=1024",
     "quantized": "scheme=quarot",
     "structured-pruning": "heads=0.5,ffn=0.5",
 }
 _OWN: Final = '''
-## One of your own
+## Adding a technique
 
-A class like those of `llmviewer/techniques/`: its fields are its parameters, and it overrides what it changes of
-`Technique`: the graph (`network`, or `lowered` once it has its formats), the passes (`prefill`, `step`, `schedule`),
-the cache that is held (`kept`). Python takes it from anywhere, by its name or as `Shortlist(words=16_000)`. Commands
-and the dashboard have it where the variable `LLMVIEWER_PLUGINS` names its file, or a module (several as in `PATH`):
+A technique is a class like those in `llmviewer/techniques/`. Its fields are its parameters, and it overrides the
+methods of `Technique` for what it changes: the graph (`network`, or `lowered` once formats are set), the passes
+(`prefill`, `step`, `schedule`), or the cache in memory (`kept`). Python code can define it anywhere and pass its name
+or an instance, such as `Shortlist(words=16_000)`. Commands and the dashboard load it from the files or modules that
+the variable `LLMVIEWER_PLUGINS` lists, separated as in `PATH`:
 
 ```
 LLMVIEWER_PLUGINS=shortlist.py llmviewer analyze llama-3.1-8b h100-sxm --with shortlist:words=16000
 ```
 
-A package that is installed brings its own by an entry point of the group `llmviewer` that names the module.
-Architectures, under `@architecture("model_type")`, come in alike.
+An installed package adds techniques through an entry point of the group `llmviewer` that names the module.
+Architectures, under `@architecture("model_type")`, are added in the same ways.
 
 ```python
 from dataclasses import dataclass, replace
@@ -98,7 +101,7 @@ from llmviewer.techniques import Kind, Technique, Touches, parameter, technique
 @technique("shortlist")
 @dataclass(frozen=True, kw_only=True)
 class Shortlist(Technique):
-    """Shortlist: steps score the most frequent words alone."""
+    """Shortlist: decode steps score only the most frequent words."""
 
     kind = Kind.DECODING
     touches = Touches.ANSWERS
@@ -107,7 +110,7 @@ class Shortlist(Technique):
 
     @property
     def decode_alone(self) -> bool:
-        return True  # a step runs another graph than the prefill
+        return True  # decode steps run another graph than the prefill
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:
         return graph.map(self._shortened) if decode else graph
@@ -127,34 +130,39 @@ llmviewer.analyze("llama-3.2-1b", "l4", techniques=["shortlist:words=16000"]).ef
 _GLANCE: Final = f"""
 ## At a glance
 
-What each lowers (-), raises (+) and leaves alone (·): of the prefill and of a step OPs, bytes of weights, activations
-and cache; weights, cache and live activations that are held; of a whole answer the passes of the model after the
-first token, OPs and bytes. For {_MODEL} (mtp: {_MODELS["mtp"]}, expert-capacity: {_MODELS["expert-capacity"]}) on
-{_HARDWARE}, {_ASKED["batch"]} prompts of {_ASKED["prompt"]} tokens and {_ASKED["gen"]} generated; quantizations beside
-the same formats. The step of what proposes tokens is the verification of several; of chunks the last is shown.
+What each technique lowers (-), raises (+) or leaves unchanged (·), in this order:
+
+- **prefill**, **step**: OPs; bytes of weights, activations and cache. For techniques that draft tokens the step is a
+  verification; for `chunked-prefill` the prefill is the last chunk.
+- **memory**: weights, cache, live activations.
+- **answer**: passes of the model after the first token, OPs, bytes.
+
+The setting is {_MODEL} (mtp: {_MODELS["mtp"]}, expert-capacity: {_MODELS["expert-capacity"]}) on {_HARDWARE} with
+{_ASKED["batch"]} prompts of {_ASKED["prompt"]} tokens and {_ASKED["gen"]} generated. `quantized` is compared with the
+same formats.
 """
 _ELSEWHERE: Final = """
-## What is asked otherwise
+## Other options
 
-Some of what makes inference faster is an option of its own, and goes with every technique:
+These are options of their own and combine with every technique:
 
-| what | how |
+| feature | option |
 |---|---|
 | scores on the chip (FlashAttention) or in memory | `--attention flash`, `--attention eager`; see also `split-kv` |
 | formats of weights, activations and cache; others for some layers | `--quant W4A16g128,layers.0-3=W16A16` |
 | weights and cache in host memory or on storage (FlexGen) | `--offload weights=0.5,kv=0.2@storage` |
-| latent attention of models that have it | `--mla absorbed`, `--mla naive` |
+| latent attention in models that have it | `--mla absorbed`, `--mla naive` |
 | several devices | `--tp`, `--pp`, `--ep`, `--dp`, `--cp`; [parallel.md](parallel.md) |
-| batches of requests that come and go, engines, prefill and decode apart | [serving.md](serving.md) |
+| continuous batching, engines, separate devices for prefill and decode | [serving.md](serving.md) |
 
-Distillation makes another model: `llmviewer compare bert-base-uncased a100-sxm-80gb --also distilbert-base-uncased`
-says what the smaller one takes. A distilled draft is one that is right more often: `alpha` of the forms of speculative
-decoding.
+Distillation yields another model, to be compared with the original:
+`llmviewer compare bert-base-uncased a100-sxm-80gb --also distilbert-base-uncased`. A distilled draft model has a higher
+acceptance rate, `alpha`.
 """
 
 
 def render_list(known: Mapping[str, type[Technique]], width: int) -> str:
-    """A line for each, those of one kind together."""
+    """The list of techniques in `width` columns, one line each, grouped by kind."""
     margin = max(map(len, known)) + 4
     lines: list[str] = []
     kind = None
@@ -164,12 +172,12 @@ def render_list(known: Mapping[str, type[Technique]], width: int) -> str:
             lines += ["", kind.capitalize()] if lines else [kind.capitalize()]
         text = textwrap.fill(_first(technique), width - margin).replace("\n", "\n" + margin * " ")
         lines.append(f"  {name}".ljust(margin) + text)
-    lines += ["", textwrap.fill("`llmviewer techniques NAME`: the parameters, formula and limits of one.", width)]
+    lines += ["", textwrap.fill("`llmviewer techniques NAME` shows the parameters, formula and limits of one.", width)]
     return "\n".join(lines) + "\n"
 
 
 def render_card(technique: type[Technique], width: int) -> str:
-    """One with its parameters, and what is known of it."""
+    """The description of one technique in `width` columns: summary, sections, parameters, names of values."""
     lines = [textwrap.fill(f"{technique.name}: {_first(technique)}", width), ""]
     lines += [
         textwrap.fill(f"{label}: {text}" if label else text, width, subsequent_indent="  ")
@@ -191,7 +199,7 @@ def render_card(technique: type[Technique], width: int) -> str:
 
 
 def render_markdown(known: Mapping[str, type[Technique]]) -> str:
-    """The page of the documentation."""
+    """The page docs/techniques.md."""
     parts, kind = [_HEAD], None
     for name, technique in known.items():
         if technique.kind != kind:
@@ -201,12 +209,12 @@ def render_markdown(known: Mapping[str, type[Technique]]) -> str:
         said = [f"- {label}: {text}" if label else text for label, text in _sections(technique)]
         parts.append("\n" + "\n".join(said) + "\n")
         if told := _parameters(technique):
-            parts.append("\n| parameter | default | what |\n|---|---|---|\n")
+            parts.append("\n| parameter | default | meaning |\n|---|---|---|\n")
             parts += [
                 f"| `{name}` | {_default(default)} | {_plain(parameter)} |\n" for name, default, parameter in told
             ]
         if values := technique.values():
-            parts.append("\n| name | what |\n|---|---|\n")
+            parts.append("\n| name | meaning |\n|---|---|\n")
             parts += [f"| `{name}` | {meaning} |\n" for name, meaning in values.items()]
     without_files = {name: technique for name, technique in known.items() if name != "lengths"}
     return "".join((*parts, *_changes(without_files), _ELSEWHERE, _OWN, *_evidence()))
@@ -214,7 +222,7 @@ def render_markdown(known: Mapping[str, type[Technique]]) -> str:
 
 def _changes(known: Mapping[str, type[Technique]]) -> Iterator[str]:
     yield _GLANCE
-    yield "\n| technique | prefill | step | held | answer |\n|---|---|---|---|---|\n"
+    yield "\n| technique | prefill | step | memory | answer |\n|---|---|---|---|---|\n"
     for name in known:
         text = f"{name}:{EXAMPLES[name]}" if name in EXAMPLES else name
         setting = Setting.of(_MODELS.get(name, _MODEL), _HARDWARE, techniques=[text])
@@ -228,13 +236,13 @@ def _aligned(signs: str) -> str:
 
 def _evidence() -> Iterator[str]:
     yield _BESIDE
-    yield "\n| claim | asked | ours | published | source |\n|---|---|---|---|---|\n"
+    yield "\n| claim | setting | ours | published | source |\n|---|---|---|---|---|\n"
     for one in EVIDENCE:
         yield f"| {one.id} | `{one.knob}` | {one.said} | {one.theirs} | {one.source} |\n"
 
 
 def describe(technique: type[Technique]) -> dict[str, Any]:
-    """One of them for programs."""
+    """The description of one technique as JSON types."""
     return {
         "name": technique.name,
         "kind": technique.kind,
@@ -260,7 +268,7 @@ def _first(technique: type[Technique]) -> str:
 
 
 def _sections(technique: type[Technique]) -> list[tuple[str, str]]:
-    """(label, text) of what follows the first line; lines without a label of their own go on from the one before."""
+    """(label, text) of each section after the summary; a line without a label continues the section before it."""
     found: list[tuple[str, str]] = []
     for line in technique.text().split("\n")[1:]:
         match = _SECTION.match(line)
@@ -277,9 +285,7 @@ def _parameters(technique: type[Technique]) -> list[tuple[str, Any, About]]:
 
 
 def _parameter(default: Any, parameter: About) -> str:
-    given = (
-        "must be given" if default is MISSING else "" if default in (None, "") else f"{_default(default)} if not given"
-    )
+    given = "required" if default is MISSING else "" if default in (None, "") else f"default {_default(default)}"
     return f"{_plain(parameter)}{f'; {given}' if given else ''}"
 
 

@@ -153,11 +153,11 @@ def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
     assert main([*ASKED, "--with", "eagle"]) == 0
     text = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
     assert (
-        "Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): window (size: tokens that a query "
-        "sees); lengths (file: a text file with a length on each line); structured-pruning (heads, ffn, layers or "
-        "hidden). Not possible here: lookahead, medusa, mtp, retrieval, self-speculative, draft llama-3.2-1b (beside "
-        "eagle, as it proposes tokens too, and a pass verifies those of one of them); no-cache (eagle is about a cache "
-        "or passes that go on from one); expert-capacity (no experts that tokens are gathered for). Expected: of "
+        "Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): window (size: last tokens that a "
+        "query sees); lengths (file: text file with one length per line); structured-pruning (heads, ffn, layers or "
+        "hidden below 1). Not possible here: lookahead, medusa, mtp, retrieval, self-speculative, draft llama-3.2-1b "
+        "(beside eagle, as it also drafts tokens); no-cache (eagle needs a cache); expert-capacity (no routed "
+        "experts). Expected: of "
     ) in text
 
 

@@ -145,7 +145,7 @@ def test_on_the_command_line(capsys):
             ["--with", "quantized:scheme=quarot", "--over", "quant=fp8"],
             "quantized: is W4A4KV4, and the axis quant says the precision too; give one of them",
         ),
-        (["--with", "window:size=64", "--with", "window:size=32"], "window is asked for twice; "),
+        (["--with", "window:size=64", "--with", "window:size=32"], "window is given twice; "),
         (["--with", "magic"], "no technique 'magic': "),
     ],
 )

@@ -179,9 +179,7 @@ def test_what_it_cannot_be(section, changes, message):
 
 
 def test_answers_that_share_a_prompt_hold_its_pictures_each():
-    with pytest.raises(
-        InputError, match=f"^best-of: what the encoder of {NAME} has read is held for each answer; give"
-    ):
+    with pytest.raises(InputError, match=f"^best-of: the encoder output of {NAME} is held per answer; give"):
         analyze(NAME, "h200-sxm", prompt=100, gen=4, images=1, techniques=["best-of"])
     one = analyze(NAME, "h200-sxm", prompt=100, gen=4, images=1)
     four = analyze(NAME, "h200-sxm", prompt=100, gen=4, images=1, techniques=["best-of:n=4,prompt=copied"])
@@ -193,7 +191,7 @@ def test_answers_that_share_a_prompt_hold_its_pictures_each():
 def test_layers_that_see_a_part_of_a_pass_are_not_given_some_tokens_alone(name, technique):
     with pytest.raises(InputError) as caught:
         analyze(name, "h200-sxm", prompt=100, gen=4, techniques=[technique])
-    assert str(caught.value) == f"{technique}: layers of {name} see a part of a pass as it is"
+    assert str(caught.value) == f"{technique}: layers of {name} already process only a part of the tokens"
 
 
 def test_a_report_of_text_says_that_pictures_can_be_asked_for():

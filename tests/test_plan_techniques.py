@@ -126,7 +126,7 @@ def test_a_pipeline_is_left_out_where_passes_are_arranged():
 @pytest.mark.parametrize(("text", "said"), [
     ("beam", r"^beam arranges the passes of one answer"),
     ("speculative:draft=qwen2.5-0.5b", r"^speculative: give alpha"),
-    ("mtp", r"^mtp: qwen2.5-7b has no layers that predict further tokens"),
+    ("mtp", r"^mtp: qwen2.5-7b has no known multi-token prediction layers"),
     ("quantized:scheme=smoothquant", r"^quantized: is .*, and plan tries precisions; give --quant"),
 ])  # fmt: skip
 def test_what_cannot_be_planned_with_is_said(text, said):

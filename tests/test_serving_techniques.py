@@ -370,11 +370,11 @@ def test_ranks_that_wait_for_each_other_draft_too():
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("prefix-cache:hit=0.5,tokens=10", r"^prefix-cache: give one of hit \(a part of each prompt\) and tokens"),
+    ("prefix-cache:hit=0.5,tokens=10", r"^prefix-cache: give hit \(a fraction of each prompt\) or tokens"),
     ("chunked-prefill", r"^chunked-prefill arranges the passes of one answer, which a scheduler of many does not do"),
     ("beam", r"^beam arranges the passes of one answer"),
-    ("mtp", r"^mtp: llama-3.1-8b has no layers that predict further tokens"),
-    ("speculative:draft=llama-68m", r"^speculative: give alpha \(a probability for each token\) or tau"),
+    ("mtp", r"^mtp: llama-3.1-8b has no known multi-token prediction layers"),
+    ("speculative:draft=llama-68m", r"^speculative: give alpha \(acceptance rate\) or tau"),
 ])  # fmt: skip
 def test_what_cannot_be_served_is_said(text, said):
     with pytest.raises(InputError, match=said):

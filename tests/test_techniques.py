@@ -135,8 +135,8 @@ def test_a_technique_reads_as_it_is_written():
     ("text", "error"),
     [
         ("sparsty", "no technique 'sparsty': did you mean sparsity? (`llmviewer techniques` lists all)"),
-        ("speculative", ("speculative: draft must be given: the model that drafts: anything that `llmviewer analyze` "
-         "takes")),
+        ("speculative", ("speculative: draft must be given: draft model: any MODEL that `llmviewer analyze` "
+         "accepts")),
         ("sparsity:k=2", "sparsity: no parameter 'k'; there is m, n"),
         ("no-cache:k=2", "no-cache: no parameter 'k'; it has no parameters"),
         ("", ("a technique must be NAME or NAME:key=value,key=value, such as "
@@ -166,47 +166,49 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
 @pytest.mark.parametrize(
     ("asked", "options", "error"),
     [
-        (("speculative:draft=llama-68m",), {}, ("speculative: give alpha (a probability for each token) or tau (tokens "
-         "of each pass)")),
-        (("speculative:draft=llama-68m,alpha=.5,tau=2",), {}, ("speculative: give one of alpha (a probability for each "
-         "token) and tau (tokens of each pass)")),
-        (("speculative:draft=llama-68m,tau=6",), {}, ("speculative: a pass that can accept 4 tokens leaves at most 5; "
-         "got 6")),
-        (("speculative:draft=llama-68m,alpha=.5,tree=4xx2",), {}, "speculative: tree must be candidates at each depth"),
+        (("speculative:draft=llama-68m",), {}, ("speculative: give alpha (acceptance rate) or tau (mean tokens "
+         "per pass)")),
+        (("speculative:draft=llama-68m,alpha=.5,tau=2",), {}, ("speculative: give alpha (acceptance rate) or tau (mean "
+         "tokens per pass), not both")),
+        (("speculative:draft=llama-68m,tau=6",), {}, ("speculative: tokens per pass must be at most 5; got 6; give "
+         "alpha, or tau up to 5")),
+        (("speculative:draft=llama-68m,alpha=.5,tree=4xx2",), {}, ("speculative: tree must be candidates after each "
+         "token, by depth, such as 4x2x2; got '4xx2'")),
         (("speculative:draft=flan-t5-base,alpha=.5",), {}, ("speculative: flan-t5-base cannot draft for llama-2-7b: "
          "both must be decoders that generate")),
         ((SPECULATIVE,), {"of": "bert-base-uncased"}, ("speculative: bert-base-uncased does not generate: there are no "
          "passes to arrange")),
-        ((SPECULATIVE, "medusa"), {}, ("medusa: speculative proposes tokens too, and a pass verifies those of one of "
-         "them")),
+        ((SPECULATIVE, "medusa"), {}, "medusa: speculative also drafts tokens; give one of the two"),
         (("medusa:nodes=3",), {}, "medusa: a tree of 3 nodes has no path of 4 tokens; give nodes=4 or more"),
-        (("mtp",), {}, "mtp: llama-2-7b has no layers that predict further tokens, or none that are known"),
-        (("window:size=9", "h2o"), {}, "h2o: window says which keys are seen too"),
+        (("mtp",), {}, "mtp: llama-2-7b has no known multi-token prediction layers"),
+        (("window:size=9", "h2o"), {}, "h2o: window also selects the keys that queries see; give one of the two"),
         (("window:size=9000",), {"of": "mistral-7b-v0.1"}, ("window: no attention of mistral-7b-v0.1 sees more than "
          "9000 tokens")),
         (("sparsity:n=4",), {}, "sparsity: n must be less than m=4; got 4"),
-        (("sparsity", "pruning"), {}, "pruning: sparsity says which weights are zero"),
+        (("sparsity", "pruning"), {}, "pruning: sparsity also sets weights to zero; give one of the two"),
         (("quantized:scheme=awq",), {"quant": "W8"}, ("quantized: is W4A16g128, and --quant W8 says the precision too; "
          "give one of them")),
-        (("no-cache", "best-of"), {}, "no-cache: best-of is about a cache or passes that go on from one"),
-        (("kv-quant",), {"attention": "eager"}, ("kv-quant: the launches of eager attention read a cache of one "
-         "precision; use flash attention")),
-        (("mla", "h2o"), {}, "mla: h2o is about the keys and values that there would be no more"),
-        (("skeleton", "beam"), {}, "skeleton: beam arranges the passes of an answer too"),
-        (("cross-layer-kv",), {"of": "deepseek-v3"}, ("cross-layer-kv: deepseek-v3 has no keys and values that layers "
-         "make for themselves alone")),
+        (("no-cache", "best-of"), {}, "no-cache: best-of needs a cache"),
+        (("kv-quant",), {"attention": "eager"}, ("kv-quant: eager attention cannot read a cache of mixed "
+         "precision; use --attention flash")),
+        (("mla", "h2o"), {}, "mla: h2o changes keys and values that mla removes"),
+        (("skeleton", "beam"), {}, ("skeleton: beam also arranges the passes of an answer; give one of "
+         "the two")),
+        (("cross-layer-kv",), {"of": "deepseek-v3"}, ("cross-layer-kv: deepseek-v3 has no layers whose keys and "
+         "values are only their own")),
         (("chunked-prefill",), {"layout": "pp=2"}, ("chunked-prefill: in a pipeline, how its passes follow each other "
          "is not known here; leave out pp")),
         (("sparsity",), {"accounting": "survey"}, ("sparsity: accounting survey has conventions of its own; use "
          "faithful")),
         (("low-rank:targets=nothing",), {}, ("low-rank: no linear is called 'nothing'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
-        (("low-rank:rank=99999999",), {}, "low-rank: no matrix has a rank above 4096; got 99999999"),
+        (("low-rank:rank=99999999",), {}, ("low-rank: rank must be at most 4096, the largest of any matrix; got "
+         "99999999")),
         (("speculative:draft=llama-68m,,alpha=0.5",), {}, "got '' in 'speculative:draft=llama-68m,,alpha=0.5'"),
         (("lora:targets=q_proj+W_pack",), {}, ("lora: no linear is called 'W_pack'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
-        (("lora:merged=true,adapters=2",), {}, "lora: one adapter can be merged; got adapters=2"),
-        (("structured-pruning",), {}, "structured-pruning: give heads, ffn, layers or hidden"),
+        (("lora:merged=true,adapters=2",), {}, "lora: only one adapter can be merged; got adapters=2; drop merged"),
+        (("structured-pruning",), {}, "structured-pruning: give heads, ffn, layers or hidden below 1"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_with_the_reason(asked, options, error):
@@ -224,23 +226,24 @@ def test_a_technique_of_ones_own_may_be_defined_again_and_has_to_say_what_it_is(
         registered("own")(of(**whole))
     with pytest.raises(RuntimeError, match=r"^'own' is registered twice: notebook.Own and llmviewer.techniques"):
         registered("own")(Technique)
-    with pytest.raises(RuntimeError, match=r"^notebook\.Own must say its kind and its touches$"):
+    with pytest.raises(RuntimeError, match=r"^notebook\.Own must set kind and touches$"):
         registered("other")(of())
     with pytest.raises(InputError, match=r"^notebook\.Own has no name; put @technique\('NAME'\) above its class$"):
         parse_techniques([of(**whole)()])
 
 
 def test_a_technique_stands_once_and_in_a_list():
-    with pytest.raises(InputError, match=r"^sparsity is asked for twice; give it once, with all its parameters$"):
+    with pytest.raises(InputError, match=r"^sparsity is given twice; give it once, with all its parameters$"):
         parse_techniques(["sparsity", "sparsity:n=1"])
-    with pytest.raises(InputError, match=r"^techniques must be a list of them; got 'sparsity'$"):
+    with pytest.raises(InputError, match=r"^techniques must be a list, such as \['sparsity'\]; got 'sparsity'$"):
         parse_techniques("sparsity")
 
 
 def test_every_technique_says_what_it_changes_and_what_it_cannot():
     for name, kind in techniques().items():
         described = report.describe(kind)
-        assert described["about"].keys() >= {"changes", "formula", "source", "helps", "cannot"}, name
+        assert described["about"].keys() >= {"effect", "formula", "source", "use when"}, name
+        assert described["about"].keys() & {"limits", "not modeled"}, name
         assert described["summary"], name
         assert all(parameter["about"] for parameter in described["parameters"]), name
 
@@ -481,7 +484,7 @@ def test_verification_is_free_from_the_batch_that_is_told(dp, first, last):
     """One sequence reads more experts to verify five tokens; many read all of them anyway."""
     asked = {"techniques": ["retrieval:length=4"], "layout": f"tp=2 dp={dp}"}
     found = analyze("mixtral-8x7b", "h100-sxm", batch=dp, **asked).effect
-    words = f"from {first} to {last} sequences at a time at this context"
+    words = f"from batch {first} to {last} at this context"
     assert found.said[1] == f"verification is free (within 10% of a decode step) {words}"
     assert (found.findings["free_from_batch"], found.findings["free_up_to_batch"]) == (first, last)
     for batch, free in ((first - 1, False), (first, True), (last, True), (last + 1, False)):
@@ -915,7 +918,10 @@ def test_prompts_of_all_lengths_packed_and_padded():
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("12\nmany\n", "2: must be a length from 1; got 'many'"), ("\n", " must have from 1 to 1000 different lengths")],
+    [
+        ("12\nmany\n", "2: must be a whole number from 1 to 999999999; got 'many'"),
+        ("\n", " must have from 1 to 1000 different lengths"),
+    ],
 )
 def test_a_file_of_lengths_that_is_wrong_is_told_by_its_line(tmp_path, text, error):
     path = tmp_path / "lengths.txt"
@@ -973,7 +979,7 @@ def test_fewer_groups_are_a_model_with_fewer(tmp_path):
 
 def test_a_part_of_the_width_is_a_narrower_model(tmp_path):
     same(setting("structured-pruning:hidden=0.5"), setting(of=made(tmp_path, hidden_size=2048)))
-    assert "how permute of mixtral-8x7b gets narrower is not known here" in refused(
+    assert "hidden cannot narrow permute of mixtral-8x7b; drop hidden" in refused(
         "structured-pruning:hidden=0.5", of="mixtral-8x7b"
     )
 
@@ -1034,7 +1040,7 @@ def test_a_scheme_that_is_more_than_formats_is_those_techniques():
     same(setting("quantized:scheme=kivi"), setting("kv-quant:bits=2,group=32,residual=128"))
     same(setting("quantized:scheme=kivi", quant="W4A16g128"), setting("kv-quant", quant="W4A16g128"))
     same(setting("quantized:scheme=zeroquant-v2"), setting("lora:rank=8", quant="W4A16g128"))
-    assert refused("quantized:scheme=kivi", "kv-quant") == "quantized: kivi has kv-quant already"
+    assert refused("quantized:scheme=kivi", "kv-quant") == "quantized: kivi includes kv-quant; drop kv-quant"
 
 
 def test_rotations_around_each_linear():

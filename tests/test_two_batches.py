@@ -136,7 +136,7 @@ def test_a_layout_in_one_text_says_it():
 
 def test_it_is_no_technique(capsys):
     assert main(["analyze", "deepseek-v3", "h100-sxm", "--dp", "8", "--ep", "8", "--with", "two-batch-overlap"]) == 2
-    said = "no technique 'two-batch-overlap': it is a way of a layout; give it as --two-batch-overlap, or in --layout"
+    said = "no technique 'two-batch-overlap': it is part of the layout; give it as --two-batch-overlap, or in --layout"
     assert capsys.readouterr() == ("", f"llmviewer: {said}\n")
 
 

@@ -790,7 +790,7 @@ def test_techniques_are_chosen_and_edited(app):
     assert f'"{seconds(expected.generation.tpot_s)}"' in answer
     assert f"{expected.effect.speed_up:.3g}x as fast" in answer
     browser.set("techniques-chosen", ["speculative", "mtp"])  # which this model has not
-    assert browser.props["error-techniques"]["children"].startswith("mtp: llama-3.1-8b has no layers that predict")
+    assert browser.props["error-techniques"]["children"].startswith("mtp: llama-3.1-8b has no known multi-token")
     assert browser.props["techniques"]["value"].endswith("gamma=2,alpha=0.7; mtp")
     assert browser.props["techniques-chosen"]["value"] == ["speculative", "mtp"]
     assert "mtp" not in browser.props["link"]["data"]
@@ -811,7 +811,7 @@ def test_steps_are_links_to_the_page_on_which_they_are_taken(app):
     browser.props["more-changes"] = {"n_clicks": 1}
     whole = json.dumps(json.loads(browser.call("changes.children", "more-changes.n_clicks")))
     assert '"href": "?model=llama-3-70b&techniques=medusa"' in whole
-    assert "mtp: llama-3-70b has no layers that predict further tokens" in whole
+    assert "mtp: llama-3-70b has no known multi-token prediction layers" in whole
     for link in re.findall(r'"href": "([^"]*)"', whole):
         state_, notices = State.of_link(link)
         assert not notices

@@ -1,7 +1,7 @@
-"""Techniques by name, one file each or a close family: what people do to make inference faster.
+"""Techniques by name, such as speculative decoding: one file per technique or close family.
 
-A technique says what it makes of the graph, the passes and the memory; the engine knows of none of them. A module
-registers its own, here or elsewhere (plugins.py); nothing lists them.
+A technique transforms the graph, the passes and the memory; the engine has no case for any of them. Every module of
+this package, and every plugin (plugins.py), registers its own with `technique`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ _T = TypeVar("_T", bound=type[Technique])
 
 
 def technique(name: str) -> Callable[[_T], _T]:
-    """Registers a class under the name that users write; the same class again, as a cell of a notebook that is run once
-    more makes it, takes its own place.
+    """A decorator that registers a subclass of `Technique` under `name`.
+
+    A class of the same module and name is replaced, so that a notebook cell can run again. Raises RuntimeError if
+    another class has the name, or if `kind` or `touches` is not set.
     """
 
     def register(kind: _T) -> _T:
         if name in _KINDS and _path(_KINDS[name]) != _path(kind):
             raise RuntimeError(f"{name!r} is registered twice: {_path(_KINDS[name])} and {_path(kind)}")
-        unsaid = [one for one in ("kind", "touches") if not hasattr(kind, one)]
-        if unsaid:
-            raise RuntimeError(f"{_path(kind)} must say its {' and its '.join(unsaid)}")
+        missing = [one for one in ("kind", "touches") if not hasattr(kind, one)]
+        if missing:
+            raise RuntimeError(f"{_path(kind)} must set {' and '.join(missing)}")
         kind.name = name
         _KINDS[name] = kind
         return kind
@@ -49,7 +51,7 @@ def _path(kind: type[Technique]) -> str:
 
 
 def techniques() -> Mapping[str, type[Technique]]:
-    """All of them by name, those of one kind next to each other."""
+    """All registered techniques by name, sorted by kind and name."""
     for module in _MODULES:
         import_module(f"{__name__}.{module}")
     load_plugins()
@@ -58,9 +60,9 @@ def techniques() -> Mapping[str, type[Technique]]:
 
 
 def parse_technique(text: str | Mapping[str, object]) -> Technique:
-    """Read "NAME" or "NAME:key=value,key=value", or a mapping of a name to a mapping of parameters, as in YAML.
+    """The technique of "NAME", "NAME:key=value,key=value" or {NAME: {key: value}} (YAML).
 
-    Raises InputError, with the nearest names, where the text is none of these.
+    Raises InputError if the syntax, the name or a parameter is wrong; with the nearest names.
     """
     name, given = _parts(text)
     known = techniques()
@@ -69,7 +71,7 @@ def parse_technique(text: str | Mapping[str, object]) -> Technique:
     if name not in known and _is_precision(name):
         raise InputError(f"no technique {name!r}: it is a precision; give it as --quant {name}")
     if name == TWO_BATCHES:
-        raise InputError(f"no technique {name!r}: it is a way of a layout; give it as --{name}, or in --layout")
+        raise InputError(f"no technique {name!r}: it is part of the layout; give it as --{name}, or in --layout")
     if name not in known:
         raise InputError(f"no technique {name!r}: {suggest(name, known)} (`llmviewer techniques` lists all)")
     return known[name](**read(known[name], name, given))
@@ -105,19 +107,19 @@ def _parts(text: str | Mapping[str, object]) -> tuple[str, Mapping[str, object]]
 
 
 def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) -> tuple[Technique, ...]:
-    """Those asked for, each once, in the order in which they change passes.
+    """The techniques in the order in which they apply, whatever the order of `asked`.
 
-    Raises InputError where one does not parse, or stands twice.
+    Raises InputError if one does not parse or is given twice.
     """
     if isinstance(asked, str):
-        raise InputError(f"techniques must be a list of them; got {asked!r}")
+        raise InputError(f"techniques must be a list, such as [{asked!r}]; got {asked!r}")
     found = tuple(one if isinstance(one, Technique) else parse_technique(one) for one in asked)
     names = [one.name for one in found]
     if not all(names):
         raise InputError(f"{_path(type(found[names.index('')]))} has no name; put @technique('NAME') above its class")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise InputError(f"{twice} is asked for twice; give it once, with all its parameters")
+        raise InputError(f"{twice} is given twice; give it once, with all its parameters")
     return tuple(sorted(found, key=lambda one: (one.order, one.name)))
 
 

@@ -1,4 +1,4 @@
-"""What all forms of speculative decoding share: tokens are proposed cheaply, and verified in one pass of the model."""
+"""`Drafting`, the base of speculative decoding: cheap drafts, verified in one pass of the model."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches
 
-FREE: Final = 1.1  # a verification that takes so much longer than a decode step is no longer free
+FREE: Final = 1.1  # verification time over that of a decode step up to which it counts as free
 _BATCHES: Final = np.arange(1, 4097)
-_HALVINGS: Final = 53  # of the probabilities among which one is looked for, down to the last bit
+_HALVINGS: Final = 53  # of an interval of probabilities, to the last bit of a float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting(Technique):
-    """A pass of the model takes several tokens of each sequence, of which some are kept."""
+    """A pass verifies several drafted tokens of each sequence and keeps those accepted."""
 
     kind = Kind.DECODING
     touches = Touches.NOTHING
     scheduled = True
-    order = 9  # what verifies several tokens takes the steps that others have left
-    usual: ClassVar[float | None] = None  # tokens of a pass where nothing is said
+    order = 9  # turns the steps that others have arranged into verifications
+    usual: ClassVar[float | None] = None  # tokens per pass if neither alpha nor tau is given
 
-    alpha: float | None = parameter("probability that a proposed token is accepted", None, least=0, most=1)
-    tau: float | None = parameter("tokens that a pass leaves, as measured; instead of alpha", None, least=1)
+    alpha: float | None = parameter(
+        "acceptance rate: the probability that a drafted token is accepted", None, least=0, most=1
+    )
+    tau: float | None = parameter("measured mean tokens per pass, instead of alpha", None, least=1)
 
     @property
     def proposed(self) -> int:
-        """Tokens that a pass verifies beside the one that it would take anyway."""
+        """Drafted tokens in a pass."""
         return self.depth
 
     @property
     def depth(self) -> int:
-        """Tokens that a pass can accept, its own apart."""
+        """Drafted tokens that a pass can accept at most."""
         raise NotImplementedError
 
     @property
     def tokens(self) -> float:
-        """Those that a pass leaves on average, its own included."""
+        """Mean tokens per pass: those accepted and the one that the pass adds."""
         if self.alpha is None:
             return self.tau or self.usual or 1.0
         return sum(self.reached(self.alpha))
 
     @property
     def leaves(self) -> tuple[float, ...]:
-        """Where `tau` was measured, as with the probability that leaves so many on average."""
+        """As in the base class; for `tau`, with the acceptance rate that has this mean."""
         if self.alpha is not None:
             return self.reached(self.alpha)
         low, high = 0.0, 1.0
@@ -68,8 +70,9 @@ class Drafting(Technique):
         return self.reached(high)
 
     def reached(self, alpha: float) -> tuple[float, ...]:
-        """How likely a pass leaves at least 1, 2, ... tokens, where each that is proposed is accepted with probability
-        `alpha` (arXiv:2211.17192, equation 1: their sum is (1 - alpha^(depth+1)) / (1 - alpha)).
+        """Probabilities that a pass yields at least 1, 2, ... tokens at acceptance rate `alpha`.
+
+        Their sum is (1 - alpha^(depth+1)) / (1 - alpha) (arXiv:2211.17192, equation 1).
         """
         return tuple(accumulate([alpha] * self.depth, mul, initial=1.0))
 
@@ -85,7 +88,7 @@ class Drafting(Technique):
         return replace(s, q_len=new, kv_len=s.kv_len + self.proposed, logits=new)
 
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
-        tokens = np.minimum(self.tokens, schedule.steps)  # a pass is whole where few tokens are wanted
+        tokens = np.minimum(self.tokens, schedule.steps)  # at least one whole pass
 
         drafter = self.drafter(machine)
 
@@ -105,16 +108,17 @@ class Drafting(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.alpha is not None and self.tau is not None:
-            return "give one of alpha (a probability for each token) and tau (tokens of each pass)"
+            return "give alpha (acceptance rate) or tau (mean tokens per pass), not both"
         if self.alpha is None and not (self.tau or self.usual):
-            return "give alpha (a probability for each token) or tau (tokens of each pass)"
+            return "give alpha (acceptance rate) or tau (mean tokens per pass)"
         if self.tokens > self.depth + 1:
-            return f"a pass that can accept {self.depth} tokens leaves at most {self.depth + 1}; got {self.tokens:g}"
+            most = self.depth + 1
+            return f"tokens per pass must be at most {most}; got {self.tokens:g}; give alpha, or tau up to {most}"
         for other in others:
             if other is not self and isinstance(other, Drafting):
-                return f"{other.name} proposes tokens too, and a pass verifies those of one of them"
+                return f"{other.name} also drafts tokens; give one of the two"
         if not vocabulary(machine.model):
-            return f"{machine.model.name} has no prediction head that would verify tokens"
+            return f"{machine.model.name} has no prediction head to verify tokens with"
         return ""
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
@@ -143,9 +147,10 @@ class Drafting(Technique):
 
 
 def _stretch(free: npt.NDArray[np.bool_], copies: int) -> tuple[int | None, int | None]:
-    """The first and last number of sequences, on so many `copies` together, at which a pass is free: None and 0 where
-    there is none, None as the last where all from the first on are. One sequence may read more experts to verify
-    several tokens, and many all of them anyway.
+    """The first and last batch, over `copies` data-parallel replicas, at which verification is free.
+
+    None and 0 if there is none; None as the last if all from the first on are free. The first may exceed 1 because
+    one sequence reads more experts to verify several tokens, and large batches read all of them anyway.
     """
     if not np.any(free):
         return None, 0
@@ -156,14 +161,14 @@ def _stretch(free: npt.NDArray[np.bool_], copies: int) -> tuple[int | None, int 
 
 def _at(first: int | None, last: int | None) -> str:
     if first is None:
-        return "at no number of sequences"
+        return "at no batch"
     if first == 1 and last:
-        return f"up to {last} sequence{'s'[: last > 1]} at a time"
-    return f"from {first} to {last or _BATCHES[-1]} sequences at a time"
+        return f"up to batch {last}"
+    return f"from batch {first} to {last or _BATCHES[-1]}"
 
 
 def _drafts(drafter: Drafter, run: Run) -> Run:
-    """What proposes tokens, before a verification for each step of `run`."""
+    """The passes of the drafter before a verification for each step of `run`."""
     times = np.repeat(run.times, len(drafter.widths), axis=-1) if np.ndim(run.times) else run.times
     passes = drafter.passes(run.workload)
     return Run(
@@ -172,11 +177,11 @@ def _drafts(drafter: Drafter, run: Run) -> Run:
 
 
 def _reads(drafter: Drafter, run: Run) -> Run:
-    """What has to be done once, after the prefill `run`."""
+    """The drafter's own prefill, once after the prefill `run`."""
     read = each(run.workload, lambda s: replace(s, images=0))
     return Run(name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=read, parts=run.parts, main=False)
 
 
 def vocabulary(model: Model) -> int:
-    """Rows of the prediction head; 0 where there is none."""
+    """Rows of the prediction head; 0 if there is none."""
     return next((op.weight.shape[0] for _, op in model.graph if isinstance(op, LMHead)), 0)

@@ -1,4 +1,4 @@
-"""Other masks for the attention of a graph."""
+"""Replacing the attention masks of a graph."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ATTENTION = (QK, Softmax, SV)
 
 
 def causal(graph: Graph) -> Iterator[Causal]:
-    """The causal masks of a graph's attention, windows among them; those that keep keys for later passes."""
+    """The causal masks of a graph's attention, sliding windows included; one per block."""
     for block in graph.blocks:
         if mask := _own(block):
             yield mask
 
 
 def masked(graph: Graph, change: Callable[[Causal], Mask | None]) -> Graph:
-    """The graph whose causal attention has the masks that `change` makes of its own; None leaves one as it is.
+    """The graph with causal masks replaced by what `change` returns for them; None leaves a mask unchanged.
 
-    Attention in which an indexer chooses keys, that to an encoder and that of towers stay as they are.
+    Attention with an indexer, to an encoder or in a tower is unchanged.
     """
 
     def one(block: Block) -> Block:

@@ -1,4 +1,4 @@
-"""Parameters of techniques: fields that say what they mean, in which unit and within which limits."""
+"""Parameters of techniques: dataclass fields with a description, a unit and limits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ABOUT: Final = "about"
-_FEW: Final = 8  # names that can all be told in a line
+_FEW: Final = 8  # names that fit into one line
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a parameter means. `least` and `most` are allowed themselves, but where `open` says that they are not."""
+    """Description and limits of a parameter; `least` and `most` are allowed values unless `open`."""
 
     text: str
     unit: str = ""
@@ -31,7 +31,7 @@ class About:
 
     @property
     def limits(self) -> str:
-        """Such as "from 0 to 1" or "at least 1"; "" where there are none."""
+        """The limits in words, such as "from 0 to 1" or "at least 1"; "" if there are none."""
         if self.choices:
             named = (
                 self.choices if len(self.choices) <= _FEW else (*self.choices[:2], f"... ({len(self.choices)} names)")
@@ -63,20 +63,20 @@ def parameter(
     open: bool = False,  # noqa: A002
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field of a technique. Without a default it has to be given."""
+    """A dataclass field with an `About`; required if it has no default."""
     about = About(text=text, unit=unit, least=least, most=most, open=open, choices=choices)
     metadata = {_ABOUT: about}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
 def about(parameter: Field[Any]) -> About:
-    """What was said of a field."""
+    """The `About` of a field."""
     found: About = parameter.metadata[_ABOUT]
     return found
 
 
 def check(technique: DataclassInstance, name: str) -> None:
-    """Raises InputError where a parameter of the technique `name` is outside of its limits."""
+    """Raises InputError if a parameter of the technique `name` is outside its limits."""
     for f in fields(technique):
         value = getattr(technique, f.name)
         if value is None or about(f).holds(value):
@@ -88,9 +88,9 @@ def check(technique: DataclassInstance, name: str) -> None:
 
 
 def read(kind: type[DataclassInstance], name: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """The arguments of `kind`, whose fields have the names in `given`: texts as a user writes them, or values.
+    """Keyword arguments of `kind` from `given`, whose values are texts or values.
 
-    Raises InputError at a name that is no parameter, one that is missing, and a value that does not parse.
+    Raises InputError for an unknown parameter, a missing one, or a value that does not parse.
     """
     known = {f.name: f for f in fields(kind)}
     for key in given:

@@ -1,4 +1,4 @@
-"""How a generation is made of passes: which plans run, on what, how often."""
+"""Schedules: the passes of a generation, each with its plan, workload and count."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..workload import Spans, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Passes of one plan. Where fields of the workload are arrays, the last axis has an entry for each pass.
+    """Passes of one plan; fields of the workload may be arrays whose last axis has one entry per pass.
 
-    times   how often each of them is run
-    main    whether it is the model that answers, and not one that helps it
+    times   repetitions of each pass
+    main    whether the plan is that of the model itself, not of a draft model or scorer
     parts   micro-batches, each of which is such a pass
     turns   whether a pass waits for the one before it, as decode steps do
-    host_s  what the host needs for its launches, while the device works on those before [s]
+    host_s  host time for the launches of a pass, which overlaps the device's work [s]
     """
 
     name: str
@@ -34,21 +34,21 @@ class Run:
 
     @property
     def passes(self) -> Num:
-        """How many there are."""
+        """Number of passes."""
         return self._sum(1.0)
 
     @property
     def time_s(self) -> Num:
-        """Of all of them, one after the other. [s]"""
+        """Time of all passes in sequence. [s]"""
         values = self.plan.values(self.workload)
         return self._sum(np.maximum(self.plan.in_parts(values, self.parts, turns=self.turns), self.host_s))
 
     def amount(self, name: str) -> Num:
-        """Of all of them, on a device of each stage: ops or bytes, as `name` says."""
+        """OPs or bytes of all passes on one device per stage; `name` is a form of the plan."""
         return self.total(getattr(self.plan, name))
 
     def total(self, form: Form) -> Num:
-        """What `form` amounts to in all of them, on a device of each stage."""
+        """`form` summed over all passes on one device per stage."""
         return self._sum(self.parts * evaluate(form, self.workload))
 
     def _sum(self, each: Num) -> Num:
@@ -62,10 +62,10 @@ class Run:
 class Schedule:
     """The runs of one generation.
 
-    first   those until the first token is there
-    rest    those that make the others
-    answer  tokens that it makes for those who asked, of all sequences together
-    steps   tokens after the first of each sequence
+    first   runs up to the first token
+    rest    runs for the other tokens
+    answer  tokens returned to users, of all sequences together
+    steps   tokens after the first, of each sequence
     """
 
     first: tuple[Run, ...]
@@ -79,7 +79,7 @@ class Schedule:
 
     @property
     def decoding_s(self) -> Num:
-        """All after the first token. [s]"""
+        """Time after the first token. [s]"""
         return time_s(self.rest)
 
     @property
@@ -88,18 +88,18 @@ class Schedule:
 
     @property
     def tpot_s(self) -> Num:
-        """Mean time of a token after the first. [s]"""
+        """Mean time per token after the first. [s]"""
         return self.decoding_s / self.steps
 
     @property
     def tokens_per_step(self) -> Num:
-        """Tokens after the first, of each sequence, over the passes of the model that make them."""
+        """Tokens after the first of each sequence, per pass of the model."""
         return self.steps / sum(run.passes for run in self.rest if run.main)
 
     def map(
         self, *, first: Callable[[Run], Iterable[Run]] | None = None, rest: Callable[[Run], Iterable[Run]] | None = None
     ) -> Schedule:
-        """Each run replaced by those that a function makes of it."""
+        """The schedule with each run replaced by the runs that `first` or `rest` returns for it."""
         return replace(
             self,
             first=tuple(new for run in self.first for new in (first(run) if first else (run,))),
@@ -108,10 +108,10 @@ class Schedule:
 
 
 def time_s(runs: Iterable[Run]) -> Num:
-    """Of all runs together. [s]"""
+    """Time of all runs in sequence. [s]"""
     return sum((run.time_s for run in runs), start=0.0)
 
 
 def each(workload: Workload, change: Callable[[Spans], Spans]) -> Workload:
-    """The workload with every group of sequences changed."""
+    """The workload with `change` applied to every group of sequences."""
     return Workload(tuple(map(change, workload.groups)))

@@ -1,4 +1,4 @@
-"""Sequences of which some share what is before them."""
+"""Sequences that share prefixes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..workload import Spans
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(Spans):
-    """Spans that begin alike, in memory and where they are read.
+    """Spans whose shared prefixes are held and read once.
 
-    common  (tokens, sequences that have them in common), of beginnings each of which goes on from the one before
+    common  (tokens of a prefix, sequences that share it), each prefix an extension of the one before
     """
 
     common: tuple[tuple[Num, Num], ...] = ()
@@ -24,7 +24,7 @@ class Shared(Spans):
         held: Num = 0.0
         before: Num = 0.0
         for prefix, sharing in self.common:
-            left = np.clip(seen - (self.kv_len - prefix), 0, prefix)  # of a beginning, what a window has left
+            left = np.clip(seen - (self.kv_len - prefix), 0, prefix)  # tokens of the prefix within the window
             held, before = (held + left - before) / sharing, left
         return held + seen - before
 
@@ -35,8 +35,9 @@ class Shared(Spans):
 
 
 def shared(s: Spans, *, copies: int, prefix: Num, common: bool, among: Num | None = None) -> Spans:
-    """`copies` of each sequence, whose first `prefix` tokens are there once if they are `common`: once for `among`
-    sequences, which are the copies if not given. What sequences had in common before is so among all copies.
+    """`copies` of each sequence; if `common`, the first `prefix` tokens are held once per `among` sequences.
+
+    `among` defaults to the copies. Prefixes that the sequences share already stay shared among all copies.
     """
     values = {f.name: getattr(s, f.name) for f in fields(Spans)}
     values["batch"] = s.batch * copies

@@ -1,4 +1,4 @@
-"""What a technique may do: the hooks, each of which leaves everything as it was unless a technique overrides it."""
+"""`Technique`: hooks that change nothing unless a technique overrides them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._schedule import Schedule, each
 
 
 class Kind(StrEnum):
-    """Which part of the work it changes most."""
+    """The part of the work that a technique changes most."""
 
     DECODING = "decoding"
     ATTENTION = "attention and cache"
@@ -33,8 +33,11 @@ class Kind(StrEnum):
 
 
 class Touches(StrEnum):
-    """What does not stay as it was. NOTHING: the same weights write the same text. ANSWERS: the same weights write, or
-    are told, something else. MODEL: there have to be weights that were trained, converted or pruned for it.
+    """Whether outputs or weights change.
+
+    NOTHING  the same weights generate the same text
+    ANSWERS  the same weights generate other text, or get another prompt
+    MODEL    needs weights that were trained, converted or pruned for it
     """
 
     NOTHING = "nothing"
@@ -43,7 +46,7 @@ class Touches(StrEnum):
 
 
 class Network(Protocol):
-    """What runs on some devices."""
+    """Graphs and plans of what runs on the devices."""
 
     @property
     def graph(self) -> Graph: ...
@@ -56,7 +59,7 @@ class Network(Protocol):
 
 
 class Machine(Network, Protocol):
-    """What a technique may ask of the setting that it is part of."""
+    """What a technique can read of its setting."""
 
     @property
     def model(self) -> Model: ...
@@ -67,20 +70,20 @@ class Machine(Network, Protocol):
     @property
     def attention(self) -> str: ...
     def helper(self, model: Model, quant: str | None) -> Machine:
-        """Another model on this device, with this attention and layout, in this precision where `quant` is None."""
+        """`model` on the same devices, attention and layout; in the precision of the setting if `quant` is None."""
         ...
 
     def planned(self, graph: Graph) -> Plan:
-        """A graph laid out on the device."""
+        """`graph` laid out on the devices."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafter:
-    """What proposes tokens before each pass of the model that verifies them.
+    """A network that drafts tokens before each verification.
 
-    widths  tokens of each sequence that each of its passes takes, one pass after the other
-    reads   whether it has a cache of its own, for which it reads prompts too
+    widths  tokens of a sequence in each of its consecutive passes
+    reads   whether it has a cache of its own, so that it processes prompts too
     """
 
     name: str
@@ -90,11 +93,11 @@ class Drafter:
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Tokens that its passes have taken before each of them."""
+        """Tokens in the passes before each pass."""
         return tuple(accumulate(self.widths[:-1], initial=0))
 
     def passes(self, workload: Workload) -> Workload:
-        """Those for each decode step of `workload`, on the last axis."""
+        """Its passes for each decode step of `workload`, along the last axis."""
         widths, before = (np.array(each, dtype=np.float64) for each in (self.widths, self.before))
         alike = len(set(self.widths)) == 1
 
@@ -109,9 +112,7 @@ class Drafter:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A number that says where a technique stands, None where there is none, and the words for it, "" where those of
-    another have it.
-    """
+    """A number on a technique in a setting (None: there is none) and its sentence ("": part of another's)."""
 
     key: str
     value: float | None
@@ -120,14 +121,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Technique:
-    """Its fields are its parameters."""
+    """Base class of techniques; fields are parameters."""
 
     name: ClassVar[str] = ""
     kind: ClassVar[Kind]
     touches: ClassVar[Touches]
-    predicts: ClassVar[bool] = False  # runs the layers of `mtp`, if not in every pass
-    scheduled: ClassVar[bool] = False  # `drafter`, `step`, `leaves` and `known` say all that it makes of passes
-    order: ClassVar[int] = 0  # lower ones change graph and passes before higher ones, whichever was asked for first
+    predicts: ClassVar[bool] = False  # runs the multi-token prediction layers, though not in every pass
+    scheduled: ClassVar[bool] = False  # `drafter`, `step`, `leaves`, `known` describe all its changes to passes
+    order: ClassVar[int] = 0  # lower ones apply first
 
     def __post_init__(self) -> None:
         check(self, self.name)
@@ -144,27 +145,27 @@ class Technique:
 
     @property
     def quant(self) -> str:
-        """The precision that it is, as --quant has it; "" where it is none."""
+        """The precision that it sets, as for --quant; "" if none."""
         return ""
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        """The model's graph, before it is laid out on devices and quantized."""
+        """The model's graph with the technique, before layout and quantization."""
         return graph
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
-        """The graph with its formats and fused attention, just before it runs."""
+        """The graph with the technique, after all other lowering (formats, fused attention)."""
         return graph
 
     def prefill(self, workload: Workload) -> Workload:
-        """The pass that reads the prompts; the last of them where there are several."""
+        """The pass that processes the prompts; the last one if there are several."""
         return workload
 
     def step(self, workload: Workload) -> Workload:
-        """A pass that continues them."""
+        """A decode pass."""
         return workload
 
     def kept(self, workload: Workload) -> Workload:
-        """The sequences whose cache is held in the end."""
+        """The sequences whose cache is in memory at the end of the generation."""
         return workload
 
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
@@ -175,46 +176,46 @@ class Technique:
         )
 
     def drafter(self, machine: Machine) -> Drafter | None:  # noqa: ARG002
-        """What runs before each pass that continues the prompts."""
+        """The network that drafts tokens before each decode pass; None if there is none."""
         return None
 
     @property
     def leaves(self) -> tuple[float, ...]:
-        """How likely a pass that continues a sequence leaves at least 1, 2, ... tokens of it."""
+        """Probabilities that a decode pass yields at least 1, 2, ... tokens of a sequence."""
         return (1.0,)
 
     def known(self, prompt: Num) -> Num:  # noqa: ARG002
-        """Tokens of a prompt whose keys and values are there before it is read."""
+        """Tokens of a prompt that are cached before the prefill."""
         return 0.0
 
     def in_common(self, prompt: Num) -> Num:  # noqa: ARG002
-        """Those of them that all prompts have in common, so that they are held once."""
+        """Cached tokens that all prompts share, so that they are held once."""
         return 0.0
 
     def beside(self, machine: Machine) -> tuple[Graph, ...]:  # noqa: ARG002
-        """Networks whose weights and caches are held besides the model's."""
+        """Graphs of further networks whose weights and caches are held in memory."""
         return ()
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        """Why it makes no sense here, beside `others`; "" where it does."""
+        """Why the technique is refused on `machine` or beside `others`; "" if it is not."""
         return ""
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
-        """What is worth knowing of it at the decode `step` shown."""
+        """Numbers on the technique at decode step `step`."""
         return ()
 
     def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
-        """Sentences that a reader of the results should know."""
+        """Notes for the report."""
         return ()
 
     @classmethod
     def values(cls) -> Mapping[str, str]:
-        """What the names stand for that a parameter takes; nothing where they say it themselves."""
+        """Descriptions of the names that a parameter accepts, for names that need one."""
         return {}
 
     @classmethod
     def text(cls) -> str:
-        """Its documentation."""
+        """Its docstring: a summary and labeled sections."""
         return inspect.cleandoc(cls.__doc__ or "")
 
 

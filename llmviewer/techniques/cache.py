@@ -1,4 +1,4 @@
-"""How the cache is kept: in which pages, in how many bits, for which layers."""
+"""How the KV cache is stored: in pages, in fewer bits, for fewer layers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .depth import cut
 
 @dataclass(frozen=True, kw_only=True)
 class Allocated(Technique):
-    """Memory for the cache comes in pieces of `page` tokens of one sequence."""
+    """Memory for the cache is allocated in pages of `page` tokens of one sequence."""
 
     kind = Kind.ATTENTION
     touches = Touches.NOTHING
-    order = -1  # what is more than a part of a page lies beside it
+    order = -1  # before techniques that add bytes to what pages hold
 
     @property
     def page(self) -> int:
-        """[tokens]"""
+        """Tokens per page."""
         raise NotImplementedError
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
@@ -53,7 +53,7 @@ class Allocated(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Allocated)), None)
-        return f"{other.name} says how memory is given out too" if other else ""
+        return f"{other.name} also allocates the cache; give one of the two" if other else ""
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         used, given = step.kv_tokens(np.inf), step.kv_pages(self.page, np.inf)
@@ -62,7 +62,7 @@ class Allocated(Technique):
             Finding(
                 key="cache_waste",
                 value=waste,
-                text=f"{waste:.1%} of the memory given to a cache of full attention is not used at this context",
+                text=f"{waste:.1%} of the memory allocated to a cache of full attention is unused at this context",
             ),
         )
 
@@ -70,16 +70,17 @@ class Allocated(Technique):
 @technique("paged")
 @dataclass(frozen=True, kw_only=True)
 class Paged(Allocated):
-    """PagedAttention: memory for the cache is given out in blocks of a few tokens; block=1 is token by token.
+    """PagedAttention: memory for the cache is allocated in blocks of a few tokens; block=1 is token by token.
 
-    Changes: the memory that the cache takes: the last block of a sequence is not full.
+    Effect: the cache takes more memory than its tokens need, as the last block of a sequence is not full.
     Formula: cache of a sequence = ceil(tokens / block) blocks; (block - 1) / 2 tokens are wasted on average.
     Source: arXiv:2309.06180, section 4.
-    Helps: against reservations of the greatest length: more sequences fit.
-    Cannot: make a step faster. Looking up tables of blocks is not counted.
+    Use when: the alternative is to reserve memory for the longest sequence: more sequences fit.
+    Limits: it makes no step faster.
+    Not modeled: looking up block tables.
     """
 
-    block: int = parameter("tokens of a block", 16, unit="tokens", least=1)
+    block: int = parameter("tokens per block", 16, unit="tokens", least=1)
 
     @property
     def page(self) -> int:
@@ -89,16 +90,16 @@ class Paged(Allocated):
 @technique("static")
 @dataclass(frozen=True, kw_only=True)
 class Static(Allocated):
-    """Static allocation: each sequence has memory reserved for `length` tokens from the start.
+    """Static allocation: memory for `length` tokens of each sequence is reserved from the start.
 
-    Changes: the memory that the cache takes.
-    Formula: cache of a sequence = `length` tokens; a sequence that is longer takes another reservation.
+    Effect: the cache takes as much memory as is reserved.
+    Formula: cache of a sequence = `length` tokens; a longer sequence takes another reservation.
     Source: arXiv:2309.06180, section 3.1.
-    Helps: nothing but simplicity; it is what paging is compared with.
-    Cannot: hold many sequences whose length is not known.
+    Use when: simplicity is enough, or as the baseline of `paged`.
+    Limits: few sequences fit if their lengths are not known in advance.
     """
 
-    length: int = parameter("tokens reserved for a sequence", 4096, unit="tokens", least=1)
+    length: int = parameter("tokens reserved per sequence", 4096, unit="tokens", least=1)
 
     @property
     def page(self) -> int:
@@ -107,7 +108,7 @@ class Static(Allocated):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualAttention(FlashAttention):
-    """FlashAttention over a cache in few bits, whose last tokens lie there in more: `extra` rows' worth of bytes."""
+    """FlashAttention over a quantized cache whose last tokens are not: `extra` more rows' worth of bytes."""
 
     extra: Form
 
@@ -119,24 +120,26 @@ class ResidualAttention(FlashAttention):
 @technique("kv-quant")
 @dataclass(frozen=True, kw_only=True)
 class KvQuant(Technique):
-    """KV quantization with a residual window (KIVI): old keys and values in few bits, the last tokens as they are.
+    """KV quantization with a residual window (KIVI): old keys and values in few bits, the last tokens unchanged.
 
-    Changes: bytes of the cache held, and read in decode; the prefill computes with what it has just made, in full.
-    Formula: bits of an element = bits + 32 / group (a 16-bit scale and zero point), for all but the last `residual`
-    tokens of a sequence, which keep theirs; each element read in few bits is converted, 2 OPs.
+    Effect: fewer bytes of cache in memory and read in decode. The prefill attends to the unquantized keys and values
+    that it has just computed.
+    Formula: bits per element = bits + 32 / group (a 16-bit scale and zero point), except for the last `residual` tokens
+    of a sequence; converting an element costs 2 OPs when it is read.
     Source: arXiv:2402.02750, section 3.
-    Helps: long contexts and large batches: memory, and decode that waits for the cache.
-    Cannot: shorten the prefill, nor steps that wait for weights. `--quant KV4` is the same without a residual window.
-    Left out: moving tokens from the window to where they are quantized.
+    Use when: contexts are long or batches large: for memory, and if decode is bound by the cache.
+    Limits: no gain for the prefill, nor for steps bound by weights. `--quant KV4` is the same without a residual
+    window.
+    Not modeled: quantizing tokens when they leave the window.
     """
 
     kind = Kind.ATTENTION
     touches = Touches.ANSWERS
     decode_alone = True
 
-    bits: int = parameter("bits of an element, scales apart", 2, least=1, most=8)
+    bits: int = parameter("bits per element, without scales", 2, least=1, most=8)
     group: int = parameter("elements that share a scale", 32, least=1)
-    residual: int = parameter("last tokens that keep their precision", 128, unit="tokens", least=0)
+    residual: int = parameter("last tokens that are not quantized", 128, unit="tokens", least=0)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map(lambda op: self._quantized(op, decode=decode))
@@ -152,7 +155,7 @@ class KvQuant(Technique):
         held = t.rows if t.held is None else t.held
         if t.left_as_published:
             return t
-        if not held:  # another layer holds it
+        if not held:  # held by another layer
             return t if not decode else replace(t, format=self._format(t.format))
         if not decode:
             part = self._format(t.format).stored_bits / t.format.stored_bits
@@ -165,34 +168,34 @@ class KvQuant(Technique):
         return low if low.stored_bits < own.stored_bits else own
 
     def _extra(self, own: Format) -> Form:
-        """What the residual window takes beyond its few bits, in rows of those."""
+        """Bytes of the residual window beyond those of quantized tokens, in rows of quantized tokens."""
         if not self.residual:
             return Form()
         return (own.stored_bits / self._format(own).stored_bits - 1) * kv_tokens(self.residual)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not list(causal(machine.model.graph)):
-            return f"{machine.model.name} has no cache of keys and values that is known here"
+            return f"{machine.model.name} has no causal attention with a KV cache"
         if machine.attention == "eager":
-            return "the launches of eager attention read a cache of one precision; use flash attention"
+            return "eager attention cannot read a cache of mixed precision; use --attention flash"
         return ""
 
 
 @technique("cross-layer-kv")
 @dataclass(frozen=True, kw_only=True)
 class CrossLayer(Technique):
-    """Cross-layer attention: of every `every` layers the first makes keys and values, and all of them use those.
+    """Cross-layer attention: of every `every` layers, the first computes keys and values, and all use them.
 
-    Changes: the other layers have no projections of keys and values and no cache of their own; they read the first's.
-    Formula: cache / every; projections of keys and values / every; bytes of the cache read as before.
+    Effect: the other layers have no key and value projections and no cache of their own; they read that of the first.
+    Formula: cache / every; key and value projections / every; bytes read from the cache unchanged.
     Source: arXiv:2405.12981, section 2.2.
-    Helps: memory: longer contexts and larger batches fit.
-    Cannot: read less of the cache, as each layer reads it by itself; a model has to be trained so.
+    Use when: memory limits context or batch.
+    Limits: each layer still reads the cache. The model must be trained with it.
     """
 
     kind = Kind.ATTENTION
     touches = Touches.MODEL
-    order = -4  # which layers share is said of whole ones
+    order = -4  # before techniques that split layers by tokens
 
     every: int = parameter("layers that share keys and values", 2, least=2, most=1024)
 
@@ -205,12 +208,12 @@ class CrossLayer(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(_own_cache(block) for block in machine.model.graph.blocks):
-            return f"{machine.model.name} has no keys and values that layers make for themselves alone"
+            return f"{machine.model.name} has no layers whose keys and values are only their own"
         return ""
 
 
 def _own_cache(block: Block) -> bool:
-    """Whether its layers write keys and values by a projection or a rotation, and attend to them."""
+    """Whether its layers attend to exactly the keys and values that they write."""
     written = {t.name for op in block.operators for t in op.outputs if t.role is Role.KV_CACHE}
     read = {
         t.name
@@ -219,12 +222,14 @@ def _own_cache(block: Block) -> bool:
         for t in op.inputs
         if t.role is Role.KV_CACHE
     }
-    sent = {t.name for op in block.operators if isinstance(op, Collective) for t in op.inputs}  # and read as copies
+    sent = {
+        t.name for op in block.operators if isinstance(op, Collective) for t in op.inputs
+    }  # communicated, so attention reads copies
     return block.main and written - sent == read and bool(written)
 
 
 def _borrowing(block: Block) -> Block:
-    """A block whose keys and values another layer has made."""
+    """`block` with the keys and values of another layer."""
     operators: list[Operator] = []
     unused = {t.name for op in block.operators for t in op.outputs if t.role is Role.KV_CACHE}
     for op in reversed(block.operators):
@@ -245,7 +250,7 @@ def _read_elsewhere(block: Block, op: Operator) -> set[str]:
 
 
 def _without(op: Operator, used: tuple[Tensor, ...]) -> Operator:
-    """`op` with the outputs that are used: a rotation of queries alone, or fewer columns of a projection."""
+    """`op` with only the outputs `used`: a rotation of queries, or fewer columns of a projection."""
     if isinstance(op, Rope):
         turned = op.heads.num_heads * op.rotary_dim
         return Elementwise(

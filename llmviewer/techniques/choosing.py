@@ -1,4 +1,4 @@
-"""What happens after the logits: choosing a token."""
+"""Sampling a token from the logits."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from . import technique
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 
-_SOFTMAX = 5  # OPs of a logit: maximum, subtract, exp, sum, divide
-_DRAW = 2  # a running sum, and a comparison with the number drawn
+_SOFTMAX = 5  # OPs per logit: maximum, subtract, exp, sum, divide
+_DRAW = 2  # running sum, comparison with the random number
 
 
 @technique("sampling")
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Technique):
-    """Choosing a token from the logits: the largest, or one drawn at random from all, the top k or the top p of them.
+    """Sampling: chooses each token from the logits, greedily or at random from all, the top k or the top p.
 
-    Changes: a launch after the prediction head, which reads the logits of each position that is wanted.
-    Formula: OPs of each of V logits: 1 (greedy: a comparison); 1 + 5 + 2 (temperature, softmax, draw); and with top-k
-    or top-p the log2(V) comparisons of a sort.
+    Effect: a launch after the head, which reads the logits of each position that needs a token.
+    Formula: OPs per logit, of V: 1 (greedy: a comparison); 1 + 5 + 2 (temperature, softmax, draw); with top-k or top-p
+    also the log2(V) comparisons of a sort.
     Source: arXiv:1904.09751 (top p).
-    Helps: to see what analyses leave out: it is little beside the head.
-    Cannot: be seen to wait for the host, which it does in plain programs.
+    Use when: the cost of sampling matters, which other analyses leave out. It is small compared with the head.
+    Not modeled: waiting for the host, as simple programs do after each token.
     """
 
     kind = Kind.DECODING
@@ -57,7 +57,7 @@ class Sampling(Technique):
         return replace(block, operators=tuple(operators))
 
     def _ops(self, vocabulary: int) -> float:
-        """Of each logit."""
+        """OPs per logit."""
         if self.method == "greedy":
             return 1
         sort = log2(max(vocabulary, 2)) if self.method in ("top-k", "top-p") else 0
@@ -65,5 +65,5 @@ class Sampling(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(isinstance(op, LMHead) for _, op in machine.model.graph):
-            return f"{machine.model.name} has no prediction head to choose tokens from"
+            return f"{machine.model.name} has no prediction head whose logits could be sampled"
         return ""

@@ -1,4 +1,4 @@
-"""Neurons that the context needs, and no others."""
+"""Contextual sparsity: the neurons that a token needs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ _OF_HEADS: Final = ("q_proj", "o_proj")
 @technique("contextual-sparsity")
 @dataclass(frozen=True, kw_only=True)
 class Contextual(Technique):
-    """Contextual sparsity (Deja Vu): a decode step reads and multiplies only the neurons that a predictor names.
+    """Contextual sparsity (Deja Vu): a decode step uses only the neurons that a predictor selects.
 
-    Changes: in decode, feed-forward linears do the part `active` of their OPs, and read the neurons that any token of
-    the batch needs; so do projections of queries and results with `heads`. A predictor of two linears runs before each
-    network, and is held besides.
-    Formula: OPs x active; weights read x (1 - (1 - active)^tokens), the union over the batch; predictor d x rank +
+    Effect: in decode, feed-forward linears do the fraction `active` of their OPs and read the neurons that any token of
+    the batch needs; with `heads`, query and output projections do the same by heads. A predictor of two linears runs
+    before each feed-forward network; its weights are held in memory.
+    Formula: OPs x active; weights read x (1 - (1 - active)^tokens), the union over the batch; predictor: d x rank +
     rank x neurons.
     Source: arXiv:2310.17157, sections 3 and 4.
-    Helps: single sequences of models with ReLU, whose neurons are mostly zero.
-    Cannot: help batches, whose union soon has all neurons, the prefill, or memory; experts are left as they are.
-    Left out: that scattered rows are read slower than a whole matrix: what is expected is a product of as many OPs and
-    bytes, as no such kernels were measured. Keys and values are made and read as before.
+    Use when: single sequences run on a model with ReLU, most of whose neurons are zero.
+    Limits: no gain for large batches, whose union soon has all neurons, for the prefill, or in memory. Experts and the
+    projections of keys and values are unchanged.
+    Not modeled: that scattered rows are read slower than a whole matrix. The expected time is that of a dense product
+    with as many OPs and bytes, because no such kernels were measured.
     """
 
     kind = Kind.DECODING
     touches = Touches.MODEL
     decode_alone = True
-    order = 1  # of the products that others have left
+    order = 1  # after techniques that replace linears
 
-    active: float = parameter("part of the neurons that a token needs", 0.2, least=0, most=1, open=True)
-    heads: float = parameter("part of the heads of attention that a token needs", 1.0, least=0, most=1)
-    rank: int = parameter("width of the predictor; 0 for one that takes nothing", 1024, least=0)
+    active: float = parameter("fraction of the neurons that a token needs", 0.2, least=0, most=1, open=True)
+    heads: float = parameter("fraction of the attention heads that a token needs", 1.0, least=0, most=1)
+    rank: int = parameter("width of the predictor; 0 for one without cost", 1024, least=0)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._active) if decode else graph
@@ -66,7 +67,7 @@ class Contextual(Technique):
         return replace(block, operators=tuple(operators))
 
     def _predictor(self, x: Tensor, neurons: int) -> Iterator[Linear]:
-        """What chooses some of the neurons from the input `x` of their network."""
+        """The linears that select `neurons` from the input `x` of their network."""
         if self.rank:
             parts = Parts(format=resolved(HALF, x.format))
             yield parts.project("predictor_in", x, self.rank, kind=Predictor)
@@ -78,7 +79,7 @@ class Contextual(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(True for block in machine.model.graph.blocks for _ in _feed_forward(block)):
-            return f"{machine.model.name} has no feed-forward network that all tokens go through"
+            return f"{machine.model.name} has no dense feed-forward network"
         return ""
 
     def _predictors(self, machine: Machine) -> Machine:
@@ -99,11 +100,11 @@ class Contextual(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor(Linear):
-    """A product that says which neurons are needed."""
+    """A linear of the predictor."""
 
 
 def _some(op: Linear, part: float) -> Operator:
-    """A product of which a token needs `part`."""
+    """`op` with the fraction `part` of its rows per token."""
     return SparseLinear(
         name=op.name,
         kind=op.kind,
@@ -117,7 +118,7 @@ def _some(op: Linear, part: float) -> Operator:
 
 
 def _feed_forward(block: Block) -> Iterator[Linear]:
-    """The linears around an activation of a block of layers, the last one last; not those of experts."""
+    """The linears around each activation in a block of layers, in order; without experts."""
     if not layers(block):
         return
     for act in (op for op in block.operators if isinstance(op, Activation)):

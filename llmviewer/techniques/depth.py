@@ -1,4 +1,4 @@
-"""Tokens that do not go through all layers."""
+"""Techniques that skip layers for some tokens."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from ._linears import tied
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 
-_ALL = replicas(1)  # the whole pass, in a block that some tokens alone run
+_ALL = replicas(1)  # the whole pass, in a block that only some tokens run
 
 
 @technique("early-exit")
 @dataclass(frozen=True, kw_only=True)
 class EarlyExit(Technique):
-    """Early exit: a decode step ends after `exit` of the layers for tokens that are sure enough.
+    """Early exit: in decode, tokens of sufficient confidence leave after the fraction `exit` of the layers.
 
-    Changes: in decode, layers beyond the exit run for the part `stay` of the tokens (by=token), or in that part of the
-    steps for all of them (by=batch); keys and values of tokens that leave are filled in from the state at the exit; the
-    head runs at the exit too, to say how sure a token is.
-    Formula: OPs of the layers beyond = stay x all; by token they are launched, and their weights read, with the chance
-    1 - (1 - stay)^tokens that any stays, so that the slowest of a batch decides.
+    Effect: in decode, layers beyond the exit run for the fraction `stay` of the tokens (by=token), or for all tokens in
+    that fraction of the steps (by=batch). Keys and values of tokens that exit are filled in from the hidden state at
+    the exit. The head also runs at the exit, to measure confidence.
+    Formula: OPs beyond the exit = stay x all. By token, those layers are launched and their weights read with
+    probability 1 - (1 - stay)^tokens, that any token of the batch stays.
     Source: arXiv:2207.07061, sections 3.2 and 3.4 (by token); arXiv:2307.02628 (by batch).
-    Helps: single sequences; by batch also large ones, where all are made to leave at once.
-    Cannot: help the prefill, or large batches by token: some token always stays. Weights and cache are held as before.
+    Use when: sequences run alone; by batch also in large batches, all of whose tokens are made to exit together.
+    Limits: no gain for the prefill, nor by token for large batches, in which some token always stays. Weights and cache
+    take as much memory as before.
     """
 
     kind = Kind.DECODING
     touches = Touches.MODEL
     decode_alone = True
-    order = -3  # what layers do is changed where all tokens pass and where some do
+    order = -3  # before techniques that change layers, so that they change both parts
 
-    exit: float = parameter("part of the layers before the exit", 0.5, least=0, most=1, open=True)
-    stay: float = parameter("part of the tokens that goes on", 0.3, least=0.001, most=1)
-    by: str = parameter("who leaves", "token", choices=("token", "batch"))
-    sure: str = parameter("what tells how sure a token is", "head", choices=("head", "nothing"))
+    exit: float = parameter("fraction of the layers before the exit", 0.5, least=0, most=1, open=True)
+    stay: float = parameter("fraction of the tokens that continue after the exit", 0.3, least=0.001, most=1)
+    by: str = parameter("whether tokens exit one by one or with their batch", "token", choices=("token", "batch"))
+    sure: str = parameter("what measures confidence", "head", choices=("head", "nothing"))
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         if not decode:
@@ -59,37 +60,39 @@ class EarlyExit(Technique):
         return replace(block, name=f"{block.name}.beyond", operators=operators, stream=stream)
 
     def _asking(self, graph: Graph) -> Iterator[Block]:
-        """The head at the exit, with the weights of the one at the end."""
+        """The head at the exit, with the weights of the final head."""
         for block in graph.blocks:
             if any(isinstance(op, LMHead) for op in block.operators):
                 yield replace(block.map(tied), name="exit")
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if machine.model.graph.layers < 2 or floor(self.exit * machine.model.graph.layers) < 1:
-            return f"exit={self.exit:g} of the {machine.model.graph.layers} layers leaves none before it"
+            return f"exit must leave a layer before it; got exit={self.exit:g} of {machine.model.graph.layers} layers"
         return _in_parts(machine)
 
 
 @technique("mixture-of-depths")
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfDepths(Technique):
-    """Mixture-of-Depths: some layers take only the part `share` of the tokens, which a router chooses.
+    """Mixture-of-Depths: some layers process only the fraction `share` of the tokens, chosen by a router.
 
-    Changes: in every `every`-th layer OPs, activations and cache are those of `share` of the tokens, which see none but
-    each other; a step launches the layer, and reads its weights, with the chance that any of its tokens is chosen.
-    Formula: linears x share, attention x share^2, cache x share; launches and weights x (1 - (1 - share)^tokens) a
+    Effect: every `every`-th layer has the OPs, activations and cache of `share` of the tokens, which attend only to
+    each other. A step launches such a layer, and reads its weights, with the probability that any of its tokens is
+    chosen.
+    Formula: linears x share, attention x share^2, cache x share; launches and weights x (1 - (1 - share)^tokens) per
     pass.
     Source: arXiv:2404.02258, section 3.
-    Helps: single sequences, which skip such layers whole; prefill and large batches through OPs; long contexts through
-    the cache.
-    Cannot: be switched on in a model that was not trained so. The router, one linear of d x 1, is left out.
+    Use when: single sequences can skip such layers entirely, large batches are bound by OPs, or long contexts by the
+    cache.
+    Limits: the model must be trained with it.
+    Not modeled: the router, a linear of d x 1.
     """
 
     kind = Kind.DECODING
     touches = Touches.MODEL
 
-    share: float = parameter("part of the tokens that such a layer takes", 0.125, least=0.001, most=1)
-    every: int = parameter("one of so many layers takes some tokens alone", 2, least=1, most=1024)
+    share: float = parameter("fraction of the tokens that such a layer processes", 0.125, least=0.001, most=1)
+    every: int = parameter("period of such layers: 2 is every second layer", 2, least=1, most=1024)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         def routed(block: Block) -> Block:
@@ -102,23 +105,23 @@ class MixtureOfDepths(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, EarlyExit)), None)
         if other:
-            return f"{other.name} says which tokens skip layers too"
+            return f"{other.name} also lets tokens skip layers; give one of the two"
         return _in_parts(machine)
 
 
 def _in_parts(machine: Machine) -> str:
-    """What stands against giving layers some tokens alone: layers that do not have all of a pass as it is."""
+    """Why layers cannot run for some tokens only; "" if all of them process whole passes."""
     for block in machine.model.graph.blocks:
-        own = (op for op in block.operators if not isinstance(op, Place))  # pictures are placed in a prefill alone
+        own = (op for op in block.operators if not isinstance(op, Place))  # images are placed only in the prefill
         rows = [t.rows for op in own for t in (*op.inputs, *op.outputs)]
         parts = {block.stream, *(feature.stream for form in rows for feature, _ in form.terms)}
         if block.main and block.layers and parts != {WHOLE}:
-            return f"layers of {machine.model.name} see a part of a pass as it is"
+            return f"layers of {machine.model.name} already process only a part of the tokens"
     return ""
 
 
 def cut(block: Block, chosen: Callable[[int], bool], change: Callable[[Block], Block]) -> Iterator[Block]:
-    """A block of layers in those that are not `chosen` and, changed, those that are; others as they are."""
+    """`block` split into the layers that are not `chosen` and, with `change`, those that are; others unchanged."""
     layers = block.layers if block.main else ()
     inside, outside = (tuple(n for n in layers if chosen(n) is which) for which in (True, False))
     if outside or not inside:
@@ -128,7 +131,7 @@ def cut(block: Block, chosen: Callable[[int], bool], change: Callable[[Block], B
 
 
 def _filling(block: Block) -> tuple[Operator, ...]:
-    """The operators that make keys and values, but for what is made of queries alone."""
+    """The operators that compute keys and values, without those for queries only."""
     wanted = {t.name for op in block.operators for t in op.outputs if t.role in KEPT}
     found: list[Operator] = []
     for op in reversed(block.operators):
@@ -139,7 +142,7 @@ def _filling(block: Block) -> tuple[Operator, ...]:
 
 
 def _always(op: Operator) -> Operator:
-    """For all tokens of the pass."""
+    """`op` for all tokens of the pass."""
 
     def weight(w: Weight) -> Weight:
         rows = w.shape[0] * ONE if w.rows is None else w.rows
@@ -152,5 +155,5 @@ def _always(op: Operator) -> Operator:
 
 
 def _held(t: Tensor) -> Tensor:
-    """What stays is of all tokens."""
+    """`t` with cache or state of all tokens."""
     return replace(t, held=(t.rows if t.held is None else t.held).on(_ALL)) if t.role in KEPT else t

@@ -1,4 +1,4 @@
-"""Speculative decoding without a second model: parts of the model, heads on it, or text that was seen before."""
+"""Speculative decoding without a second model: drafts by layers or heads of the model, or from known text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._technique import Drafter, Machine, Technique, Touches
 
 @dataclass(frozen=True, kw_only=True)
 class _Layers:
-    """Some layers of a machine's model."""
+    """A network of some layers of a machine's model."""
 
     machine: Machine
     change: Callable[[Block], Block]
@@ -47,20 +47,20 @@ class _Layers:
 @technique("self-speculative")
 @dataclass(frozen=True, kw_only=True)
 class SelfSpeculative(Drafting):
-    """Self-speculative decoding: some of the model's own layers draft, all of them verify.
+    """Self-speculative decoding: some of the model's own layers draft, and all of them verify.
 
-    Changes: gamma steps of a part of the layers and one pass of all of them leave several tokens. Nothing is held
-    besides: weights and cache are the model's.
-    Formula: time a token = (gamma x part of a step + verification) / tokens, tokens as for `speculative`.
-    Source: arXiv:2309.08168; the usual 1.69 tokens a pass are in the middle of the 1.64 to 1.74 of arXiv:2404.14294,
+    Effect: gamma steps through the fraction `layers` of the layers come before each pass through all of them. Nothing
+    more is held in memory: weights and cache are the model's.
+    Formula: time per token = (gamma x partial step + verification) / tokens per pass, which are as for `speculative`.
+    Source: arXiv:2309.08168; the default of 1.69 tokens per pass is the midpoint of 1.64 to 1.74 in arXiv:2404.14294,
     table 5.
-    Helps: where no small model of the same vocabulary exists, or no memory for it.
-    Cannot: gain much, as its drafts are expensive: it needs tokens > 1 + gamma x layers.
+    Use when: there is no small model with the same vocabulary, or no memory for one.
+    Limits: the gain is small because drafts are expensive: tokens per pass must exceed 1 + gamma x layers.
     """
 
     usual = 1.69
 
-    layers: float = parameter("part of the layers that drafts", 0.5, least=0, most=1, open=True)
+    layers: float = parameter("fraction of the layers that drafts", 0.5, least=0, most=1, open=True)
     gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
 
     @property
@@ -81,23 +81,24 @@ class SelfSpeculative(Drafting):
 @technique("medusa")
 @dataclass(frozen=True, kw_only=True)
 class Medusa(Drafting):
-    """Medusa: further heads on the last hidden state propose the tokens after the next, as a tree of candidates.
+    """Medusa: extra heads on the last hidden state propose the following tokens as a tree of candidates.
 
-    Changes: heads run once after each pass, for one token of each sequence, and their weights are held; a pass verifies
-    all nodes of the tree.
-    Formula: a head is a linear of d x d, an activation, an addition, and a linear of d x vocabulary; tokens a pass =
+    Effect: the heads run once per pass, for one token of each sequence, and the pass verifies all nodes of the tree.
+    The weights of the heads are held in memory.
+    Formula: a head is a linear of d x d, an activation, an addition, and a linear of d x vocabulary; tokens per pass =
     (1 - alpha^(heads+1)) / (1 - alpha) along one path, or `tau`.
-    Source: arXiv:2401.10774, section 2.1; the usual 2.57 tokens a pass are in the middle of the 2.52 to 2.62 of
+    Source: arXiv:2401.10774, section 2.1; the default of 2.57 tokens per pass is the midpoint of 2.52 to 2.62 in
     arXiv:2404.14294, table 5.
-    Helps: small batches, without a second model.
-    Cannot: help large batches, as a tree has many times the tokens that it leaves; large vocabularies make heads heavy.
-    Left out: that a node of the tree sees its ancestors alone: all nodes before it are counted.
+    Use when: batches are small and there is no draft model.
+    Limits: no gain for large batches, as a tree has many times the tokens that are accepted. Heads are expensive with a
+    large vocabulary.
+    Not modeled: the tree mask: a node attends to all nodes before it, not only to its ancestors.
     """
 
     usual = 2.57
     touches = Touches.MODEL
 
-    heads: int = parameter("heads, each for one token further on", 4, least=1, most=64)
+    heads: int = parameter("heads, each for one more token ahead", 4, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 64, least=1, most=4096)
 
     @property
@@ -140,22 +141,25 @@ class Medusa(Drafting):
 @technique("eagle")
 @dataclass(frozen=True, kw_only=True)
 class Eagle(Drafting):
-    """EAGLE: one more layer drafts, from the last hidden states and the embeddings of the tokens that followed.
+    """EAGLE: one extra layer drafts from the last hidden states and the embeddings of the tokens that followed.
 
-    Changes: `depth` steps of a linear of 2d x d, one layer like the model's last and its head come before each pass,
-    which verifies all nodes of a tree; the layer and its cache are held besides.
-    Formula: time a token = (depth x (layer + head) + verification) / tokens; tokens as for `speculative`, or `tau`.
-    Source: arXiv:2401.15077, section 3; the usual 3.6 tokens a pass are in the middle of the 3.47 to 3.72 of
+    Effect: before each pass, `draft_depth` draft steps run a linear of 2d x d, one layer like the model's last and its
+    head, each on ceil(nodes / draft_depth) tokens of a sequence. The pass verifies all nodes of the tree. The layer and
+    its cache are held in memory.
+    Formula: time per token = (draft_depth x (layer + head) + verification) / tokens per pass, which are as for
+    `speculative`, or `tau`.
+    Source: arXiv:2401.15077, section 3; the default of 3.6 tokens per pass is the midpoint of 3.47 to 3.72 in
     arXiv:2404.14294, table 5.
-    Helps: small batches; its drafts are cheaper than a model's and more often right than separate heads.
-    Cannot: help large batches; the head is run for every draft, which weighs where vocabularies are large.
-    Left out: as for `medusa`; depth and nodes are to be set as they are run.
+    Use when: batches are small. Its drafts cost less than those of a draft model and are accepted more often than those
+    of separate heads.
+    Limits: no gain for large batches. The head runs for every draft, which is expensive with a large vocabulary.
+    Not modeled: as for `medusa`. Set `draft_depth` and `nodes` to the values that are deployed.
     """
 
     usual = 3.6
     touches = Touches.MODEL
 
-    draft_depth: int = parameter("tokens drafted one after the other", 5, least=1, most=64)
+    draft_depth: int = parameter("tokens drafted in sequence", 5, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 25, least=1, most=4096)
 
     @property
@@ -174,7 +178,7 @@ class Eagle(Drafting):
         if self.nodes < self.depth:
             return f"a tree of {self.nodes} nodes has no path of {self.depth} tokens; give nodes={self.depth} or more"
         if machine.model.encodes:
-            return f"{machine.model.name} reads its prompt with an encoder, which a draft layer does not see"
+            return f"{machine.model.name} processes its prompt in an encoder, whose cache a draft layer does not have"
         return super().refuses(machine, others)
 
     def _layer(self, machine: Machine) -> Machine:
@@ -197,18 +201,19 @@ class Eagle(Drafting):
 class Lookahead(Drafting):
     """Lookahead decoding: Jacobi iterations collect n-grams, which the same pass verifies.
 
-    Changes: a pass takes (window + guesses) x (ngram - 1) tokens of each sequence. No draft, nothing held besides.
-    Formula: time a token = time of such a pass / tokens.
-    Source: arXiv:2402.02057, section 3; the usual 2.03 tokens a pass are in the middle of the 1.92 to 2.14 of
+    Effect: a pass takes (window + guesses) x (ngram - 1) tokens of each sequence. There is no draft model, and nothing
+    more is held in memory.
+    Formula: time per token = time of such a pass / tokens per pass.
+    Source: arXiv:2402.02057, section 3; the default of 2.03 tokens per pass is the midpoint of 1.92 to 2.14 in
     arXiv:2404.14294, table 5.
-    Helps: one sequence at a time on a device with OPs to spare; needs no training.
-    Cannot: help where those tokens already keep the matrix units busy, soon with more than one sequence.
+    Use when: one sequence runs at a time on a device with spare OP/s. No training is needed.
+    Limits: no gain where these tokens saturate the compute units, often with more than one sequence.
     """
 
     usual = 2.03
 
-    window: int = parameter("n-grams that a pass works on", 15, least=1, most=1024)
-    ngram: int = parameter("tokens of an n-gram", 5, least=2, most=64)
+    window: int = parameter("n-grams that a pass generates", 15, least=1, most=1024)
+    ngram: int = parameter("tokens per n-gram", 5, least=2, most=64)
     guesses: int = parameter("n-grams that a pass verifies", 15, least=1, most=1024)
 
     @property
@@ -223,21 +228,22 @@ class Lookahead(Drafting):
 @technique("retrieval")
 @dataclass(frozen=True, kw_only=True)
 class Retrieval(Drafting):
-    """Drafts from text seen before: n-grams of the prompt, of earlier answers, or of a datastore (LLMA, REST).
+    """Retrieval-based drafts (LLMA, REST): n-grams of the prompt, of earlier answers or of a datastore.
 
-    Changes: a pass verifies all candidates found; finding them takes no time on the device.
-    Formula: time a token = verification / tokens.
-    Source: arXiv:2304.04487; arXiv:2311.08252; the usual 2.25 tokens a pass are in the middle of the 2.18 to 2.31 of
+    Effect: a pass verifies all candidates found.
+    Formula: time per token = verification / tokens per pass.
+    Source: arXiv:2304.04487; arXiv:2311.08252; the default of 2.25 tokens per pass is the midpoint of 2.18 to 2.31 in
     arXiv:2404.14294, table 5.
-    Helps: answers that repeat what was there, such as code, quotations and edits; nothing is trained or held.
-    Cannot: help where nothing like the answer was seen, nor large batches.
+    Use when: answers repeat known text, such as code, quotations and edits. Nothing is trained or held in memory.
+    Limits: no gain for answers unlike any known text, nor for large batches.
+    Not modeled: the search, which takes no time of the device.
     """
 
     usual = 2.25
 
-    length: int = parameter("tokens of the longest candidate", 10, least=1, most=1024)
+    length: int = parameter("tokens in the longest candidate", 10, least=1, most=1024)
     nodes: int | None = parameter(
-        "tokens of all candidates, as a tree; one candidate if not given", None, least=1, most=4096
+        "tokens in all candidates, as a tree; one candidate if not given", None, least=1, most=4096
     )
 
     @property
@@ -250,21 +256,23 @@ class Retrieval(Drafting):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.proposed < self.length:
-            return f"a tree of {self.nodes} nodes has no path of {self.length} tokens"
+            return f"a tree of {self.nodes} nodes has no path of {self.length} tokens; give nodes={self.length} or more"
         return super().refuses(machine, others)
 
 
 @technique("mtp")
 @dataclass(frozen=True, kw_only=True)
 class Predicting(Drafting):
-    """Multi-token prediction: the layers that a model was trained with to predict further tokens draft them.
+    """Multi-token prediction: layers that the model was trained with to predict further tokens draft them.
 
-    Changes: gamma steps of such a layer come before each pass, which verifies; they are held besides.
-    Formula: time a token = (gamma x layer + verification) / tokens, tokens as for `speculative`.
-    Source: arXiv:2412.19437, section 2.2; the usual 1.85 tokens a pass are those of one token accepted in 85 of 100
-    cases, the least that its section 5.4.3 tells.
-    Helps: models published with such layers, as DeepSeek-V3, GLM-4.5 and Qwen3-Next; small to middling batches.
-    Cannot: be used with others. A mixture of experts reads more of them to verify two tokens than for one.
+    Effect: gamma steps of such a layer run before each pass, which verifies their tokens. The layer and its cache are
+    held in memory.
+    Formula: time per token = (gamma x layer + verification) / tokens per pass, which are as for `speculative`.
+    Source: arXiv:2412.19437, section 2.2; the default of 1.85 tokens per pass is one drafted token accepted in 85 of
+    100 cases, the lowest rate in its section 5.4.3.
+    Use when: the model is published with such layers (DeepSeek-V3, GLM-4.5, Qwen3-Next) and batches are small to
+    medium.
+    Limits: other models have no such layers. A mixture of experts reads more experts to verify two tokens than for one.
     """
 
     usual = 1.85
@@ -281,7 +289,7 @@ class Predicting(Drafting):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if machine.model.predicting is None:
-            return f"{machine.model.name} has no layers that predict further tokens, or none that are known"
+            return f"{machine.model.name} has no known multi-token prediction layers"
         return super().refuses(machine, others)
 
     def _layers(self, machine: Machine) -> Machine:
@@ -292,12 +300,12 @@ class Predicting(Drafting):
 
 
 def width(model: Model) -> int:
-    """Of the hidden state that blocks pass on."""
+    """Width of the hidden state between layers."""
     layer = next(block for block in model.graph.blocks if block.main and block.layers)
     found: Tensor = next(t for op in layer.operators for t in op.inputs if t.name == layer.input)
     return found.width
 
 
 def beside_model(model: Model, blocks: tuple[Block, ...]) -> Model:
-    """What runs beside a model and shares its embedding and head."""
+    """`blocks` as a model of their own that shares embedding and head with `model`."""
     return replace(model, graph=Graph(blocks), predicting=None)

@@ -1,4 +1,4 @@
-"""Caches that keep some tokens, and attention that looks at some."""
+"""Cache eviction and sparse attention: queries see fewer keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .window import Windowed
 
 @dataclass(frozen=True)
 class Budget(Mask):
-    """All new tokens before the query, and as many as `budget` of those from before the pass."""
+    """All new tokens up to the query, and at most `budget` tokens from before the pass."""
 
     budget: int
 
@@ -47,7 +47,7 @@ class Budget(Mask):
 
 @dataclass(frozen=True)
 class Scattered(Mask):
-    """The part `density` of the keys before the query, blocks of them here and there."""
+    """The fraction `density` of the keys up to the query, in scattered blocks."""
 
     density: float
 
@@ -73,14 +73,14 @@ class Scattered(Mask):
 
 @dataclass(frozen=True, kw_only=True)
 class _Fewer(Technique):
-    """Full attention becomes attention to fewer keys; windows that a model has stay."""
+    """Full attention becomes attention to fewer keys; the model's own windows are unchanged."""
 
     kind = Kind.ATTENTION
     touches = Touches.ANSWERS
 
     @property
     def mask(self) -> Mask:
-        """What queries see instead."""
+        """The mask that replaces full causal masks."""
         raise NotImplementedError
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
@@ -89,28 +89,28 @@ class _Fewer(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, _Fewer | Windowed)), None)
         if other:
-            return f"{other.name} says which keys are seen too"
+            return f"{other.name} also selects the keys that queries see; give one of the two"
         if not any(own.window == inf for own in causal(machine.model.graph)):
-            return f"{machine.model.name} has no attention that sees all before it"
+            return f"{machine.model.name} has no full causal attention"
         return ""
 
 
 @technique("h2o")
 @dataclass(frozen=True, kw_only=True)
 class HeavyHitters(_Fewer):
-    """H2O and its kin (SnapKV, Scissorhands): the cache keeps heavy hitters and the last tokens, and drops the others.
+    """H2O and similar methods (SnapKV, Scissorhands): the cache keeps heavy hitters and the last tokens.
 
-    Changes: the prompt is read in full; what stays of it and of the answer is at most heavy + recent tokens, which each
-    further step reads.
-    Formula: context s of a step becomes min(s, heavy + recent); the prefill is as it was.
+    Effect: the prompt is processed in full. Of it and of the answer, at most heavy + recent tokens stay in the cache,
+    and only those are read by a step.
+    Formula: context s of a step becomes min(s, heavy + recent); the prefill is unchanged.
     Source: arXiv:2306.14048, section 4; arXiv:2404.14469.
-    Helps: long prompts at large batches, where the cache is most of what is read and held.
-    Cannot: shorten the prefill, nor bring back what was dropped.
-    Left out: adding up the scores that say which tokens are heavy, one OP a pair, and that a fused attention does not
-    show them.
+    Use when: prompts are long and batches large, so that the cache dominates memory and traffic.
+    Limits: no gain for the prefill. Evicted tokens are lost.
+    Not modeled: accumulating the scores that identify heavy hitters, one OP per pair, which fused attention kernels do
+    not expose.
     """
 
-    heavy: int = parameter("tokens kept for their scores", 512, unit="tokens", least=0)
+    heavy: int = parameter("heavy hitters kept", 512, unit="tokens", least=0)
     recent: int = parameter("last tokens kept", 512, unit="tokens", least=1)
 
     @property
@@ -121,16 +121,17 @@ class HeavyHitters(_Fewer):
 @technique("block-sparse")
 @dataclass(frozen=True, kw_only=True)
 class BlockSparse(_Fewer):
-    """Block-sparse attention: a query sees the part `density` of the keys, in blocks (SemSA, MInference, Quest).
+    """Block-sparse attention (SemSA, MInference, Quest): queries see the fraction `density` of the keys, in blocks.
 
-    Changes: pairs of attention; a decode step reads that part of the cache, all of which is held.
+    Effect: fewer query-key pairs. A decode step reads that fraction of the cache, all of which stays in memory.
     Formula: pairs x density; keys read = min(1, density x queries) of all.
     Source: arXiv:2404.14294, section 5.2.2.
-    Helps: long prompts through OPs, long contexts in decode through bytes.
-    Cannot: save memory. Choosing the blocks is not counted; the queries of a prompt together read nearly all keys.
+    Use when: prompts are long (fewer OPs), or contexts of decode are (fewer bytes).
+    Limits: it saves no memory. The queries of a prompt together read nearly all keys.
+    Not modeled: choosing the blocks.
     """
 
-    density: float = parameter("part of the pairs that is left", 0.1, least=0, most=1, open=True)
+    density: float = parameter("fraction of the pairs that is computed", 0.1, least=0, most=1, open=True)
 
     @property
     def mask(self) -> Mask:
@@ -140,21 +141,22 @@ class BlockSparse(_Fewer):
 @technique("sparse-pattern")
 @dataclass(frozen=True, kw_only=True)
 class Pattern(_Fewer):
-    """Fixed patterns: each query sees a local window, some global tokens and some at random (Longformer, BigBird).
+    """Fixed patterns (Longformer, BigBird): queries see a local window, global tokens and random tokens.
 
-    Changes: pairs of attention; a step reads as many keys, all of which are held. A dilated window of so many tokens
-    counts alike.
-    Formula: keys of a query = min(context, local + global + random).
+    Effect: fewer query-key pairs. A step reads that many keys, all of which stay in memory. A dilated window of as many
+    tokens counts the same.
+    Formula: keys per query = min(context, local + global + random).
     Source: arXiv:2007.14062, section 2; arXiv:2004.05150, section 3.1.
-    Helps: long prompts, whose attention becomes linear in their length.
-    Cannot: save memory, as any token may be asked for. Left out: rows of global tokens, which see all.
+    Use when: prompts are long, as attention becomes linear in their length.
+    Limits: it saves no memory, as a later query can read any token. The model must be trained with it.
+    Not modeled: queries of global tokens, which see all keys.
     """
 
     touches = Touches.MODEL
 
-    local: int = parameter("last tokens", 192, unit="tokens", least=1)
-    globals: int = parameter("tokens that all see", 128, unit="tokens", least=0)
-    random: int = parameter("tokens at random", 192, unit="tokens", least=0)
+    local: int = parameter("last tokens that a query sees", 192, unit="tokens", least=1)
+    globals: int = parameter("global tokens, which all queries see", 128, unit="tokens", least=0)
+    random: int = parameter("random tokens that a query sees", 192, unit="tokens", least=0)
 
     @property
     def mask(self) -> Mask:

@@ -1,4 +1,4 @@
-"""Experts that each take as many tokens as the others."""
+"""Expert capacity: every expert takes the same number of tokens."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from ._technique import Kind, Machine, Technique, Touches
 @technique("expert-capacity")
 @dataclass(frozen=True, kw_only=True)
 class ExpertCapacity(Technique):
-    """Expert capacity: each expert takes the same number of tokens, with empty places or by dropping what is too much.
+    """Expert capacity: every expert takes the same number of tokens, by padding and by dropping tokens.
 
-    Changes: rows that experts compute, gathered and moved.
-    Formula: rows of an expert = round(factor x chosen x tokens / experts), at least one.
+    Effect: changes the number of rows that experts compute and that are gathered and moved.
+    Formula: rows per expert = round(factor x chosen x tokens / experts), at least one, with `chosen` experts per token.
     Source: arXiv:2101.03961, section 2.2; the rounding is that of lilianweng.github.io (2023-01-10).
-    Helps: batched products of one shape, as training and early engines have them; a factor below 1 saves OPs.
-    Cannot: save weights that are read; empty places are computed, dropped tokens skip their experts.
+    Use when: experts run as batched products of one shape, as in training and early engines; a factor below 1 saves
+    OPs.
+    Limits: it saves no weight traffic. Empty slots are computed, and dropped tokens skip their experts.
     """
 
     kind = Kind.GRAPH
     touches = Touches.ANSWERS
 
-    factor: float = parameter("places over tokens", 1.25, least=0, open=True)
+    factor: float = parameter(
+        "capacity factor: slots over the mean number of tokens per expert", 1.25, least=0, open=True
+    )
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._padded)
@@ -51,5 +54,5 @@ class ExpertCapacity(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(isinstance(op, Permute) for _, op in machine.model.graph):
-            return f"{machine.model.name} has no experts that tokens are gathered for"
+            return f"{machine.model.name} has no routed experts"
         return ""

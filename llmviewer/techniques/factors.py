@@ -1,4 +1,4 @@
-"""Products with thin matrices: in place of wide ones, or beside them."""
+"""Thin matrices in place of linears (low-rank) or beside them (LoRA)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ._linears import compressible, inner, layers, original
 from ._parameters import parameter
 from ._technique import Finding, Kind, Machine, Technique, Touches
 
-_MULTIPLE: Final = 16  # that ranks of a network are cut into
+_MULTIPLE: Final = 16  # ranks are multiples of this
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OnLinears(Technique):
-    """Something done to the linears of layers that a pattern names."""
+    """A technique on the linears of layers whose names match `targets`."""
 
     kind = Kind.COMPRESSION
     touches = Touches.MODEL
-    order = 1  # of the products that others have left
+    order = 1  # after techniques that replace layers
 
-    targets: str = parameter("linears, as in file names, with + between several, such as *_proj or q_proj+v_proj", "*")
+    targets: str = parameter("names of linears, with wildcards and joined by +, such as *_proj or q_proj+v_proj", "*")
 
     def chosen(self, block: Block, op: Operator) -> bool:
-        """Whether it is done to `op`."""
+        """Whether the technique applies to `op`."""
         named = any(fnmatchcase(op.name, target) for target in self.targets.split("+"))
         return named and layers(block) and compressible(original(op))
 
@@ -44,7 +44,7 @@ class _OnLinears(Technique):
         return self.applied(graph)
 
     def applied(self, graph: Graph) -> Graph:
-        """The graph with what runs instead."""
+        """The graph with the chosen linears replaced."""
         return graph.map_blocks(
             lambda block: replace(
                 block,
@@ -57,7 +57,7 @@ class _OnLinears(Technique):
         )
 
     def changed(self, op: Linear) -> Iterator[Operator]:
-        """What runs instead."""
+        """The operators that replace `op`."""
         raise NotImplementedError
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
@@ -72,19 +72,18 @@ class _OnLinears(Technique):
 @technique("low-rank")
 @dataclass(frozen=True, kw_only=True)
 class LowRank(_OnLinears):
-    """Low-rank factorisation (SVD-LLM, ASVD): a matrix becomes a product of two thin ones.
+    """Low-rank factorization (SVD-LLM, ASVD): a matrix becomes a product of two thin ones.
 
-    Changes: a linear of n x k becomes two, of rank x k and n x rank, with a tensor of width rank between them.
-    Formula: OPs and bytes of weights x rank (n + k) / (n k); fewer only where rank < n k / (n + k).
+    Effect: a linear of n x k becomes two, of rank x k and n x rank, with a tensor of width rank between them.
+    Formula: OPs and bytes of weights x rank (n + k) / (n k); fewer only if rank < n k / (n + k).
     Source: arXiv:2404.14294, section 5.2.3, equation 11; arXiv:2403.07378.
-    Helps: memory, decode through bytes and prefill through OPs, all alike.
-    Cannot: help above the break-even rank, which is half of the width of a square matrix; launches double.
+    Use when: memory, bytes of decode and OPs of the prefill should all shrink alike.
+    Limits: no gain above the break-even rank, which is half the width of a square matrix. The number of launches
+    doubles.
     """
 
-    rank: int = parameter("rank of all factors; by ratio if 0", 0, least=0)
-    ratio: float = parameter(
-        "part of its parameters that a matrix keeps, where no rank is given", 0.5, least=0.001, most=1
-    )
+    rank: int = parameter("rank of all factors; 0: set by ratio", 0, least=0)
+    ratio: float = parameter("fraction of its parameters that a matrix keeps, if rank is 0", 0.5, least=0.001, most=1)
 
     def changed(self, op: Linear) -> Iterator[Operator]:
         n, k = op.weight.shape
@@ -97,7 +96,7 @@ class LowRank(_OnLinears):
         yield replace(op, inputs=(between,), weights=(second, *op.weights[1:]))
 
     def _rank(self, n: int, k: int) -> int:
-        """What was asked for, or a multiple of 16 where the matrix has room for one."""
+        """`rank` if given, else the largest multiple of 16 within `ratio`, or less if that is 0."""
         wanted = self.ratio * n * k / (n + k)
         return self.rank or int(wanted // _MULTIPLE * _MULTIPLE) or max(round(wanted), 1)
 
@@ -105,25 +104,25 @@ class LowRank(_OnLinears):
         if why := super().refuses(machine, others):
             return why
         most = max(map(min, self._shapes(machine)))
-        return f"no matrix has a rank above {most}; got {self.rank}" if self.rank > most else ""
+        return f"rank must be at most {most}, the largest of any matrix; got {self.rank}" if self.rank > most else ""
 
     def _shapes(self, machine: Machine) -> set[tuple[int, ...]]:
         return {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         even = min(prod(shape) / sum(shape) for shape in self._shapes(machine))
-        text = f"a factorisation is smaller than the matrix below rank {even:.0f} of the smallest matrix"
+        text = f"break-even rank of the smallest matrix: {even:.0f}"
         return (Finding(key="break_even_rank", value=even, text=text),)
 
     def notes(self, machine: Machine) -> tuple[str, ...]:
         shapes = self._shapes(machine)
         grown = sum(1 for n, k in shapes if self._rank(n, k) * (n + k) >= n * k)
-        return (f"low-rank: {grown} of {len(shapes)} shapes of matrices do not get smaller",) if grown else ()
+        return (f"low-rank: {grown} of {len(shapes)} matrix shapes do not get smaller",) if grown else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thin(Linear):
-    """y[row, n] = x[row, k] @ weight[adapter of the row, n, k].T (+ what stands beside it)."""
+    """y[row, n] = x[row, k] @ weight[adapter of the row, n, k].T (+ the result of the base linear)."""
 
     dense: ClassVar[bool] = False
 
@@ -138,21 +137,22 @@ class Thin(Linear):
 @technique("lora")
 @dataclass(frozen=True, kw_only=True)
 class Lora(_OnLinears):
-    """LoRA adapters: beside each matrix two thin ones, merged into it or run by themselves, one pair or many.
+    """LoRA adapters: two thin matrices beside each linear, merged into it or run separately, for one or many models.
 
-    Changes: unmerged, each linear has two thin ones beside it, the second of which adds to its result; a pass reads the
-    adapters that its sequences choose, and all are held, in 16 bits. Merged, nothing changes.
-    Formula: OPs 2 x rank x (n + k) a token; adapters read = a (1 - (1 - 1/a)^sequences) of a.
+    Effect: unmerged, each linear has two thin ones beside it, the second of which adds to its result. A pass reads the
+    adapters that its sequences use; all are held in memory, in 16 bits. Merged, nothing changes.
+    Formula: 2 x rank x (n + k) OPs per token; adapters read = a (1 - (1 - 1/a)^sequences) of a.
     Source: arXiv:2106.09685, section 4; many at once: arXiv:2311.03285.
-    Helps: many fine-tuned models in the memory of one; merged, a single one at no cost.
-    Cannot: be merged where sequences of a batch choose different ones. Small launches weigh more than the bound says.
+    Use when: many fine-tuned models share the memory of one; or, merged, a single one should cost nothing.
+    Limits: adapters cannot be merged if sequences of a batch use different ones. Small launches take longer than the
+    bound says.
     """
 
-    order = 2  # a low-rank product has its adapter beside it
+    order = 2  # after low-rank, whose linears get adapters too
 
-    rank: int = parameter("rank of an adapter", 16, least=1)
-    adapters: int = parameter("adapters that are held, all alike likely", 1, least=1)
-    merged: bool = parameter("whether the one adapter is added into the weights", default=False)
+    rank: int = parameter("rank of the adapters", 16, least=1)
+    adapters: int = parameter("adapters in memory, all equally likely", 1, least=1)
+    merged: bool = parameter("whether the adapter, if there is one, is added to the weights", default=False)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph
@@ -171,7 +171,7 @@ class Lora(_OnLinears):
         yield self._thin(f"{op.name}_lora_out", (between, *base), outputs, (n, self.rank))
 
     def _thin(self, name: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], shape: tuple[int, int]) -> Thin:
-        """A product with one of the adapters, that of the sequence."""
+        """A product with the adapter of each sequence."""
         chosen = distinct_experts(self.adapters, 1).on(SINGLE)
         fmt = resolved(HALF, inputs[0].format)
         matrices = Weight(name=f"{name}.weight", shape=(self.adapters, *shape), format=fmt, rows=chosen)
@@ -179,5 +179,5 @@ class Lora(_OnLinears):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.merged and self.adapters > 1:
-            return f"one adapter can be merged; got adapters={self.adapters}"
+            return f"only one adapter can be merged; got adapters={self.adapters}; drop merged"
         return super().refuses(machine, others)

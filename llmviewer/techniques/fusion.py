@@ -1,4 +1,4 @@
-"""Launches that become one: what is between them stays on the chip."""
+"""Kernel fusion: consecutive operators in one launch, intermediate tensors on the chip."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _Pair = Callable[[Operator, Operator], bool]
 @technique("fusion")
 @dataclass(frozen=True, kw_only=True)
 class Fusion(Technique):
-    """Kernel fusion: launches that follow each other become one, as libraries for serving have them.
+    """Kernel fusion: consecutive operators run in one launch, as in serving libraries.
 
-    Changes: bytes of what is between them, and the number of launches; no OPs.
-    Formula: a fused launch reads each input once and writes what others read; it takes as long as the resource that is
-    busy longest over all of its parts, at most the sum of what they took.
-    Source: arXiv:2404.14294, section 6.1.1; with everything on, a layer of LLaMA is the 7 launches of FlashDecoding++
+    Effect: fewer bytes of intermediate tensors and fewer launches. OPs are unchanged.
+    Formula: a fused launch reads each input once and writes what others read. It takes as long as its busiest resource
+    over all parts, at most the sum of their times.
+    Source: arXiv:2404.14294, section 6.1.1; with all options, a layer of LLaMA is the 7 launches of FlashDecoding++
     (arXiv:2311.01282, section 6).
-    Helps: small operators between matrix products, most of all where launches themselves take time, which the bound
-    does not count.
-    Cannot: help what waits for weights, as decode with small batches does: they are read as before.
+    Use when: small operators stand between matrix products, above all if launches take time, which the bound does not
+    count.
+    Limits: no gain for what is bound by weights, as decode with small batches.
     """
 
     kind = Kind.GRAPH
     touches = Touches.NOTHING
-    order = 5  # what runs in one launch is what others have left
+    order = 5  # after techniques that add or replace operators
 
-    qkv: bool = parameter("queries, keys and values in one product", default=True)
-    rope: bool = parameter("rotation at the end of that product", default=True)
-    add: bool = parameter("residual addition at the end of the product before", default=True)
-    norm: bool = parameter("norm with the addition before it, where that is a launch of its own", default=True)
-    gate_up: bool = parameter("gate and up in one product", default=True)
-    activation: bool = parameter("activation at the end of that product", default=True)
+    qkv: bool = parameter("one product for queries, keys and values", default=True)
+    rope: bool = parameter("rotary embedding in that launch", default=True)
+    add: bool = parameter("residual addition in the launch of the product before it", default=True)
+    norm: bool = parameter("norm in the launch of the addition before it, if that is not fused", default=True)
+    gate_up: bool = parameter("one product for gate and up projections", default=True)
+    activation: bool = parameter("activation in that launch", default=True)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._fused)
@@ -68,7 +68,7 @@ class Fusion(Technique):
             return ()
         launches = sum(len(block.operators) * len(block.layers) for block in layers)
         each = launches / sum(len(block.layers) for block in layers)
-        text = f"a layer is {each:.3g} launches in a decode step"
+        text = f"a layer has {each:.3g} launches in a decode step"
         return (Finding(key="launches_per_layer", value=each, text=text),)
 
 
@@ -77,7 +77,7 @@ _GATE_UP: Final = ("gate_proj", "up_proj")
 
 
 def _makes(*names: str) -> _Pair:
-    """Whether two products of the same input are of these names."""
+    """A predicate: whether two linears of the same input have these names."""
 
     def fits(a: Operator, b: Operator) -> bool:
         last = a.parts[-1] if isinstance(a, Fused) else a
@@ -93,7 +93,7 @@ def _product(op: Operator) -> bool:
 
 
 def _made_by(a: Operator, b: Operator) -> bool:
-    """Whether `a` makes all that `b` reads."""
+    """Whether `a` writes all inputs of `b`."""
     return {t.name for t in b.inputs} <= {t.name for t in a.outputs}
 
 
@@ -102,7 +102,7 @@ def _any_made_by(a: Operator, b: Operator) -> bool:
 
 
 def _joined(operators: Sequence[Operator], fits: _Pair) -> list[Operator]:
-    """Each operator in one launch with the one before it, where they fit."""
+    """The operators, each fused with the one before it if `fits`."""
     found: list[Operator] = []
     for op in operators:
         if found and fits(found[-1], op):
@@ -126,14 +126,14 @@ def _one(a: Operator, b: Operator) -> Fused:
 
 
 def _short(op: Operator) -> str:
-    """Such as "gate" of gate_proj and "add" of attn_add, as several names stand in one."""
+    """The name without affixes, for names of fused launches: "gate" of gate_proj, "add" of attn_add."""
     return (
         op.name if isinstance(op, Fused) else op.name.removesuffix("_proj").removeprefix("attn_").removeprefix("mlp_")
     )
 
 
 def _closed(operators: Sequence[Operator], block: Block) -> list[Operator]:
-    """Fused launches that leave only what others read."""
+    """The operators, with fused launches that write only what others read."""
     read = [{t.name for t in op.inputs} for op in operators]
     closed: list[Operator] = []
     for index, op in enumerate(operators):

@@ -1,4 +1,4 @@
-"""Keys and values through something narrow: a latent for each token, or fewer keys for all of them."""
+"""Narrower keys and values: a latent per token, or a fixed number of mixtures."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from .cache import Allocated
 @technique("mla")
 @dataclass(frozen=True, kw_only=True)
 class Mla(Technique):
-    """Conversion to latent attention (TransMLA): keys and values of all heads come from a latent that is cached.
+    """Conversion to multi-head latent attention (TransMLA): keys and values of all heads come from a cached latent.
 
-    Changes: projections of keys and values become one to a latent of `rank` and a rotated key of `rope` that all heads
-    share, and an expansion; the cache holds those two. A decode step brings queries to the latent (--mla).
-    Formula: cache of a token and layer = rank + rope instead of 2 x key heads x head size.
+    Effect: the key and value projections become a projection to a latent of width `rank` and a rotated key of `rope`
+    elements that all heads share, and an expansion of the latent. The cache holds latent and rotated key. A decode step
+    absorbs the expansion into queries and outputs (--mla).
+    Formula: cache per token and layer = rank + rope elements instead of 2 x key heads x head size.
     Source: arXiv:2502.07864; arXiv:2405.04434, section 2.1.
-    Helps: long contexts and large batches of models with many key heads; their projections get smaller too.
-    Cannot: compute less at long contexts, where each pair costs a step more. Models have to be tuned.
+    Use when: a model with many key heads has long contexts or large batches. Its projections get smaller too.
+    Limits: a step has more OPs per pair, which counts at long contexts. The model must be fine-tuned.
     """
 
     kind = Kind.ATTENTION
     touches = Touches.MODEL
-    order = -5  # its projections are products like others
+    order = -5  # before techniques on linears, which then apply to its projections
 
     rank: int = parameter("width of the latent", 512, least=1)
-    rope: int = parameter("elements of a head that are rotated", 64, least=1)
+    rope: int = parameter("rotated elements per head", 64, least=1)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._converted)
@@ -68,10 +69,10 @@ class Mla(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if _of_attention(other)), None)
         if other:
-            return f"{other.name} is about the keys and values that there would be no more"
+            return f"{other.name} changes keys and values that mla removes"
         found = [known for block in machine.model.graph.blocks if (known := _self_attention(block))]
         if not found:
-            return f"{machine.model.name} has no layers of full attention with projections that are known here"
+            return f"{machine.model.name} has no full attention with plain q, k and v projections"
         narrow = min(qk.heads.head_dim for _, _, qk in found)
         if self.rope >= narrow:
             return f"rope must be less than the {narrow} elements of a head; got {self.rope}"
@@ -79,7 +80,7 @@ class Mla(Technique):
 
 
 def _self_attention(block: Block) -> tuple[int, int, QK] | None:
-    """Places of the first and the last operator of plain full attention, whose input is that of the first."""
+    """Indices of the first and last operator of plain full attention in `block`, and its QK; None if there is none."""
     scores = [op for op in block.operators if isinstance(op, QK)]
     ends = [i for i, op in enumerate(block.operators) if op.name == "o_proj"]
     starts = [i for i, op in enumerate(block.operators) if op.name in ("q_proj", "qkv_proj")]
@@ -93,7 +94,7 @@ def _self_attention(block: Block) -> tuple[int, int, QK] | None:
 
 @dataclass(frozen=True)
 class Projected(Mask):
-    """`rank` mixtures of the keys before the query."""
+    """`rank` mixtures of the keys up to the query."""
 
     rank: int
 
@@ -115,7 +116,7 @@ class Projected(Mask):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing(Operator):
-    """Keys or values of all tokens as mixtures of them: a multiply-add for each element and mixture."""
+    """Mixes keys or values of all tokens: a multiply-add per element and mixture."""
 
     rank: int
 
@@ -129,19 +130,21 @@ class Mixing(Operator):
 @technique("low-rank-attention")
 @dataclass(frozen=True, kw_only=True)
 class LowRankAttention(Technique):
-    """Low-rank attention (Linformer): queries see `rank` mixtures of the keys and values instead of each of them.
+    """Low-rank attention (Linformer): queries see `rank` mixtures of all keys and values.
 
-    Changes: pairs and cache are those of `rank` tokens; keys and values are mixed as they come.
-    Formula: pairs n x rank; mixing 2 x rank OPs for each element of a key and a value.
+    Effect: pairs and cache are those of `rank` tokens; keys and values are mixed as they arrive.
+    Formula: pairs n x rank; mixing costs 2 x rank OPs per element of a key and a value.
     Source: arXiv:2006.04768, section 4.
-    Helps: long prompts, whose attention becomes linear, and long contexts, whose cache stops growing.
-    Cannot: be switched on in a model that was not trained so. Weights of the mixtures are left out.
+    Use when: prompts are long, as attention becomes linear in their length; or contexts are, as the cache stops
+    growing.
+    Limits: the model must be trained with it.
+    Not modeled: weights of the mixing matrices.
     """
 
     kind = Kind.ATTENTION
     touches = Touches.MODEL
 
-    rank: int = parameter("mixtures of keys", 256, least=1)
+    rank: int = parameter("mixtures of keys and of values", 256, least=1)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return masked(graph, lambda own: Projected(self.rank) if own.window == inf else None)
@@ -166,12 +169,12 @@ class LowRankAttention(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if _of_attention(other)), None)
         if other:
-            return f"{other.name} is about the keys that queries see too"
+            return f"{other.name} also changes keys and values; give one of the two"
         if not any(own.window == inf for own in causal(machine.model.graph)):
-            return f"{machine.model.name} has no attention that sees all before it"
+            return f"{machine.model.name} has no full causal attention"
         return ""
 
 
 def _of_attention(technique: Technique) -> bool:
-    """Whether it is about keys and values, and not about where they lie."""
+    """Whether it changes keys and values, not only where they are stored."""
     return technique.kind is Kind.ATTENTION and not isinstance(technique, Allocated)

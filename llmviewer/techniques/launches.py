@@ -1,4 +1,4 @@
-"""What the host needs for launches."""
+"""Launch overhead of the host."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from ._technique import Finding, Kind, Machine, Technique, Touches
 @technique("launches")
 @dataclass(frozen=True, kw_only=True)
 class Launches(Technique):
-    """Launches by the host one at a time (eager mode), where a CUDA graph would make them with one for a whole pass.
+    """Launches by the host one at a time (eager mode), where a CUDA graph needs one launch for a whole pass.
 
-    Changes: the time of every pass, drafts included, while the host is slower than the device.
+    Effect: lengthens every pass, drafts included, in which the host is slower than the device.
     Formula: time of a pass = max(bound, launches x each).
-    Source: arXiv:2404.14294, section 6.1.1; the usual 5 us are recalled.
-    Helps: to see what CUDA graphs and fewer launches (`fusion`) save: small models, small batches, short prompts.
-    Cannot: say how long small kernels take beyond their bound, nor what the host does between passes.
+    Source: arXiv:2404.14294, section 6.1.1; the default of 5 us is recalled.
+    Use when: you want to see what CUDA graphs and fewer launches (`fusion`) save: small models, small batches, short
+    prompts.
+    Limits: no effect if the device takes longer than the launches, as in most prefills.
+    Not modeled: the time of small kernels beyond their bound; what the host does between passes.
     """
 
     kind = Kind.GRAPH
     touches = Touches.NOTHING
-    order = 20  # of all passes that others have arranged
+    order = 20  # after techniques that arrange passes
 
-    each: float = parameter("the host's time for a launch", 5.0, unit="us", least=0, open=True)
+    each: float = parameter("host time per launch", 5.0, unit="us", least=0, open=True)
 
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
         def launched(run: Run) -> Iterator[Run]:
@@ -47,5 +49,5 @@ class Launches(Technique):
         plan = machine.decode_plan
         host, device = seconds(float(self._host_s(plan, step))), seconds(float(plan.time_s(step)))
         count = float(evaluate(counted(plan), step))
-        text = f"a decode step is {count:.0f} launches, {host} for the host; the device needs at least {device}"
+        text = f"a decode step has {count:.0f} launches: {host} of host time, at least {device} of device time"
         return (Finding(key="launches_per_step", value=count, text=text),)

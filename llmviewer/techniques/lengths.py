@@ -1,4 +1,4 @@
-"""Prompts that are not all alike: padded to the longest, or packed."""
+"""Prompts of different lengths: packed, or padded to the longest."""
 
 from __future__ import annotations
 
@@ -22,38 +22,41 @@ from .passes import Skeleton
 
 _Lengthened: TypeAlias = Callable[[Spans, int], Spans]
 
-_MOST: Final = 1000  # lengths that differ
+_MOST: Final = 1000  # distinct lengths in a file
 
 
 @technique("lengths")
 @dataclass(frozen=True, kw_only=True)
 class Lengths(Technique):
-    """Prompts of the lengths in a file, packed one after the other or padded to the longest.
+    """Prompts of the lengths in a file, packed without padding or padded to the longest.
 
-    Changes: passes have the tokens of all prompts together (packed), or of as many prompts of the greatest length. Of
-    `batch` prompts, each length has its part of the file. --prompt is not used.
-    Formula: tokens = sum of lengths, or batch x the longest; attention is that of each sequence by itself.
+    Effect: a pass has the tokens of all prompts together (packed), or as many for each prompt as for the longest. Each
+    length has its share of `batch` prompts. --prompt is not used.
+    Formula: tokens = sum of lengths, or batch x the longest; attention is within each sequence.
     Source: arXiv:2210.03052 (ByteTransformer); arXiv:2404.14294, section 6.1.1.
-    Helps: to see what padding costs, where lengths differ much.
-    Cannot: say how sequences are gathered; packed, the memory is that of all lengths together on average.
+    Use when: lengths differ much, and you want to see what padding costs.
+    Limits: how requests are grouped into batches is not modeled. The memory of packed prompts is that of all lengths in
+    their shares.
     """
 
     kind = Kind.INPUT
     touches = Touches.NOTHING
     order = -9
 
-    file: str = parameter("a text file with a length on each line")
-    packed: bool = parameter("no padding between prompts", default=True)
+    file: str = parameter("text file with one length per line")
+    packed: bool = parameter("whether prompts are packed without padding", default=True)
 
     @cached_property
     def counts(self) -> Counter[int]:
-        """How often each length stands in the file."""
+        """Number of lines of the file by length."""
         found: Counter[int] = Counter()
         for number, line in enumerate(read_text(Path(self.file)).splitlines(), 1):
             if not line.strip():
                 continue
             if not re.fullmatch(r"[1-9]\d{0,8}", line.strip()):
-                raise InputError(f"{self.file}:{number}: must be a length from 1; got {line.strip()!r}")
+                raise InputError(
+                    f"{self.file}:{number}: must be a whole number from 1 to 999999999; got {line.strip()!r}"
+                )
             found[int(line)] += 1
         if not found or len(found) > _MOST:
             raise InputError(f"{self.file}: must have from 1 to {_MOST} different lengths; got {len(found)}")
@@ -69,7 +72,7 @@ class Lengths(Technique):
 
     @property
     def _shown(self) -> int:
-        """The length of the pass that is shown operator by operator."""
+        """Prompt length of the pass that is shown operator by operator."""
         return ceil(self.mean) if self.packed else self.longest
 
     def prefill(self, workload: Workload) -> Workload:
@@ -93,26 +96,26 @@ class Lengths(Technique):
         return schedule.map(first=lambda run: several(run, _read), rest=lambda run: several(run, _continued))
 
     def _spread(self, workload: Workload, change: _Lengthened) -> Workload:
-        """Each group of sequences as those of every length, in the parts that they have of the file."""
+        """Each group of sequences split over the lengths, by their shares of the file."""
         counts = sorted(self.counts.items())
         parts = ((length, times / self.counts.total()) for length, times in counts)
         return Workload(tuple(change(s, length).times(part) for length, part in parts for s in workload.groups))
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         wasted = 1 - self.mean / self.longest
-        text = f"padding to {self.longest} tokens would make {wasted:.0%} of the tokens of a prefill empty"
+        text = f"padding to {self.longest} tokens makes {wasted:.0%} of the prefill's tokens padding"
         return (Finding(key="padding", value=wasted, text=text),)
 
     def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
         found = f"{min(self.counts)} to {self.longest} tokens, {self.mean:.4g} on average"
-        return (f"prompts are those of {self.file}, {found}; --prompt is not used",)
+        return (f"prompt lengths are from {self.file}: {found}; --prompt is not used",)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if other.kind is Kind.INPUT or isinstance(other, Skeleton)), None)
         if other:
-            return f"{other.name} takes prompts as all alike"
+            return f"{other.name} needs prompts of one length"
         if machine.model.encodes or machine.model.sees:
-            return f"prompts of {machine.model.name} are taken as all alike"
+            return f"prompts of {machine.model.name} must have one length"
         return ""
 
 

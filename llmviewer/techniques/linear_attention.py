@@ -1,4 +1,4 @@
-"""Attention without pairs: a state instead of a cache."""
+"""Linear attention: a state replaces the cache."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ _FEATURE_OPS = 4  # elu(x) + 1 of a query or key: compare, exp, subtract, add on
 @technique("linear-attention")
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention(Technique):
-    """Linear attention: scores without a softmax, so that keys and values sum up in a state of fixed size.
+    """Linear attention: without a softmax, keys and values sum up in a state of fixed size.
 
-    Changes: pairs and cache go; each head keeps a matrix of key x value and a vector for the quotient, which every pass
-    reads and writes. Prompts are taken in chunks, within which pairs are computed.
-    Formula: out = phi(Q) (phi(K)^T V): 4 x key x value OPs a token and head, 2 x (key + value) a pair within a chunk.
+    Effect: a state replaces cache and query-key pairs: each head keeps a key x value matrix and a normalizer vector,
+    which every pass reads and writes. Prompts are processed in chunks, within which pairs are computed.
+    Formula: out = phi(Q) (phi(K)^T V): 4 x key x (value + 1) OPs per token and head, 4 per element of queries and keys
+    for phi, and 2 x (key + value) per pair within a chunk.
     Source: arXiv:2006.16236, equations 4 to 6; in chunks: arXiv:2312.06635.
-    Helps: long contexts: a step costs the same however long they are, and memory does not grow.
-    Cannot: be switched on in a model that was not trained so; short contexts read more state than they had cache. With
-    tensor parallelism every rank keeps and computes all of it here.
+    Use when: contexts are long: step time and memory do not grow with them.
+    Limits: the model must be trained with it. At short contexts a step reads more state than it would read cache.
+    Not modeled: dividing the state by tensor parallelism: every rank holds and computes all of it.
     """
 
     kind = Kind.ATTENTION
     touches = Touches.MODEL
 
-    chunk: int = parameter("tokens of a prompt taken together", 64, unit="tokens", least=1)
+    chunk: int = parameter("tokens of a prompt per chunk", 64, unit="tokens", least=1)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._linear)
@@ -75,6 +76,6 @@ class LinearAttention(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if not list(causal(machine.model.graph)):
-            return f"{machine.model.name} has no attention that could be linear"
+            return f"{machine.model.name} has no causal attention to replace"
         other = next((other for other in others if other.kind is Kind.ATTENTION or isinstance(other, SplitKv)), None)
-        return f"{other.name} is about a cache, and there is none" if other else ""
+        return f"{other.name} needs a cache" if other else ""

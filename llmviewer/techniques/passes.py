@@ -1,4 +1,4 @@
-"""Generations made of other passes: without a cache, in points side by side."""
+"""Techniques that replace the passes of a generation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .prompts import PrefixCache
 @technique("no-cache")
 @dataclass(frozen=True, kw_only=True)
 class NoCache(Technique):
-    """No KV cache: every token is computed from the whole text before it, as the plainest program does.
+    """No KV cache: every token is computed from the whole text before it.
 
-    Changes: a decode step becomes a pass over prompt and answer so far; no cache is held.
-    Formula: time of m tokens = sum over i < m of a prefill of n + i tokens: quadratic in the answer, where a step with
-    a cache is linear in the context.
-    Source: the comparison that arXiv:2404.14294, section 2.2 begins with.
-    Helps: to see what the cache buys; memory, where nothing else fits.
-    Cannot: make anything faster.
+    Effect: a decode step becomes a pass over the prompt and the answer so far. No cache is held.
+    Formula: time of m tokens = sum over i < m of a prefill of n + i tokens. The OPs of linears are quadratic in m; with
+    a cache they are linear.
+    Source: the baseline of arXiv:2404.14294, section 2.2.
+    Use when: you want to see what the cache gains, or memory has no room for one.
+    Limits: it makes nothing faster.
     """
 
     kind = Kind.DECODING
@@ -44,32 +44,33 @@ class NoCache(Technique):
         cached = (other for other in others if other.kind is Kind.ATTENTION or isinstance(other, PrefixCache))
         other = next(cached, None) or next((other for other in others if _arranges(other)), None)
         if other:
-            return f"{other.name} is about a cache or passes that go on from one"
+            return f"{other.name} needs a cache"
         if machine.model.encodes:
-            return f"{machine.model.name} keeps what its encoder has read"
+            return f"{machine.model.name} caches the output of its encoder"
         return ""
 
 
 @technique("skeleton")
 @dataclass(frozen=True, kw_only=True)
 class Skeleton(Technique):
-    """Skeleton-of-Thought: a short outline first, then all of its points are written side by side.
+    """Skeleton-of-Thought: a short outline first, then all of its points in parallel.
 
-    Changes: the outline is decoded by itself; then `points` sequences for each prompt read their instruction and write
-    their part of the answer; they have prompt and outline in common, held once.
-    Formula: prefill + outline steps at batch B + a pass of points x B instructions + (m / points) steps at batch
-    points x B.
+    Effect: the outline is decoded first. Then `points` sequences per prompt read an instruction each and write their
+    part of the answer. They share prompt and outline, which are held once.
+    Formula: prefill + outline steps at batch B + a pass of points x B instructions + (m / points) steps at batch points
+    x B.
     Source: arXiv:2307.15337, section 2.
-    Helps: long answers in parts that do not need each other, at small batches: m / points steps instead of m.
-    Cannot: help where the larger batch is no longer free, nor short answers, which outline and instructions outweigh.
+    Use when: long answers have independent parts and batches are small: m / points steps instead of m.
+    Limits: no gain once the larger batch costs as much time as it saves, nor for short answers, which take less time
+    than outline and instructions.
     """
 
     kind = Kind.DECODING
     touches = Touches.ANSWERS
 
     points: int = parameter("parts of the answer", 8, least=1, most=4096)
-    outline: int = parameter("tokens of the outline", 40, unit="tokens", least=1, most=4096)
-    instruction: int = parameter("tokens that ask for one point", 20, unit="tokens", least=1, most=4096)
+    outline: int = parameter("tokens in the outline", 40, unit="tokens", least=1, most=4096)
+    instruction: int = parameter("tokens in the instruction for one point", 20, unit="tokens", least=1, most=4096)
 
     def step(self, workload: Workload) -> Workload:
         return each(workload, lambda s: self._points(replace(s, kv_len=s.kv_len + self._before), common=False))
@@ -96,7 +97,7 @@ class Skeleton(Technique):
 
     @property
     def _before(self) -> int:
-        """Tokens after the prompt that each point goes on from."""
+        """Tokens between the prompt and each point."""
         return self.outline + self.instruction
 
     def _points(self, s: Spans, *, common: bool) -> Spans:
@@ -106,12 +107,12 @@ class Skeleton(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if _arranges(other) and not isinstance(other, Drafting)), None)
         if other:
-            return f"{other.name} arranges the passes of an answer too"
+            return f"{other.name} also arranges the passes of an answer; give one of the two"
         if machine.model.encodes:
-            return f"{machine.model.name} reads its prompt with an encoder, before which no outline can be put"
+            return f"{machine.model.name} processes its prompt in an encoder, to which no outline can be added"
         return ""
 
 
 def _arranges(technique: Technique) -> bool:
-    """Whether it says which passes make an answer."""
+    """Whether it arranges the passes of an answer."""
     return technique.kind is Kind.DECODING and altered(technique, "step", "kept", "schedule")

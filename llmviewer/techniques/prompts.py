@@ -1,4 +1,4 @@
-"""Prompts that are made shorter or longer, are there already, or are read in parts."""
+"""Prompts that are shortened, lengthened, cached, or processed in chunks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LENGTHS = 2.0 ** np.arange(4, 21)
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten(Technique):
-    """Prompts of another length than those given."""
+    """Changes the length of prompts."""
 
     kind = Kind.INPUT
     touches = Touches.ANSWERS
-    order = -9  # whatever else happens to a prompt happens to the new one
+    order = -9  # before all others, which then see the new prompt
 
     def length(self, prompt: Num) -> Num:
-        """Of the prompt that the model reads. [tokens]"""
+        """Tokens of the new prompt."""
         raise NotImplementedError
 
     def prefill(self, workload: Workload) -> Workload:
@@ -53,23 +53,24 @@ class Rewritten(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Rewritten)), None)
-        return f"{other.name} says how long prompts are too" if other else ""
+        return f"{other.name} also changes the length of prompts; give one of the two" if other else ""
 
 
 @technique("prompt-compression")
 @dataclass(frozen=True, kw_only=True)
 class Compression(Rewritten):
-    """Prompt compression (LLMLingua, Selective Context): a small model scores the prompt's tokens, and some are kept.
+    """Prompt compression (LLMLingua, Selective Context): a small model scores tokens, and only some are kept.
 
-    Changes: the prompt is `ratio` as long everywhere; the scorer reads all of it first, in a pass of its own.
+    Effect: the prompt has the fraction `ratio` of its tokens in every phase. The scorer reads all of it first, in a
+    pass of its own.
     Formula: TTFT = prefill of the scorer(n) + prefill(ratio x n).
     Source: arXiv:2310.05736; arXiv:2404.14294, section 4.1.
-    Helps: the prefill of long prompts, whose attention grows with their square, and the cache of decode steps.
-    Cannot: help steps that wait for weights, nor short prompts, which the scorer outweighs.
+    Use when: prompts are long, as attention is quadratic in their length, or decode is bound by the cache.
+    Limits: no gain for steps bound by weights, nor for short prompts, for which the scorer costs more than it saves.
     """
 
-    ratio: float = parameter("part of the prompt that is kept", 0.5, least=0, most=1, open=True)
-    scorer: str = parameter("the model that scores; none if not given", "")
+    ratio: float = parameter("fraction of the tokens that is kept", 0.5, least=0, most=1, open=True)
+    scorer: str = parameter("model that scores the tokens; its time is not counted if not given", "")
     scorer_quant: str = parameter("precision of the scorer", "W16A16")
 
     def length(self, prompt: Num) -> Num:
@@ -99,7 +100,7 @@ class Compression(Rewritten):
         plan, scorer = machine.plan, self._scorer(machine).plan
         pays = plan.time_s(kept) + scorer.time_s(whole) < plan.time_s(whole)
         first = int(_LENGTHS[np.argmax(pays)]) if np.any(pays) else None
-        word = f"from prompts of about {first} tokens on" if first else f"at no length to {_LENGTHS[-1]:.0f} tokens"
+        word = f"from prompts of about {first} tokens" if first else f"at no length up to {_LENGTHS[-1]:.0f} tokens"
         return (Finding(key="pays_from_prompt", value=first, text=f"the first token comes sooner {word}"),)
 
     @cached_property
@@ -114,17 +115,17 @@ class Compression(Rewritten):
 @technique("rag")
 @dataclass(frozen=True, kw_only=True)
 class Retrieved(Rewritten):
-    """Retrieval: passages that were found are put before each prompt.
+    """Retrieval-augmented generation: passages that were found are put before each prompt.
 
-    Changes: the prompt is longer everywhere.
+    Effect: the prompt is longer in every phase.
     Formula: n becomes n + passages x tokens.
     Source: arXiv:2005.11401; arXiv:2404.14294, section 4.1.4.
-    Helps: to see what retrieval costs, against a corpus as prompt or without it.
-    Cannot: say how long the search takes, which is not counted.
+    Use when: you want to compare the cost of retrieval with the corpus as the prompt or with no retrieval.
+    Not modeled: the search.
     """
 
-    passages: int = parameter("passages put before the prompt", 5, least=1, most=1_000_000)
-    tokens: int = parameter("tokens of a passage", 200, unit="tokens", least=1, most=1_000_000)
+    passages: int = parameter("passages per prompt", 5, least=1, most=1_000_000)
+    tokens: int = parameter("tokens per passage", 200, unit="tokens", least=1, most=1_000_000)
 
     def length(self, prompt: Num) -> Num:
         return prompt + self.passages * self.tokens
@@ -133,30 +134,30 @@ class Retrieved(Rewritten):
 @technique("prefix-cache")
 @dataclass(frozen=True, kw_only=True)
 class PrefixCache(Technique):
-    """Prefix caching: keys and values of the beginning of a prompt are there already (RadixAttention, system prompts).
+    """Prefix caching (RadixAttention, system prompts): keys and values of the beginning of a prompt are cached.
 
-    Changes: the prefill takes the rest of the prompt alone, which attends to all of it; what the prompts of a batch
-    have in common is held once.
+    Effect: the prefill processes only the rest of the prompt, which attends to all of it. A beginning that all prompts
+    of a batch share is held once.
     Formula: new tokens of the prefill = n - floor(hit x n), or n - tokens, at least one; they attend to n.
     Source: arXiv:2312.07104, section 3; arXiv:2309.06180, section 4.4.
-    Helps: the first token, where prompts begin alike; memory, where that is all the same beginning.
-    Cannot: help decode steps, which read the cache of the whole prompt.
+    Use when: prompts begin alike: the first token comes sooner, and memory shrinks if all begin alike.
+    Limits: no gain for decode steps, which read the cache of the whole prompt.
     """
 
     kind = Kind.INPUT
     touches = Touches.NOTHING
     scheduled = True
     order = -8
-    usual: ClassVar[float] = 0.5  # part of the prompt, where nothing is said
+    usual: ClassVar[float] = 0.5  # hit rate if neither hit nor tokens is given
 
     hit: float | None = parameter(
-        f"part of the prompt that is there already; {usual} if tokens are not given", None, least=0, most=1
+        f"fraction of the prompt that is cached; {usual} if tokens is not given", None, least=0, most=1
     )
     tokens: int | None = parameter(
-        "tokens that prompts begin with and that are there already, such as a system prompt; instead of hit", None,
+        "cached tokens at the beginning of prompts, such as a system prompt; instead of hit", None,
         unit="tokens", least=0,
     )  # fmt: skip
-    common: bool = parameter("whether all prompts of a batch begin alike", True)
+    common: bool = parameter("whether all prompts of a batch share the cached beginning", True)
 
     def prefill(self, workload: Workload) -> Workload:
         return each(workload, lambda s: replace(s, q_len=s.kv_len - self.known(s.kv_len), images=0))
@@ -178,31 +179,29 @@ class PrefixCache(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if self.hit is not None and self.tokens is not None:
-            return "give one of hit (a part of each prompt) and tokens (as many of each)"
+            return "give hit (a fraction of each prompt) or tokens (of each prompt), not both"
         if machine.model.encodes:
-            return (
-                f"the encoder of {machine.model.name} sees its prompt both ways: no part of it is done before the rest"
-            )
+            return f"the encoder of {machine.model.name} is bidirectional: no part of its prompt can be cached"
         return ""
 
 
 @technique("chunked-prefill")
 @dataclass(frozen=True, kw_only=True)
 class Chunked(Technique):
-    """Chunked prefill: a prompt is read in parts, each of which attends to those before it.
+    """Chunked prefill: a prompt is processed in chunks, each of which attends to those before it.
 
-    Changes: one prefill becomes ceil(n / tokens) passes, which read weights and the cache so far again.
+    Effect: one prefill becomes ceil(n / tokens) passes, each of which reads the weights and the cache so far.
     Formula: keys read = sum over chunks of what is cached after them, about n^2 / (2 x tokens) instead of n.
     Source: arXiv:2308.16369, section 4; arXiv:2403.02310.
-    Helps: live activations; others who wait for a decode step between two chunks (see serving).
-    Cannot: make a prompt faster by itself: small chunks wait for weights.
+    Use when: live activations must be smaller, or other requests wait for decode steps between chunks (`simulate`).
+    Limits: a prompt by itself gets no faster: small chunks are bound by weights.
     """
 
     kind = Kind.INPUT
     touches = Touches.NOTHING
     order = -7
 
-    tokens: int = parameter("tokens of each sequence in a chunk", 512, unit="tokens", least=1)
+    tokens: int = parameter("tokens of a sequence per chunk", 512, unit="tokens", least=1)
 
     def prefill(self, workload: Workload) -> Workload:
         return each(workload, lambda s: replace(s, q_len=np.minimum(s.q_len, self.tokens)))
@@ -215,7 +214,7 @@ class Chunked(Technique):
         yield replace(run, name="chunks of the prefill", workload=Workload((self._cut(s),)))
 
     def _cut(self, s: Spans) -> Spans:
-        """A pass over new tokens as passes over its chunks."""
+        """A pass over new tokens as passes over its chunks, along the last axis."""
         new = int(s.q_len)
         ends = np.append(np.arange(self.tokens, new, self.tokens), new)
         sizes = np.diff(ends, prepend=0)
@@ -231,10 +230,10 @@ class Chunked(Technique):
         )
         if not once:
             return ()
-        text = f"chunks read and write {moved / once:.3g} times the bytes of the cache that one pass does"
+        text = f"chunks read and write {moved / once:.3g} times the cache bytes of a single pass"
         return (Finding(key="cache_again", value=moved / once, text=text),)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if machine.model.encodes:
-            return f"the encoder of {machine.model.name} sees its prompt both ways: it cannot be read in parts"
+            return f"the encoder of {machine.model.name} is bidirectional: its prompt cannot be processed in chunks"
         return ""

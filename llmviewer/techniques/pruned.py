@@ -1,4 +1,4 @@
-"""Smaller networks made of larger ones: fewer heads, neurons and layers."""
+"""Structured pruning: fewer heads, neurons and layers, less hidden width."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ._linears import compressible, layers
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 
-_KNOWN: Final = (Norm, Add, Linear, Embedding)  # what can be between layers
+_KNOWN: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state that can be narrowed
 
 
 @technique("structured-pruning")
 @dataclass(frozen=True, kw_only=True)
 class StructuredPruning(Technique):
-    """Structured pruning (LLM-Pruner, Sheared LLaMA, SliceGPT): heads, neurons, layers or a part of the width go.
+    """Structured pruning (LLM-Pruner, Sheared LLaMA, SliceGPT): removes heads, neurons, layers or hidden width.
 
-    Changes: the network is smaller: everything that those parts read, compute, hold and cache.
+    Effect: a smaller network, without what the removed parts read, compute, hold and cache.
     Formula: projections, cache and pairs x heads; feed-forward networks x ffn; all of a layer x layers; one side of
-    every matrix, embedding and head x hidden. Heads go with the keys and values that they share.
+    every matrix, embedding and head x hidden. Query heads go together with the keys and values that they share.
     Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024.
-    Helps: prefill, decode and memory, on any device.
-    Cannot: prune experts, and attention by latents or states, which are left as they are.
+    Use when: prefill, decode and memory should all shrink, on any device.
+    Limits: experts, and attention with latents or states, are not pruned.
     """
 
     kind = Kind.COMPRESSION
     touches = Touches.MODEL
-    order = -6  # what others change is the network that is left
+    order = -6  # before all others, which then change the pruned network
 
-    heads: float = parameter("part of the heads that stays", 1.0, least=0, most=1)
-    ffn: float = parameter("part of the neurons that stays", 1.0, least=0, most=1)
-    layers: float = parameter("part of the layers that stays", 1.0, least=0, most=1)
-    hidden: float = parameter("part of the width between layers that stays", 1.0, least=0, most=1)
+    heads: float = parameter("fraction of the attention heads that stays", 1.0, least=0, most=1)
+    ffn: float = parameter("fraction of the feed-forward neurons that stays", 1.0, least=0, most=1)
+    layers: float = parameter("fraction of the layers that stays", 1.0, least=0, most=1)
+    hidden: float = parameter("fraction of the hidden width that stays", 1.0, least=0, most=1)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         stay = max(round(self.layers * graph.layers), 1)
@@ -55,7 +55,7 @@ class StructuredPruning(Technique):
         return block.map(lambda op: _fitted(op, parts, self.heads)) if parts else block
 
     def _neurons(self, block: Block) -> dict[str, float]:
-        """The part of their width that tensors between the linears of feed-forward networks keep."""
+        """Fraction of their width that tensors inside feed-forward networks keep, by name."""
         acts = (op for op in block.operators if isinstance(op, Activation)) if self.ffn < 1 else ()
         found: dict[str, float] = {}
         for act in acts:
@@ -67,7 +67,7 @@ class StructuredPruning(Technique):
         return found
 
     def _heads(self, block: Block) -> dict[str, float]:
-        """The part of their width that tensors of attention keep."""
+        """Fraction of their width that tensors of attention keep, by name."""
         if self.heads == 1 or not _prunable(block):
             return {}
         found: dict[str, float] = {}
@@ -92,22 +92,22 @@ class StructuredPruning(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = machine.model.graph
         if not (self.heads and self.ffn and self.layers and self.hidden):
-            return "something has to stay of heads, ffn, layers and hidden"
+            return "heads, ffn, layers and hidden must be above 0; got 0"
         if self.heads == self.ffn == self.layers == self.hidden == 1:
-            return "give heads, ffn, layers or hidden: with 1 for each of them nothing is left out"
+            return "give heads, ffn, layers or hidden below 1"
         between = {op.name: op for block in graph.blocks if block.main for op in _on_stream(block)}
         strange = [name for name, op in between.items() if not isinstance(op, _KNOWN) or isinstance(op, ChosenLinear)]
         if self.hidden < 1 and strange:
-            return f"how {strange[0]} of {machine.model.name} gets narrower is not known here; leave out hidden"
+            return f"hidden cannot narrow {strange[0]} of {machine.model.name}; drop hidden"
         if self.heads < 1 and not any(layers(block) and _prunable(block) for block in graph.blocks):
-            return f"the attention of {machine.model.name} has no heads that can be left out here"
+            return f"{machine.model.name} has no attention whose heads can be pruned; drop heads"
         if self.ffn < 1 and not any(layers(block) and self._neurons(block) for block in graph.blocks):
-            return f"{machine.model.name} has no feed-forward network that all tokens go through"
+            return f"{machine.model.name} has no dense feed-forward network; drop ffn"
         return ""
 
 
 def _stream(block: Block) -> set[str]:
-    """Tensors as wide as what layers pass on: norms of it, what is added to it, embeddings."""
+    """Names of the tensors as wide as the hidden state: its norms, what is added to it, embeddings."""
     found = {block.input, block.output} - {"logits"}
     before: set[str] = set()
     while found != before:
@@ -121,13 +121,13 @@ def _stream(block: Block) -> set[str]:
 
 
 def _on_stream(block: Block) -> Iterator[Operator]:
-    """The operators that read or write such tensors."""
+    """The operators that read or write tensors of the hidden width."""
     stream = _stream(block)
     return (op for op in block.operators if stream & {t.name for t in _tensors(op)})
 
 
 def _prunable(block: Block) -> bool:
-    """Whether linears make queries, keys and values of heads that are written to a cache of their own."""
+    """Whether heads of attention can be pruned: plain attention with one key tensor."""
     attention = [op for op in block.operators if isinstance(op, Attention)]
     return bool(attention) and all(
         isinstance(op, QK | Softmax | SV) and (not isinstance(op, QK) or len(op.inputs) == 2) for op in attention
@@ -135,7 +135,7 @@ def _prunable(block: Block) -> bool:
 
 
 def _left(heads: Heads, part: float) -> tuple[float, float]:
-    """The part of query heads and of key heads that stays: whole groups, or queries alone where all share a key."""
+    """Fractions of query and key heads that stay: whole groups, or only query heads if all share a key."""
     if heads.num_kv_heads == 1:
         return max(round(part * heads.num_heads), 1) / heads.num_heads, 1.0
     kept = max(round(part * heads.num_kv_heads), 1) / heads.num_kv_heads
@@ -147,7 +147,7 @@ def _tensors(op: Operator) -> tuple[Tensor, ...]:
 
 
 def _fitted(op: Operator, parts: dict[str, float], kept: float) -> Operator:
-    """`op` with tensors as wide as `parts` says, and weights and heads to go with them."""
+    """`op` with widths scaled by `parts`, and weights and heads to match."""
     new = op.with_tensors(lambda t: replace(t, width=max(round(t.width * parts.get(t.name, 1.0)), 1)))
     if all(t.name not in parts for t in _tensors(op)):
         return op

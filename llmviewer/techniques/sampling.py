@@ -1,4 +1,4 @@
-"""Several answers to one prompt at once."""
+"""Several answers per prompt."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _PROMPT = ("shared", "read-once", "copied")
 
 @dataclass(frozen=True, kw_only=True)
 class Several(Technique):
-    """Decode steps of as many sequences as `copies` for each prompt."""
+    """Decode with `copies` sequences per prompt."""
 
     kind = Kind.DECODING
     touches = Touches.ANSWERS
 
     prompt: str = parameter(
-        "the cache of the prompt: held once and read by each answer, read once by all, or copied", "shared",
+        "cache of the prompt: held once and read by each answer, read once for all, or copied", "shared",
         choices=_PROMPT,
     )  # fmt: skip
 
     @property
     def copies(self) -> int:
-        """Answers that go on from one prompt."""
+        """Answers per prompt."""
         raise NotImplementedError
 
     def step(self, workload: Workload) -> Workload:
@@ -44,26 +44,29 @@ class Several(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, Several)), None)
         if other:
-            return f"{other.name} writes several answers to a prompt too; give the number of all to one of them"
+            return f"{other.name} also generates several answers per prompt; give one of the two"
         if machine.model.crosses and self.prompt != "copied":
-            return f"what the encoder of {machine.model.name} has read is held for each answer; give prompt=copied"
+            return f"the encoder output of {machine.model.name} is held per answer; give prompt=copied"
         return ""
 
 
 @technique("best-of")
 @dataclass(frozen=True, kw_only=True)
 class BestOf(Several):
-    """Best-of-N, self-consistency, parallel sampling: n answers are written, and one is chosen or voted for.
+    """Best-of-N, self-consistency, parallel sampling: n answers per prompt, of which one is chosen or voted for.
 
-    Changes: decode steps have n sequences for each prompt, which is read once; the prompt's cache is held once
-    (`shared`, as paged caches do), also read once by all n (`read-once`, as cascaded attention does), or copied.
-    Formula: cache = prompt + n x generated tokens, or n x (prompt + generated). Tokens per second count one answer.
+    Effect: the prompt is prefilled once, and decode steps have n sequences per prompt. The cache of the prompt is held
+    once (`shared`, as in paged caches), held and read once by all n (`read-once`, as in cascade attention), or copied.
+    Formula: cache = prompt + n x generated tokens, or n x (prompt + generated) if copied. Tokens per second count one
+    answer.
     Source: arXiv:2203.11171; arXiv:2309.06180, section 4.4; prompts read once: arXiv:2402.05099.
-    Helps: answers become better; while decode waits for weights, n of them take little longer than one.
-    Cannot: be free once the cache or the matrix units set the time. Choosing (votes, a reward model) is not counted.
+    Use when: answers should be better, and decode is bound by weight traffic: n answers then take little longer than
+    one.
+    Limits: answers cost time once the cache or the compute units bound the step.
+    Not modeled: choosing among the answers (votes, a reward model).
     """
 
-    n: int = parameter("answers to each prompt", 4, least=1, most=4096)
+    n: int = parameter("answers per prompt", 4, least=1, most=4096)
 
     @property
     def copies(self) -> int:
@@ -73,18 +76,18 @@ class BestOf(Several):
 @technique("beam")
 @dataclass(frozen=True, kw_only=True)
 class Beam(Several):
-    """Beam search: the `width` best continuations go on together.
+    """Beam search: the `width` best continuations are extended together.
 
-    Changes: as best-of with n = width; all beams read the prompt's cache.
-    Formula: cache = prompt + width x generated tokens at most, or width x (prompt + generated) where copied.
+    Effect: as `best-of` with n = width; every beam reads the cache of the prompt.
+    Formula: cache = prompt + width x generated tokens at most, or width x (prompt + generated) if copied.
     Source: arXiv:2309.06180, section 4.4.
-    Helps: tasks whose best answer is the most probable one, such as translation.
-    Cannot: be free once the cache sets the time, and steps cannot be taken ahead of the others.
-    Left out: sorting width x vocabulary scores, and moving caches when beams are dropped (copied caches are gathered
-    anew, shared ones change tables); beams that share more than the prompt take less memory.
+    Use when: the best answer is the most probable one, as in translation.
+    Limits: beams cost time once the cache bounds the step, and all of them advance in lockstep.
+    Not modeled: sorting width x vocabulary scores; moving caches when beams are dropped (copied caches are gathered
+    again, shared ones change block tables). Beams that share more than the prompt take less memory than counted.
     """
 
-    width: int = parameter("beams", 4, least=1, most=4096)
+    width: int = parameter("beams per prompt", 4, least=1, most=4096)
 
     @property
     def copies(self) -> int:

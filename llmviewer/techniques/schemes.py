@@ -1,4 +1,4 @@
-"""Quantization by the names of its methods: formats, and what has to be computed besides."""
+"""Quantization methods by name: formats and additional operators."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .factors import Lora
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What a method stores things in. `source` names the paper, and what of it is taken.
+    """Formats and additional operators of a method; `source` names the paper and the variant taken.
 
-    quant     as --quant has it; "" where it says nothing of weights and activations
-    outliers  part of the columns that stays in 16 bits
-    turned    linears, as in file names, whose inputs are turned by a Hadamard matrix before they are quantized
-    around    whether inputs and results of all linears are turned
-    beside    techniques that it has besides
+    quant     as for --quant; "" if weights and activations are unchanged
+    outliers  fraction of the columns in 16 bits
+    turned    names of linears, with wildcards, whose inputs are rotated by a Hadamard matrix before quantization
+    around    whether inputs and results of all linears are rotated
+    beside    further techniques of the method
     """
 
     quant: str
@@ -134,10 +134,10 @@ SCHEMES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class OutlierLinear(Instead):
-    """A product in few bits and, beside it, one of the part `outliers` of its columns in 16 bits: two GEMMs."""
+    """Two GEMMs: one in few bits, and one of the fraction `outliers` of the columns in 16 bits."""
 
     outliers: float
-    wide: Tensor  # the input as those columns have it
+    wide: Tensor  # the input in the format of the outlier columns
 
     def arithmetic(self) -> dict[Resource, Form]:
         amounts = {r: (1 - self.outliers) * ops for r, ops in self.of.arithmetic().items()}
@@ -155,26 +155,27 @@ class OutlierLinear(Instead):
 @technique("quantized")
 @dataclass(frozen=True, kw_only=True)
 class Quantized(Technique):
-    """A quantization by the name of its method, with what it computes besides.
+    """Quantization by the name of its method, with the operators that the method adds.
 
-    Changes: formats as --quant would; outliers (LLM.int8(), SpQR, Atom) are columns in 16 bits, a second GEMM;
-    rotations (QuaRot, SpinQuant, QuIP) are launches of their own; compensations and adapters (ZeroQuant-V2, QLoRA) are
-    those of `lora`, a residual window (KIVI) that of `kv-quant`.
-    Formula: bits as the scheme has them; a second GEMM of outliers x k columns; a rotation of d log2(d) OPs a token.
-    Source: each scheme's own paper, told by the report.
-    Helps: as its formats do: weights in few bits where decode waits for them, activations too where a prompt waits for
-    matrix units that have the type.
-    Cannot: say what a method does to answers; methods with the same formats take the same time here. Other precisions
-    for some layers or linears are written with --quant, as W4A16g128,layers.0-3=W16A16.
-    Left out: places of outliers that are no columns, tables of values, rotations of queries and keys.
+    Effect: formats as with --quant. Outliers (LLM.int8(), SpQR, Atom) are columns in 16 bits, a second GEMM. Rotations
+    (QuaRot, SpinQuant, QuIP) are launches of their own. Compensation and adapters (ZeroQuant-V2, QLoRA) are as in
+    `lora`, a residual window (KIVI) as in `kv-quant`.
+    Formula: bits as in the scheme; a second GEMM of outliers x k columns; a rotation of d log2(d) OPs per token.
+    Source: each scheme's own paper, which the report names.
+    Use when: decode is bound by weights (few-bit weights), or the prefill by matrix units that support the type
+    (few-bit activations too).
+    Limits: it says nothing about accuracy, and methods with the same formats take the same time. For other precisions
+    of some layers or linears use --quant, as in W4A16g128,layers.0-3=W16A16.
+    Not modeled: outliers that are not columns, tables of values, rotations of queries and keys.
     """
 
     kind = Kind.COMPRESSION
     touches = Touches.ANSWERS
 
     scheme: str = parameter("the method", choices=tuple(SCHEMES))
-    outliers: float | None = parameter("part of the columns in 16 bits; the method's own if not given", None, least=0,
-                                       most=1, open=True)  # fmt: skip
+    outliers: float | None = parameter(
+        "fraction of the columns in 16 bits; that of the method if not given", None, least=0, most=1, open=True
+    )
 
     @classmethod
     def values(cls) -> Mapping[str, str]:
@@ -234,15 +235,15 @@ class Quantized(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.outliers and self._own.outliers == 0:
-            return f"{self.scheme} leaves no outliers apart; drop outliers"
+            return f"{self.scheme} has no outlier columns; drop outliers"
         twice = next((o for o in others for one in self._own.beside if o.name == one.name), None)
         if twice:
-            return f"{self.scheme} has {twice.name} already"
+            return f"{self.scheme} includes {twice.name}; drop {twice.name}"
         return next((why for one in self._own.beside if (why := one.refuses(machine, others))), "")
 
 
 def _turned(block: Block, names: Sequence[str]) -> Block:
-    """With a rotation before the linears of those names, whose input no norm has made, so that nothing takes it in."""
+    """`block` with a rotation before the linears `names`: no norm precedes them that could absorb it."""
 
     def turning(op: Operator) -> Iterator[Operator]:
         if not (isinstance(op, Linear) and any(fnmatchcase(op.name, name) for name in names)):
@@ -261,7 +262,7 @@ def _turned(block: Block, names: Sequence[str]) -> Block:
 
 
 def _turned_around(block: Block) -> Block:
-    """With rotations before and after each linear."""
+    """`block` with rotations before and after each linear."""
 
     def turning(op: Operator) -> Iterator[Operator]:
         if not compressible(op):
@@ -282,7 +283,7 @@ def _turned_around(block: Block) -> Block:
 
 
 def _rotation(name: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Elementwise:
-    """By a Hadamard matrix as wide as all of a row: d log2(d) additions."""
+    """Rotation of whole rows by a Hadamard matrix: d log2(d) additions per row of width d."""
     width = sum(t.width for t in outputs)
     ops = width * log2(max(width, 2)) / outputs[0].width
     return Elementwise(name=name, inputs=inputs, outputs=outputs, ops_per_element=ops)

@@ -1,4 +1,4 @@
-"""Weights of which some are zero."""
+"""Weights with zeros: N:M sparsity and unstructured pruning."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ._linears import Instead
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 
-_ROUNDED: Final = 0.02  # by which rates of a data sheet may miss a ratio: 733 for 362 of L40S
-_IN_UNITS: Final = (2, 4)  # kept, and of how many: what sparse matrix units multiply
-_INDEX_BITS: Final = 16  # of a column within a tile
+_ROUNDED: Final = 0.02  # relative rounding of datasheet rates: 733 and 362 for L40S
+_IN_UNITS: Final = (2, 4)  # the n:m that sparse matrix units support
+_INDEX_BITS: Final = 16  # per column index within a tile
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseLinear(Instead):
-    """A product of whose multiply-adds the part `density` is done."""
+    """A linear that does the fraction `density` of its multiply-adds."""
 
     density: float
 
@@ -39,17 +39,17 @@ class SparseLinear(Instead):
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Technique):
-    """Zeros in the matrices of linears and experts; heads and routers stay as they are."""
+    """Zeros in the matrices of linears and experts; heads and routers are unchanged."""
 
     kind = Kind.COMPRESSION
     touches = Touches.MODEL
 
     def bits(self, dense: float) -> float:
-        """What an element takes on average, of `dense` bits where it is not zero."""
+        """Mean stored bits per element, of which a dense one has `dense`."""
         raise NotImplementedError
 
     def done(self, op: Linear, hardware: Hardware) -> float | None:
-        """The part of the multiply-adds that is done; None where `op` has to be stored and done as it was."""
+        """The fraction of the multiply-adds that is done; None if `op` stays dense."""
         raise NotImplementedError
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
@@ -79,30 +79,30 @@ class Sparse(Technique):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Sparse)), None)
-        return f"{other.name} says which weights are zero" if other else ""
+        return f"{other.name} also sets weights to zero; give one of the two" if other else ""
 
 
 @technique("sparsity")
 @dataclass(frozen=True, kw_only=True)
 class Structured(Sparse):
-    """N:M sparsity: of every m weights that follow each other, n are not zero.
+    """N:M sparsity: of every m consecutive weights, n are not zero.
 
-    Changes: weights are stored as the values kept and their places, of ceil(log2(m)) bits each; only products with
-    values kept are done. Attention, heads and routers stay as they are.
-    Formula: bytes = n / m x (bits + index) / bits of the dense ones, 0.5625 for 2:4 in 16 bits; OPs = n / m. Where
-    sparse units are not m / n times as fast as dense ones, such as those of B300 for fp4, OPs are as many as the dense
-    ones do in the time.
+    Effect: weights are stored as the kept values and their positions, of ceil(log2(m)) bits each, and only products
+    with kept values are done. Attention, heads and routers are unchanged.
+    Formula: bytes = n / m x (bits + index) / bits of the dense ones, 0.5625 for 2:4 in 16 bits; OPs = n / m. If the
+    sparse units are not m / n times as fast as the dense ones, such as those of B300 for fp4, OPs are as many as the
+    dense units do in that time.
     Source: arXiv:2104.08378, section 3; NVIDIA A100 whitepaper, fine-grained structured sparsity.
-    Helps: on devices with sparse matrix units, in decode through bytes and in prefill through OPs.
-    Cannot: help where the device has no sparse units for the type of a product, or for other ratios than 2:4, which
-    no unit multiplies: those are stored and computed as if dense, and the report says so. A prompt gains no more than
-    its part in linears.
-    Left out: what sparse kernels lose to dense ones: none was measured, so what is expected is a dense product of as
-    many OPs and bytes.
+    Use when: the device has sparse matrix units: fewer bytes in decode, fewer OPs in the prefill.
+    Limits: no gain if the device has no sparse units for the type of a product, or for ratios other than 2:4, which no
+    unit supports: those products are stored and computed as if dense, and the report says so. A prefill gains only on
+    its linears.
+    Not modeled: what sparse kernels lose to dense ones. The expected time is that of a dense product with as many OPs
+    and bytes, because no sparse kernels were measured.
     """
 
-    n: int = parameter("weights of a group that are not zero", 2, least=1)
-    m: int = parameter("weights of a group", 4, least=2)
+    n: int = parameter("weights per group that are not zero", 2, least=1)
+    m: int = parameter("weights per group", 4, least=2)
 
     def bits(self, dense: float) -> float:
         return self.n / self.m * (dense + ceil(log2(self.m)))
@@ -125,7 +125,7 @@ class Structured(Sparse):
         if any(isinstance(op, SparseLinear) for _, op in graph):
             return ()
         has = sorted(key for key in machine.hardware.numbers if key.startswith("sparse."))
-        units = f"has 2:4 units alone ({', '.join(has)})" if has else "has no sparse matrix units"
+        units = f"has only 2:4 units ({', '.join(has)})" if has else "has no sparse matrix units"
         wanted = {op.work().wanted.dtype for _, op in graph if isinstance(op, Linear) and not op.left_as_published}
         what = f"{self.n}:{self.m} in {', '.join(sorted(wanted))}"
         return (f"{machine.hardware.name} {units}: products with {what} are stored and computed as if dense",)
@@ -134,19 +134,19 @@ class Structured(Sparse):
 @technique("pruning")
 @dataclass(frozen=True, kw_only=True)
 class Unstructured(Sparse):
-    """Unstructured pruning: any weights are zero, as SparseGPT and Wanda leave them.
+    """Unstructured pruning (SparseGPT, Wanda): any weights may be zero.
 
-    Changes: the bytes of weights, where a format leaves out zeros; every multiply-add is done, zeros too.
-    Formula: bits of a weight = density x bits + 1 (bitmap), density x (bits + 16) (index of 16 bits), or as they are
+    Effect: fewer bytes of weights, if the format omits zeros. All multiply-adds are done, those with zeros too.
+    Formula: bits per weight = density x bits + 1 (bitmap), density x (bits + 16) (index of 16 bits), or unchanged
     (dense), with density = 1 - sparsity.
     Source: arXiv:2309.10285 (sparse load, dense compute); arXiv:2301.00774.
-    Helps: decode that waits for weights, where kernels load a compressed format and fill in the zeros on the chip.
-    Cannot: help in the dense format, nor a prefill that waits for matrix units; indices outweigh the zeros left out
-    below a sparsity of 16 / (bits + 16), a bitmap below 1 / bits.
-    Left out: what it takes to fill in the zeros; what is expected is a dense product of as many OPs and bytes.
+    Use when: decode is bound by weights, and kernels load a compressed format and fill in the zeros on the chip.
+    Limits: no gain in the dense format, nor for a prefill bound by the compute units. Indices take more than the
+    omitted zeros below a sparsity of 16 / (bits + 16), a bitmap below 1 / bits.
+    Not modeled: filling in the zeros. The expected time is that of a dense product with as many OPs and bytes.
     """
 
-    sparsity: float = parameter("part of the weights that is zero", 0.5, least=0, most=1, open=True)
+    sparsity: float = parameter("fraction of the weights that is zero", 0.5, least=0, most=1, open=True)
     format: str = parameter("how weights are stored", "dense", choices=("dense", "bitmap", "index"))
 
     def bits(self, dense: float) -> float:
@@ -159,4 +159,4 @@ class Unstructured(Sparse):
     def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
         if self.format != "dense":
             return ()
-        return ("pruned weights in the dense format are read and multiplied like others: nothing changes",)
+        return ("pruning changes nothing in the dense format; give format=bitmap or format=index",)

@@ -20,29 +20,30 @@ from ._technique import Drafter, Machine, Technique
 @technique("speculative")
 @dataclass(frozen=True, kw_only=True)
 class Speculative(Drafting):
-    """Speculative decoding: a small model drafts gamma tokens, one pass of the large one verifies them all.
+    """Speculative decoding: a small model drafts gamma tokens, and one pass of the large model verifies them.
 
-    Changes: a decode step takes gamma + 1 tokens of each sequence and leaves several; gamma steps of the draft come
-    before it. Weights and cache of the draft are held besides. What is written stays the same.
-    Formula: tokens a pass = (1 - alpha^(gamma+1)) / (1 - alpha), or `tau` where that was measured; time a token =
-    (gamma x draft step + verification) / tokens. A tree of k1 x k2 x ... candidates is verified whole, drafted by
-    depth, and leaves 1 + sum over depths of the product of 1 - (1 - alpha)^k, as if candidates were independent.
+    Effect: gamma steps of the draft model run before each pass, which takes gamma + 1 tokens of each sequence and
+    yields several. Weights and cache of the draft model are held in memory. The output distribution is unchanged.
+    Formula: tokens per pass = (1 - alpha^(gamma+1)) / (1 - alpha), or `tau` if measured; time per token = (gamma x
+    draft step + verification) / tokens per pass. A tree of k1 x k2 x ... candidates is drafted depth by depth, verified
+    in one pass, and yields 1 + sum over depths of the product of 1 - (1 - alpha)^k, as if candidates were independent.
     Source: arXiv:2211.17192, equation 1; arXiv:2302.01318; trees: arXiv:2305.09781.
-    Helps: where decode waits for memory, as then gamma + 1 tokens cost what one does: small batches, large models.
-    Cannot: once batch x (gamma + 1) tokens keep the matrix units busy, verification grows with gamma; a draft that is
-    seldom right, or not much smaller, costs more than it saves. It never gains more than the tokens a pass.
-    Left out: the draft's own pass over a last token that was accepted too, and drawing from the distributions.
+    Use when: decode is memory-bound, so that gamma + 1 tokens take as long as one: small batches, large models.
+    Limits: verification time grows with gamma once batch x (gamma + 1) tokens saturate the compute units. A draft model
+    whose tokens are rarely accepted, or that is not much smaller, costs more than it saves. The gain never exceeds the
+    tokens per pass.
+    Not modeled: the draft model's pass over the last token if all were accepted; sampling from the distributions.
     """
 
-    draft: str = parameter("the model that drafts: anything that `llmviewer analyze` takes")
+    draft: str = parameter("draft model: any MODEL that `llmviewer analyze` accepts")
     gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64)
-    draft_quant: str = parameter("precision of the draft", "W16A16")
+    draft_quant: str = parameter("precision of the draft model", "W16A16")
 
-    tree: str = parameter("candidates at each depth, such as 4x2x2, instead of gamma tokens in a row", "")
+    tree: str = parameter("candidates after each token, by depth, such as 4x2x2; instead of gamma", "")
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Candidates that follow each one of the depth before."""
+        """Candidates after each token of the depth before, by depth."""
         return tuple(map(int, self.tree.split("x"))) if self.tree else (1,) * self.gamma
 
     @property
@@ -59,7 +60,7 @@ class Speculative(Drafting):
         return tuple(accumulate(self.widths, mul))
 
     def reached(self, alpha: float) -> tuple[float, ...]:
-        """A depth is reached where one of the candidates is right at each before it."""
+        """Probabilities of tokens: a depth is reached if a candidate is accepted at each depth before it."""
         return tuple(accumulate((1 - (1 - alpha) ** width for width in self.widths), mul, initial=1.0))
 
     def drafter(self, machine: Machine) -> Drafter:
@@ -68,7 +69,7 @@ class Speculative(Drafting):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
-            return f"tree must be candidates at each depth, such as 4x2x2; got {self.tree!r}"
+            return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
         draft = self.model
         if not draft.generates or draft.encodes or machine.model.encodes:
             return f"{draft.name} cannot draft for {machine.model.name}: both must be decoders that generate"
@@ -79,9 +80,9 @@ class Speculative(Drafting):
         if draft == own:
             return ()
         where = f"{self.draft} has a vocabulary of {draft} and {machine.model.name} of {own}"
-        return (f"{where}: unless one pads the other, tokens have to be translated, which is not counted",)
+        return (f"{where}: unless one is padded, tokens must be converted, which is not counted",)
 
     @cached_property
     def model(self) -> Model:
-        """The draft."""
+        """The draft model."""
         return load_model(self.draft)

@@ -1,4 +1,4 @@
-"""Decode attention cut along the context."""
+"""Decode attention split along the context."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ._technique import Finding, Kind, Machine, Technique, Touches
 @technique("split-kv")
 @dataclass(frozen=True, kw_only=True)
 class SplitKv(Technique):
-    """FlashDecoding: the attention of a decode step is cut along the context, and the parts are put together.
+    """FlashDecoding: the attention of a decode step is split along the context, and partial results are combined.
 
-    Changes: in decode, each split writes its part of the result in fp32, with its largest score and their sum, and a
-    second launch reads them.
+    Effect: in decode, each split writes its partial result in fp32, with its largest score and sum, and a second launch
+    combines them.
     Formula: batch x heads x splits x (head size + 2) x 4 bytes, written and read; busy cores = min(1, batch x key heads
     x splits / cores).
     Source: arXiv:2404.14294, section 6.1.1; pytorch.org/blog/flash-decoding (2023).
-    Helps: small batches and long contexts, where a core for each key head would leave most of them idle; the bound,
-    which takes all cores as busy, shows the price alone.
-    Cannot: help where batch x key heads are as many as the cores already.
+    Use when: batches are small and contexts long, so that one core per key head would leave most cores idle. The bound
+    assumes that all cores are busy and shows only the cost.
+    Limits: no gain if batch x key heads are as many as the cores.
     """
 
     kind = Kind.GRAPH
     touches = Touches.NOTHING
     decode_alone = True
 
-    splits: int = parameter("parts of the context", 8, least=1, most=4096)
+    splits: int = parameter("splits of the context", 8, least=1, most=4096)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._split) if decode and self.splits > 1 else graph
@@ -59,7 +59,7 @@ class SplitKv(Technique):
                     kind="reduction",
                     inputs=(parts,),
                     outputs=op.outputs,
-                    ops_per_element=3 * self.splits,  # scale, add, and the sum of weights
+                    ops_per_element=3 * self.splits,  # scale, add, sum of weights
                 )
             )
         return replace(block, operators=tuple(operators))
@@ -70,12 +70,12 @@ class SplitKv(Technique):
         if not cores or not heads:
             return ()
         alone, split = (min(1.0, float(np.max(step.sequences())) * min(heads) * n / cores) for n in (1, self.splits))
-        text = f"{split:.0%} of {cores:.0f} cores have a part of decode attention, {alone:.0%} without splits"
+        text = f"decode attention uses {split:.0%} of {cores:.0f} cores, {alone:.0%} without splits"
         return (Finding(key="busy_cores", value=split, text=text),)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not machine.model.generates:
-            return f"{machine.model.name} does not generate: there is no decode step"
+            return f"{machine.model.name} does not generate: it has no decode step"
         if machine.attention == "eager" or not any(isinstance(op, QK) for _, op in machine.model.graph):
-            return f"{machine.model.name} has no flash attention here to split"
+            return f"{machine.model.name} has no flash attention to split"
         return ""

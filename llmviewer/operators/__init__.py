@@ -1,1 +1,1 @@
-"""What a network is made of: one file a family. An operator is one kernel launch; it states OPs and moved tensors."""
+"""Operators of networks, one file per family. An operator is one kernel launch with its OPs and moved tensors."""

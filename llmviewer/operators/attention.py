@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, as three launches and as one."""
+"""Scaled dot-product attention, in three launches (eager) or one (flash)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ..resource import Resource, matrix, vector
 from .base import Operator, Tensor
 from .masks import CAUSAL, Mask
 
-_ACCUMULATOR: Final = 4  # bytes of an element of the output while it is summed up, in fp32
+_ACCUMULATOR: Final = 4  # bytes per element of the fp32 output accumulator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """num_heads query heads that share num_kv_heads key and value heads, and what of them a query sees."""
+    """`num_heads` query heads over `num_kv_heads` key and value heads, under a mask."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    value_dim: int = 0  # of a value, where it is not that of a key
+    value_dim: int = 0  # 0: head_dim
     mask: Mask = CAUSAL
 
     @property
     def out_dim(self) -> int:
-        """Elements that one head puts out."""
+        """Elements of one head's output."""
         return self.value_dim or self.head_dim
 
     @property
     def kind(self) -> str:
-        """MHA, GQA or MQA: each query head has its own keys, shares them with some others, or with all."""
+        """MHA, GQA or MQA: query heads have keys of their own, share them in groups, or share a single one."""
         if self.num_kv_heads == self.num_heads:
             return "MHA"
         return "MQA" if self.num_kv_heads == 1 else "GQA"
@@ -47,20 +47,20 @@ class Heads:
 
     @property
     def pairs(self) -> Form:
-        """(head, query, key) triples that the mask leaves."""
+        """(head, query, key) triples that the mask allows."""
         return self.num_heads * self.mask.pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Operator):
-    """What all forms share: grouped heads under a mask."""
+    """Base class: grouped heads under a mask."""
 
     heads: Heads
 
     kind: str = "attention"
 
     def _product(self, b: Tensor, width: int) -> dict[Resource, Form]:
-        """One multiply-add per (query, key) pair, head and element of a key or value, `width` of them."""
+        """OPs of a multiply-add per (head, query, key) triple and element of a key or value of `width`."""
         return {matrix(product(self.inputs[0].format, b.format)): 2 * width * self.heads.pairs}
 
     def dequantized(self) -> tuple[Form, ...]:
@@ -70,7 +70,7 @@ class Attention(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class QK(Attention):
-    """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]; keys may come in parts."""
+    """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]; several inputs may hold parts of k."""
 
     def arithmetic(self) -> dict[Resource, Form]:
         return self._product(self.inputs[1], self.heads.head_dim)
@@ -82,7 +82,7 @@ class Softmax(Attention):
 
     ops_per_pair: ClassVar[int] = 5
 
-    bias: bool = False  # a position bias such as ALiBi is added: one more OP a pair
+    bias: bool = False  # a position bias such as ALiBi: one more OP per pair
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (self.ops_per_pair + self.bias) * self.heads.pairs}
@@ -98,31 +98,30 @@ class SV(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexer(Attention):
-    """The `count` best keys of each query (arXiv:2512.02556, equation 1), for another attention to look at.
+    """Selects the best keys of each query for sparse attention (arXiv:2512.02556, equation 1).
 
-    score[query, key] = sum over heads of w[query, head] * relu(q[query, head, :] . k[key, :]), or of relu alone where
-    there is no w among `inputs`. Scores stay on the chip; each is compared once. What is written is a number for each
-    key chosen.
+    score[query, key] = sum over heads of w[query, head] * relu(q[query, head, :] . k[key, :]), or of relu(...) if
+    `inputs` have no w. Scores stay on the chip, and each is compared once. The output is an index per chosen key.
     """
 
     def arithmetic(self) -> dict[Resource, Form]:
-        weighted = len(self.inputs) > 2  # by a product, whose sum is then no addition of its own
+        weighted = len(self.inputs) > 2  # then a matrix product also sums over heads
         products = self._product(self.inputs[1], self.heads.head_dim + weighted)
         ops = self.heads.num_heads * (1 if weighted else 2) + 1
         return products | {vector("fp32"): ops * self.heads.mask.pairs}
 
     def dequantized(self) -> tuple[Form, ...]:
-        """Keys in another format than queries; weights are multiplied in fp32."""
+        """Keys in another format than queries; w is multiplied in fp32."""
         query, key, *_ = self.inputs
         return (key.elements,) if key.format.compute != query.format.compute else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlashAttention(Attention):
-    """The three in one launch; scores stay on the chip (arXiv:2205.14135, arXiv:2307.08691).
+    """QK, Softmax and SV in one launch; scores stay on the chip (arXiv:2205.14135, arXiv:2307.08691).
 
-    on_chip_bytes holds the queries of a tile and their fp32 accumulators while keys and values stream past, or the
-    keys and values of a head while queries do: K and V are read once if either fits, and once per tile if not.
+    on_chip_bytes holds either a tile of queries with fp32 accumulators, while keys and values stream, or the keys and
+    values of a head, while queries stream. K and V are read once if all queries or all keys fit, else once per tile.
     """
 
     bias: bool = False
@@ -130,7 +129,7 @@ class FlashAttention(Attention):
 
     @property
     def tile(self) -> float:
-        """Queries of one sequence that are held on the chip at a time. [tokens]"""
+        """Queries of one sequence that fit on the chip. [tokens]"""
         query, heads = self.inputs[0], self.heads
         row = heads.head_dim * query.format.stored_bits / 8 + heads.out_dim * _ACCUMULATOR
         row *= heads.num_heads / heads.num_kv_heads

@@ -1,4 +1,4 @@
-"""Residual streams that a layer attends to: attention residuals (arXiv:2603.15031)."""
+"""Attention residuals: layers attend to earlier residual streams (arXiv:2603.15031)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .base import Operator
 
 @dataclass(frozen=True, kw_only=True)
 class Sources(Operator):
-    """y[rows, hidden] = sum over sources of softmax(w . norm(source)) source: what earlier layers left, one a run of
-    layers, weighed by a learned query w.
+    """y[rows, hidden] = sum over sources of softmax(w . norm(source)) source, with a learned query w.
 
-    Vector OPs: four an element of a source for its norm, two for the product with w and two for the sum; five a source
-    for the softmax. As w is a single row, no matrix unit has a use.
+    A source is the residual stream after a run of layers. Vector OPs: per element of a source, four for its norm, two
+    for the product with w and two for the sum; per source, five for the softmax. Matrix units are not used because w
+    is a single row.
     """
 
     kind: str = "attention_residual"

@@ -1,4 +1,4 @@
-"""What every operator answers: how many OPs on which unit, and which tensors it moves."""
+"""`Operator`, its tensors and weights, and `Work`: OPs per unit and bytes moved."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..resource import MEMORY, Resource, Unit, vector
 
 
 class Role(StrEnum):
-    """Why a tensor is in memory: what its bytes are booked under."""
+    """The purpose of a tensor, by which its bytes are counted."""
 
     WEIGHT = "weight"
     ACTIVATION = "activation"
     KV_CACHE = "kv_cache"
-    STATE = "state"  # of fixed size for each sequence, booked with the KV cache; precision schemes leave it alone
+    STATE = "state"  # fixed size per sequence, counted with the KV cache; quantization schemes leave it unchanged
 
 
-KEPT: Final = (Role.KV_CACHE, Role.STATE)  # what stays between passes
+KEPT: Final = (Role.KV_CACHE, Role.STATE)  # roles that stay in memory between passes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """tensor[rows, width]: the rows that one launch reads or writes. Edges of the graph are tensor names.
+    """tensor[rows, width], as one launch reads or writes it. Tensor names are the edges of the graph.
 
-    held  rows that stay between passes, where they are not those
-    away  the part of what is kept that lies outside of device memory
-    left_as_published  schemes leave its format alone, but for those that name what reads it
+    held  rows that stay in memory between passes; None: `rows`
+    away  fraction of the kept bytes outside device memory
+    left_as_published  quantization schemes change its format only if they name its reader
     """
 
     name: str
@@ -51,26 +51,29 @@ class Tensor:
 
     @property
     def nbytes(self) -> Form:
-        """[B]"""
+        """Bytes of one read or write. [B]"""
         return self.elements * (self.format.stored_bits / 8)
 
     @property
     def kept_bytes(self) -> Form:
-        """What stays between passes, wherever it lies. [B]"""
+        """Bytes that stay between passes, in any memory. [B]"""
         rows = self.rows if self.held is None else self.held
         return self.width * rows * (self.format.stored_bits / 8)
 
     @property
     def held_bytes(self) -> Form:
-        """What of it takes device memory. [B]"""
+        """Bytes that stay in device memory between passes. [B]"""
         return (1 - self.away) * self.kept_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """A parameter. `rows` says how many rows of it a pass reads; None is all of it, once.
+    """A parameter tensor.
 
-    `tied` marks a second use of a parameter that is stored elsewhere in the model: read, but not held twice.
+    rows    rows that a pass reads; None: all, once
+    tied    whether another operator holds it: it is read but not stored again
+    active  fraction that one token uses
+    away    fraction outside device memory
     """
 
     name: str
@@ -78,8 +81,8 @@ class Weight:
     format: Format
     rows: Form | None = None
     tied: bool = False
-    active: float = 1.0  # the part of it that one token uses
-    away: float = 0.0  # the part of it that lies outside of device memory
+    active: float = 1.0
+    away: float = 0.0
 
     @property
     def numel(self) -> int:
@@ -87,17 +90,17 @@ class Weight:
 
     @property
     def elements(self) -> Form:
-        """What one pass reads."""
+        """Elements that one pass reads."""
         return self.numel * ONE if self.rows is None else prod(self.shape[1:]) * self.rows
 
     @property
     def nbytes(self) -> Form:
-        """What one pass reads. [B]"""
+        """Bytes that one pass reads. [B]"""
         return self.elements * (self.format.stored_bits / 8)
 
     @property
     def kept_bytes(self) -> float:
-        """What it takes, wherever it lies. [B]"""
+        """Stored bytes, in any memory. [B]"""
         return 0.0 if self.tied else self.numel * self.format.stored_bits / 8
 
     @property
@@ -108,23 +111,23 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How much of everything one launch takes, as forms over the workload."""
+    """The amounts of one launch, as forms over the workload."""
 
     ops: Form  # the model's arithmetic on all units
-    conversion_ops: Form  # quantizing and de-quantizing on the vector units, fused into the launch
+    conversion_ops: Form  # quantization and dequantization on the vector units, fused into the launch
     weight_bytes: Form
     activation_bytes: Form
     kv_bytes: Form
-    wanted: Resource  # the unit and data type of the arithmetic, of the matrix part where there is one
-    amounts: tuple[tuple[Resource, Form], ...]  # OPs per unit and data type wanted, bytes of memory
+    wanted: Resource  # unit and data type of the arithmetic; of the matrix part if there is one
+    amounts: tuple[tuple[Resource, Form], ...]  # OPs per unit and data type, bytes per memory and link
 
     @property
     def nbytes(self) -> Form:
-        """[B]"""
+        """Bytes of memory traffic. [B]"""
         return self.weight_bytes + self.activation_bytes + self.kv_bytes
 
     def on(self, stream: Stream) -> Work:
-        """The same of a part of the pass."""
+        """The same amounts over `stream`, a part of the pass."""
         return replace(
             self,
             ops=self.ops.on(stream),
@@ -137,7 +140,7 @@ class Work:
 
     @property
     def link_bytes(self) -> Form:
-        """What goes over links. [B]"""
+        """Bytes sent over links. [B]"""
         return total(form for resource, form in self.amounts if resource.unit is Unit.LINK)
 
     @property
@@ -147,9 +150,9 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A kernel launch. It reads `inputs` and `weights` and writes `outputs`; what is inside stays on the chip.
+    """A kernel launch that reads `inputs` and `weights` and writes `outputs`; intermediate results stay on the chip.
 
-    transfers  bytes, by link, that come from and go to where parts of its tensors are kept, while it runs
+    transfers  bytes per link to and from offloaded parts of its tensors, while it runs
     """
 
     name: str
@@ -162,43 +165,43 @@ class Operator:
 
     @property
     def result(self) -> Tensor:
-        """The first of the outputs, which is all that most have."""
+        """The first output; most operators have one."""
         return self.outputs[0]
 
     @property
     def beside(self) -> bool:
-        """Whether it runs while another micro-batch has other launches."""
+        """Whether it runs concurrently with launches of another micro-batch."""
         return False
 
     def arithmetic(self) -> dict[Resource, Form]:
-        """The model's OPs on each unit in each data type; a multiply-add counts as two."""
+        """OPs of the model per unit and data type; a multiply-add is two OPs."""
         raise NotImplementedError
 
     def reads(self) -> tuple[Tensor, ...]:
-        """What crosses the memory bus inwards, weights apart: `inputs`, but for parts that stay or are read again."""
+        """Tensors read from memory, without weights: `inputs`, unless parts are not read or are read repeatedly."""
         return self.inputs
 
     def writes(self) -> tuple[Tensor, ...]:
-        """What crosses the memory bus outwards: `outputs`, but for parts that stay where they are."""
+        """Tensors written to memory: `outputs`, without parts that stay in place."""
         return self.outputs
 
     def sent(self) -> dict[Resource, Form]:
-        """Bytes that go over links and messages that wait for each other, by link."""
+        """Bytes per link, and consecutive messages per link."""
         return dict(self.transfers)
 
     def state(self) -> tuple[Tensor, ...]:
-        """What stays in memory between passes on behalf of this operator: its KV cache or its state."""
+        """The KV cache or state of the operator, which stays in memory between passes."""
         return tuple(t for t in self.inputs if t.role in KEPT)
 
     def dequantized(self) -> tuple[Form, ...]:
-        """Elements that have to be converted before they can be used."""
+        """Elements that are converted to another data type before the arithmetic."""
         return ()
 
     def conversion(self) -> Form:
         """Vector OPs of fused conversions.
 
-        De-quantizing subtracts a zero point and scales. Quantizing, of what is written in fewer bits than the 16 or 32
-        that every operator computes in, finds the largest, scales and rounds.
+        Dequantization takes 2 OPs per element: subtract a zero point, scale. Quantization of outputs below 16 bits
+        takes 3: maximum, scale, round.
         """
         quantized = (t.elements for t in self.writes() if t.format.bits < 16)
         return 2 * total(self.dequantized()) + 3 * total(quantized)
@@ -208,7 +211,7 @@ class Operator:
 
     @cached_property
     def _work(self) -> Work:
-        """Once, as what transforms leave alone is in many graphs."""
+        """Cached: an operator that transforms leave unchanged is part of many graphs."""
         moved = (*self.reads(), *self.writes())
         arithmetic = self.arithmetic()
         conversion = self.conversion()

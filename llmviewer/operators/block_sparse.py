@@ -1,4 +1,4 @@
-"""What chooses blocks of keys for an attention to look at."""
+"""The indexer of block-sparse attention."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .attention import Attention
 
 @dataclass(frozen=True, kw_only=True)
 class BlockIndexer(Attention):
-    """The best blocks of keys of each query, each head's own: a block is as good as the best of its keys.
+    """Selects the best blocks of keys of each query and head: a block scores as its best key.
 
-    score[query, key] = q[query, head, :] . k[key, :]. Scores stay on the chip; each is compared once. What is written
-    is a number for each block chosen.
+    score[query, key] = q[query, head, :] . k[key, :]. Scores stay on the chip, and each is compared once. The output is
+    an index per chosen block.
     """
 
     def arithmetic(self) -> dict[Resource, Form]:

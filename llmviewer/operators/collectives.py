@@ -1,8 +1,8 @@
-"""What devices send each other. Bytes are those that one device puts on its links; all devices do so at once.
+"""Collectives. Bytes are those that one device sends over its links; all devices send at once.
 
-A group spans tiers: `inner` of its members share a domain, and there are `outer` such parts. Sizes are those of
-"Collective communication: theory, practice and experience" (doi:10.1002/cpe.1206) and of NCCL's ring and tree
-algorithms. AUTO is what none of them beats: the fewest bytes and the fewest messages that wait for each other.
+A group spans tiers: `inner` members share a domain, and there are `outer` domains. Message sizes are from "Collective
+communication: theory, practice and experience" (doi:10.1002/cpe.1206) and NCCL's ring and tree algorithms. AUTO is a
+lower bound on all of them: the fewest bytes and the fewest consecutive messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UP, OUT = "scale_up", "scale_out"
 
 
 class Algorithm(StrEnum):
-    """How a reduction travels."""
+    """Algorithm of a reduction."""
 
     AUTO = "auto"
     RING = "ring"
@@ -30,24 +30,24 @@ class Algorithm(StrEnum):
     TWO_SHOT = "two-shot"
 
 
-# Of the links of a device in the hybrid cube mesh of a DGX-1, the most that join it to others of a group: two of a
-# V100's six go to one neighbour, three of a P100's four to the other corners of a face. Four devices are neighbours.
+# Largest fraction of a device's links that lead to members of a group in the hybrid cube mesh of a DGX-1, by size of
+# the group: two of a V100's six links go to one neighbour, three of a P100's four to the other corners of a face.
 CUBE_LINKS: Final = {2: 1 / 3, 3: 1 / 2, 4: 3 / 4}
-CUBE_NEIGHBOURS: Final = 4
+CUBE_NEIGHBOURS: Final = 4  # devices to which a device has a direct link
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Devices that talk to each other: `inner` in each of `outer` domains.
+    """Devices that communicate: `inner` in each of `outer` domains.
 
-    inside, outside  the links that are used within a domain and between them
-    algorithm        how reductions travel
-    hierarchical     how all-to-alls do: what is for another domain goes to the peer of the same place there, which
-                     passes it on inside
-    topology         of the links inside
-    ports            links inside of one device that lead to different neighbours, where there is no switch
-    reducing         whether switches inside add up what passes them
-    beside           whether its collectives travel while another micro-batch computes
+    inside, outside  links within a domain and between domains
+    algorithm        of reductions
+    hierarchical     whether all-to-alls send data for another domain to the peer at the same position there, which
+                     forwards it within the domain
+    topology         of the links within a domain
+    ports            links of a device to different neighbours, without a switch
+    reducing         whether switches within a domain reduce
+    beside           whether its collectives overlap the computation of another micro-batch
     """
 
     name: str
@@ -68,13 +68,13 @@ class Group:
 
     @property
     def tiers(self) -> tuple[tuple[str, int], ...]:
-        """The tiers that it spans, with the members that meet in each."""
+        """(link, members that communicate) of each tier that the group spans."""
         return tuple((tier, n) for tier, n in ((self.inside, self.inner), (self.outside, self.outer)) if n > 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective(Operator):
-    """Every member of `group` sends and receives; what is reduced is added on the vector units as it comes in."""
+    """Communication among all members of `group`; reductions run on the vector units as data arrive."""
 
     group: Group
 
@@ -88,7 +88,7 @@ class Collective(Operator):
         return {vector("fp32"): Form()}
 
     def conversion(self) -> Form:
-        """None where rows arrive in the format that they leave in."""
+        """Vector OPs of conversions; none if inputs and outputs have the same format."""
         alike = {t.format for t in self.inputs} == {t.format for t in self.outputs}
         return Form() if alike else super().conversion()
 
@@ -102,29 +102,27 @@ class Collective(Operator):
         return amounts
 
     def detour(self) -> float:
-        """Over all links inside, of which a mesh or cube can use only those to members, and a ring or torus both
-        directions.
-        """
+        """Factor on the time over all links of a device: a mesh or cube uses only the links to members."""
         group = self.group
         if group.topology == "cube":
             return 1 / CUBE_LINKS.get(group.inner, 1.0)
         return group.ports / (group.inner - 1) if group.topology == "mesh" else 1.0
 
     def payload(self) -> Form:
-        """The bytes that `travel` is a multiple of: by default those of its inputs."""
+        """The bytes that `travel` scales: by default those of the inputs."""
         return total(t.nbytes for t in self.inputs)
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
-        """(multiple of the payload that a device sends in a tier, messages that wait for each other)"""
+        """(multiple of the payload that a device sends in a tier, consecutive messages)"""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Collective):
-    """The sum of all members' tensors, for all of them: at least 2 (p - 1) / p of it leaves each device.
+    """The sum of all members' tensors, on all members: each device sends at least 2 (p - 1) / p of it.
 
-    Where a switch adds, each device's tensor has to leave it once, and the sum to come once: with AUTO no more does.
-    Across domains each member reduces the part that it has after a reduce-scatter inside.
+    With switches that reduce, a device sends its tensor once and receives the sum once; AUTO assumes that. Between
+    domains each member reduces the part that it has after a reduce-scatter within its domain.
     """
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
@@ -145,7 +143,7 @@ class AllReduce(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class AllGather(Collective):
-    """Every member's part, for all of them: (p - 1) / p of the whole reaches each device, and as much leaves it."""
+    """The parts of all members, on all members: each device receives and sends (p - 1) / p of the whole."""
 
     def payload(self) -> Form:
         return total(t.nbytes for t in self.outputs)
@@ -157,7 +155,7 @@ class AllGather(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceScatter(Collective):
-    """The sum of all members' tensors, a part of it for each: as much as an all-gather the other way."""
+    """The sum of all members' tensors, one part on each member: the traffic of an all-gather, reversed."""
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
         part = 1.0 if inside else 1 / self.group.inner
@@ -166,12 +164,13 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class AllToAll(Collective):
-    """Rows that each member has for each other, or those of tokens for the members that have their experts. A token
-    goes once to a member; between domains it goes once, too, and is passed on inside, but where an algorithm is named,
-    which sends straight.
+    """Rows from each member to each other member, or tokens to the members with their experts.
 
-    choice  of the experts that members share out; None where each member has as much for each other
-    copies  rows of the input for each token
+    A token is sent to a member once. With AUTO it is sent to another domain once and forwarded within it; a named
+    algorithm sends it to every member directly.
+
+    choice  how tokens choose the experts that members share; None: equal parts for all members
+    copies  rows of the input per token
     """
 
     choice: Choice | None = None
@@ -179,16 +178,16 @@ class AllToAll(Collective):
 
     @property
     def parts(self) -> float:
-        """How much of the rows of its input one device holds: as much comes to the busiest member, and leaves any."""
+        """Multiple of its own rows that the busiest member receives and any member sends."""
         return self.group.size * self._needed(1)
 
     @property
     def visits(self) -> float:
-        """The same once for every domain that has to have it."""
+        """The same, counting each row once per domain that needs it."""
         return self.group.outer * self._needed(self.group.inner)
 
     def _needed(self, members: int) -> float:
-        """Of the rows, those that so many members have to have."""
+        """Fraction of the rows that at least one of `members` needs."""
         size = self.group.size
         return self.choice.needed(members, of=size) / self.copies if self.choice else members / size
 
@@ -202,9 +201,7 @@ class AllToAll(Collective):
         return own if inside else away * self.parts, float(members - 1 if inside else group.size - group.inner)
 
     def detour(self) -> float:
-        """Devices that a row passes on its way: a quarter of each side of a ring or torus, on average; of a cube's
-        corners one that has no link to its goal.
-        """
+        """Mean links that a row crosses: in a ring or torus a quarter of each side, in a cube two to non-neighbours."""
         group = self.group
         if group.topology == "cube" and group.inner > 1 + CUBE_NEIGHBOURS:
             others = group.inner - 1
@@ -215,11 +212,11 @@ class AllToAll(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class Send(Collective):
-    """Tensors from one device to the next."""
+    """Tensors sent from one device to the next."""
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:  # noqa: ARG002
         return 1.0, 1.0
 
     def detour(self) -> float:
-        """One of the links that lead to different neighbours."""
+        """All data cross one of the device's links."""
         return float(self.group.ports)

@@ -1,4 +1,4 @@
-"""Keys that stand for several tokens each, and rotations of one tensor (arXiv:2606.19348, section 2.3)."""
+"""Compressed keys, one for several tokens, and rotations of one tensor (arXiv:2606.19348, section 2.3)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .base import Operator, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Compress(Operator):
-    """entry = rotate(norm(sum over tokens of softmax(gate + bias) * value)), element by element, for each group.
+    """entry = rotate(norm(sum over tokens of softmax(gate + bias) * value)), elementwise, for each group of tokens.
 
-    `inputs` are values, gates, and what the next group has of them so far. A pass reads a row for each of its tokens:
-    from the projections or from that state, as the group fills in one pass or in many. Without gates it is their mean.
+    `inputs` are values, gates, and the state of the unfinished group. A pass reads one row per token, from the
+    projections or from that state. Without gates, an entry is the mean of the values.
 
-    An element of a value takes a bias, five OPs of softmax and a multiply-add, or an addition; one of an entry four of
-    the norm, and three more where it is rotated.
+    Vector OPs: per element of a value a bias, five of softmax and a multiply-add, or one addition without gates; per
+    element of an entry four of the norm, and three if rotated.
 
-    normed  there is a norm of entries
+    normed  whether entries have a norm
     """
 
     rotary_dim: int
@@ -36,7 +36,7 @@ class Compress(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Turn(Operator):
-    """Rotary embedding of one tensor, forth or back: `rotary_dim` elements of each head; the others stay."""
+    """Rotary embedding of one tensor, or its inverse: `rotary_dim` elements of each head; the others stay in place."""
 
     num_heads: int
     rotary_dim: int

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products over the numbers that their filters see."""
+"""Convolutions as matrix products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution(Linear):
-    """A product of each row of y with all that its filter sees, weight[n, k, taps]; x is read once."""
+    """A convolution with weight[n, k, taps] as a product per row of y; x is read once."""
 
     kind: str = "conv"
     left_as_published: bool = True

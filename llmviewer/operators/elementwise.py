@@ -1,4 +1,4 @@
-"""Work of a few OPs per element on the vector units: norms, additions, activations, rotations, conversions."""
+"""Operators of a few OPs per element on the vector units: norms, additions, activations, rotations, routing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .routing import UNGROUPED, Groups
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(Operator):
-    """y[rows, width] from as many elements of each input.
+    """y[rows, width] = f(inputs), element by element.
 
-    normed  elements that it normalizes together on the way; 0 where it does not
+    normed  elements normalized together by a fused norm; 0: none
     """
 
     ops_per_element: float
@@ -32,7 +32,7 @@ class Elementwise(Operator):
 class Norm(Elementwise):
     """RMSNorm: square, sum, scale, weight. LayerNorm: mean, subtract, square, sum, scale, weight (, bias).
 
-    group  elements that are normalized together; 0 where that is all of a row
+    group  elements normalized together; 0: whole rows
     """
 
     group: int = 0
@@ -42,27 +42,27 @@ class Norm(Elementwise):
 
 @dataclass(frozen=True, kw_only=True)
 class Add(Elementwise):
-    """The residual addition, or several in one: reads every operand and writes the sum."""
+    """The sum of its inputs: a residual addition, or several in one launch."""
 
     kind: str = "add"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activation(Elementwise):
-    """act(x), or act(gate) * up where the MLP is gated."""
+    """act(x), or act(gate) * up in a gated MLP."""
 
     kind: str = "activation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope(Operator):
-    """Rotary embedding of queries and keys; the rotated keys go to the KV cache (arXiv:2104.09864).
+    """Rotary embedding of queries and keys; rotated keys are written to the KV cache (arXiv:2104.09864).
 
-    Two multiplications and an addition for each rotated element; angles are computed on the fly.
+    Two multiplications and an addition per rotated element; angles are not read from memory.
     """
 
     heads: Heads
-    rotary_dim: int  # elements of a head that are rotated; the others of a query stay where they are
+    rotary_dim: int  # rotated elements per head; the others of a query stay in place
 
     kind: str = "rope"
 
@@ -82,7 +82,7 @@ class Rope(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(Operator):
-    """Converts an activation that other operators also read as it was. Where none does, its writer converts it."""
+    """Quantizes an activation that other operators read unquantized; else its writer quantizes it."""
 
     kind: str = "quantize"
 
@@ -90,23 +90,24 @@ class Quantize(Operator):
         return {vector("fp32"): Form()}
 
 
-ACTIVATION_OPS: Final = {  # OPs of one element
+ACTIVATION_OPS: Final = {  # OPs per element
     "relu": 1,
     "relu2": 2,  # max(x, 0) squared
     "silu": 4,  # negate, exp, add one, divide
     "gelu": 5,  # 0.5 * x * (1 + erf(x / sqrt 2)): scale, erf, add, two products
     "gelu_tanh": 9,  # 0.5 * x * (1 + tanh(c * (x + a * x**3))): cube and scale 3, add, c, tanh, add, two products
     "xielu": 6,  # below zero a (exp(x) - 1 - x) + b x: exp, two subtractions, two products, add (arXiv:2411.13010)
-    "situ": 11,  # b tanh(x / b) sigmoid(x), and c tanh(y / c) of what it scales: 8 and 3
+    "situ": 11,  # b tanh(x / b) sigmoid(x) c tanh(y / c): 8 and 3
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route(Operator):
-    """The `chosen` best experts of each token and their weights: softmax over all logits, and a comparison for each
-    logit and place (arXiv:2101.03961).
+    """Selects the `chosen` best experts of each token and their weights (arXiv:2101.03961).
 
-    groups  of experts that it chooses first
+    Vector OPs per logit: five of the softmax and one comparison per chosen expert.
+
+    groups  groups of experts that are selected first
     """
 
     chosen: int
@@ -120,7 +121,7 @@ class Route(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Permute(Operator):
-    """Copies of each token's row, gathered by the expert they go to."""
+    """Copies the row of each token to its experts, grouped by expert."""
 
     kind: str = "permute"
 
@@ -130,7 +131,7 @@ class Permute(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Combine(Operator):
-    """The results of a token's experts, scaled and summed, with a shared expert's where there is one."""
+    """Scales and sums the results of each token's experts, and of a shared expert if there is one."""
 
     chosen: int
 

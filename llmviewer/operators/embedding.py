@@ -1,4 +1,4 @@
-"""Rows of tables picked by token and by position."""
+"""Embedding tables, looked up by token and position."""
 
 from __future__ import annotations
 

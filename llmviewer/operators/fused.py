@@ -1,4 +1,4 @@
-"""Operators that one launch does: what is between them stays on the chip."""
+"""Fused launches: intermediate tensors stay on the chip."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from .base import KEPT, Operator, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Fused(Operator):
-    """Operators in one launch. What one of them writes and another reads does not leave the chip unless others read it,
-    and what several read is read once.
-    """
+    """Several operators in one launch: inputs are read once, and only `outputs` are written."""
 
     parts: tuple[Operator, ...]
 
@@ -23,7 +21,7 @@ class Fused(Operator):
 
     @classmethod
     def of(cls, parts: tuple[Operator, ...], *, read: Collection[str]) -> Self:
-        """Of what `parts` write, only what others `read`, and what is kept, leaves the chip."""
+        """`parts` in one launch, which writes only tensors named in `read`, caches and states."""
         made = {t.name for part in parts for t in part.outputs}
         return cls(
             name=" + ".join(part.name for part in parts),
@@ -60,5 +58,5 @@ class Fused(Operator):
 
 
 def once(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Each tensor once, in the order in which they come first."""
+    """The tensors without duplicates by name, in order of first occurrence."""
     return tuple({t.name: t for t in tensors}.values())

@@ -1,4 +1,4 @@
-"""Residual streams that weights of each token mix: manifold-constrained hyper-connections (arXiv:2512.24880)."""
+"""Manifold-constrained hyper-connections: each token mixes its residual streams (arXiv:2512.24880)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from .base import Operator
 
 @dataclass(frozen=True, kw_only=True)
 class StreamsIn(Operator):
-    """x[rows, hidden] = sum over streams of pre * streams[rows, n, hidden], and the weights that bring results back.
+    """x[rows, hidden] = sum over streams of pre * streams[rows, n, hidden], and the weights for the way back.
 
-    All weights of a token are one product of its normed streams with fn, in tf32: n of pre, n of post where a result
-    comes back, and where there are `iterations` n * n of comb, whose columns and rows they scale in turn until all sum
-    to one.
+    The weights of a token are one tf32 product of its normed streams with fn: n of pre; n of post, if a result is
+    written back; and with `iterations` n * n of comb, whose columns and rows are scaled in turn until all sum to one.
 
-    Vector OPs: three an element of the norm and two of the sum; six a sigmoid with scale and bias, seven an element of
-    a softmax with them, and a sum and a division each time that comb is scaled.
+    Vector OPs: per element of the streams three for the norm and two for the sum; six per sigmoid with scale and bias;
+    per element of comb seven for the softmax, and two each time that it is scaled.
     """
 
     streams: int
@@ -29,7 +28,7 @@ class StreamsIn(Operator):
     def arithmetic(self) -> dict[Resource, Form]:
         x, n = self.inputs[0], self.streams
         weights = 6 * n * len(self.outputs)
-        if self.iterations:  # the first one scales columns alone
+        if self.iterations:  # the first iteration scales only columns
             weights += (7 + 2 * (2 * self.iterations - 1)) * n * n
         return {
             matrix("tf32"): 2 * self.weights[0].numel * x.rows,

@@ -13,15 +13,15 @@ from .base import Operator, Weight
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Operator):
-    """y[rows, n] = x[rows, k] @ weight[n, k].T (+ bias[n]); outputs share the columns of y between them.
+    """y[rows, n] = x[rows, k] @ weight[n, k].T (+ bias[n]); each output is a range of columns of y.
 
-    The bias is read but its addition, part of the epilogue, is not counted, as torch.utils.flop_counter has it.
+    The bias is read; its addition in the epilogue is not counted, as in torch.utils.flop_counter.
     """
 
-    dense: ClassVar[bool] = True  # a kernel takes what one product of these shapes does
+    dense: ClassVar[bool] = True  # whether kernel times depend only on the shapes of one product
 
     kind: str = "linear"
-    left_as_published: bool = False  # quantization schemes leave it alone unless they name it
+    left_as_published: bool = False  # quantization schemes change it only if they name it
 
     @property
     def weight(self) -> Weight:
@@ -38,12 +38,12 @@ class Linear(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLinear(Linear):
-    """A Linear whose outputs each read an equal part of x of their own: weight[n, k / outputs]."""
+    """A Linear with equal column blocks of x, one per output: weight[n, k / outputs]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LMHead(Linear):
-    """The Linear that turns hidden states into logits, at the positions where logits are wanted."""
+    """The Linear from hidden states to logits, at positions that need logits."""
 
     kind: str = "lm_head"
     left_as_published: bool = True
@@ -51,12 +51,12 @@ class LMHead(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentExpansion(Linear):
-    """Keys and values of all that is attended to, from the cached latent; outputs are keys, then values."""
+    """Expansion of the cached latent into the keys and values that queries see; outputs are keys, then values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Router(Linear):
-    """The Linear whose outputs say which experts a token goes to."""
+    """The Linear whose outputs score the experts for each token."""
 
     kind: str = "router"
     left_as_published: bool = True
@@ -66,7 +66,7 @@ class Router(Linear):
 class ChosenLinear(Linear):
     """y[row, n] = x[row, k] @ weight[expert of the row, n, k].T, for rows gathered by expert.
 
-    A pass reads the experts that its tokens reach: the weight says how many, on average.
+    `rows` of the weight is the mean number of experts that a pass reads.
     """
 
     kind: str = "experts"
@@ -79,4 +79,4 @@ class ChosenLinear(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsLinear(ChosenLinear):
-    """That of experts by which several devices may share out tokens: MLPs."""
+    """A ChosenLinear of MLP experts, which expert parallelism distributes over devices."""

@@ -1,4 +1,4 @@
-"""Which keys a query sees: pairs to compute, scores to store, and what of the cache is kept and read."""
+"""Attention masks: pairs to compute, scores to store, and keys to read and keep."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ..forms import (
 
 @dataclass(frozen=True)
 class Mask(ABC):
-    """Forms for one head of the queries and one of the keys.
+    """Which keys a query sees, as forms for one query head and one key head.
 
-    keeps  whether keys and values stay for later passes: they are written to the cache, and read from it
+    keeps  whether keys and values are cached for later passes
     """
 
     keeps: ClassVar[bool] = True
@@ -40,27 +40,25 @@ class Mask(ABC):
     @property
     @abstractmethod
     def pairs(self) -> Form:
-        """(query, key) pairs that it leaves."""
+        """(query, key) pairs that the mask allows."""
 
     @property
     @abstractmethod
     def cells(self) -> Form:
-        """Scores that are stored where they are stored."""
+        """Scores that eager attention stores."""
 
     @property
     @abstractmethod
     def read(self) -> Form:
-        """Keys that a pass reads."""
+        """Distinct keys that a pass reads."""
 
     @property
     def held(self) -> Form:
-        """Keys that stay for later passes."""
+        """Keys that stay in the cache."""
         return self.read
 
     def streamed(self, tile: float, resident: float) -> Form | None:  # noqa: ARG002
-        """Keys read when queries are taken `tile` at a time and no more than `resident` keys stay meanwhile; None
-        where each is read once.
-        """
+        """Keys read by tiles of `tile` queries if at most `resident` keys stay on the chip; None: each is read once."""
         return None
 
     def __str__(self) -> str:
@@ -69,7 +67,7 @@ class Mask(ABC):
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """The query's own position and those before it, the last `window` of them."""
+    """Positions up to the query's own; the last `window` of them."""
 
     window: float = inf
 
@@ -97,14 +95,14 @@ CAUSAL: Final = Causal()
 
 @dataclass(frozen=True)
 class Once(Causal):
-    """Causal, in a model that reads all at once and writes nothing: keys are used at once and not kept."""
+    """Causal, in a model that does not generate: keys are not kept."""
 
     keeps: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class AroundPictures(Causal):
-    """Causal, but that the `tokens` of one picture see those of it that come after, too (Gemma 3)."""
+    """Causal, except that the `tokens` of an image all see each other (Gemma 3)."""
 
     tokens: int = 0
 
@@ -115,7 +113,7 @@ class AroundPictures(Causal):
 
 @dataclass(frozen=True)
 class Prefix(Causal):
-    """Causal, but that the tokens of a prompt all see each other (PaliGemma): what a pass reads at once is one."""
+    """Causal, except that the tokens of a prompt, one pass, all see each other (PaliGemma)."""
 
     @property
     def pairs(self) -> Form:
@@ -124,7 +122,7 @@ class Prefix(Causal):
 
 @dataclass(frozen=True)
 class Chunked(Mask):
-    """Those before it in the query's own chunk of positions (Llama 4, attention_chunk_size)."""
+    """Positions up to the query's own within its chunk (Llama 4, attention_chunk_size)."""
 
     chunk: int
 
@@ -150,7 +148,7 @@ class Chunked(Mask):
 
 @dataclass(frozen=True)
 class Chosen(Mask):
-    """As many of those before it as `count`, which an indexer has chosen for each query (arXiv:2512.02556)."""
+    """At most `count` earlier keys, chosen by an indexer for each query (arXiv:2512.02556)."""
 
     count: int
 
@@ -176,9 +174,9 @@ class Chosen(Mask):
 
 @dataclass(frozen=True)
 class Everything(Mask):
-    """All of the sequence, before and after: what encoders do; keys are used at once and not kept.
+    """All of the sequence, as in encoders; keys are not kept.
 
-    reach  how far a token sees to either side
+    reach  positions that a query sees to either side
     """
 
     keeps: ClassVar[bool] = False
@@ -203,7 +201,7 @@ class Everything(Mask):
 
 @dataclass(frozen=True)
 class Tiled(Mask):
-    """Windows of a picture, in which each token sees all: `seen` (token, token) pairs of one picture share a window."""
+    """Windows of an image whose tokens see each other: `seen` (query, key) pairs per image."""
 
     keeps: ClassVar[bool] = False
 
@@ -227,7 +225,7 @@ class Tiled(Mask):
 
 @dataclass(frozen=True)
 class Probe(Mask):
-    """One learned query for each sequence, which sees all of it: attention that pools."""
+    """Attention pooling: one learned query per sequence sees all of it."""
 
     keeps: ClassVar[bool] = False
 
@@ -249,7 +247,7 @@ class Probe(Mask):
 
 @dataclass(frozen=True)
 class _AsMany(Mask):
-    """Each query sees `keys`, however long its sequence is."""
+    """Each query sees `keys` keys, whatever the length of its sequence."""
 
     keeps: ClassVar[bool] = False
 
@@ -266,7 +264,7 @@ class _AsMany(Mask):
 
 @dataclass(frozen=True)
 class Features(_AsMany):
-    """`keys` features of each sequence that something else has made, all of which each query sees."""
+    """`keys` features per sequence from another network, seen by every query."""
 
     @property
     def read(self) -> Form:
@@ -278,7 +276,7 @@ class Features(_AsMany):
 
 @dataclass(frozen=True)
 class Own(_AsMany):
-    """`keys` of its own for each query: what it is the mean of, or what else stands for it alone."""
+    """`keys` keys of each query alone, such as the patches that it averages."""
 
     @property
     def read(self) -> Form:
@@ -290,7 +288,7 @@ class Own(_AsMany):
 
 @dataclass(frozen=True)
 class Across(Mask):
-    """All that the encoder has read: the cross-attention of a decoder."""
+    """Cross-attention: all tokens of the encoder."""
 
     @property
     def pairs(self) -> Form:
@@ -314,9 +312,9 @@ class Across(Mask):
 
 @dataclass(frozen=True)
 class Compressed(Mask):
-    """Entries that stand for `ratio` positions each, of those before the query; the best `count` of them.
+    """Compressed entries, one per `ratio` positions, before the query; the best `count` of them.
 
-    A group that is not full counts as the part that it has, which keeps lengths linear: less than an entry a query.
+    An unfinished group counts as a fraction of an entry, which keeps lengths linear; the error is below one entry.
     """
 
     ratio: int
@@ -345,7 +343,7 @@ class Compressed(Mask):
 
 @dataclass(frozen=True)
 class Part(Mask):
-    """What one of `ranks` devices has of a mask that share out keys evenly."""
+    """A mask on one of `ranks` devices that divide keys evenly."""
 
     mask: Mask
     ranks: int
@@ -372,7 +370,7 @@ class Part(Mask):
 
 @dataclass(frozen=True)
 class PartOfQueries(Part):
-    """The same where they share out queries in turn, each of which looks at the keys of all devices."""
+    """A mask on one of `ranks` devices that divide queries in turn; each query sees the keys of all devices."""
 
     @property
     def read(self) -> Form:
@@ -384,7 +382,7 @@ class PartOfQueries(Part):
 
 @dataclass(frozen=True)
 class Joint(Mask):
-    """Several at once, each over keys of its own, under one softmax."""
+    """Several masks under one softmax, each over its own keys."""
 
     masks: tuple[Mask, ...]
 

@@ -1,4 +1,4 @@
-"""Pictures cut into patches, and what becomes of them brought to the tokens of a prompt that stand for them."""
+"""Images: patch embedding, placement of image features into the prompt, relative positions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class Patches(Linear):
-    """The Linear over the pixels of each patch: a convolution whose stride is its kernel.
+    """The Linear over the pixels of each patch: a convolution whose stride is its kernel size.
 
-    tokens  of a picture that follow, those included that are learned and stand beside the patches
+    tokens  tokens per image, learned ones such as a class token included
     """
 
     kind: str = "patches"
@@ -24,11 +24,11 @@ class Patches(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Operator):
-    """hidden[tokens, width] with features[image tokens, width] in place of some rows, or added to them.
+    """Writes features[image tokens, width] into hidden[tokens, width], or adds them.
 
-    The other rows stay where they are. Engines launch it after the look-up of all tokens of the prompt.
+    The other rows stay in place. Engines launch it after the embedding of all tokens of the prompt.
 
-    adds  the features are added
+    adds  whether features are added
     """
 
     kind: str = "place"
@@ -52,7 +52,7 @@ class Place(Operator):
 class RelativePositions(Operator):
     """bias[query, head, row or column] = q[query, head, :] . table[distance to it, :] (arXiv:2112.01526, equation 3).
 
-    head_dim  elements of a head
+    head_dim  elements per head
     """
 
     head_dim: int

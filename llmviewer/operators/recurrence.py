@@ -1,4 +1,4 @@
-"""What recurrences need beside scans: mixtures with the token before, and long convolutions."""
+"""Operators of recurrent models besides scans: token shifts, short and long convolutions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .state_space import CausalConv
 
 @dataclass(frozen=True, kw_only=True)
 class TokenShift(Operator):
-    """x + w (x before - x), with learned weights w for each of `mixtures`; the last token is kept (arXiv:2305.13048).
+    """x[t] + w (x[t-1] - x[t]) with learned weights w, for each of `mixtures` (arXiv:2305.13048).
 
-    A subtraction for each element, and a multiply-add for each mixture of it.
+    The last token is kept for the next pass. OPs per element: a subtraction, and a multiply-add per mixture.
     """
 
     mixtures: int
@@ -27,7 +27,7 @@ class TokenShift(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConv(CausalConv):
-    """A CausalConv without an activation: a multiply-add for each tap."""
+    """A CausalConv without an activation: a multiply-add per tap."""
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): 2 * self.taps * self.outputs[0].elements}
@@ -35,13 +35,12 @@ class ShortConv(CausalConv):
 
 @dataclass(frozen=True, kw_only=True)
 class LongConv(Operator):
-    """y[t] = gate[t] (sum over s of h[t - s] u[s] + d u[t]), u = x v, by channel; h sums powers of `states` modes.
+    """y[t] = gate[t] (sum over s of h[t - s] u[s] + d u[t]) with u = x v, per channel; h sums powers of `states` modes.
 
-    Several tokens are convolved by Fourier transforms, of u and back, of 2.5 n log2 n OPs each as they are real. That
-    of h has a closed form in its modes, which a token by itself takes one after the other: m = pole m + u and
-    Re(residue m), of 7 and 4 OPs. Longer passes need them too, for the state they leave and the one they start from.
-    Four more OPs a channel are u, d u added, and the gate. Left out are a few OPs a point: spectra and their products
-    (arXiv:2302.10866; arXiv:2310.18780, section 3).
+    Sources: arXiv:2302.10866; arXiv:2310.18780, section 3. A pass over several tokens transforms u and back by real
+    FFTs of 2.5 n log2 n OPs each. Per token and mode, m = pole m + u takes 7 OPs and Re(residue m) 4: a single token
+    is computed that way, and longer passes need it for the state that they read and write. Four more OPs per channel
+    are u, d u, its addition and the gate. Not counted: a few OPs per point for spectra and their products.
     """
 
     channels: float
@@ -55,5 +54,5 @@ class LongConv(Operator):
 
     @property
     def filters(self) -> int:
-        """Channels that need nothing of each other, or groups of them that share a filter."""
+        """Independent filters: channels, or groups of channels that share one."""
         return min(w.shape[0] for w in self.weights)

@@ -1,4 +1,4 @@
-"""How tokens choose experts, and who needs a token for any of those that it chose."""
+"""How tokens choose experts, and which devices need a token for its experts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from ..workload import popularity
 
 
 class Groups(NamedTuple):
-    """How experts are grouped, alike in size and one after another, where a token chooses among those of some groups
-    (arXiv:2405.04434, section 2.2.2).
+    """Consecutive groups of equally many experts (arXiv:2405.04434, section 2.2.2).
 
-    number   of groups
-    reached  of them, those that a token chooses its experts from
+    number   groups
+    reached  groups from which a token chooses its experts
     """
 
     number: int
@@ -27,9 +26,9 @@ UNGROUPED: Final = Groups(1, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Of so many `experts`, those that each token has `chosen`.
+    """Each token chooses `chosen` of `experts`.
 
-    skew  the power of their rank that popularities of experts fall with
+    skew  popularity of experts falls with their rank as rank^-skew
     """
 
     experts: int
@@ -38,15 +37,14 @@ class Choice:
     skew: float = 0.0
 
     def popularity(self) -> tuple[float, ...]:
-        """The part of all tokens that each expert gets, in order of popularity."""
+        """The fraction of all tokens that each expert gets, the most popular first."""
         return popularity(self.experts, self.chosen, self.skew)
 
     def needed(self, members: int, *, of: int, first: int = 0) -> float:
-        """The part of all tokens that so many neighbours need, `of` all that share the experts out, as they have any of
-        the token's; from the `first` of them on, where some experts are more popular, at which members take turns.
+        """The fraction of all tokens with an expert on any of `members` consecutive devices.
 
-        That takes experts one by one, as if a token chose each apart from the others, to the power that makes it right
-        where all are alike popular.
+        `of` devices share the experts. With skew, the devices start at `first`, and devices take experts in turn by
+        popularity; experts are then treated as chosen independently, raised to the power that is exact without skew.
         """
         run = self.experts // of * members
         none = chance_of_none(self.experts, self.chosen, run, *self.groups)
@@ -58,12 +56,11 @@ class Choice:
 
 @cache
 def chance_of_none(experts: int, chosen: int, run: int, groups: int = 1, reached: int = 1) -> float:
-    """How likely none of a token's experts is among `run` of them in a row, where all are alike likely: the mean over
-    all runs that they are cut into.
+    """Probability that none of a token's experts is in a run of `run` consecutive experts, if all are equally likely.
 
-    It chooses among the experts of as many of the `groups` as `reached` says, and takes at least one of each, as these
-    are the groups with the best ones (arXiv:2405.04434, section 2.2.2); the others are any of theirs. Of one group that
-    is the hypergeometric distribution.
+    It is the mean over all disjoint runs. A token chooses from `reached` of the `groups` and takes at least one expert
+    of each of these, as they are the groups with the best experts (arXiv:2405.04434, section 2.2.2); its other experts
+    are any of these groups'. With one group this is the hypergeometric distribution.
     """
     runs = experts // run
     return (
@@ -74,15 +71,13 @@ def chance_of_none(experts: int, chosen: int, run: int, groups: int = 1, reached
 
 def _chance_of_none(experts: int, chosen: int, run: range, groups: int, reached: int) -> float:
     size, taken = experts // groups, min(reached, chosen)
-    ways: dict[tuple[int, int], float] = {
-        (0, 0): 1.0
-    }  # by groups taken, and how many of the run they have between them
+    ways: dict[tuple[int, int], float] = {(0, 0): 1.0}  # by (groups taken, experts of the run in them)
     for start in range(0, experts, size):
         own = max(min(run.stop, start + size) - max(run.start, start), 0)
         more = dict(ways)
         for (number, inside), way in ways.items():
             place = number + 1, inside + own
-            more[place] = more.get(place, 0.0) + way * (1 - own / size)  # its best expert is none of the run
+            more[place] = more.get(place, 0.0) + way * (1 - own / size)  # its best expert is not in the run
         ways = more
     rest, others = taken * (size - 1), chosen - taken
     missed = (way * comb(max(rest - inside, 0), others) for (number, inside), way in ways.items() if number == taken)

@@ -1,4 +1,4 @@
-"""The next token of each sequence, from its logits."""
+"""Sampling of the next token from logits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DRAWN_OPS: Final = 8  # temperature; maximum, subtract, exp, sum, divide; a com
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(Operator):
-    """tokens[rows] from logits[rows, vocab]: drawn from softmax(logits / temperature) of what top-k and top-p leave.
+    """tokens[rows] from logits[rows, vocab]: drawn from softmax(logits / temperature) after top-k and top-p.
 
-    Greedy, it is the largest logit: a comparison each. No sort is counted, as what is left takes a threshold alone.
+    Greedy sampling is one comparison per logit. No sort is counted, as top-k and top-p need only a threshold.
     """
 
     greedy: bool = False

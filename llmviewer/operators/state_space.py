@@ -1,4 +1,4 @@
-"""What mixes tokens through a state of fixed size: causal convolutions and scans."""
+"""Operators with a state of fixed size: causal convolutions and scans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .base import KEPT, Operator, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConv(Operator):
-    """Each channel of the last `taps` tokens by a filter of its own, then SiLU; the last taps - 1 tokens are kept.
+    """A depthwise causal convolution over `taps` tokens, then SiLU; the last taps - 1 tokens are kept.
 
-    A multiply-add for each tap, and four OPs of SiLU.
+    OPs per element: a multiply-add per tap, and four of SiLU.
     """
 
     taps: int
@@ -29,15 +29,15 @@ class CausalConv(Operator):
 class Scan(Operator):
     """h[t] = decay[t] h[t-1] + (k[t] outer v[t]); out[t] = q[t] . h[t], for all heads.
 
-    Taken in chunks, what happens within one is products over the pairs of its tokens, and states pass between chunks:
-    `pair_ops` for each pair and `token_ops` for each token, on the matrix units (arXiv:2405.21060, section 6). A scan
-    without chunks goes token by token on the vector units, and every channel is a head of its own.
+    In chunks, the tokens of a chunk are products over pairs, and states pass between chunks: `pair_ops` per pair and
+    `token_ops` per token on the matrix units (arXiv:2405.21060, section 6). Without chunks, a scan runs token by token
+    on the vector units, and every channel is a head.
 
-    The first input has q and k of each group of heads, with v of each head beside them where it is wider than the
-    result; other inputs have a part for each head, or are the same for all where they are narrower than that.
+    The first input has q and k of each group of heads and, if it is wider than the result, v of each head. Other inputs
+    have one part per head, or are shared by all heads if narrower.
 
-    heads   parts that can be computed apart from each other; 0 where that is not known
-    groups  of heads that have q and k in common
+    heads   independent parts; 0: unknown
+    groups  groups of heads that share q and k
     """
 
     token_ops: float
@@ -56,24 +56,24 @@ class Scan(Operator):
 
     @property
     def depth(self) -> int:
-        """Elements of state for each element of the result: the width of a key."""
+        """Elements of state per element of the result: the width of a key."""
         state = next(t for t in self.inputs if t.role in KEPT)
         return state.width // self.outputs[0].width
 
     @property
     def shared(self) -> int:
-        """Elements of the first input that are queries and keys of groups, beside values."""
+        """Elements of the first input that are queries and keys, not values."""
         return max(self.inputs[0].width - self.outputs[0].width, 0)
 
     def has_part(self, t: Tensor) -> bool:
-        """Whether each head reads an equal part of that input, what groups share apart."""
+        """Whether each head reads an equal part of `t`, without queries and keys of groups."""
         own = t.width - (self.shared if t == self.inputs[0] else 0)
         return bool(self.heads) and own % self.heads == 0
 
     def part(self, ranks: int) -> Self:
-        """What one of `ranks` does that share out heads, and groups where there are as many; else it copies one.
+        """The scan of one of `ranks` that divide heads, and groups if there are enough; else a rank copies one.
 
-        Products of queries and keys, of a multiply-add for each element of a key, are those of a group.
+        Products of queries and keys, a multiply-add per element of a key, are done once per group.
         """
         copied = self.shared // min(self.groups, ranks)
         pairs = 2 * self.groups * self.depth if self.chunk else 0

@@ -1,4 +1,4 @@
-"""A launch that waits for what comes from, or goes to, where parts of tensors are kept."""
+"""Transfers of offloaded tensors as launches of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Operator
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Operator):
-    """Its `transfers`, and nothing else."""
+    """A launch that only does its `transfers`."""
 
     kind: str = "transfer"
 

@@ -322,8 +322,8 @@ def test_all_tokens_of_a_workload_must_be_few_enough_to_count(workload, length):
         ("=W4", f"quantization '=W4': {OVERRIDE}"),
         ("W4,down_proj", f"quantization 'down_proj': {OVERRIDE}"),
         ("W4,,W8", f"quantization '': {OVERRIDE}"),
-        ("fp8,KV8", "quantization 'fp8,KV8': what the whole model has is one word; write fp8KV8"),
-        ("W4,o_proj=KV8", "quantization 'o_proj=KV8': KV belongs to whole layers, such as layers.0-3=KV8"),
+        ("fp8,KV8", "quantization 'fp8,KV8': the scheme of the whole model must be one word; write fp8KV8"),
+        ("W4,o_proj=KV8", "quantization 'o_proj=KV8': KV must be set for whole layers, as in layers.0-3=KV8"),
     ],
 )
 def test_a_quantization_that_does_not_parse(quant, error):

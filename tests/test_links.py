@@ -193,7 +193,7 @@ def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--offload-sync"], "offload: sync is how transfers are waited for; give weights=PART or kv=PART too"),
+        (["--offload-sync"], "offload: sync needs something to transfer; give weights=PART or kv=PART too"),
         (["--kv-transfer", "after"],
          "--kv-transfer is between two kinds of devices; give --prefill-hardware or --decode-hardware"),
     ],

@@ -126,7 +126,7 @@ def test_what_follows_a_type_is_of_activations_cache_and_parts():
 @pytest.mark.parametrize(
     ("quant", "said"),
     [
-        ("Q4_K_M,W8", "quantization Q4_K_M,W8: Q4_K_M says what weights are; leave out W"),
+        ("Q4_K_M,W8", "quantization Q4_K_M,W8: Q4_K_M already sets the weights; leave out W"),
         ("Q4_K_M,KV8,KV4", "quantization 'KV4': must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"),
     ],
 )

@@ -291,10 +291,10 @@ def test_an_override_of_layers_cuts_the_model_there():
             "W4,q_porj=W8",
             ("quantization 'q_porj=W8' matches no matrix product; did you mean q_proj or v_proj or o_proj?"),
         ),
-        ("W4,layers.32=W8", "quantization 'layers.32=W8': the model has layers 0 to 31"),
+        ("W4,layers.32=W8", "quantization 'layers.32=W8': layers must be from 0 to 31"),
         (
             "W4,layers.5-3=W8",
-            "quantization 'layers.5-3=W8': layers must go from the first to the last, as in layers.0-3",
+            "quantization 'layers.5-3=W8': layers must be in ascending order, as in layers.0-3",
         ),
         (
             "W4,layers.5.q_porj=W8",
@@ -333,7 +333,7 @@ def test_an_override_that_says_nothing_of_the_cache_leaves_it_alone():
 def test_a_cache_of_single_operators_is_an_error():
     with pytest.raises(InputError) as caught:
         parse_quantization("W4,v_proj=KV8")
-    assert str(caught.value) == "quantization 'v_proj=KV8': KV belongs to whole layers, such as layers.0-3=KV8"
+    assert str(caught.value) == "quantization 'v_proj=KV8': KV must be set for whole layers, as in layers.0-3=KV8"
 
 
 def _launches(model, quant):

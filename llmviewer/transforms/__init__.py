@@ -1,1 +1,1 @@
-"""Techniques: functions from graph to graph, one file each. The engine knows of none of them."""
+"""Transforms: functions from graph to graph, one file each, that every analysis applies."""

@@ -1,8 +1,7 @@
-"""Absorbed latent attention: queries go to the space of the cached latent, instead of the cache to that of the heads.
+"""Absorbed latent attention: queries are projected into the latent space, and the cache is not expanded.
 
-q . (W_k c) = (W_k^T q) . c, so that one key of the latent's width serves all heads and is its own value
-(arXiv:2405.04434, section 2.1.2). It costs more OPs a pair and none to expand the cache: right for decoding, wrong for
-a prompt.
+q . (W_k c) = (W_k^T q) . c, so one key of the latent's width serves all heads and is also the value (arXiv:2405.04434,
+section 2.1.2). It takes more OPs per pair but no expansion, which pays in decode and not in prefill.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ..operators.linear import LatentExpansion, Linear
 
 
 def absorb(graph: Graph) -> Graph:
-    """The graph with every expansion of a cached latent absorbed into queries and results; others are as they were."""
+    """The graph with every expansion of a cached latent absorbed into queries and results."""
     return graph.map_blocks(_absorbed)
 
 
@@ -42,7 +41,7 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
         value_dim=rank,
         mask=mask,
     )
-    absorbed = replace(query, name="q_latent", width=heads.q_width)  # beside it, its rotated part
+    absorbed = replace(query, name="q_latent", width=heads.q_width)  # and its rotated part
     summed = replace(sv.result, name="latent", width=count * rank, format=query.format)
     return (
         _per_head("q_absorb", expand, replace(query, width=keys.width), absorbed, keys.width),
@@ -54,7 +53,7 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
 
 
 def _per_head(name: str, expand: Linear, x: Tensor, out: Tensor, width: int) -> Linear:
-    """The product of every head with its part of the expansion's matrix, `width` of its rows."""
+    """The product of each head with its `width` rows of the expansion matrix."""
     rank = expand.inputs[0].width
     part: Weight = replace(expand.weight, name=f"{name}.weight", shape=(width, rank))
     return Linear(name=name, inputs=(x,), outputs=(out,), weights=(part,))

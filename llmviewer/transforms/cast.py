@@ -1,4 +1,4 @@
-"""The whole network in another floating-point format: fp32 weights served in 16 bits, bf16 ones in fp16."""
+"""Casts a network to another floating-point format, such as fp32 weights to 16 bits or bf16 to fp16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..precision import Format, resolved
 
 
 def cast(*, weight: Format | None = None, activation: Format | None = None) -> Transform:
-    """All weights, and all activations with the KV cache, in the formats given; None leaves them as they are."""
+    """A transform of all weights, and of all activations and the KV cache, to the formats given; None: unchanged."""
 
     def stored(w: Weight) -> Weight:
         return replace(w, format=resolved(weight, w.format)) if weight else w

@@ -10,7 +10,7 @@ from ..operators.base import Operator
 
 
 def flash_attention(on_chip_bytes: float) -> Transform:
-    """Fuses every QK, Softmax, SV that follow each other; `on_chip_bytes` sizes the tiles. [B]"""
+    """A transform that fuses consecutive QK, Softmax and SV; `on_chip_bytes` limits the tiles. [B]"""
 
     def one(block: Block) -> Block:
         operators: list[Operator] = []
@@ -18,7 +18,7 @@ def flash_attention(on_chip_bytes: float) -> Transform:
             operators.append(op)
             match operators[-3:]:
                 case [QK() as qk, Softmax() as softmax, SV() as sv]:
-                    read = (*qk.inputs, *sv.inputs[1:])  # what serves as key and as value is read once
+                    read = (*qk.inputs, *sv.inputs[1:])  # a tensor that is both key and value is read once
                     fused = FlashAttention(
                         name=qk.name.replace("qk_matmul", "attention"),
                         inputs=tuple(dict.fromkeys(read)),

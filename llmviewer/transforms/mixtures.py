@@ -1,7 +1,7 @@
-"""File types of llama.cpp (Q4_K_M, Q8_0, ...): which tensor of a model llama-quantize stores in which type of ggml.
+"""File types of llama.cpp (Q4_K_M, Q8_0, ...): the ggml type in which llama-quantize stores each tensor.
 
-llama_tensor_get_type_impl() in github.com/ggml-org/llama.cpp, src/llama-quant.cpp at 007dbbf, without an importance
-matrix unless the file type needs one, and without Falcon's own rules.
+Source: llama_tensor_get_type_impl() in github.com/ggml-org/llama.cpp, src/llama-quant.cpp at 007dbbf; without an
+importance matrix unless the file type needs one, and without the rules for Falcon.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
 from ..precision import Format
 
-Place: TypeAlias = tuple[str, int | None]  # the name of a weight, and its layer
+Place: TypeAlias = tuple[str, int | None]  # (name of a weight, layer)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What the rules ask of a model.
+    """Facts of a model that the rules depend on.
 
-    grouped  whether four query heads or more share those of a key
-    tied     whether tokens are read and written with one table
+    grouped  whether at least four query heads share a key head
+    tied     whether embedding and head share a table
     """
 
     layers: int
@@ -37,7 +37,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Seat:
-    """The i-th of n layers that have such a tensor."""
+    """Layer i of the n layers that have such a tensor."""
 
     i: int
     n: int
@@ -45,7 +45,7 @@ class _Seat:
 
 
 _When: TypeAlias = Callable[[_Seat], bool]
-_Rules: TypeAlias = tuple[tuple[str, _When], ...]  # the first that holds gives the type
+_Rules: TypeAlias = tuple[tuple[str, _When], ...]  # the first rule that holds gives the type
 
 
 def _always(seat: _Seat) -> bool:  # noqa: ARG001
@@ -53,7 +53,7 @@ def _always(seat: _Seat) -> bool:  # noqa: ARG001
 
 
 def _more(seat: _Seat) -> bool:
-    """The first and the last eighth of the layers, and every third between: what errors are worst in."""
+    """Whether the layer is in the first or last eighth, or every third between them."""
     eighth = seat.n // 8
     return seat.i < eighth or seat.i >= 7 * seat.n // 8 or (seat.i - eighth) % 3 == 2
 
@@ -75,7 +75,7 @@ def _grouped(seat: _Seat) -> bool:
 
 
 def _shared(seat: _Seat) -> bool:
-    """Few values in all: query heads or experts share them."""
+    """Whether values are few: query heads share them, or there are at least four experts."""
     return seat.facts.grouped or seat.facts.experts >= 4
 
 
@@ -85,13 +85,13 @@ def _first(count: int) -> _When:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """A file type: `base` for all matrices that nothing else is said of.
+    """A file type: ggml types by matrix and layer, and `base` for all others.
 
-    values (also of queries, keys and values in one), keys, queries, output, down, gate: of attention and of networks,
-    by layer; table, head: of tokens. A tied table is stored as the head is.
-    eight   the type of attention's output in mixtures of eight experts; `base` if ""
-    low     two bits and less: values and keys of eight experts, or of 80 layers, are not raised as those of others are
-    experts the type of experts alone; `base` if ""
+    values to gate  rules by layer; `values` also for fused q, k and v projections, `gate` also for up projections
+    table, head     embedding and prediction head; a tied table is stored as the head
+    eight           output projection in models of eight experts; "": `base`
+    low             at most two bits: keys and values of models with eight experts or 80 layers are not raised
+    experts         experts; "": `base`
     """
 
     name: str
@@ -113,7 +113,7 @@ class Mixture:
         return BY_NAME[self.base].format
 
     def formats(self, graph: Graph) -> dict[Place, Format]:
-        """Of every weight of the decoder."""
+        """The formats of all weights of the decoder."""
         facts = _facts(graph)
         seats = _seats(graph, facts)
         return {
@@ -125,7 +125,7 @@ class Mixture:
         }
 
     def _type(self, op: Operator, weight: Weight, seat: _Seat | None, facts: _Facts) -> str:
-        """Vectors, convolutions and routers are not quantized."""
+        """The ggml type of `weight`; vectors, convolutions and routers are not quantized."""
         if weight != op.weights[0] or not isinstance(op, Linear | Embedding) or isinstance(op, Router):
             return "f32"
         if isinstance(op, LMHead) or (facts.tied and isinstance(op, Embedding)):
@@ -158,7 +158,7 @@ _ROLES: Final = {
     "gate_proj": "gate", "up_proj": "gate", "gate_up_proj": "gate",
     "expert_gate_proj": "gate", "expert_up_proj": "gate", "shared_gate_proj": "gate", "shared_up_proj": "gate",
 }  # fmt: skip
-_WIDER: Final = {  # what rows are stored in that are no multiple of 256
+_WIDER: Final = {  # types for rows that are no multiple of 256 elements
     "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
 _LOW: Final = Mixture(
@@ -234,7 +234,7 @@ def _facts(graph: Graph) -> _Facts:
 
 
 def _seats(graph: Graph, facts: _Facts) -> dict[Place, _Seat]:
-    """By operator and layer: of values, among the layers that have some; of others, among all."""
+    """Seats by operator and layer: of values among the layers that have values, of others among all layers."""
     having = sorted({i for block, op in graph if _ROLES.get(op.name) == "values" for i in block.layers if block.main})
     place = {layer: i for i, layer in enumerate(having)}
     return {
@@ -248,6 +248,6 @@ def _seats(graph: Graph, facts: _Facts) -> dict[Place, _Seat]:
 
 
 def _stored(name: str, weight: Weight) -> Format:
-    """In the type of that name, or in one that rows of the weight can be cut into."""
+    """The format of type `name`, or of one whose blocks divide the rows of the weight."""
     types = (BY_NAME[one] for one in (name, _WIDER.get(name, "iq4_nl"), "f16"))
     return next(one.format for one in types if weight.shape[-1] % one.elements == 0)

@@ -1,7 +1,7 @@
-"""Parts of the weights and of the KV cache kept in host memory or on storage, and fetched (arXiv:2303.06865).
+"""Offloading: parts of the weights and of the KV cache in host memory or on storage (arXiv:2303.06865).
 
-What a launch reads of them comes over the host link into device memory first; what it writes of the cache goes there.
-The prefill reads no cache over the link: it has just computed it. A link carries both directions at once.
+A launch fetches the offloaded bytes that it reads over the host link, and stores the offloaded bytes of the cache that
+it writes. The prefill fetches no cache, which it has just computed. A link carries both directions at once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..resource import Resource, link
 HOST: Final = "host"
 STORAGE: Final = "storage"  # behind the host link
 _TIERS: Final = (HOST, STORAGE)
-_AWAY: Final = {HOST: (HOST,), STORAGE: _TIERS}  # the links on the way there
+_AWAY: Final = {HOST: (HOST,), STORAGE: _TIERS}  # links on the way to each place
 _PARTS: Final = ("weights", "kv")
 _WAITS: Final = "sync"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offload:
-    """Which part of all weights and of all of the KV cache lies outside of device memory, and where.
+    """The fractions of all weights and of the KV cache outside device memory, and their places.
 
-    waits  transfers are launches of their own; else the link works while that runs which needs them
+    waits  whether transfers are launches of their own; else they overlap the launch that needs them
     """
 
     weights: float = 0.0
@@ -46,13 +46,13 @@ class Offload:
         return " ".join([*given, *([_WAITS] if given and self.waits else [])])
 
     def away(self, place: str, *, weights: Num, kv: Num) -> Num:
-        """Of so many weights and so much cache outside of device memory, what lies in `place`."""
+        """The part in `place` of `weights` and `kv` offloaded in total, in their unit."""
         return weights * (self.weights_in == place) + kv * (self.kv_in == place)
 
     def linked(self, hardware: Hardware) -> Hardware:
-        """The device with the links to what lies elsewhere.
+        """The device with the rates of the links to the offloaded data.
 
-        Raises InputError where the bandwidth of one is not known.
+        Raises InputError if the bandwidth of a link is unknown.
         """
         places = [place for place in _AWAY if self.away(place, weights=self.weights, kv=self.kv)]
         tiers = [tier for tier in _TIERS if any(tier in _AWAY[place] for place in places)]
@@ -64,9 +64,9 @@ ON_DEVICE: Final = Offload()
 
 
 def parse_offload(text: str) -> Offload:
-    """Read "weights=0.5,kv=0.2", "weights=1@storage", or with "sync", which makes launches wait for transfers.
+    """The Offload of a text such as "weights=0.5,kv=0.2" or "weights=1@storage sync" (`waits`).
 
-    Raises InputError where the text is none of these.
+    Raises InputError if it does not parse.
     """
     found: dict[str, float | str | bool] = {}
     for given in text.replace(",", " ").split():
@@ -82,7 +82,7 @@ def parse_offload(text: str) -> Offload:
             raise InputError(f"offload {text!r}: {must}; got {given!r}")
         found |= {name: _part(number, f"offload {text!r}: {must}; got {given!r}"), f"{name}_in": place or HOST}
     if list(found) == ["waits"]:
-        raise InputError("offload: sync is how transfers are waited for; give weights=PART or kv=PART too")
+        raise InputError("offload: sync needs something to transfer; give weights=PART or kv=PART too")
     return replace(ON_DEVICE, **found)  # type: ignore[arg-type]
 
 
@@ -97,9 +97,9 @@ def _part(text: str, otherwise: str) -> float:
 
 
 def offload(asked: Offload, *, decode: bool) -> Transform:
-    """The graph with its weights and its cache where `asked` says, in a prefill or in a decode step.
+    """A transform that places weights and cache as `asked`, for a prefill or a decode step.
 
-    Raises InputError where a cache is to lie elsewhere and there is none.
+    Raises InputError if a cache is offloaded and the model has none.
     """
 
     def one(block: Block) -> Block:
@@ -107,7 +107,7 @@ def offload(asked: Offload, *, decode: bool) -> Transform:
 
     def transform(graph: Graph) -> Graph:
         if asked.kv and not any(t.role is Role.KV_CACHE for _, op in graph for t in op.state()):
-            raise InputError(f"offload {str(asked)!r}: the model keeps no KV cache; leave kv out")
+            raise InputError(f"offload {str(asked)!r}: the model has no KV cache; leave kv out")
         return graph.map_blocks(one)
 
     return transform
@@ -120,7 +120,7 @@ def _fetching(block: Block, asked: Offload, *, decode: bool) -> Iterator[Operato
     def tensor(t: Tensor) -> Tensor:
         return replace(t, away=asked.kv) if t.role is Role.KV_CACHE else t
 
-    fetched: set[str] = set()  # what one launch brought is there for the next
+    fetched: set[str] = set()  # fetched by an earlier launch of the layer
     for op in block.operators:
         if isinstance(op, Collective):
             yield op
@@ -148,7 +148,7 @@ def _over(place: str, nbytes: Form) -> dict[Resource, Form]:
 
 
 def _outward(tier: str) -> str:
-    """The other direction of a link."""
+    """The link in the direction away from the device."""
     return f"to {tier}"
 
 

@@ -1,7 +1,7 @@
-"""Quantization as a change of formats: of weights, of the operands of matrix products, and of the KV cache.
+"""Quantization: other formats for weights, operands of matrix products, and the KV cache.
 
-Activations are quantized by whoever writes them where only quantized products read them, and by a launch of its own
-where something else does too. What is neither an operand nor cached keeps the model's format.
+An activation is quantized by its writer if only quantized products read it, else by a launch of its own. Tensors that
+are neither operands nor cached keep the model's format.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..precision import AS_PUBLISHED, HALF, Format, Scheme, notation, parse_sche
 from .cast import cast
 from .mixtures import MIXTURES, Mixture, Place
 
-_RUNS: Final = 4  # of layers in a name
+_RUNS: Final = 4  # of layers in the name of a block
 _LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """`scheme` for the operators that `pattern` (as in file names, * and ?) matches.
+    """`scheme` for the operators whose names match `pattern` (wildcards * and ?).
 
-    layers  the layers that it is for; None where it is for all of the model
+    layers  its layers; None: the whole model
     """
 
     text: str
@@ -39,19 +39,19 @@ class Override:
     layers: range | frozenset[int] | None = None
 
     def covers(self, block: Block) -> bool:
-        """Whether the layers of `block` are among its own. Blocks are cut so that it is all of them or none."""
+        """Whether it applies to the layers of `block`, which are cut so that it applies to all or none."""
         return self.layers is None or bool(block.main and block.layers and block.layers[0] in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """A scheme for the network, and others for parts of it; where several speak of one thing, the last one holds.
+    """A scheme for the network, and overrides for parts of it, of which the last one applies.
 
-    The scheme goes to every Linear but heads and routers, which keep their format unless an override names them; where
-    it asks for 16 bits or more, that goes to the whole network.
+    The scheme applies to every Linear except heads and routers, which keep their format unless an override names them.
+    A format of 16 bits or more applies to the whole network.
 
-    text     what it is called, where that is not what a user wrote
-    mixture  of formats, by tensor and layer, of which the scheme has the one that most weights have
+    text     its name; "": as the user wrote it
+    mixture  formats by tensor and layer; the scheme then has the most common one
     """
 
     scheme: Scheme = AS_PUBLISHED
@@ -63,7 +63,7 @@ class Quantization:
         return self.text or ", ".join((self.scheme.text, *(o.text for o in self.overrides)))
 
     def over(self, published: Quantization) -> Quantization:
-        """Itself where it says what all weights or operands are; else what it says, over what is published."""
+        """Itself if it sets all weights or operands; else `published` with its changes."""
         if self == AS_IT_IS:
             return published
         if self.scheme.weight or self.scheme.activation or published == AS_IT_IS:
@@ -80,7 +80,7 @@ class Quantization:
         )
 
     def of(self, block: Block, op: Operator) -> Scheme:
-        """What holds for the weight and the operands of `op`."""
+        """The scheme for the weight and operands of `op`."""
         left = isinstance(op, Linear) and op.left_as_published
         scheme = AS_PUBLISHED if left else self.scheme
         for override in self.overrides:
@@ -90,7 +90,7 @@ class Quantization:
         return scheme
 
     def kv_cache(self, block: Block) -> Format | None:
-        """What the cache of a block is kept in: that of the scheme, or of an override of all of its operators."""
+        """The cache format of `block`: that of the scheme, or of an override of all its operators; None: unchanged."""
         scheme = self.scheme
         for override in self.overrides:
             if override.pattern == "*" and override.covers(block):
@@ -99,21 +99,21 @@ class Quantization:
 
 
 AS_IT_IS: Final = Quantization()
-PUBLISHED: Final = "published"  # what a user calls it
+PUBLISHED: Final = "published"  # as users write it
 
 
 def unless_published(quant: str | None) -> str | None:
-    """A precision as analyze() takes it; None is the one that the model has."""
+    """`quant`, or None for "published" and "": the precision of the model."""
     return None if quant in ("", PUBLISHED) else quant
 
 
 def parse_quantization(text: str) -> Quantization:
-    """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16".
+    """The Quantization of "SCHEME" or "SCHEME,PATTERN=SCHEME,...".
 
-    "published" is AS_IT_IS, and what follows it says what is otherwise. A file type of llama.cpp may be followed by
-    what activations and cache are in: "Q4_K_M,A8g32KV8".
+    An example is "W4A16g128,down_proj=W8A16,layers.0-3=W16A16". "published" is AS_IT_IS, with overrides if any follow.
+    A file type of llama.cpp may be followed by formats of activations and cache: "Q4_K_M,A8g32KV8".
 
-    Raises InputError where a part does not parse.
+    Raises InputError if a part does not parse.
     """
     first, *rest = (part.strip() for part in text.split(","))
     if first.upper() in MIXTURES:
@@ -124,7 +124,9 @@ def parse_quantization(text: str) -> Quantization:
         return Quantization(overrides=tuple(map(_override, (first, *rest))))
     scheme = parse_scheme(first)
     if rest and rest[0] and "=" not in rest[0] and _parses(first + rest[0]):
-        raise InputError(f"quantization {text!r}: what the whole model has is one word; write {first}{rest[0]}")
+        raise InputError(
+            f"quantization {text!r}: the scheme of the whole model must be one word; write {first}{rest[0]}"
+        )
     return Quantization(scheme=scheme, overrides=tuple(map(_override, rest)))
 
 
@@ -137,7 +139,7 @@ def _parses(scheme: str) -> bool:
 
 
 def as_typed(scheme: Scheme, mixture: Mixture | None = None) -> str:
-    """What parse_quantization() reads as `scheme`, with the weights of `mixture`, if any, in place of its own."""
+    """The text that parse_quantization() reads as `scheme`, with the weights of `mixture` if given."""
     if mixture is None:
         return notation(scheme)
     return ",".join(filter(None, (mixture.name, notation(replace(scheme, weight=None)))))
@@ -149,7 +151,7 @@ def _mixed(mixture: Mixture, *parts: str) -> Quantization:
         text, parts = f"{mixture.name},{parts[0]}", parts[1:]
         scheme = parse_scheme(text.partition(",")[2])
         if scheme.weight:
-            raise InputError(f"quantization {text}: {mixture.name} says what weights are; leave out W")
+            raise InputError(f"quantization {text}: {mixture.name} already sets the weights; leave out W")
         scheme = replace(scheme, text=text, weight=mixture.format)
     return Quantization(scheme=scheme, overrides=tuple(map(_override, parts)), mixture=mixture)
 
@@ -164,25 +166,25 @@ def _override(text: str) -> Override:
         first = int(layers[1])
         last = int(layers[2]) if layers[2] else first
         if last < first:
-            raise InputError(f"quantization {text!r}: layers must go from the first to the last, as in layers.0-3")
+            raise InputError(f"quantization {text!r}: layers must be in ascending order, as in layers.0-3")
         run = range(first, last + 1)
         override = Override(text=text, pattern=layers[3] or "*", scheme=scheme, layers=run)
     else:
         override = Override(text=text, pattern=pattern, scheme=scheme)
     if scheme.kv_cache and override.pattern != "*":
-        raise InputError(f"quantization {text!r}: KV belongs to whole layers, such as layers.0-3=KV8")
+        raise InputError(f"quantization {text!r}: KV must be set for whole layers, as in layers.0-3=KV8")
     return override
 
 
 def quantize(quantization: Quantization, model: Graph | None = None) -> Transform:
-    """The graph with the formats that `quantization` asks for.
+    """A transform to the formats of `quantization`.
 
-    model  what a file would hold, which a mixture goes by: the graph before it is shared out among devices, if it is
+    model  the graph before division among devices, from whose tensors a mixture takes its formats; None: the graph
 
-    Raises InputError where an override matches nothing, or has layers that there are not.
+    Raises InputError if an override matches nothing or names layers that the model lacks.
     """
     scheme, mixture = quantization.scheme, quantization.mixture
-    activation = _wide(scheme.activation)  # what is not quantized is computed in it, weights too
+    activation = _wide(scheme.activation)  # for everything that is not quantized, weights too
     in_wide = cast(weight=_wide(scheme.weight) or activation, activation=activation)
 
     def transform(graph: Graph) -> Graph:
@@ -200,7 +202,7 @@ def quantize(quantization: Quantization, model: Graph | None = None) -> Transfor
 
 
 def _stored(block: Block, held: Mapping[Place, Format], usual: Format) -> Block:
-    """`block` with all weights as they are `held`, and matrices that no file has in the `usual` format."""
+    """`block` with weights in the formats `held`, and matrices that files lack in the `usual` format."""
     layer = block.layers[0] if block.layers else None
 
     def store(op: Operator) -> Operator:
@@ -215,7 +217,7 @@ def _stored(block: Block, held: Mapping[Place, Format], usual: Format) -> Block:
 def _must_match(override: Override, graph: Graph) -> None:
     named = [(block, op) for block, op in graph if isinstance(op, Linear) or (override.scheme.activation and _left(op))]
     if isinstance(override.layers, range) and override.layers.stop > graph.layers:
-        raise InputError(f"quantization {override.text!r}: the model has layers 0 to {graph.layers - 1}")
+        raise InputError(f"quantization {override.text!r}: layers must be from 0 to {graph.layers - 1}")
     names = {op.name for block, op in named if override.covers(block)}
     if not any(fnmatchcase(name, override.pattern) for name in names):
         known = suggest(override.pattern, names)
@@ -223,7 +225,7 @@ def _must_match(override: Override, graph: Graph) -> None:
 
 
 def _cut(block: Block, overrides: Sequence[Override], held: Mapping[Place, Format]) -> Iterator[Block]:
-    """`block` in pieces whose layers an override covers all or none of, and whose weights are held alike."""
+    """`block` cut so that each override covers all layers of a piece or none, and its layers have the same formats."""
     covered = [o.layers for o in overrides if o.layers is not None]
     names = [w.name for op in block.operators for w in op.weights] if held else []
     pieces: dict[tuple[object, ...], list[int]] = {}
@@ -240,7 +242,7 @@ def _cut(block: Block, overrides: Sequence[Override], held: Mapping[Place, Forma
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:
-    """Such as "0-2" and "5", of numbers that rise."""
+    """Runs of ascending numbers, such as "0-2" and "5"."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:
@@ -262,7 +264,9 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
     left = _named_formats(block, quantization)
     if left:
         operators = tuple(op.with_tensors(lambda t: replace(t, format=left.get(t.name, t.format))) for op in operators)
-    cached = {op.name for op in operators if op.inputs and op.inputs[0].role is Role.KV_CACHE}  # in their own format
+    cached = {
+        op.name for op in operators if op.inputs and op.inputs[0].role is Role.KV_CACHE
+    }  # cached inputs keep their format
     wanted = {
         name: fmt
         for name, scheme in schemes.items()
@@ -272,12 +276,12 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
 
 
 def _left(op: Operator) -> tuple[str, ...]:
-    """The tensors that an operator multiplies in a format of its own."""
+    """Names of the inputs of `op` that keep a format of their own."""
     return tuple(t.name for t in op.inputs if t.left_as_published)
 
 
 def _named_formats(block: Block, quantization: Quantization) -> dict[str, Format]:
-    """What overrides say of such tensors, by naming the operators that multiply them."""
+    """The formats that overrides set for such inputs by naming their operators."""
     found: dict[str, Format] = {}
     for override in quantization.overrides:
         fmt = override.scheme.activation
@@ -289,7 +293,7 @@ def _named_formats(block: Block, quantization: Quantization) -> dict[str, Format
 
 
 def _wide(fmt: Format | None) -> Format | None:
-    """`fmt` if networks are computed in it, and None if it is a quantization."""
+    """`fmt` if it has at least 16 bits, else None."""
     return fmt if fmt and fmt.bits >= HALF.bits else None
 
 
@@ -298,7 +302,7 @@ def _in(fmt: Format, t: Tensor) -> Tensor:
 
 
 def _with_weight(op: Operator, fmt: Format | None) -> Operator:
-    """`op` with the matrix of its product in `fmt`; its bias stays as it is. A tied matrix is then held twice."""
+    """`op` with its matrix in `fmt` and its bias unchanged; a tied matrix is then stored separately."""
     if fmt is None:
         return op
 
@@ -312,8 +316,9 @@ def _with_weight(op: Operator, fmt: Format | None) -> Operator:
 
 
 def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[str, Format]) -> Iterator[Operator]:
-    """`operators` with the first input of each that `wanted` names in the format it gives. What experts of other ranks
-    are sent goes in the format that they want (arXiv:2412.19437, section 3.3.3).
+    """`operators` with first inputs in the formats `wanted`, by operator name.
+
+    All-to-alls send tokens in the format that experts want (arXiv:2412.19437, section 3.3.3).
     """
     formats: dict[str, set[Format | None]] = {block.output: {None}}
     for op in reversed(operators):

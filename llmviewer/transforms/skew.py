@@ -1,7 +1,7 @@
-"""Experts that are not alike popular: popularity falls with rank to a power, as Zipf's law has it.
+"""Uneven expert popularity: it falls with rank as a power law (Zipf's law).
 
-Fewer experts are then reached by the same tokens, and their weights read. Each token still takes as many, so no OPs
-change; that the busiest expert has more rows than others takes no time on one device, as all experts are one launch.
+The same tokens then reach fewer experts, and fewer weights are read. OPs do not change, because each token uses as many
+experts. On one device the busiest expert costs no extra time, because all experts are one launch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..operators.base import Weight
 
 
 def skew(exponent: float) -> Transform:
-    """The graph with experts whose popularity is rank^-exponent; all are alike popular at 0.
+    """A transform to experts of popularity rank^-exponent; 0: uniform.
 
-    Raises InputError where `exponent` is negative or not finite.
+    Raises InputError if `exponent` is negative or not finite.
     """
     if not 0 <= exponent < inf:
         raise InputError(f"expert_skew must be a finite number of at least 0; got {exponent:g}")
@@ -30,7 +30,7 @@ def skew(exponent: float) -> Transform:
 
 
 def chooses(graph: Graph) -> bool:
-    """Whether any of its weights are experts that tokens choose."""
+    """Whether `graph` has routed experts."""
     return any(_is_choice(f) for _, op in graph for w in op.weights if w.rows is not None for f in w.rows.features())
 
 

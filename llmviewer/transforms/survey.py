@@ -1,10 +1,10 @@
 """The conventions of "LLM Inference Unveiled" (arXiv:2402.16363), Table 1 and Figures 4 to 8, and of its tool.
 
 No causal mask; every operator at the matrix peak; one format for all activations, no scales; a residual addition reads
-one tensor; norms have seven OPs an element and no weights; the MLP activation is as wide as the residual stream; the
-prediction head has one OP a multiply-add and activations of a single token; embeddings, rotations and the last norm
-are left out, as are embeddings and prediction head in the memory for weights; all that a layer writes stays until
-its end. What is not listed is as in the faithful graph.
+one tensor; norms have seven OPs per element and no weights; the MLP activation is as wide as the residual stream; the
+prediction head has one OP per multiply-add and activations of a single token; embeddings, rotations and the last norm
+are left out, as are embeddings and prediction head in the memory for weights; all outputs of a layer stay until its
+end. Everything else is as in the faithful graph.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..resource import Resource, matrix
 
 @dataclass(frozen=True, kw_only=True)
 class Surveyed(Operator):
-    """An operator counted by the paper's conventions, on behalf of one of the faithful graph."""
+    """An operator counted by the paper's conventions."""
 
     ops: Form
-    dtype: str  # that all operators compute in
+    dtype: str  # of all operators' arithmetic
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {matrix(self.dtype): self.ops}
@@ -39,7 +39,7 @@ class Surveyed(Operator):
 
 
 def survey(scheme: Scheme) -> Transform:
-    """The graph as the paper counts it: weights, activations and cache of all operators in the bits of `scheme`."""
+    """A transform to the paper's counts, with weights, activations and cache in the bits of `scheme`."""
     formats = _Formats.of(scheme)
 
     def transform(graph: Graph) -> Graph:
@@ -77,7 +77,7 @@ def _surveyed(block: Block, formats: _Formats) -> Block:
         )
 
     kept = tuple(t.name for op in operators for t in op.outputs if t.role is Role.ACTIVATION)
-    operators = tuple(  # a layer's input is the output of the one before: one tensor, held once
+    operators = tuple(  # a layer's input is the previous layer's output, held once
         op.with_tensors(lambda t: _renamed(t, block.output) if t.name == block.input else t) for op in operators
     )
     return replace(block, operators=operators, input=block.output, kept=kept)
@@ -88,7 +88,7 @@ def _renamed(t: Tensor, name: str) -> Tensor:
 
 
 def _without_rope(block: Block) -> Iterator[Operator]:
-    """The operators of a block as if queries and keys were not rotated: keys go from their projection to the cache."""
+    """The operators of `block` without rotations: key projections write to the cache."""
     renamed: dict[str, tuple[str, Role]] = {}
     for op in block.operators:
         if isinstance(op, Rope):
@@ -105,7 +105,7 @@ def _without_rope(block: Block) -> Iterator[Operator]:
 
 
 def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
-    """`op` by the conventions above, of which others have the formats alone; None for what they leave out."""
+    """`op` by the conventions above, other operators with their formats only; None if they leave it out."""
     hidden = next((op.inputs[0].width for op in block.operators if op.inputs), 0)
     inputs, outputs = (tuple(map(formats.tensor, ts)) for ts in (op.reads(), op.outputs))
     weights: tuple[Weight, ...] = ()
@@ -117,7 +117,7 @@ def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
         case Embedding() | Rope() | Quantize():
             return None
         case ChosenLinear():
-            ops = 2 * (op.weight.numel // op.weight.shape[0]) * op.inputs[0].rows  # each row meets one of them
+            ops = 2 * (op.weight.numel // op.weight.shape[0]) * op.inputs[0].rows  # each row uses one expert
             weights = (replace(op.weight, format=formats.weight),)
         case Linear():
             ops = 2 * op.weight.numel * op.inputs[0].rows

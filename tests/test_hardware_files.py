@@ -108,7 +108,7 @@ def test_a_what_if_of_one_device_names_it_as_results_do_or_by_its_file(chip):
     path, loaded = chip(), load_hardware("l4")
     for changes in (["chip:power.tdp=2x", "l4:power.tdp=3x"], [f"{path}:power.tdp=2x", "nvidia-l4:power.tdp=3x"]):
         assert each_changed([path, loaded], changes) == [("power.tdp=2x",), ("power.tdp=3x",)]
-    with pytest.raises(InputError, match=r"^t4:power\.tdp=2x: t4 is none of the devices that are looked at$"):
+    with pytest.raises(InputError, match=r"^t4:power\.tdp=2x: t4 must be one of the devices given$"):
         each_changed([path], ["t4:power.tdp=2x"])
 
 

@@ -539,7 +539,7 @@ def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
     assert found.simulation(found.best)["hardware_set"] == ("price.cloud=0.5 USD/h",)
     assert f"devices, what if {', '.join(changes)}. Lowest in USD/h: 1 x l40s" in REPORT.headline(found)
     for changes, said in (
-        (["t4:price.cloud=1 USD/h"], "t4:price.cloud=1 USD/h: t4 is none of the devices that are looked at"),
+        (["t4:price.cloud=1 USD/h"], "t4:price.cloud=1 USD/h: t4 must be one of the devices given"),
         ([":price.cloud=1 USD/h"], "no hardware ''"),
     ):
         with pytest.raises(InputError, match=f"^{said}"):

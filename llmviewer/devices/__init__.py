@@ -1,1 +1,1 @@
-"""What devices are and supply: the keys of their files, read, checked and changed; drafts of this machine's."""
+"""Devices: hardware files are read, checked and changed; drafts for this machine."""

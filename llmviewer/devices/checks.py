@@ -1,4 +1,4 @@
-"""What a hardware file must be to be believed: its numbers fit together and are physically possible."""
+"""Plausibility of hardware files: their numbers are consistent and physically possible."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from .hardware import Hardware, products
 from .keys import ON_CHIP
 
 _ROUNDING: Final = 0.015  # datasheets print three digits, and clocks in steps of 15 MHz
-_ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multiplied alike
+_ORDERS: Final = (  # from wide to narrow; bf16 and fp16 may have different rates
     ("fp64", "fp32", "tf32", "fp16", "fp8", "fp6", "fp4"),
     ("fp64", "fp32", "tf32", "bf16", "fp8", "fp6", "fp4"),
     ("int32", "int8", "int4", "int1"),
 )
-_RIDGES: Final = (0.01, 10_000)  # OP/B; outside it a unit is wrong by a prefix
-_PCIE: Final = {  # bits that a lane carries in a second, without coding (128b/130b) or, of PCIe 6.0, checks of flits
+_RIDGES: Final = (0.01, 10_000)  # OP/B; outside it, a prefix of a unit is wrong
+_PCIE: Final = {  # bit/s per lane, without coding (128b/130b) or, for PCIe 6.0, flit checks
     "3": 8e9 * 128 / 130, "4": 16e9 * 128 / 130, "5": 32e9 * 128 / 130, "6": 64e9 * 242 / 256,
 }  # fmt: skip
 _PCIE_LINK: Final = re.compile(r"PCIe ([3456])(?:\.0)? x(\d+)")
-# All links of a GPU by generation of NVLink, one way; NVIDIA prints twice that. 4 x 20, 6 x 25, 12 x 25, ... [B/s]
+# All links of a GPU by NVLink generation, one way; NVIDIA publishes twice that. 4 x 20, 6 x 25, 12 x 25, ... [B/s]
 _NVLINK: Final = {"1": 80e9, "2": 150e9, "3": 300e9, "4": 450e9, "5": 900e9, "6": 1800e9}
 _NVLINK_LINKS: Final = re.compile(r"NVLink ([1-6])\b")
 _MEMORY: Final = re.compile(r"(HBM|GDDR|LPDDR|MRDIMM|DDR)(\d?)", re.IGNORECASE)
-# The fastest rate of a pin by generation, E and X among them, as standards and makers have it (recalled). [Gbit/s]
+# The fastest pin rate by generation, with E and X variants, of standards and makers (recalled). [Gbit/s]
 _PINS: Final = {
     "HBM2": 3.6, "HBM3": 9.2, "HBM4": 11, "GDDR5": 12, "GDDR6": 24, "GDDR7": 48, "LPDDR4": 4.3,
     "LPDDR5": 10.7, "DDR4": 3.2, "DDR5": 8.8, "MRDIMM": 12.8,
 }  # fmt: skip
-_HEADROOM: Final = 1.5  # for chips that come later, and are clocked higher
-# How often a second all of a memory is read. A chip has so many pins for its capacity: HBM of Fiji, 512 GB/s for 4 GiB
-# (recalled), comes to 119, GDDR6X of an RTX 3080 to 71, LPDDR and DDR of what ships to 6.
+_HEADROOM: Final = 1.5  # for later chips with higher clocks
+# Bandwidth over capacity, limited by the pins of a chip: HBM of Fiji with 512 GB/s for 4 GiB (recalled) has 119, GDDR6X
+# of an RTX 3080 71, LPDDR and DDR of shipped devices up to 6. [1/s]
 _TURNS: Final = {"HBM": 200, "GDDR": 200, "LPDDR": 40, "DDR": 40, "MRDIMM": 40}
-_PACES: Final = {  # OPs of a core and clock, four times what any that ships does; of accelerators, a core may be a chip
+_PACES: Final = {  # OPs per core and clock, four times those of any shipped device; an accelerator's core may be a chip
     "gpu": {"matrix": 2**18, "vector": 2**12},
     "cpu": {"matrix": 2**14, "vector": 2**12},
     "accelerator": {"matrix": 2**23, "vector": 2**15},
@@ -44,12 +44,12 @@ _DATE: Final = re.compile(r"20\d\d-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))
 
 
 def violations(device: Hardware) -> tuple[str, ...]:
-    """What is wrong with the numbers of a device, one line each that begins with the key."""
+    """Implausible numbers of a device, one line each, which begins with the key."""
     return tuple(line for check in CHECKS.values() for line in check(device))
 
 
 def clashes(device: Hardware, aliases: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Names of a device that others claim too. `aliases`: the names of each device there is."""
+    """Names of a device that other devices also have. `aliases`: all names of each device."""
     own = (device.name, *(alias.lower() for alias in device.aliases))
     return tuple(
         f"aliases: {name} is a name of {other} too"
@@ -97,7 +97,7 @@ def _sparsity(device: Hardware) -> Iterator[str]:
 
 
 def _peaks(device: Hardware) -> Iterator[str]:
-    """Peak = units x width x clock, where all are given."""
+    """Peak = units x width x clock, if all are given."""
     yield from (line for line in _products(device) if not line.startswith("memory."))
     clock = device.numbers.get("clock.matrix")
     if clock and clock == device.numbers.get("clock.boost", device.numbers.get("clock.base")):
@@ -115,7 +115,7 @@ def _products(device: Hardware) -> Iterator[str]:
 
 
 def _bandwidths(device: Hardware) -> Iterator[str]:
-    """Bandwidth = width x rate, of memory pins and of PCIe lanes; NVLink at most that of all its links."""
+    """Bandwidth = width x rate for memory pins and PCIe lanes; NVLink has at most that of all its links."""
     numbers = device.numbers
     yield from (line for line in _products(device) if line.startswith("memory."))
     links = _NVLINK_LINKS.search(_text(device, "scale_up.type"))
@@ -130,11 +130,11 @@ def _bandwidths(device: Hardware) -> Iterator[str]:
 
 
 def _memory_types(device: Hardware) -> Iterator[str]:
-    """Bandwidths that chips of the memory's type have, by their pins and by their capacity."""
+    """Bandwidth is possible for the memory type, by pins and by capacity."""
     numbers = device.numbers
     said = _text(device, "memory.type")
     found = _MEMORY.search(said)
-    if said and not found:  # SRAM, and what is not known here
+    if said and not found:  # SRAM, unknown types
         return
     kind, generation = (found[1].upper(), "".join(found.groups()).upper()) if found else ("HBM", "")
     bandwidth, capacity = numbers["memory.bandwidth"], numbers["memory.capacity"]
@@ -153,7 +153,7 @@ def _memory_types(device: Hardware) -> Iterator[str]:
 
 
 def _paces(device: Hardware) -> Iterator[str]:
-    """OPs of a core in a clock, where the file says how many there are and how fast."""
+    """OPs per core and clock are possible, if cores and clocks are given."""
     numbers = device.numbers
     clock = numbers.get("clock.boost", numbers.get("clock.base"))
     if not clock or "cores.count" not in numbers:
@@ -167,7 +167,7 @@ def _paces(device: Hardware) -> Iterator[str]:
 
 
 def _private(device: Hardware) -> Iterator[str]:
-    """What the cores of a GPU have of their own, each of them as much."""
+    """Memory private to the cores of a GPU is divided equally among them."""
     count = device.numbers.get("cores.count")
     for level in ("registers", "shared_memory"):
         key = f"{level}.capacity"
@@ -177,7 +177,7 @@ def _private(device: Hardware) -> Iterator[str]:
 
 
 def _memories(device: Hardware) -> Iterator[str]:
-    """Further from the units is larger and slower."""
+    """Memory further from the units is larger and slower."""
     numbers = device.numbers
     capacity = numbers["memory.capacity"]
     if not 0.5 * capacity <= numbers.get("memory.usable", capacity) <= capacity:

@@ -1,4 +1,4 @@
-"""hardware/*.yaml -> Hardware. Every number has a unit in its text and a source."""
+"""Reading hardware/*.yaml files. Every number has a unit and a source."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from .keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLO
 from .what_ifs import altered
 
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
-_ROUNDING: Final = 1e-9  # of what follows from a factor
+_ROUNDING: Final = 1e-9  # relative, of numbers computed from factors
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
 _START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
 
 
 def hardware_names() -> tuple[str, ...]:
-    """The devices that ship, and those of the user's folder."""
+    """Names of the shipped devices and of those in the user's folder."""
     return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")}))
 
 
 def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
-    """A device by its name, an alias of it, or the path of a YAML file.
+    """The device of a name, an alias, or the path of a YAML file.
 
-    The files of the folder that LLMVIEWER_HARDWARE_PATH names come before those that ship.
+    Files in the folder LLMVIEWER_HARDWARE_PATH take precedence over shipped ones.
 
-    changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s", applied to the file's numbers
+    changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s"
 
-    Raises InputError, with the nearest names, where there is none such, or where the file or a change is wrong.
+    Raises InputError if there is no such device, with the nearest names, or if the file or a change is invalid.
     """
     if not isinstance(name, str):
         raise InputError(f"hardware must be text; got {name!r}")
@@ -46,9 +46,9 @@ def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
 
 
 def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
-    """A device as callers in Python give it, by name or as it was loaded.
+    """A device from its name or a Hardware.
 
-    Raises InputError where it has to be read and cannot be, or was loaded before what-ifs could be applied.
+    Raises InputError if it cannot be read, or if `changes` are given for a Hardware.
     """
     if isinstance(hardware, str):
         return load_hardware(hardware, changes)
@@ -58,9 +58,9 @@ def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
 
 
 def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Of each device those of `changes` that are of all of them, KEY=VALUE, and those that are of it, NAME:KEY=VALUE.
+    """The `changes` of each device: KEY=VALUE, for all devices, and NAME:KEY=VALUE, for one.
 
-    Raises InputError where NAME is none of them.
+    Raises InputError if NAME is none of the devices.
     """
     names = [one.name if isinstance(one, Hardware) else hardware_file(one).stem for one in hardware]
     aimed: list[tuple[str, str]] = []
@@ -68,10 +68,10 @@ def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> 
         key, equals, value = change.partition("=")
         name, colon, own = key.rpartition(":")
         device = name.strip()
-        if colon and device not in names:  # another name of it, or its file
+        if colon and device not in names:  # an alias, or a file
             device = hardware_file(device).stem
         if colon and device not in names:
-            raise InputError(f"{change}: {name} is none of the devices that are looked at")
+            raise InputError(f"{change}: {name} must be one of the devices given")
         aimed.append((device, f"{own}{equals}{value}"))
     return [tuple(change for device, change in aimed if device in ("", name)) for name in names]
 
@@ -81,7 +81,7 @@ def hardware_file(name: str) -> Path:
     if found := known_file(name):
         return found
     if is_there(name):
-        raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
+        raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
     near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
@@ -89,7 +89,7 @@ def hardware_file(name: str) -> Path:
 
 
 def known_file(name: str) -> Path | None:
-    """The same; None where there is none such."""
+    """The file that load_hardware(name) reads; None if there is none."""
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     for folder in _folders():
@@ -101,7 +101,7 @@ def known_file(name: str) -> Path | None:
 
 
 def hardware_yaml(name: str, new: str = "") -> str:
-    """The text of a device's file, to begin one of one's own with: as that of `new`, which has no other names."""
+    """The text of a device's file, as a draft for a device `new`, which has no aliases."""
     text = read_text(hardware_file(name))
     if not new:
         return text
@@ -110,13 +110,13 @@ def hardware_yaml(name: str, new: str = "") -> str:
 
 
 def hardware_aliases() -> dict[str, tuple[str, ...]]:
-    """All names that each device goes by, its own first."""
+    """All names of each device, its own first."""
     files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
     return {name: (name, *_aliases(path)) for name, path in files.items()}
 
 
 def _folders() -> tuple[Path, ...]:
-    """Where devices are looked for, in order."""
+    """Folders with devices, in order of precedence."""
     own = os.environ.get(PATH_VARIABLE)
     if not own:
         return (data_dir("hardware"),)
@@ -135,7 +135,7 @@ def _shipped_files() -> dict[str, Path]:
 
 
 def _with_alias(alias: str, files: Iterable[Path]) -> Path | None:
-    """Parses only files that have the text: a hundred files take longer to parse than a model takes to analyze."""
+    """The file with an alias. It parses only files that contain the text, because parsing all of them is slow."""
     return next((path for path in files if alias in read_text(path).lower() and alias in _aliases(path)), None)
 
 
@@ -187,7 +187,7 @@ def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
 
 
 def _check_keys(file: Section, changes: Sequence[str]) -> None:
-    """Raises InputError where a key is unknown, and, with all of them, where some are missing that no what-if gives."""
+    """Raises InputError if a key is unknown, or if required keys are in neither the file nor `changes`."""
     file.only((*PLAIN, *SECTIONS))
     for name in SECTIONS:
         if name in file:
@@ -208,7 +208,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _is_missing(data: Mapping[str, object], path: Sequence[str]) -> bool:
-    """Whether there is nothing at the end of a path of keys; not where something else than a mapping is on it."""
+    """Whether a path of keys ends in nothing; False if a value on the path is no mapping."""
     value: object = data
     for key in path:
         if value is not None and not isinstance(value, Mapping):
@@ -232,7 +232,7 @@ def _facts(section: Section, name: str, sources: Mapping[str, Source]) -> list[F
 
 
 def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, Source]) -> Fact:
-    """A value as it stands, or as `{value, source, note}` where its source differs from that of its block."""
+    """A value, plain or as `{value, source, note}` if its source is not that of its block."""
     block, key = full_key.split(".")
     unit, note = SECTIONS[block][key], ""
     if isinstance(section.data[key], Mapping):

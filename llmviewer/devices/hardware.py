@@ -1,4 +1,4 @@
-"""A machine: how fast it supplies each resource, and how much it holds."""
+"""`Hardware`: the rate of each resource and the memory capacity of a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import InputError
 from ..precision import WIDER
 from ..resource import Resource, Unit
 
-_TWICE: Final = 2.0  # times the rate of matrix units at which vector units multiply instead
+_TWICE: Final = 2.0  # vector rate over matrix rate from which products run on vector units
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a number was published."""
+    """The publication of a number."""
 
     title: str
     year: int
@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One number of a hardware file, as it is written there."""
+    """One value of a hardware file."""
 
     key: str  # such as "memory.bandwidth"
     text: str
@@ -42,21 +42,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class Product:
-    """A number of a file that is the product of others, over `per`."""
+    """A number that is the product of others, divided by `per`."""
 
     key: str
     factors: tuple[str, ...]
     per: float = 1.0
 
     def of(self, numbers: Mapping[str, float]) -> float:
-        """What it is by its factors. [SI units]"""
+        """The product of its factors in `numbers`. [SI units]"""
         return prod(numbers[key] for key in self.factors) / self.per
 
 
 def products(numbers: Mapping[str, float]) -> Iterator[Product]:
-    """Those that `numbers` of a file have with all their factors: a peak is units x width x clock, a bandwidth pins x
-    rate.
-    """
+    """The products whose factors are all in `numbers`: peak = units x width x clock, bandwidth = pins x rate."""
     clock = "clock.boost" if "clock.boost" in numbers else "clock.base"
     peak = "matrix.fp16" if "matrix.fp16" in numbers else "matrix.bf16"
     own = "clock.matrix" if "clock.matrix" in numbers else clock
@@ -73,10 +71,10 @@ def products(numbers: Mapping[str, float]) -> Iterator[Product]:
 class Hardware:
     """One device.
 
-    rates          what it supplies [OP/s, dense, or B/s]
-    capacity       of its main memory, as much of it as programs can use where that is known [B]
-    on_chip_bytes  registers, shared memory and caches together; inf where none is known, so that no bound rests on it
-    facts          every number of its file, for those who want to see where they come from
+    rates          rate of each resource [OP/s, dense, or B/s]
+    capacity       main memory, or the usable part of it if known [B]
+    on_chip_bytes  registers, shared memory and caches together; inf if unknown, so that no bound depends on it [B]
+    facts          all values of its file, with sources
     """
 
     name: str
@@ -93,26 +91,26 @@ class Hardware:
     facts: tuple[Fact, ...] = field(default=(), repr=False)
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
-    changes: tuple[str, ...] = ()  # what a what-if altered, as KEY=VALUE
-    follows: tuple[str, ...] = field(default=(), repr=False)  # what follows from that, such as "matrix rates 2x"
-    said: Mapping[str, float] = field(default_factory=dict, repr=False)  # what its file says of numbers that it altered
+    changes: tuple[str, ...] = ()  # what-ifs, as KEY=VALUE
+    follows: tuple[str, ...] = field(default=(), repr=False)  # their consequences, such as "matrix rates 2x"
+    said: Mapping[str, float] = field(default_factory=dict, repr=False)  # values in its file of altered numbers
 
     def __hash__(self) -> int:
-        """By its name, as rates have no hash."""
+        """Hash of the name, because rates are not hashable."""
         return hash(self.name)
 
     def __repr__(self) -> str:
-        """Its name and what-ifs, as what is found on it holds it many times."""
+        """Name and what-ifs only, because results contain the device many times."""
         return f"Hardware({', '.join(map(repr, (self.name, *self.changes)))})"
 
     def supply(self, wanted: Resource) -> Resource:
-        """The unit and data type of this machine that does work asked for in `wanted`.
+        """The unit and data type of this device that does work of `wanted`.
 
-        The very unit where there is one; else the fastest type that holds the operands' values, on matrix units if
-        they have one; on vector units if not, or if those are at least twice as fast, as for fp32 on GPUs whose tensor
-        cores have only fp64. A smaller gain would be lost on softmax, which waits while vector units multiply.
+        If the device lacks `wanted`, that is the fastest type that represents the operands exactly: on matrix units, or
+        on vector units if matrix units have none or vector units are at least twice as fast (fp32 on GPUs whose tensor
+        cores have only fp64). A smaller gain would be lost to softmax, which also needs the vector units.
 
-        Raises InputError, naming what there is, where nothing does.
+        Raises InputError, with the units of the device, if there is none.
         """
         if wanted in self.rates:
             return wanted
@@ -121,7 +119,7 @@ class Hardware:
         found: Resource | None = None
         for unit in units:
             able = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
-            best = max(able, key=self.rates.__getitem__, default=None)  # the first of equals: the narrowest type
+            best = max(able, key=self.rates.__getitem__, default=None)  # the narrowest type among equal rates
             if best and (found is None or self.rates[best] >= _TWICE * self.rates[found]):
                 found = best
         if found:
@@ -133,13 +131,13 @@ class Hardware:
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
-        """Those of its file by key. [SI units]"""
+        """The numbers of its file by key. [SI units]"""
         return {fact.key: fact.value for fact in self.facts if isinstance(fact.value, float)}
 
     def fact(self, key: str) -> float:
         """A number of the device's file, such as "scale_up.bandwidth". [SI units]
 
-        Raises InputError where the file does not say it: what is unknown is absent, never guessed.
+        Raises InputError if the file lacks it; missing numbers are never guessed.
         """
         if key in self.numbers:
             return self.numbers[key]
@@ -149,5 +147,5 @@ class Hardware:
         )
 
     def bandwidth(self) -> float:
-        """Of the main memory. [B/s]"""
+        """Main memory bandwidth. [B/s]"""
         return self.rates[Resource(Unit.MEMORY)]

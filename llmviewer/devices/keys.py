@@ -1,4 +1,4 @@
-"""What a hardware file can say: its keys, and the units of their values."""
+"""Keys of hardware files and the units of their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPOLOGIES: Final = ("switch", "mesh", "cube", "ring", "torus2d", "torus3d", "pa
 _RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
 _CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "clock": dict.fromkeys(("base", "boost", "matrix", "memory"), "Hz"),  # matrix: where it differs from boost
+    "clock": dict.fromkeys(("base", "boost", "matrix", "memory"), "Hz"),  # matrix: if not boost
     "matrix": _RATES,
     "sparse": _RATES,
     "vector": _RATES,
@@ -30,16 +30,16 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "l2": _CACHE,
     "l3": _CACHE,
     "cores": dict.fromkeys(
-        ("count", "matrix_fp16_per_clock", "vector_fp32_per_clock", "exponentials_per_clock"), COUNT  # of one core
+        ("count", "matrix_fp16_per_clock", "vector_fp32_per_clock", "exponentials_per_clock"), COUNT  # per core
     ),
     "scale_up": {
         "type": TEXT, "bandwidth": "B/s", "latency": "s", "devices": COUNT, "topology": TOPOLOGY,
-        "in_network": TEXT,  # what adds up what passes, where switches do
+        "in_network": TEXT,  # the reducing switches, if any
     },
     "scale_out": {"type": TEXT, "bandwidth": "B/s", "latency": "s", "topology": TOPOLOGY},
     "host": {"type": TEXT, "bandwidth": "B/s", "latency": "s"},
     "storage": {"type": TEXT, "bandwidth": "B/s"},  # behind the host link: a device's share of it
-    "power": {"tdp": "W", "idle": "W", "shared": TEXT},  # shared: who else draws it, such as a CPU beside the GPU
+    "power": {"tdp": "W", "idle": "W", "shared": TEXT},  # shared: other consumers, such as a CPU on the same module
     "price": {"purchase": "USD", "cloud": "USD/h", "date": TEXT},
 }  # fmt: skip
-ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")  # levels of memory, from the inside to the outside
+ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")  # memory levels, innermost first

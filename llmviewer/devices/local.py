@@ -1,4 +1,4 @@
-"""The devices in this machine, drafted as hardware YAML: what the kernel and the driver say, the rest marked."""
+"""Hardware YAML drafts for this machine, from kernel and driver; unknown numbers are marked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIZES: Final = {"K": 2**10, "M": 2**20}
 
 
 class _Unit(NamedTuple):
-    """OPs of one core in one clock, of the units that a CPU flag speaks of."""
+    """OPs per core and clock of the units that a CPU flag stands for."""
 
     flag: str
     key: str
@@ -32,8 +32,8 @@ class _Unit(NamedTuple):
 
 
 # Intel 64 and IA-32 Architectures Optimization Reference Manual (2023), chapters on AVX-512, VNNI and AMX; Arm Neoverse
-# software optimization guides (2021). The number of multiply-add units is of most server cores, not of all: the draft
-# says so. The first that a CPU has of those with one key counts.
+# software optimization guides (2021). The number of multiply-add units is that of most server cores, and the draft says
+# so. Of the entries with one key, the first that a CPU has applies.
 _UNITS: Final = (
     _Unit("avx512f", "vector.fp32", 64, "2 units x 16 lanes x 2; cores with one 512-bit unit have half"),
     _Unit("fma", "vector.fp32", 32, "2 units of 256 bit x 8 lanes x 2"),
@@ -51,9 +51,11 @@ _UNITS: Final = (
 
 
 def draft(root: Path = Path("/")) -> str:
-    """One YAML document for the CPU and one for each kind of GPU, each to be saved in a file of its own.
+    """One YAML document for the CPU and one for each kind of GPU, each to be saved in its own file.
 
-    root  where /proc and /sys are
+    root  folder with /proc and /sys
+
+    Raises InputError if /proc/cpuinfo cannot be read.
     """
     return "---\n".join((_cpu(root), *_gpus()))
 
@@ -114,7 +116,7 @@ def _cpu_rates(first: Mapping[str, str], cores: int, clock: float) -> list[str]:
 
 
 def _clock(root: Path, first: Mapping[str, str], title: str) -> tuple[float, str]:
-    """The fastest that is known [Hz], 0 where none is, and where it stands."""
+    """The highest known clock, 0 if none [Hz], and its source."""
     fastest = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
     if fastest.isdecimal():
         return float(fastest) * 1e3, "cpuinfo_max_freq: of one core; all at once may be slower"
@@ -126,7 +128,7 @@ def _clock(root: Path, first: Mapping[str, str], title: str) -> tuple[float, str
 
 
 def _caches(root: Path) -> dict[str, int]:
-    """Bytes of all caches of levels 2 and 3; one that cores share counts once."""
+    """Bytes of all level 2 and 3 caches; shared caches count once."""
     sizes: dict[tuple[str, str], int] = {}
     for index in sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index*")):
         level, shared, size = (_read(index / name).strip() for name in ("level", "shared_cpu_list", "size"))
@@ -137,7 +139,7 @@ def _caches(root: Path) -> dict[str, int]:
 
 
 def _gpus() -> list[str]:
-    """The driver's GPUs, those of one kind together; none where there is no driver."""
+    """Documents of the driver's GPUs, one per kind; none without a driver."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
@@ -148,7 +150,7 @@ def _gpus() -> list[str]:
 
 
 def _gpu(said: Mapping[str, str], count: int) -> str:
-    """The file that ships for a GPU of this name, or a draft."""
+    """A reference to the shipped file of this GPU, or a draft."""
     name = said["name"]
     seen = f"# {count} x {name}: nvidia-smi says " + ", ".join(f"{key} {said.get(key, '?')}" for key in _QUERY[1:])
     known = name.lower().replace(" ", "-")

@@ -1,4 +1,4 @@
-"""What if a number of a device were another one: --hardware-set, and the rates that follow from such numbers."""
+"""What-ifs (--hardware-set): changed numbers of a device, and the rates that follow from them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .keys import COUNT, ON_CHIP, SECTIONS, TEXT, TOPOLOGY
 
 _FACTORS: Final = (1e-9, 1e9)
 _FACTOR: Final = re.compile(r"(?:x(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)x)")
-_FITS: Final = 0.03  # of a number, by which the product of others may miss it for it to follow from them
-_FOLLOWERS: Final = {  # blocks of keys whose numbers grow with a product
+_FITS: Final = 0.03  # relative tolerance within which a number follows from the product of others
+_FOLLOWERS: Final = {  # blocks of keys whose numbers scale with a product
     "matrix": ("matrix", "sparse"), "vector": ("vector",), "memory": ("memory.bandwidth",),
 }  # fmt: skip
 _CORES: Final = "cores.count"
 _CAPACITY: Final = "memory.capacity"
 _USABLE: Final = "memory.usable"
-_COUNTED: Final[Mapping[str, str]] = {  # what is counted in place of a number that no bound and no expectation reads
+_COUNTED: Final[Mapping[str, str]] = {  # counted key in place of one that neither bounds nor expectations read
     **dict.fromkeys(("clock.base", "clock.boost", "clock.matrix"), "matrix.bf16 or vector.fp32"),
     "cores.matrix_fp16_per_clock": "matrix.fp16 or matrix.bf16",
     "cores.vector_fp32_per_clock": "vector.fp32",
@@ -32,10 +32,11 @@ _COUNTED: Final[Mapping[str, str]] = {  # what is counted in place of a number t
 
 
 def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tuple[dict[str, Fact], tuple[str, ...]]:
-    """The facts of the device `name` under what-ifs such as "memory.bandwidth=2x"; and what follows from these, such as
-    "matrix rates 2x". What a what-if gives does not follow from others.
+    """The facts of the device `name` with `changes` such as "memory.bandwidth=2x", and the consequences in words.
 
-    Raises InputError where a what-if is wrong, or changes nothing that is counted.
+    A consequence is, for example, "matrix rates 2x". A number that a what-if sets does not follow from others.
+
+    Raises InputError if a what-if is invalid, or changes nothing that is counted.
     """
     found, given = dict(facts), dict[str, str]()
     for change in changes:
@@ -64,8 +65,10 @@ def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tup
 
 
 def _ratios(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, float], set[str]]:
-    """How many times as large numbers of blocks become, and the keys that they follow from: all rates from the cores
-    that there are, usable memory from all of it, and else where a file's own numbers are such products.
+    """The factor on the numbers of each block, and the keys that they follow from.
+
+    All rates follow from the number of cores, usable memory from capacity, other numbers if they are products in the
+    file.
     """
     cores, capacity = (after[key] / before[key] if key in before else 1.0 for key in (_CORES, _CAPACITY))
     ratios = {follower: cores for block in ("matrix", "vector") for follower in _FOLLOWERS[block]}
@@ -86,7 +89,7 @@ def _numbers(facts: Mapping[str, Fact]) -> dict[str, float]:
 
 
 def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
-    """The fact that a what-if puts in place of another, or beside the others."""
+    """The fact that a what-if sets, new or replaced."""
     key, equals, given = (part.strip() for part in change.partition("="))
     where = change or "a what-if"
     if not equals:

@@ -128,7 +128,16 @@ class Plan:
 
     def estimate(self, workload: Workload) -> Estimate:
         values = self.values(workload)
-        return Estimate(operators=tuple(_estimate(row, values) for row in self.operators))
+        amounts: dict[int, dict[str, Any]] = {}  # by identities of works, which blocks have in common
+        for row in self.operators:
+            if id(row.work) not in amounts:
+                amounts[id(row.work)] = _amounts(row, values)
+        return Estimate(
+            operators=tuple(
+                OperatorEstimate(operator=row.operator, block=row.block, **amounts[id(row.work)])
+                for row in self.operators
+            )
+        )
 
     @cached_property
     def stages(self) -> tuple[Plan, ...]:
@@ -250,18 +259,17 @@ def _ratio(amount: Num, per: Num) -> Num:
         return np.where(np.greater(per, 0), np.divide(amount, per), 0.0)[()]
 
 
-def _estimate(row: PlannedOperator, values: Mapping[Feature, Num]) -> OperatorEstimate:
+def _amounts(row: PlannedOperator, values: Mapping[Feature, Num]) -> dict[str, Any]:
+    """What an OperatorEstimate has of a work."""
     work = row.work
-    return OperatorEstimate(
-        operator=row.operator,
-        block=row.block,
-        ops=work.ops(values),
-        conversion_ops=work.conversion_ops(values),
-        weight_bytes=work.weight_bytes(values),
-        activation_bytes=work.activation_bytes(values),
-        kv_bytes=work.kv_bytes(values),
-        link_bytes=work.link_bytes(values),
-        busy_s={resource: form(values) for resource, form in row.busy_s.items()},
-        wanted=work.wanted,
-        compute=row.compute,
-    )
+    return {
+        "ops": work.ops(values),
+        "conversion_ops": work.conversion_ops(values),
+        "weight_bytes": work.weight_bytes(values),
+        "activation_bytes": work.activation_bytes(values),
+        "kv_bytes": work.kv_bytes(values),
+        "link_bytes": work.link_bytes(values),
+        "busy_s": {resource: form(values) for resource, form in row.busy_s.items()},
+        "wanted": work.wanted,
+        "compute": row.compute,
+    }

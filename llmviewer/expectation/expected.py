@@ -6,9 +6,9 @@ other, so their squares add. An operator that no kernel is known for takes its b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Final
 
 import numpy as np
@@ -85,7 +85,14 @@ class ExpectedLaunch:
             return self
         part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
         high = np.multiply(part, self.high, out=np.zeros_like(whole), where=part > 0)  # which may have no end
-        return replace(self, expected=part * self.expected, low=part * self.low, high=high)
+        return self.taking(part * self.expected, part * self.low, high, self.often)
+
+    def taking(self, expected: Array, low: Array, high: Array, often: Num) -> ExpectedLaunch:
+        """The same with other times: a plan makes so many that replace() would take long."""
+        return ExpectedLaunch(
+            expected=expected, low=low, high=high, latency=self.latency, source=self.source, stacks=self.stacks,
+            often=often,
+        )  # fmt: skip
 
     def or_sooner(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
         """What takes less time, where both are `able` to do the work."""
@@ -118,18 +125,33 @@ class ExpectedPass:
     @cached_property
     def lanes(self) -> dict[Lane, Interval]:
         """What Plan.lanes take, each with a host of its own."""
-        lanes = [lane(row) for row in self.operators]
-        each = dict.fromkeys(lanes)
-        if len(each) == 1:
-            return dict.fromkeys(each, self.total)
-        return {one: self._whole([place for place, own in enumerate(lanes) if own == one]) for one in each}
+        if len(self._lanes) == 1:
+            return dict.fromkeys(self._lanes, self.total)
+        return {one: self._whole(places) for one, places in self._lanes.items()}
+
+    @cached_property
+    def _lanes(self) -> dict[Lane, list[int]]:
+        places: dict[Lane, list[int]] = {}
+        for place, row in enumerate(self.operators):
+            places.setdefault(lane(row), []).append(place)
+        return places
+
+    @cached_property
+    def expected_s(self) -> Num:
+        """`total` without an interval, in less time. [s]"""
+        return self._expected_s(range(len(self.operators)))
+
+    @cached_property
+    def slowest_s(self) -> Num:
+        """`slowest` likewise. [s]"""
+        return reduce(np.maximum, map(self._expected_s, self._lanes.values()))
 
     @cached_property
     def unmodelled_share(self) -> Array:
         """Of the time expected, that of operators of which only the bound is known."""
         rows = zip(self.operators, self.launches, strict=True)
         alone: Num = sum((row.block.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
-        return np.asarray(np.divide(alone, self.total.expected))
+        return np.asarray(np.divide(alone, self.expected_s))
 
     def in_parts(self, parts: Num, *, turns: bool) -> Interval:
         """What Plan.in_parts bounds from below."""
@@ -171,21 +193,30 @@ class ExpectedPass:
         (main, _), *others = self.sources.items()
         return main + "".join(f", {share:.0%} {kind}" for kind, share in others)
 
+    def _expected_s(self, places: Sequence[int]) -> Num:
+        return self._hosted(places)(self._kernels_s(places))
+
     def _whole(self, places: Sequence[int]) -> Interval:
-        kernels = self._sum(places)
+        return self._sum(places).map(self._hosted(places))
+
+    def _hosted(self, places: Sequence[int]) -> Callable[[Num], Num]:
+        """From the time of kernels to that of a pass."""
         if self.host == IDLE:
-            return kernels
+            return lambda time_s: time_s
         rows = ((self.operators[place].block, self.launches[place]) for place in places)
         count: Num = sum((block.repeat * one.often * (one.expected > 0) for block, one in rows), start=np.zeros(1))
-        return kernels.map(lambda time_s: self.host.time_s(time_s, count))
+        return lambda time_s: self.host.time_s(time_s, count)
 
-    def _sum(self, places: Iterable[int]) -> Interval:
-        """One kernel after another."""
-        expected: Num = np.zeros(1)
+    def _kernels_s(self, places: Sequence[int]) -> Num:
+        """One kernel after another. [s]"""
+        each = (self.operators[place].block.repeat * self.launches[place].expected for place in places)
+        return sum(each, start=np.zeros(1))
+
+    def _sum(self, places: Sequence[int]) -> Interval:
+        expected = self._kernels_s(places)
         apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
         for place in places:
             count, each = self.operators[place].block.repeat, self.launches[place]
-            expected = expected + count * each.expected
             if each.modelled:
                 below, above = apart.get(each.stacks, (0.0, 0.0))
                 apart[each.stacks] = (

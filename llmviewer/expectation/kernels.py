@@ -25,12 +25,20 @@ from .transfer import bound_only
 class Launched:
     """A pass as a library launches it.
 
-    bounds  of one launch of each operator, as arrays [s]
+    bounds  of one launch of each operator, as arrays, of operators that blocks have in common the same one [s]
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
     launches: Sequence[Launch]
     bounds: Sequence[Array]
+
+    def alike(self) -> Iterator[list[Launch]]:
+        """Launches of the same kernels for operators that blocks have in common, which take equally long."""
+        found: dict[object, list[Launch]] = {}
+        for launch in self.launches:
+            same = id(launch.kernels), id(launch.beside), launch.remark
+            found.setdefault((*same, *(id(self.bounds[m]) for m in launch.members)), []).append(launch)
+        yield from found.values()
 
     def whole(self, launch: Launch) -> tuple[Sequence[Array], Array]:
         """The bounds of the operators of a launch, and of all of them together."""
@@ -77,16 +85,18 @@ class Kernels(Times):
 
     def passes(self, launched: Sequence[Launched]) -> Iterator[ExpectedPass]:
         """The same of several passes, the kernels of which are worked out together."""
-        every = [[(launch, *one.whole(launch)) for launch in one.launches] for one in launched]
+        every = [[(same, *one.whole(same[0])) for same in one.alike()] for one in launched]
         times = self.times(
-            [Asked(kernel, whole) for own in every for launch, _, whole in own for kernel in launch.every]
+            [Asked(kernel, whole) for own in every for same, _, whole in own for kernel in same[0].every]
         )
         for one, own in zip(launched, every, strict=True):
             found: list[ExpectedLaunch | None] = [None] * len(one.operators)
-            for launch, mine, whole in own:
-                each = self._launch(launch, whole, {id(kernel): next(times) for kernel in launch.every})
-                for place, bound in zip(launch.members, mine, strict=True):
-                    found[place] = each.share(bound, whole)
+            for same, bounds, whole in own:
+                each = self._launch(same[0], whole, {id(kernel): next(times) for kernel in same[0].every})
+                shares = [each.share(bound, whole) for bound in bounds]
+                for launch in same:
+                    for place, share in zip(launch.members, shares, strict=True):
+                        found[place] = share
             made = tuple(each for each in found if each is not None)
             yield ExpectedPass(operators=tuple(one.operators), launches=made, host=self.host)
 
@@ -107,13 +117,8 @@ class Kernels(Times):
         whole = result.expected * factor
         expected = np.maximum(whole, bound)
         longer = factor * np.divide(expected, whole, out=np.ones_like(bound), where=whole > 0)
-        found = replace(
-            result,
-            expected=expected,
-            low=np.maximum(result.low * longer, bound),
-            high=np.maximum(result.high * longer, bound),
-            often=launch.often,
-        )
+        low, high = (np.maximum(side * longer, bound) for side in (result.low, result.high))
+        found = result.taking(expected, low, high, launch.often)
         if launch.partial:
             source = unknown(f"{launch.remark}, at least {found.source}")
             return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())

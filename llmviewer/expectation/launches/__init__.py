@@ -6,7 +6,7 @@ kernel. What no measured kernel does is laid out as its nearest relative, and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -45,32 +45,41 @@ def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: s
     half  the 16-bit type that the device computes in
     """
     found: list[Launch] = []
+    known: dict[object, Launch] = {}
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
-        found.extend(_of_block(rows, tuple(places), workload, library, half))
+        works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
+        found.extend(_of_block(works, [] if library in ALONE else experts(works), known))
     return tuple(found)
 
 
 def _of_block(
-    rows: Sequence[OperatorEstimate], places: tuple[int, ...], workload: Workload, library: str, half: str
+    works: Mapping[int, Work], fused: Sequence[tuple[int, ...]], known: dict[object, Launch]
 ) -> Iterator[Launch]:
-    works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
-    fused = [] if library in ALONE else experts(works)
+    """Launches of a block; `known` are those before it, which it has too where operators and amounts are the same.
+
+    fused  experts that are one launch
+    """
     joined = {place: members for members in (*fused, *products(works)) for place in members}
     for place, work in works.items():
         members = joined.get(place, (place,))
         if place != members[0]:
             continue
-        launch = (
-            moe(members, works)
-            if members in fused
-            else gemm(members, works)
-            if place in joined
-            else _launch(place, work)
-        )
-        meanwhile = [rows[m].operator for m in members]
-        beside = [kernel for op in meanwhile if isinstance(op, Overlapped) for kernel in collective(op.then, work)[0]]
-        often = works[members[-1]].often  # a conversion's is that of the product which it is part of
-        yield replace(launch, members=members, beside=tuple(beside), often=often)
+        same = tuple((id(works[m].row.operator), id(works[m].row.busy_s), works[m].stream) for m in members)
+        if same not in known:
+            launch = (
+                moe(members, works)
+                if members in fused
+                else gemm(members, works)
+                if place in joined
+                else _launch(place, work)
+            )
+            meanwhile = [works[m].row.operator for m in members]
+            beside = [
+                kernel for op in meanwhile if isinstance(op, Overlapped) for kernel in collective(op.then, work)[0]
+            ]
+            often = works[members[-1]].often  # a conversion's is that of the product which it is part of
+            known[same] = replace(launch, beside=tuple(beside), often=often)
+        yield replace(known[same], members=members)
 
 
 def _launch(place: int, work: Work) -> Launch:

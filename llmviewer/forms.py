@@ -115,7 +115,7 @@ class Form:
 
     @classmethod
     def of(cls, terms: Mapping[Feature, float]) -> Form:
-        return cls(tuple(sorted((feature, c) for feature, c in terms.items() if c)))
+        return cls(tuple(sorted((feature, c) for feature, c in terms.items() if _counts(c))))
 
     def __add__(self, other: Form) -> Form:
         terms = dict(self.terms)
@@ -155,6 +155,11 @@ class Form:
         for feature, c in self.terms:
             total = total + c * values[feature]
         return total
+
+
+def _counts(coefficient: Num) -> bool:
+    """Whether it is not 0, on any of several devices."""
+    return bool(coefficient.any() if isinstance(coefficient, np.ndarray) else coefficient)
 
 
 def total(forms: Iterable[Form]) -> Form:

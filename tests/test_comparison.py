@@ -138,7 +138,7 @@ def test_every_device_that_ships_takes_as_long_in_a_fleet_as_alone():
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_fleet_of_one_is_a_plan(device):
     setting = Setting.of("mixtral-8x7b", device, quant="fp8")
-    (fleet,), refused = fleets(lambda _: setting.graph, [setting.hardware])
+    (fleet,), refused = fleets([setting.graph], [setting.hardware])
     assert refused == {}
     batch = np.arange(1.0, 9)
     for workload in (Workload.prefill(batch=batch, prompt=100), Workload.decode(batch=batch, kv_len=100)):

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ..devices.hardware import Hardware
 from ..forms import Num
-from ..graph import Graph
 from ..lowering import Attention
 from ..parallel.overlap import overlapped
 from ..setting import Setting
@@ -99,11 +98,10 @@ def fleets_of(
     for places in alike.values():
         own = replace(bare, hardware=devices[places[0]])
         graph = own.decode_graph if phase == "decode" else own.graph
-
-        def lower(size: float, graph: Graph = graph) -> Graph:
-            return graph if apart else graph.then(flash_attention(size), *after)
-
-        together, others = fleets(lower, [devices[place] for place in places], known)
+        sizes = {devices[place].on_chip_bytes for place in places}
+        tiled = {size: graph if apart else graph.then(flash_attention(size), *after) for size in sizes}
+        graphs = [tiled[devices[place].on_chip_bytes] for place in places]
+        together, others = fleets(graphs, [devices[place] for place in places], known)
         found += [replace(fleet, devices=tuple(places[n] for n in fleet.devices)) for fleet in together]
         refused |= {places[n]: why for n, why in others.items()}
     return found, refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -78,22 +78,19 @@ class Fleet(Plan):
 
 
 def fleets(
-    lower: Callable[[float], Graph], devices: Sequence[Hardware], known: Known | None = None
+    graphs: Sequence[Graph], devices: Sequence[Hardware], known: Known | None = None
 ) -> tuple[list[Fleet], dict[int, str]]:
     """`devices` in as few fleets as it takes, and for those with no unit for some data type why not, by place.
 
-    lower  gives the graph that a device runs from what it holds on chip [B]
-    known  what was worked out of operators of other graphs, which these may share
+    graphs  what each of them runs: the same operators, if not as large or on as many devices; many run the same one
+    known   what was worked out of operators of other graphs, which these may share
     """
     known = known or Known()
-    lowered: dict[float, _Lowered] = {}
+    works = {key: known.lowered(graph) for key, graph in {id(graph): graph for graph in graphs}.items()}
     groups: dict[object, list[tuple[int, _Lowered]]] = {}
     refused: dict[int, str] = {}
-    for place, device in enumerate(devices):
-        size = device.on_chip_bytes
-        if size not in lowered:
-            lowered[size] = known.lowered(lower(size))
-        own = lowered[size]
+    for place, (graph, device) in enumerate(zip(graphs, devices, strict=True)):
+        own = works[id(graph)]
         try:
             supplied = list(map(device.supply, own.wanted))
         except InputError as error:
@@ -123,7 +120,8 @@ class Known:
     """What operators take, each worked out once."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], _Row] = {}  # by identities, which the rows keep from being given away
+        self._rows: dict[tuple[int, int], _Row] = {}  # by identities,
+        self._kept: list[tuple[Operator, Stream]] = []  # which are not given away while these are there
         self._equal: dict[tuple[Operator, Stream], _Row] = {}
         self._numbers: dict[object, int] = {}
 
@@ -134,18 +132,28 @@ class Known:
         asked = dict.fromkeys(resource for work in distinct for resource in _wanted(work))
         return _Lowered(graph, works, numbers, tuple(asked), tuple(row.pattern for row in rows))
 
+    def shared(self, graph: Graph) -> Graph:
+        """The graph with one operator for all that are equal, also those of others."""
+        return Graph(
+            tuple(
+                replace(block, operators=tuple(self._row(op, block.stream).op for op in block.operators))
+                for block in graph.blocks
+            )
+        )
+
     def _row(self, op: Operator, stream: Stream) -> _Row:
         key = id(op), id(stream)
         if key not in self._rows:
             equal = self._equal.get((op, stream)) or self._worked_out(op, stream)
             self._equal[op, stream] = equal
-            self._rows[key] = equal._replace(op=op, stream=stream)
+            self._rows[key] = equal
+            self._kept.append((op, stream))
         return self._rows[key]
 
     def _worked_out(self, op: Operator, stream: Stream) -> _Row:
         work = op.work().on(stream)
         names = tuple((resource, *(f.name for f, _ in form.terms)) for resource, form in work.amounts)
-        return _Row(op, stream, work, self._number((op.kind, work.amounts)), self._number(names))
+        return _Row(op, work, self._number((op.kind, work.amounts)), self._number(names))
 
     def _number(self, key: object) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -153,7 +161,6 @@ class Known:
 
 class _Row(NamedTuple):
     op: Operator
-    stream: Stream
     work: Work
     number: int
     pattern: int

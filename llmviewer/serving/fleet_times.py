@@ -15,6 +15,7 @@ from ..expectation.expected import ExpectedPass
 from ..expectation.kernels import Kernels, Launched
 from ..expectation.launches import Launch
 from ..forms import Num
+from ..graph import Graph
 from ..parallel.layout import Layout
 from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
@@ -43,14 +44,21 @@ class Needed(NamedTuple):
         return min(whole, float(np.min(self.writing)), self.reading) if load.disaggregated else whole
 
 
+class Run(NamedTuple):
+    """What devices run, on fleets whose `devices` are places in Placement, and the graph of each place."""
+
+    fleets: Sequence[Fleet]
+    graphs: Sequence[Graph]
+
+
 class Passes(NamedTuple):
-    """Those of a network that read prompts and that decode, on fleets whose `devices` are places in Placement."""
+    """Those of a network that read prompts and that decode."""
 
-    prefills: Sequence[Fleet]
-    steps: Sequence[Fleet]
+    prefills: Run
+    steps: Run
 
-    def asked(self, read: Spans | None, step: Spans) -> Iterator[tuple[Sequence[Fleet], Spans, int]]:
-        """Fleets, points of all that they run, and how many of these, the first, read prompts."""
+    def asked(self, read: Spans | None, step: Spans) -> Iterator[tuple[Run, Spans, int]]:
+        """What is run, points of all that it is run at, and how many of these, the first, read prompts."""
         if read is None:
             yield self.steps, _joined(step), 0
         elif self.prefills is self.steps:  # one graph: both at once
@@ -82,7 +90,7 @@ class _Part(NamedTuple):
     beside  whether the network is one beside the model, of which bounds will do where nothing is expected
     """
 
-    fleets: Sequence[Fleet]
+    run: Run
     points: Spans
     reads: int
     turns: Grid
@@ -117,10 +125,11 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A setting on devices whose links make the same graph.
+    """A setting on devices whose graphs differ in links and tiles alone.
 
     model    the passes of those that run them
     drafter  what proposes tokens before each decode step, and `drafts` its passes; None where nothing does
+    wirings  of each, what of its links its graphs depend on
     able     the places of those that have a unit for every data type
     """
 
@@ -129,6 +138,7 @@ class Placement:
     model: Passes
     drafter: Drafter | None
     drafts: Passes | None
+    wirings: Sequence[object]
     able: Sequence[int]
     needed: Needed
 
@@ -161,15 +171,35 @@ class Placement:
     ) -> Iterator[tuple[_Part, int, Launched]]:
         """What the devices at some places run, part by part."""
         for part in self._parts(load):
-            for place, launched in _launched(part, self.devices, kernels, places):
+            for place, launched in self._launched(part, kernels, places):
                 yield part, place, launched
+
+    def _launched(
+        self, part: _Part, kernels: Callable[[str], Kernels], places: Sequence[int]
+    ) -> Iterator[tuple[int, Launched]]:
+        """(place, what is launched) of the devices at `places` of whose kernels anything is known."""
+        workload = Workload((part.points,))
+        laid: dict[tuple[str, str, object], Sequence[Launch]] = {}  # alike on many devices
+        for fleet in part.run.fleets:
+            wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
+            rows = fleet.estimate(workload).operators if wanted else ()
+            for row, place in wanted:
+                own = kernels(self.devices[place].name)
+                if isinstance(own.device, str):
+                    continue
+                key = own.library, own.half, self.wirings[place]
+                if key not in laid:
+                    laid[key] = own.laid(_of_one(rows, part.run.graphs[place], row), workload)
+                bounds = {id(each.busy_s): np.atleast_1d(_row(each.time_s, row)) for each in rows}
+                every = [bounds[id(each.busy_s)] for each in rows]
+                yield place, Launched(operators=fleet.operators, launches=laid[key], bounds=every)
 
     def note(self, times: StepTimes, part: _Part, place: int, found: ExpectedPass) -> None:
         """What a part is expected to take, if anything is."""
         if not (found.modelled or part.beside):
             return
-        whole = np.broadcast_to(found.total.expected, part.shape)
-        slowest = np.broadcast_to(found.slowest.expected, part.shape) if self.layout.cuts else whole
+        whole = np.broadcast_to(found.expected_s, part.shape)
+        slowest = np.broadcast_to(found.slowest_s, part.shape) if self.layout.cuts else whole
         rows = found.operators if self._tells_apart(part) else ()
         each = [np.broadcast_to(one.expected, part.shape)[None, :] for one in found.launches[: len(rows)]]
         alone = self._alone(part, rows, each, whole[None, :])[0]
@@ -218,7 +248,7 @@ class Placement:
 
     def _bounds(self, part: _Part) -> Iterator[tuple[list[int], Took]]:
         workload = Workload((part.points,))
-        for fleet in part.fleets:
+        for fleet in part.run.fleets:
             values, shape = fleet.values(workload), (len(fleet.rows), *part.shape)
             whole = np.broadcast_to(fleet.seconds(values), shape)
             slowest = _slowest(fleet, values, shape) if self.layout.cuts else whole
@@ -284,30 +314,15 @@ def _slowest(fleet: Fleet, values: Any, shape: tuple[int, ...]) -> Grid:
     return reduce(np.maximum, times)
 
 
-def _launched(
-    part: _Part, devices: Sequence[Hardware], kernels: Callable[[str], Kernels], places: Sequence[int]
-) -> Iterator[tuple[int, Launched]]:
-    """(place, what is launched) of the devices at `places` of whose kernels anything is known."""
-    workload = Workload((part.points,))
-    for fleet in part.fleets:
-        wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
-        rows = fleet.estimate(workload).operators if wanted else ()
-        laid: dict[tuple[str, str], Sequence[Launch]] = {}  # alike on many devices
-        for row, place in wanted:
-            own = kernels(devices[place].name)
-            if isinstance(own.device, str):
-                continue
-            key = own.library, own.half
-            if key not in laid:
-                laid[key] = own.laid([_of_one(each, row) for each in rows], workload)
-            bounds = [np.atleast_1d(_row(each.time_s, row)) for each in rows]
-            yield place, Launched(operators=fleet.operators, launches=laid[key], bounds=bounds)
-
-
-def _of_one(each: OperatorEstimate, row: int) -> OperatorEstimate:
-    """What one device of a fleet has of an estimate, [device, point]."""
-    amounts: dict[str, Any] = {name: _row(getattr(each, name), row) for name in _AMOUNTS}
-    return replace(each, **amounts, busy_s={resource: _row(values, row) for resource, values in each.busy_s.items()})
+def _of_one(rows: Sequence[OperatorEstimate], graph: Graph, row: int) -> list[OperatorEstimate]:
+    """What one device of a fleet, which runs `graph`, has of an estimate, [device, point]."""
+    amounts: dict[int, dict[str, Any]] = {}  # which rows have in common, by identities of one of them
+    for each in rows:
+        if id(each.busy_s) not in amounts:
+            own: dict[str, Any] = {name: _row(getattr(each, name), row) for name in _AMOUNTS}
+            busy = {resource: _row(values, row) for resource, values in each.busy_s.items()}
+            amounts[id(each.busy_s)] = own | {"busy_s": busy}
+    return [replace(each, operator=op, **amounts[id(each.busy_s)]) for each, (_, op) in zip(rows, graph, strict=True)]
 
 
 def _row(values: Num, row: int) -> Num:

@@ -21,7 +21,7 @@ from ..parallel.layout import Network
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention
-from .fleet_times import Needed, Passes, Placement
+from .fleet_times import Needed, Passes, Placement, Run
 from .load import Load
 
 
@@ -51,62 +51,88 @@ class Excluded:
 def placements(
     one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
 ) -> Iterator[Placement | Excluded]:
-    """`one` on all devices, those together that run the same graph; and those left whose links, sizes or units do not
-    allow it.
+    """`one` on those devices whose links, sizes and units allow it, all at once; and the others.
 
     large  whether it is also laid out where there is no room for the smallest batch
     """
-    apart = _apart(one)
-    alike: dict[object, list[tuple[Network, Hardware]]] = {}  # of each device, which with its links
-    for device in devices:
-        try:
-            network = Network.of(device, one.layout)
-            linked = network.linked()
-        except InputError as error:
-            yield Excluded(device=device, factor="link", reason=str(error))
-            continue
-        alike.setdefault(device.name if apart else _signature(network), []).append((network, linked))
-    first: _Lowered | None = None
-    needed: Needed | None = None  # the same on all, as links hold nothing
-    for members in alike.values():
-        network = members[0][0]
-        if large or needed is None or any(_held(needed, other.hardware, load) <= 1 for other, _ in members):
-            try:
-                lowered = first.relinked(network) if first and not apart else _Lowered.of(one, network.hardware)
-            except InputError as error:
-                yield from (Excluded(device=other.hardware, factor="layout", reason=str(error)) for other, _ in members)
-                continue
-            if needed is None:
-                needed = _needed(one, lowered, network.hardware.on_chip_bytes, load)
-            first = lowered
-        over = [0.0 if large else _held(needed, other.hardware, load) for other, _ in members]
-        for (other, _), excess in zip(members, over, strict=True):
-            if excess > 1:
-                yield Excluded(device=other.hardware, factor="memory", excess=excess)
-        if own := [pair for pair, excess in zip(members, over, strict=True) if excess <= 1]:
-            yield from _placed(lowered, own, needed, known)
-
-
-def _placed(
-    lowered: _Lowered, members: Sequence[tuple[Network, Hardware]], needed: Needed, known: Known
-) -> Iterator[Placement | Excluded]:
-    """Devices that have room; and those of them that lack a unit for a data type."""
-    devices = [linked for _, linked in members]
-    model, refused = lowered.fleets(lowered.model, devices, known)
-    drafts, others = lowered.fleets(lowered.drafts, devices, known) if lowered.drafts else (None, {})
-    refused = {**others, **refused}
-    for place, reason in refused.items():
-        yield Excluded(device=members[place][0].hardware, factor="data type", reason=reason)
-    yield Placement(
-        devices=tuple(network.hardware for network, _ in members), layout=members[0][0].layout, model=model,
-        drafter=lowered.drafter, drafts=drafts, needed=needed,
-        able=[place for place in range(len(members)) if place not in refused],
-    )  # fmt: skip
+    for some in [[device] for device in devices] if _apart(one) else [devices]:
+        yield from _together(one, some, load, known, large=large)
 
 
 def _apart(one: Setting) -> bool:
     """Whether techniques see launches, and attention as it is fused, so that each device is one by itself."""
     return any(altered(each, "lowered") for each in one.techniques)
+
+
+def _together(
+    one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
+) -> Iterator[Placement | Excluded]:
+    """Of devices whose graphs differ in links and tiles alone."""
+    networks: list[Network] = []
+    for device in devices:
+        try:
+            network = Network.of(device, one.layout)
+            network.linked()
+        except InputError as error:
+            yield Excluded(device=device, factor="link", reason=str(error))
+        else:
+            networks.append(network)
+    if not networks:
+        return
+    try:
+        lowered = _Lowered.of(one, networks[0].hardware)
+    except InputError as error:
+        yield from (Excluded(device=each.hardware, factor="layout", reason=str(error)) for each in networks)
+        return
+    tiled = lowered.tiled(networks[0].hardware.on_chip_bytes)
+    needed = _needed(one, tiled, load)  # the same on all, as links hold nothing
+    able = []
+    for network in networks:
+        excess = needed.least(load) / network.hardware.capacity
+        if excess > 1 and not large:
+            yield Excluded(device=network.hardware, factor="memory", excess=excess)
+        else:
+            able.append(network)
+    if able:
+        yield from _placed(lowered, able, needed, known)
+
+
+def _placed(
+    first: _Lowered, networks: Sequence[Network], needed: Needed, known: Known
+) -> Iterator[Placement | Excluded]:
+    """Devices that have room; and those of them that lack a unit for a data type.
+
+    first  what those run that have the links of one of them
+    """
+    devices = [network.linked() for network in networks]
+    wirings = [_wiring(network) for network in networks]
+    linked = {wiring: first.relinked(network) for wiring, network in zip(wirings, networks, strict=True)}
+    keys = [(wiring, device.on_chip_bytes) for wiring, device in zip(wirings, devices, strict=True)]
+    tiled = {(wiring, size): linked[wiring].tiled(size).then(known.shared) for wiring, size in keys}
+    own = [tiled[key] for key in keys]
+    model, refused = _passes([one.model for one in own], devices, known)
+    drafts, others = _passes([one.drafts for one in own if one.drafts], devices, known) if first.drafts else (None, {})
+    refused = {**others, **refused}
+    for place, reason in refused.items():
+        yield Excluded(device=networks[place].hardware, factor="data type", reason=reason)
+    yield Placement(
+        devices=tuple(network.hardware for network in networks), layout=networks[0].layout, model=model,
+        drafter=first.drafter, drafts=drafts, needed=needed, wirings=wirings,
+        able=[place for place in range(len(networks)) if place not in refused],
+    )  # fmt: skip
+
+
+def _passes(graphs: Sequence[_Graphs], devices: Sequence[Hardware], known: Known) -> tuple[Passes, dict[int, str]]:
+    """Those of a network of which each device runs such graphs; and why those cannot that lack a unit, by place."""
+
+    def run(own: Sequence[Graph]) -> tuple[Run, dict[int, str]]:
+        found, refused = fleets(own, devices, known)
+        return Run(found, own), refused
+
+    prefills, refused = run([one.prefill for one in graphs])
+    if graphs[0].step is graphs[0].prefill:
+        return Passes(prefills, prefills), refused
+    return Passes(prefills, run([one.step for one in graphs])[0]), refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,30 +170,24 @@ class _Lowered:
             name = op.group.name
             return replace(op, group=experts if name == experts.name else network.group(*name.split("+")))
 
-        def every(graph: Graph) -> Graph:
-            return graph.map(one)
+        return self.then(lambda graph: graph.map(one))
 
-        return replace(self, model=self.model.then(every), drafts=self.drafts and self.drafts.then(every))
+    def tiled(self, on_chip: float) -> _Lowered:
+        """The same with tiles of attention as large as the memory on chip of a device. [B]"""
+        return self.then(flash_attention(on_chip)) if self.flash else self
 
-    def tiled(self, graphs: _Graphs, on_chip: float) -> _Graphs:
-        return graphs.then(flash_attention(on_chip)) if self.flash else graphs
-
-    def fleets(self, graphs: _Graphs, devices: Sequence[Hardware], known: Known) -> tuple[Passes, dict[int, str]]:
-        prefills, refused = fleets(lambda size: self.tiled(graphs, size).prefill, devices, known)
-        if graphs.step is graphs.prefill:
-            return Passes(prefills, prefills), refused
-        return Passes(prefills, fleets(lambda size: self.tiled(graphs, size).step, devices, known)[0]), refused
+    def then(self, change: Callable[[Graph], Graph]) -> _Lowered:
+        return replace(self, model=self.model.then(change), drafts=self.drafts and self.drafts.then(change))
 
 
-def _needed(one: Setting, lowered: _Lowered, on_chip: float, load: Load) -> Needed:
+def _needed(one: Setting, lowered: _Lowered, load: Load) -> Needed:
     """What prompts have in common is held once by each rank."""
     layout, shapes = one.layout, Shapes(step=one.step)
-    own, drafts = lowered.tiled(lowered.model, on_chip), lowered.drafts
+    model, drafts = lowered.model, lowered.drafts
     beside: tuple[Footprint, ...] = ()
     if drafts and any(each.beside(one) for each in one.techniques):
-        held = Footprint.of(lowered.tiled(drafts, on_chip).step, layout=layout)
-        beside = (replace(held, shapes=shapes),)
-    footprint = replace(Footprint.of(own.prefill, own.step, layout), shapes=shapes, beside=beside)
+        beside = (replace(Footprint.of(drafts.step, layout=layout), shapes=shapes),)
+    footprint = replace(Footprint.of(model.prefill, model.step, layout), shapes=shapes, beside=beside)
     prompt, gen, common = float(load.prompt), float(load.gen + load.width - 1), float(load.common)
     weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt - common, gen=gen)
     once = footprint.parts(batch=float(layout.dp), prompt=common, gen=0.0)[1] if common else 0.0
@@ -184,16 +204,8 @@ def _needed(one: Setting, lowered: _Lowered, on_chip: float, load: Load) -> Need
     )  # fmt: skip
 
 
-def _held(needed: Needed, device: Hardware, load: Load) -> float:
-    """The least that is needed over what there is."""
-    return needed.least(load) / device.capacity
-
-
-def _signature(network: Network) -> object:
-    """What the graph of a device depends on beside its memory on chip."""
-    if network.layout.devices == 1:
-        return None
-    own = {f.key: str(f.value) for f in network.hardware.facts if f.key in ("scale_up.topology", "scale_up.in_network")}
-    mesh = own.get("scale_up.topology") == "mesh"  # whose links are as many as its devices
-    domain = network.domain if mesh else min(network.domain, network.layout.devices)
-    return network.inside, network.outside, domain, tuple(own.items())
+def _wiring(network: Network) -> object:
+    """What of its links the graph of a device depends on."""
+    devices = network.layout.devices
+    domain, every = min(network.domain, devices), network.members("", devices, 1)
+    return domain, every if domain < devices else replace(every, outside="")

@@ -65,7 +65,7 @@ class FlowShop:
             mean = float(np.mean(prompt[decode] + self.written[decode]))
             groups.insert(0, Spans(batch=float(len(decode)), q_len=1.0, kv_len=mean))
         for stage, each in enumerate(self.stages):
-            now = self.free[stage] = max(now, self.free[stage]) + each.mixed_s([tuple(groups)])
+            now = self.free[stage] = max(now, self.free[stage]) + each.time_s([tuple(groups)])
         self.ready[turn] = now
         self.flies[turn] = [True, *decode]
 
@@ -93,7 +93,7 @@ def test_the_flow_shop_by_hand():
     """Two turns of one stage each way: the second enters each stage as the first leaves it."""
     found = simulate(**SETTING, layout="pp=2", rate=1e9, requests=2, prompt_lengths="1000", gen_lengths="1", bound=True)
     steps = Steps(found.setting)
-    stages = [stage.mixed_s([(Spans(batch=1.0, q_len=1000.0, kv_len=1000.0, logits=1.0),)]) for stage in steps._stages]
+    stages = [stage.time_s([(Spans(batch=1.0, q_len=1000.0, kv_len=1000.0, logits=1.0),)]) for stage in steps._stages]
     first, finish = FlowShop(steps, parse_policy("prefill-first")).serve(found.traffic)
     assert finish == pytest.approx(first)
     assert sorted(finish) == pytest.approx([sum(stages), sum(stages) + max(stages)], rel=1e-6)

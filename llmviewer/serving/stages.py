@@ -43,8 +43,8 @@ def among_experts(operators: Iterable[Operator]) -> list[bool]:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Launches one after another, of some sequences, remembered. [s]
+class _Remembered:
+    """Times of launches, remembered. [s]
 
     longest  tokens that a sequence has at most
     """
@@ -54,24 +54,28 @@ class _Rows:
     _decode: dict[float, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     _mixed: dict[Groups, float] = field(default_factory=dict, repr=False)
 
-    def decode_s(self, batch: float, kv_len: float) -> float:
+    def time_s(self, groups: Groups, *, decodes: bool) -> float:
+        if decodes:
+            return self._between(groups[0])
+        if groups not in self._mixed:
+            if len(self._mixed) > _REMEMBERED:
+                self._mixed.clear()
+            self._mixed[groups] = float(self.times.time_s(groups))
+        return self._mixed[groups]
+
+    def _between(self, group: Spans) -> float:
         """Of a decode step, from a row of lengths that is worked out once for each batch. [s]"""
+        batch, kv_len = float(group.batch), float(group.past + 1)
         if batch not in self._decode:
             points = np.geomspace(1, max(self.longest, 2), _POINTS)
-            each = np.broadcast_to(self.times.decode_s(batch=float(batch), kv_len=points), points.shape)
+            row = going_on(self.times.width, batch, points)
+            each = np.broadcast_to(self.times.time_s((row,), decodes=True), points.shape)
             self._decode[batch] = points.tolist(), each.tolist()
         lengths, times = self._decode[batch]
         right = min(max(bisect_left(lengths, kv_len), 1), len(lengths) - 1)
         left = right - 1
         slope = (times[right] - times[left]) / (lengths[right] - lengths[left])
-        return float(times[left] + slope * (kv_len - lengths[left]))
-
-    def mixed_s(self, groups: Groups) -> float:
-        if groups not in self._mixed:
-            if len(self._mixed) > _REMEMBERED:
-                self._mixed.clear()
-            self._mixed[groups] = float(self.times.mixed_s(groups))
-        return self._mixed[groups]
+        return times[left] + slope * (kv_len - lengths[left])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,47 +129,30 @@ class Stage:
             ranks=ranks, host=host, longest=longest, width=width,
         )  # fmt: skip
 
-    def alike_decode_s(self, *, batch: Num, kv_len: Num) -> Num:
-        """A step in which `batch` sequences decode on every rank. [s]"""
-        halves = self._halves(self.width * batch)
-        times = [part.decode_s(batch=batch / halves, kv_len=kv_len) for part in self._parts]
-        found = self._hosted(self._whole(times, halves), 1, (going_on(self.width, batch, kv_len),))
-        return found + self.drafts.alike_s(batch, kv_len) if self.drafts else found
+    def alike_s(self, groups: Groups, *, decodes: bool = False) -> Num:
+        """A step in which every rank has these to read, and of going_on() to decode; fields may be arrays. [s]
 
-    def alike_mixed_s(self, groups: Groups) -> Num:
-        """A step in which every rank has these to read, and of going_on() to decode. [s]"""
+        decodes  there is nothing to read, so that it is launched as steps are that decode alone
+        """
         halves = self._halves(_tokens(groups))
-        times = [part.mixed_s(self._divided(groups, halves)) for part in self._parts]
-        found = self._hosted(self._whole(times, halves), 0, groups)
-        return found + self.drafts.alike_mixed_s(*self._apart(groups)) if self.drafts else found
+        own = self._divided(groups, halves)
+        whole = self._whole([part.time_s(own, decodes=decodes) for part in self._parts], halves, groups, decodes)
+        return whole + self.drafts.alike_s(*self._apart(groups)) if self.drafts else whole
 
-    def decode_s(self, ranks: Sequence[tuple[int, float]]) -> float:
-        """A step in which ranks decode: how many sequences, and the tokens that each attends to on average. [s]"""
-        busy = [pair for pair in ranks if pair[0]]
-        halves = int(self._halves(self.width * max(count for count, _ in busy)))
-        each = [(count / halves, kv_len) for count, kv_len in busy]
-        times = [max(self._own.decode_s(*pair) for pair in each)]
-        if self._shared:
-            times.append(self._shared.mixed_s(self._alike(self.width * sum(count for count, _ in each))))
-        if self._sent:
-            times.append(max(self._sent.decode_s(*pair) for pair in each))
-        whole = float(self._hosted(self._whole(times, halves), 1, (going_on(self.width, *max(busy)),)))
-        return whole + self.drafts.time_s(busy) if self.drafts else whole
-
-    def mixed_s(self, ranks: Sequence[Groups]) -> float:
-        """A step in which ranks have these to read, and of going_on() to decode. [s]"""
+    def time_s(self, ranks: Sequence[Groups], *, decodes: bool = False) -> float:
+        """The same where each rank has something else, or nothing; some numbers are lines between others. [s]"""
         busy = [groups for groups in ranks if groups]
         tokens = [float(_tokens(groups)) for groups in busy]
         halves = int(self._halves(max(tokens)))
         each = [self._divided(groups, halves) for groups in busy]
-        own = [self._own.mixed_s(groups) for groups in each]
+        own = [self._own.time_s(groups, decodes=decodes) for groups in each]
         times = [max(own)]
         if self._shared:
-            times.append(self._shared.mixed_s(self._alike(sum(tokens) / halves)))
+            times.append(self._shared.time_s(self._evenly(sum(tokens) / halves), decodes=False))
         if self._sent:
-            times.append(max(map(self._sent.mixed_s, each)))
-        whole = float(self._hosted(self._whole(times, halves), 0, busy[own.index(max(own))]))
-        return whole + self.drafts.mixed_s([self._apart(groups) for groups in busy]) if self.drafts else whole
+            times.append(max(self._sent.time_s(groups, decodes=decodes) for groups in each))
+        whole = float(self._whole(times, halves, busy[own.index(max(own))], decodes))
+        return whole + self.drafts.time_s([self._apart(groups) for groups in busy]) if self.drafts else whole
 
     def _apart(self, groups: Groups) -> tuple[Groups, Groups]:
         """Those that are read, and those that decode: parts of prompts want no logits but of their last token."""
@@ -185,40 +172,40 @@ class Stage:
         """One of them, which are alike."""
         return tuple(group.times(1 / halves) for group in groups) if self.sent else groups
 
-    def _whole(self, times: Sequence[Num], halves: Num) -> Num:
-        """The step of whose micro-batches each takes so long in every part, the last of them what travels. [s]"""
-        if not self.sent:
-            return sum(times, start=0.0)
-        *computing, travelling = times
-        busy = sum(computing, start=0.0)
-        return in_parts(busy + travelling, np.maximum(busy, travelling), halves, turns=True)
+    def _whole(self, times: Sequence[Num], halves: Num, groups: Groups, decodes: bool) -> Num:
+        """The step of whose micro-batches each takes so long in every part, the last of them what travels; and what
+        the host adds to the launches of the rank that has these groups. [s]
+        """
+        kernels_s: Num = sum(times, start=0.0)
+        if self.sent:
+            *computing, travelling = times
+            busy = sum(computing, start=0.0)
+            kernels_s = in_parts(busy + travelling, np.maximum(busy, travelling), halves, turns=True)
+        if self.host == IDLE:
+            return kernels_s
+        return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
 
-    def _alike(self, tokens: float) -> Groups:
+    def _evenly(self, tokens: float) -> Groups:
         """An equal part of so many tokens of all ranks, which is what experts are told of."""
         return (Spans(batch=tokens / self.ranks, q_len=1.0, kv_len=1.0),)
 
     @cached_property
-    def _own(self) -> _Rows:
-        return _Rows(self.own, self.longest)
+    def _own(self) -> _Remembered:
+        return _Remembered(self.own, self.longest)
 
     @cached_property
-    def _shared(self) -> _Rows | None:
-        return _Rows(self.shared, self.longest) if self.shared else None
+    def _shared(self) -> _Remembered | None:
+        return _Remembered(self.shared, self.longest) if self.shared else None
 
     @cached_property
-    def _sent(self) -> _Rows | None:
-        return _Rows(self.sent, self.longest) if self.sent else None
+    def _sent(self) -> _Remembered | None:
+        return _Remembered(self.sent, self.longest) if self.sent else None
 
     @cached_property
     def _launches(self) -> tuple[Form, Form]:
         """Of a step that reads, and of one that decodes alone."""
         read, decode = ([counted(getattr(part, name)) for part in self._parts] for name in ("plan", "decode_plan"))
         return sum(read[1:], start=read[0]), sum(decode[1:], start=decode[0])
-
-    def _hosted(self, kernels_s: Num, decodes: int, groups: Groups) -> Num:
-        if self.host == IDLE:
-            return kernels_s
-        return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,31 +226,27 @@ class Drafts:
         passes = tuple((each[width], before) for width, before in zip(drafter.widths, drafter.before, strict=True))
         return cls(passes=passes, reader=passes[0][0] if drafter.reads else None)
 
-    def alike_s(self, batch: Num, kv_len: Num) -> Num:
-        """For `batch` sequences of every rank, whose next tokens attend to `kv_len`. [s]"""
-        times = (stage.alike_decode_s(batch=batch, kv_len=kv_len + before) for stage, before in self.passes)
-        return sum(times, start=0.0)
-
-    def alike_mixed_s(self, read: Groups, decoding: Groups) -> Num:
+    def alike_s(self, read: Groups, decoding: Groups) -> Num:
         """What every rank reads, and for those that decode, who may be less than one on average. [s]"""
-        found: Num = self.reader.alike_mixed_s(read) if self.reader and read else 0.0
+        found: Num = self.reader.alike_s(read) if self.reader and read else 0.0
         for group in decoding:
-            some = np.minimum(group.batch, 1)
-            found = found + some * self.alike_s(np.maximum(group.batch, 1), group.past + 1)
+            some, batch = np.minimum(group.batch, 1), np.maximum(group.batch, 1)
+            passes = [
+                stage.alike_s((going_on(stage.width, batch, group.past + 1 + before),), decodes=True)
+                for stage, before in self.passes
+            ]
+            found = found + some * sum(passes, start=0.0)
         return found
 
-    def time_s(self, ranks: Sequence[tuple[int, float]]) -> float:
-        """For ranks of so many sequences, whose next tokens attend to so many on average. [s]"""
-        return sum(
-            stage.decode_s([(count, length + before) for count, length in ranks]) for stage, before in self.passes
-        )
-
-    def mixed_s(self, ranks: Sequence[tuple[Groups, Groups]]) -> float:
+    def time_s(self, ranks: Sequence[tuple[Groups, Groups]]) -> float:
         """What each rank reads, and for those of it that decode. [s]"""
         read = [groups for groups, _ in ranks if groups]
-        found = self.reader.mixed_s(read) if self.reader and read else 0.0
-        decoding = [(int(group.batch), float(group.past + 1)) for _, groups in ranks for group in groups]
-        return found + self.time_s(decoding) if decoding else found
+        found = self.reader.time_s(read) if self.reader and read else 0.0
+        decoding = [group for _, groups in ranks for group in groups]
+        for stage, before in self.passes if decoding else ():
+            each = [(going_on(stage.width, group.batch, group.past + 1 + before),) for group in decoding]
+            found += stage.time_s(each, decodes=True)
+        return found
 
 
 def _part(plan: Plan, experts: bool | None, beside: bool) -> Plan:

@@ -51,12 +51,10 @@ class BoundTimes:
     decode_plan: Plan
     width: int
 
-    def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
-        """A step in which sequences decode alone, as going_on(). [s]"""
-        return self.decode_plan.time_s(Workload((going_on(self.width, batch, kv_len),)))
-
-    def mixed_s(self, groups: Groups) -> Num:
-        """A step that reads parts of prompts beside what decodes. [s]"""
+    def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
+        """A step that reads parts of prompts beside what decodes; one that `decodes` alone has a group of that. [s]"""
+        if decodes:
+            return self.decode_plan.time_s(Workload(groups))
         found = self._shares.all.time_s(Workload(groups))
         if self.decode_plan is self.plan:
             return found
@@ -105,13 +103,13 @@ class ExpectedTimes(BoundTimes):
 
     kernels: Kernels
 
-    def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
-        return super().decode_s(batch=batch, kv_len=kv_len) * self._decode(batch, kv_len)
-
-    def mixed_s(self, groups: Groups) -> Num:
+    def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
         """Attention to each of the groups by itself, all else by the tokens of all together. It is never below its
         bound, as no part is. [s]
         """
+        if decodes:
+            (group,) = groups
+            return super().time_s(groups, decodes=True) * self._decode(group.batch, group.past + 1)
         tokens = sum(group.batch * group.q_len for group in groups)
         others = self._apart.all
         found = others.time_s(Workload(groups)) * self._others(tokens, 1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -114,11 +114,12 @@ class Steps:
 
         filled  part of the turns that have any
         """
-        return self._alike([stage.alike_decode_s(batch=batch, kv_len=kv_len) for stage in self._stages], filled)
+        groups = (self.going_on(batch, kv_len),)
+        return self._alike([stage.alike_s(groups, decodes=True) for stage in self._stages], filled)
 
     def mixed_s(self, groups: Groups) -> Num:
         """A step in which every lane has these to read, and of going_on() to decode; fields may be arrays. [s]"""
-        return self._alike([stage.alike_mixed_s(groups) for stage in self._stages])
+        return self._alike([stage.alike_s(groups) for stage in self._stages])
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
         """Whole prompts, all alike, in a step of their own. [s]"""
@@ -127,20 +128,18 @@ class Steps:
     def reading_s(self, prompt: Num, known: Num) -> tuple[Num, Num]:
         """How long a prompt is read, and how long until the next may follow it. [s]"""
         read = (Spans(batch=1.0, q_len=prompt - known, kv_len=prompt),)
-        stages = [stage.alike_mixed_s(read) for stage in self._stages]
+        stages = [stage.alike_s(read) for stage in self._stages]
         return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
 
     def decoding_s(self, lanes: Sequence[tuple[int, float]]) -> float:
         """A step in which all decode: of each lane how many sequences, and the tokens that each attends to on average.
         Sums of lengths that are worked out once for each number. [s]
         """
-        turns = (lanes[at :: self.turns] for at in range(self.turns))
-        return self._round([turn for turn in turns if any(count for count, _ in turn)], Stage.decode_s)
+        return self._round([(self.going_on(*lane),) if lane[0] else () for lane in lanes], decodes=True)
 
     def step_s(self, lanes: Sequence[Groups]) -> float:
         """A step in which some read parts of prompts, beside whatever decodes: what each lane has. [s]"""
-        turns = (lanes[at :: self.turns] for at in range(self.turns))
-        return self._round([turn for turn in turns if any(turn)], Stage.mixed_s)
+        return self._round(lanes, decodes=False)
 
     def answers_s(self, batch: int, *, first: int, last: int, steps: int) -> float:
         """All `steps` of `batch` sequences of every lane, from where their next tokens attend to `first` up to `last`,
@@ -159,9 +158,10 @@ class Steps:
             return stages[0]
         return np.maximum(sum(stages), filled * self.turns * reduce(np.maximum, stages))
 
-    def _round(self, turns: Sequence[Any], time_s: Callable[[Stage, Any], float]) -> float:
+    def _round(self, lanes: Sequence[Groups], *, decodes: bool) -> float:
         """The time between two steps of several turns: all stages of the longest, or the slowest stage for each. [s]"""
-        each = [[time_s(stage, turn) for stage in self._stages] for turn in turns]
+        turns = [turn for at in range(self.turns) if any(turn := lanes[at :: self.turns])]
+        each = [[stage.time_s(turn, decodes=decodes) for stage in self._stages] for turn in turns]
         return max(*map(sum, each), sum(map(max, each)))
 
     @cached_property

@@ -169,30 +169,23 @@ class Placement:
     def launched(
         self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]
     ) -> Iterator[tuple[_Part, int, Launched]]:
-        """What the devices at some places run, part by part."""
+        """What the devices at some places run, part by part, of whose kernels anything is known."""
         for part in self._parts(load):
-            for place, launched in self._launched(part, kernels, places):
-                yield part, place, launched
-
-    def _launched(
-        self, part: _Part, kernels: Callable[[str], Kernels], places: Sequence[int]
-    ) -> Iterator[tuple[int, Launched]]:
-        """(place, what is launched) of the devices at `places` of whose kernels anything is known."""
-        workload = Workload((part.points,))
-        laid: dict[tuple[str, str, object], Sequence[Launch]] = {}  # alike on many devices
-        for fleet in part.run.fleets:
-            wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
-            rows = fleet.estimate(workload).operators if wanted else ()
-            for row, place in wanted:
-                own = kernels(self.devices[place].name)
-                if isinstance(own.device, str):
-                    continue
-                key = own.library, own.half, self.wirings[place]
-                if key not in laid:
-                    laid[key] = own.laid(_of_one(rows, part.run.graphs[place], row), workload)
-                bounds = {id(each.busy_s): np.atleast_1d(_row(each.time_s, row)) for each in rows}
-                every = [bounds[id(each.busy_s)] for each in rows]
-                yield place, Launched(operators=fleet.operators, launches=laid[key], bounds=every)
+            workload = Workload((part.points,))
+            laid: dict[tuple[str, str, object], Sequence[Launch]] = {}  # alike on many devices
+            for fleet in part.run.fleets:
+                wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
+                rows = fleet.estimate(workload).operators if wanted else ()
+                for row, place in wanted:
+                    own = kernels(self.devices[place].name)
+                    if isinstance(own.device, str):
+                        continue
+                    key = own.library, own.half, self.wirings[place]
+                    if key not in laid:
+                        laid[key] = own.laid(_of_one(rows, part.run.graphs[place], row), workload)
+                    bounds = {id(each.busy_s): np.atleast_1d(_row(each.time_s, row)) for each in rows}
+                    every = [bounds[id(each.busy_s)] for each in rows]
+                    yield part, place, Launched(operators=fleet.operators, launches=laid[key], bounds=every)
 
     def note(self, times: StepTimes, part: _Part, place: int, found: ExpectedPass) -> None:
         """What a part is expected to take, if anything is."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, nan
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -111,12 +111,6 @@ class StepTimes:
             alone=alone, every=every, one_by_one=one_by_one, step=np.full((devices, batches), nan),
             unmodelled=unmodelled, ranks=ranks, turns=turns, apart=apart, together=ranks * turns * together,
         )  # fmt: skip
-
-    @classmethod
-    def of_all(cls, several: Sequence[StepTimes]) -> StepTimes:
-        """Of the devices of several, all in one layout."""
-        grids: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in _GRIDS}
-        return replace(several[0], **grids)
 
     @property
     def lanes(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..comparing.fleet import Known
 from ..devices.hardware import Hardware
@@ -20,9 +20,15 @@ from .pairing import Pairing, Reader, paired
 from .placement import Excluded, placements
 from .prefill_pool import moved_bytes
 
-Timed = tuple[Placement, Sequence[int], StepTimes]  # devices at some places, and what their steps take
-
 _AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
+
+
+class Timed(NamedTuple):
+    """Devices at some places of a placement, and what the steps of all of its devices take."""
+
+    laid: Placement
+    places: Sequence[int]
+    times: StepTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,79 +85,63 @@ class Search:
         for one in settings:
             if found:
                 told()
-            every = list(placements(one, devices, self.load, self.known, large=large))
-            laid = [(each, each.able, each.bounds(self.load)) for each in every if isinstance(each, Placement)]
-            own = self._judged(quant, laid)
-            for each in every:
+            for each in placements(one, devices, self.load, self.known, large=large):
                 if isinstance(each, Excluded):
                     found[one.layout, each.device.name] = _excluded(each, quant, one.layout)
                 else:
-                    found |= {key: own[key] for key in map(each.key, each.able)}
-            bounds += laid
+                    bounds.append(Timed(each, each.able, each.bounds(self.load)))
+                    found |= self._judged(quant, bounds[-1])
         pairing = None if large else self.pairing
         used: set[Key] = set()
         if pairing:
             pairs, used = self._paired(quant, settings[0], bounds, pairing)
             found |= pairs
         if self.kernels:
-            likely = self._expected([
-                (each, [p for p in able if not found[key := each.key(p)].factor or key in used])
-                for each, able, _ in bounds
-            ])  # fmt: skip
-            again = self._judged(quant, likely)
+            asked = [
+                (laid, [p for p in able if not found[key := laid.key(p)].factor or key in used])
+                for laid, able, _ in bounds
+            ]
+            times = expected(asked, self.load, self.kernels)
+            likely = [
+                Timed(laid, [p for p in places if isfinite(own.alone[p])], own)
+                for (laid, places), own in zip(asked, times, strict=True)
+            ]
+            again = {key: one for each in likely for key, one in self._judged(quant, each).items()}
             if pairing:
                 again |= self._paired(quant, settings[0], likely, pairing)[0]
-            for key, told_of in again.items():
+            for key, one_of in again.items():
                 if not found[key].factor:
-                    found[key] = replace(told_of, least=found[key])
+                    found[key] = replace(one_of, least=found[key])
         yield from found.values()
         told()
 
-    def _expected(self, several: Sequence[tuple[Placement, Sequence[int]]]) -> list[Timed]:
-        """Those of the devices at some places of whose kernels anything is expected, and what their steps take."""
-        assert self.kernels
-        times = expected(several, self.load, self.kernels)
-        return [
-            (laid, [p for p in places if isfinite(own.alone[p])], own)
-            for (laid, places), own in zip(several, times, strict=True)
-        ]
-
-    def _judged(self, quant: str, several: Sequence[Timed], *, writing: bool = False) -> dict[Any, Candidate]:
-        """Devices at some places of several, and what their steps take: as copies that do all, or write alone."""
+    def _judged(self, quant: str, timed: Timed, *, writing: bool = False) -> dict[Any, Candidate]:
+        """Each of them as copies that do all, or that write alone."""
+        laid, places, times = timed
+        load, needed = self.load, laid.needed.whole
+        if writing:
+            load, needed, times = load.writing, laid.needed.writing, times.writing
+        together = max(1, _AT_ONCE * laid.layout.devices // (load.max_devices * len(load.limits)))
         found: dict[Any, Candidate] = {}
-        for layout, same in groupby(several, key=lambda each: each[0].layout):
-            alike = list(same)
-            every = [(laid.key(place), laid.devices[place]) for laid, places, _ in alike for place in places]
-            if not every:
-                continue
-            load, needed = self.load, alike[0][0].needed
-            whole = StepTimes.of_all([times.only(places) for _, places, times in alike])
-            together = max(1, _AT_ONCE * layout.devices // (load.max_devices * len(load.limits)))
-            for start in range(0, len(every), together):
-                keys, devices = zip(*every[start : start + together], strict=True)
-                times = whole.only(range(start, start + len(keys)))
-                asked = quant, layout
-                each = (
-                    judged(devices, asked, times.writing, needed.writing, load.writing)
-                    if writing
-                    else judged(devices, asked, times, needed.whole, load)
-                )
-                found.update(zip(keys, each, strict=True))
+        for start in range(0, len(places), together):
+            some = places[start : start + together]
+            devices = [laid.devices[place] for place in some]
+            each = judged(devices, (quant, laid.layout), times.only(some), needed, load)
+            found.update(zip(map(laid.key, some), each, strict=True))
         return found
 
     def _paired(
         self, quant: str, one: Setting, several: Sequence[Timed], pairing: Pairing
     ) -> tuple[dict[Any, Candidate], set[Key]]:
-        """Devices at some places of several, some of which read for the others; and the settings that do well so."""
-        writing = [(laid, [p for p in own if pairing.writes(laid.devices[p])], times) for laid, own, times in several]
-        writers = list(self._judged(quant, writing, writing=True).values())
-        readers = [
-            reader
-            for laid, own, times in several
-            for reader in Reader.each(laid, [p for p in own if pairing.reads(laid.devices[p])], times)
-        ]
+        """Some of them that read for the others; and the settings that do well so."""
+        writers: dict[Any, Candidate] = {}
+        readers: list[Reader] = []
+        for laid, places, times in several:
+            writing = [place for place in places if pairing.writes(laid.devices[place])]
+            writers |= self._judged(quant, Timed(laid, writing, times), writing=True)
+            readers += Reader.each(laid, [place for place in places if pairing.reads(laid.devices[place])], times)
         moved = float(moved_bytes(one, float(self.load.prompt)))
-        return paired(readers, writers, pairing, moved=moved, load=self.load)
+        return paired(readers, list(writers.values()), pairing, moved=moved, load=self.load)
 
     def closest(self, found: Sequence[Candidate]) -> list[Candidate]:
         """For each device or pair that keeps to the goals in no setting, the candidate that comes closest; nearest

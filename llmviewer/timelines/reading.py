@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..errors import InputError
 from .databases import MAGIC, of_database
@@ -21,21 +24,28 @@ FORMATS: Final = (
 )
 
 
-def read_timeline(path: Path, phase: str) -> Launches | Sums:
+_GZIP: Final = b"\x1f\x8b"
+_NAMED: Final = re.compile(r'"traceEvents"\s*:\s*\[')
+_LIST: Final = re.compile(r"\s*\[")  # of events without a name
+_GAP: Final = re.compile(r"[\s,]*")  # between events
+
+
+def read_timeline(path: Path, phase: str, *, most: int | None = None) -> Launches | Sums:
     """What ran on a GPU, or the operators of a CPU where nothing did.
 
     phase  "prefill" or "decode", which some files have apart
+    most   that the file may hold, unpacked; None for any [B]
 
-    Raises InputError where the file is none of `FORMATS`, or nothing ran.
+    Raises InputError where the file is none of `FORMATS`, holds more, or nothing ran.
     """
-    found = _read(path, phase)
+    found = _read(path, phase, most)
     if not found.names:
         raise InputError(f"{path}: nothing in it ran; record CUDA activities, or CPU activities of a CPU")
     return found
 
 
-def _read(path: Path, phase: str) -> Launches | Sums:
-    raw = _bytes(path)
+def _read(path: Path, phase: str, most: int | None) -> Launches | Sums:
+    raw = _bytes(path, most)
     if raw.startswith(MAGIC):
         return of_database(path)
     text = raw.decode("utf-8-sig", errors="replace")
@@ -47,26 +57,45 @@ def _read(path: Path, phase: str) -> Launches | Sums:
     return found
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, most: int | None) -> bytes:
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with path.open("rb") as file:
+            packed = file.read(len(_GZIP)) == _GZIP
+        with gzip.open(path) if packed else path.open("rb") as file:
+            raw = file.read(-1 if most is None else most + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder; give the file of one rank") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
+    if most is not None and len(raw) > most:
+        raise InputError(f"{path}: must have at most {most:,} bytes, unpacked")
+    return raw
 
 
 def _of_json(text: str, path: Path, phase: str) -> Launches | Sums:
+    named = _NAMED.search(text) or _LIST.match(text)
     try:
+        if named:
+            return of_trace(_events(text, named.end()), path)
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not JSON that can be read, perhaps cut off: {error}") from None
     if is_layerwise(document):
         return of_layerwise(document, path, phase)
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise InputError(f"{path}: has no traceEvents; must be {FORMATS}")
-    return of_trace(events, path)
+    raise InputError(f"{path}: has no traceEvents; must be {FORMATS}")
+
+
+def _events(text: str, start: int) -> Iterator[Any]:
+    """Of a list, one after another: all of them at once take many times the memory of the text."""
+    decode, at = json.JSONDecoder().raw_decode, _after_gap(text, start)
+    while text[at : at + 1] != "]":
+        event, end = decode(text, at)
+        yield event
+        at = _after_gap(text, end)
+
+
+def _after_gap(text: str, at: int) -> int:
+    found = _GAP.match(text, at)
+    return found.end() if found else at

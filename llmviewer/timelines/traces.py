@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf, prod
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +12,9 @@ from ..errors import InputError
 from .launches import Launch, Launches, Operands, of_busiest, steps_of
 
 _ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # categories; older ones have capitals
-_NAMED_ON_GPU: Final = ("gpu_user_annotation",)  # what the host named, as long as it took on the device
-_ON_CPU: Final = ("cpu_op",)
-_NAMED_ON_CPU: Final = ("user_annotation",)
+_NAMED_ON_GPU: Final = "gpu_user_annotation"  # what the host named, as long as it took on the device
+_ON_CPU: Final = "cpu_op"
+_NAMED_ON_CPU: Final = "user_annotation"
 _DISPATCHED: Final = re.compile(r"\w+::\w+")  # by torch; compilers and loaders name their ranges in other ways
 _COMPILED: Final = re.compile(r"## Call CompiledFxGraph")
 _LOOPS: Final = "loops of a CompiledFxGraph"
@@ -30,28 +30,29 @@ _VIEWS: Final = frozenset((
 
 def of_trace(events: Iterable[Any], path: Path) -> Launches:
     """Raises InputError where an event is not what it must be."""
-    events = [event for event in events if isinstance(event, dict)]
-    kernels = list(_launches(events, _ON_GPU, path))
-    if kernels:
-        return of_busiest(kernels, steps=steps_of(_launches(events, _NAMED_ON_GPU, path)))
-    named = list(_launches(events, _NAMED_ON_CPU, path))
-    return of_busiest(_work(_launches(events, _ON_CPU, path), named), steps=steps_of(named), host=True)
-
-
-def _launches(events: Sequence[dict[str, Any]], kinds: Collection[str], path: Path) -> Iterator[Launch]:
+    found: dict[str, list[Launch]] = {kind: [] for kind in (*_ON_GPU, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
     for event in events:
-        if str(event.get("cat", "")).lower() not in kinds:
-            continue
-        given = event.get("args")
-        args = given if isinstance(given, dict) else {}
-        device = f"{event.get('pid')}, {event.get('tid')}" if kinds in (_ON_CPU, _NAMED_ON_CPU) else event.get("pid")
-        try:
-            yield Launch(
-                device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
-                duration=1e-6 * float(event["dur"]), operands=_operands(args),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{path}: a {event['cat']} must have name, ts and dur; got {str(event)[:200]}") from None
+        kind = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
+        if kind in found:
+            found[kind].append(_launch(event, path, host=kind in (_ON_CPU, _NAMED_ON_CPU)))
+    kernels = [one for kind in _ON_GPU for one in found[kind]]
+    if kernels:
+        return of_busiest(kernels, steps=steps_of(found[_NAMED_ON_GPU]))
+    named = found[_NAMED_ON_CPU]
+    return of_busiest(_work(found[_ON_CPU], named), steps=steps_of(named), host=True)
+
+
+def _launch(event: dict[str, Any], path: Path, *, host: bool) -> Launch:
+    given = event.get("args")
+    args = given if isinstance(given, dict) else {}
+    device = f"{event.get('pid')}, {event.get('tid')}" if host else event.get("pid")
+    try:
+        return Launch(
+            device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
+            duration=1e-6 * float(event["dur"]), operands=_operands(args),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path}: a {event['cat']} must have name, ts and dur; got {str(event)[:200]}") from None
 
 
 def _operands(args: dict[str, Any]) -> Operands | None:

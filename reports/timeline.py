@@ -151,9 +151,10 @@ def said(found: Recorded) -> str:
         if found.host
         else "Kernels are told apart by their names, and fused ones count where most of their work is"
     )
-    of = "; nothing is expected here, so that `of it` is of the bound" if found.expected_s is None else ""
+    of = "at least, as nothing is expected here" if found.expected_s is None else "expect"
     return (
-        f"at least: what no kernel beats; expect: what measured kernels take{of}. {counted_where} (docs/timeline.md)."
+        "at least: what no kernel beats; expect: what measured kernels take; of it: recorded as a multiple of "
+        f"{of}. {counted_where} (docs/timeline.md)."
     )
 
 

@@ -533,3 +533,36 @@ def test_measurements_are_dropped_in_and_scored(page, server, tmp_path):
     page.set_input_files("#measured input", bad)  # and the last result stays
     page.wait_for_selector(".panel:has(#measured) .error:has-text('bad.csv')")
     assert page.locator("#measured-scatter").count() == 1
+
+
+def test_a_trace_is_dropped_in_and_stays_while_settings_change(page, server, tmp_path):
+    example = ROOT / "reports" / "examples" / "timeline.csv"
+    other, large = tmp_path / "notes.txt", tmp_path / "large.json"
+    other.write_text("nothing")
+    with large.open("wb") as file:
+        file.truncate(50_000_001)
+    open_page(page, f"{server}?tab=timeline&on=rtx-4090&quant=Q4_K_M&prompt=476&phase=prefill")
+    assert page.locator("#timeline-parts").count() == 0
+    page.set_input_files("#trace input", example)
+    page.wait_for_selector("#timeline-parts .barlayer .point")
+    asked = ["llama-3.1-8b", "rtx-4090", "--quant", "Q4_K_M", "--phase", "prefill", "--format", "json"]
+    for batch in ("1", "2"):
+        fill(page, "batch", batch)
+        result = CliRunner().invoke(cli, ["timeline", str(example), *asked, "--prompt", "476", "--batch", batch])
+        parts = json.loads(result.output)["parts"]
+        page.wait_for_function(f"document.querySelector('#timeline-result').innerText.includes('batch {batch}')")
+        cells = page.eval_on_selector_all(
+            "#traced table >> nth=0 >> tbody tr", "all => all.map(r => [...r.cells].map(c => c.innerText))"
+        )
+        assert [row[:1] + row[2:3] + row[4:6] for row in cells] == [
+            [part["part"], *(seconds(part[key]) for key in ("measured_s", "bound_s", "expected_s"))] for part in parts
+        ]
+    page.set_input_files("#trace input", large)
+    said = "large.json: must have at most 50,000,000 bytes; got 50,000,001; llmviewer web --trace FILE reads"
+    page.wait_for_selector(f"#tracing .error:has-text('{said}')")
+    page.set_input_files("#trace input", other)
+    page.wait_for_selector("#timeline-error:has-text('notes.txt: must be a trace of torch.profiler')")
+    assert page.locator("#timeline-parts").count() == 1  # the last result stays
+    page.click("#tab >> text=Glossary")
+    page.wait_for_selector(".terms")
+    assert not page.is_visible("#traced")

@@ -124,7 +124,7 @@ def hardware_file(name: str, text: str) -> File:
 def model(file: File, *, shown: str = "") -> Model:
     """That of a file which was dropped in."""
     called = shown or file.name
-    with _written(file.name, file.text, called) as path:
+    with written(file.name, file.text.encode(), called) as path:
         found = load_model(path)
     return replace(
         found,
@@ -136,16 +136,16 @@ def model(file: File, *, shown: str = "") -> Model:
 @lru_cache(maxsize=64)
 def hardware(file: File, changes: tuple[str, ...], *, shown: str = "") -> Hardware:
     """That of a file which was dropped in, under what-ifs."""
-    with _written(file.name, file.text, shown or file.name) as path:
+    with written(file.name, file.text.encode(), shown or file.name) as path:
         return load_hardware(path, changes)
 
 
 @contextmanager
-def _written(name: str, text: str, called: str) -> Iterator[str]:
-    """The path of a file of that name and text, to be read: what is wrong with it is said of what it is `called`."""
+def written(name: str, data: bytes, called: str) -> Iterator[str]:
+    """The path of a file of that name and data, to be read: what is wrong with it is said of what it is `called`."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / name
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         try:
             yield str(path)
         except InputError as error:
@@ -277,7 +277,7 @@ def _stem(name: str) -> str:
 
 def _said(name: str, text: str) -> str:
     """The name that a YAML gives itself, which has to be that of its file."""
-    with _written("file.yaml", text, name) as path:
+    with written("file.yaml", text.encode(), name) as path:
         said = read_yaml(Path(path)).text("name")
     if not _NAME.fullmatch(said):
         raise InputError(f"{name}: name: must be lower-case letters, digits, dots and dashes; got {said[:60]!r}")

@@ -30,9 +30,10 @@ from .state import File
 from .state import State as PageState
 from .tabs import TABS
 from .tabs._parts import in_browser
+from .tabs.timeline import TRACE
 from .views import overview
 
-_LARGEST_REQUEST: Final = 12_000_000  # of the files of a page, as the browser sends them [B]
+_LARGEST_REQUEST: Final = 80_000_000  # of the files of a page, as the browser sends them: by 4/3 larger [B]
 _POLICY: Final = (  # nothing from another host; Dash and plotly need the rest
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
@@ -40,8 +41,11 @@ _POLICY: Final = (  # nothing from another host; Dash and plotly need the rest
 _SHOWN: Final = tuple(fields.values(PageState()))  # ids of what shows a part of the state
 
 
-def create() -> Dash:
-    """The page as an application of its own."""
+def create(trace: Path | None = None) -> Dash:
+    """The page as an application of its own.
+
+    trace  the file that it shows as a timeline until another is dropped in
+    """
     app = Dash(
         __name__,
         assets_folder=str(Path(__file__).with_name("assets")),
@@ -54,6 +58,7 @@ def create() -> Dash:
     app.layout = page.layout()
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = _LARGEST_REQUEST
+    server.config[TRACE] = trace
     server.after_request(_guarded)
     for register in (_asking, _answering, _saving):
         register(app)

@@ -16,6 +16,7 @@ from .answers import model_catalogue
 from .fields import FILE_TYPES, PARTS, SLIDERS, USUAL
 from .options import device_options, model_options, technique_options
 from .state import KINDS, LARGEST_FILE, Number, State, libraries
+from .views.timeline import LARGEST
 from .words import CONTROLS
 
 _NAMES: Final = {
@@ -97,7 +98,22 @@ def of_sweeps(state: State) -> Component:
             _control("quants", dcc.Input(id="quants", type="text", value="", debounce=True, spellCheck=False,
                                          placeholder="W16A16; W8A16; W4A16")),
         ],
-        id="sweeping",
+        id="sweeping", className="asked",
+    )  # fmt: skip
+
+
+def of_trace() -> Component:
+    """The trace that the timeline is of. It stands above it, and is hidden elsewhere."""
+    return html.Div(
+        [
+            html.Div([
+                drop("trace", "drop a trace here, or choose a file", most=LARGEST,
+                     instead="llmviewer web --trace FILE reads a larger one where it is"),
+                html.Div(id="timeline-error", className="error", role="alert"),
+            ]),
+            _integer("passes", placeholder="counted"), _integer("stage", placeholder="of a pipeline"),
+        ],
+        id="tracing", className="asked",
     )  # fmt: skip
 
 
@@ -179,9 +195,11 @@ def _part(letter: str) -> Component:
     ])  # fmt: skip
 
 
-def drop(name: str, text: str, *, most: int) -> Component:
-    """Where a file is dropped or chosen. One of more than `most` bytes stays in the browser, which says so."""
-    limit: Any = {"data-most": str(most)}
+def drop(name: str, text: str, *, most: int, instead: str = "") -> Component:
+    """Where a file is dropped or chosen. One of more than `most` bytes stays in the browser, which says so, and what to
+    do `instead`.
+    """
+    limit: Any = {"data-most": str(most), "data-instead": instead}
     return html.Div(
         [dcc.Upload(text, id=name, max_size=most, className="drop"), html.Div(className="error", role="alert")], **limit
     )

@@ -25,6 +25,7 @@ PARTS: Final = {  # of a precision: the letter of each, and what it can be in sh
     "KV": ("KV cache", ("16", "fp8", "8", "4")),
 }
 _STORED: Final = {"W": "weight", "A": "activation", "KV": "kv_cache"}  # what a scheme calls each part
+_IF_GIVEN: Final = ("context", "passes", "stage")  # numbers whose controls are empty otherwise
 _BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
 _EXAMPLES: Final = {  # of techniques that need to be told something
     "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7", "window": "size=4096", "quantized": "scheme=awq",
@@ -41,7 +42,7 @@ def values(state: State) -> dict[str, Any]:
         **shown,
         "on": list(state.on),
         "set": list(state.set),
-        "context": state.context or None,
+        **{name: getattr(state, name) or None for name in _IF_GIVEN},
         "op": state.op or None,
         "attention": state.attention or ("eager" if state.accounting == "survey" else "flash"),
         "mtp": int(state.mtp),
@@ -57,7 +58,7 @@ def values(state: State) -> dict[str, Any]:
 
 def read(name: str, value: Any, of: State) -> Any:
     """What a control that shows `value` says for the field of that name."""
-    if name == "context":
+    if name in _IF_GIVEN:
         return value or 0
     if name == "mtp":
         return bool(value)

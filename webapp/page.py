@@ -14,8 +14,8 @@ from llmviewer.units import counted
 from . import controls
 from .answers import Answer
 from .state import State
-from .tabs import TABS
-from .tabs._parts import badge, panel, table
+from .tabs import TABS, timeline
+from .tabs._parts import cards, panel, table
 from .views import overview
 from .words import CONTROLS
 
@@ -54,6 +54,8 @@ def layout() -> Component:
                     html.Div(id="error-op", className="error", role="alert"),
                 ], id="chosen"),
                 controls.of_sweeps(usual),
+                controls.of_trace(),
+                timeline.result(),
                 controls.pinned(),
                 dcc.Loading(
                     html.Div(id="content"), delay_show=200, type="dot",
@@ -74,26 +76,12 @@ def answer(found: tuple[Answer, ...], now: State) -> list[Component]:
     first = found[0]
     what, how = overview.asked(found)
     several = [html.P(f"On {first.name}, the first of {len(found)} devices:", className="soft")] * (len(found) > 1)
-    cards = html.Dl(
-        [
-            html.Div([
-                html.Dt(card.label),
-                html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value)],
-                        className="alarm" if card.alarm else ""),
-                *([html.Dd(badge(card.bound))] if card.bound else []),
-                *([html.Dd(overview.expected(card), className="expected")] if card.expected else []),
-                html.Dd(card.about),
-            ], className="card")
-            for card in overview.cards(first)
-        ],
-        className="cards",
-    )  # fmt: skip
     said = [html.Li(sentence(note)) for note in first.analysis.notes]
     notes = html.Details([html.Summary(counted(len(said), "note")), html.Ul(said)])
     effects = [html.Li([html.Strong(f"{label} "), text]) for label, text in overview.effects(first)]
     return [
         html.H2([what, " ", html.Span(how, className="soft")]),
-        cards if len(found) == 1 else panel(_totals(found, now.phase), className="totals"),
+        cards(overview.cards(first)) if len(found) == 1 else panel(_totals(found, now.phase), className="totals"),
         panel(*several, html.P(overview.advice(first, now.phase), id="advice"),
               *([html.Ul(effects, className="said")] if effects else []), className="bounds"),
         html.P(overview.sources(found), className="soft"),

@@ -21,7 +21,7 @@ from llmviewer.parallel.layout import Layout
 LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
 LONGEST_LINK: Final = 3_800  # servers in front of the page refuse requests of more than some 4000 characters
 MINE: Final = "file:"  # begins the name of a model or device that a user dropped in
-TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "validation", "glossary")
+TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "timeline", "validation", "glossary")
 SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-7", "figure-8")
 MOST_PINS: Final = 6
 _MOST_DEVICES: Final = 8
@@ -185,6 +185,7 @@ class State:
     sweep    what the sweeps run along, or which figure of "LLM Inference Unveiled" they are
     curves   what each of their curves is of; `quants` the precisions, those of the paper if empty
     pins     settings that are compared with this one, each as `pin` has it
+    passes   in the trace, counted by its layers if 0; `stage` of a pipeline, the first being 1, that it is of
     files    those that `model` and `on` name
     """
 
@@ -220,6 +221,8 @@ class State:
     curves: str = _of(_words("devices", "precisions"), "devices")
     quants: tuple[str, ...] = _of(List(kind=Text(), least=0, most=6), ())
     pins: tuple[str, ...] = _of(List(kind=Text(most=_LONGEST_PIN), least=0, most=MOST_PINS), ())
+    passes: int = _of(Number(least=0, most=1_000_000), 0)
+    stage: int = _of(Number(least=0, most=16), 0)
     files: tuple[File, ...] = ()
 
     @classmethod
@@ -298,7 +301,10 @@ class State:
     @property
     def question(self) -> Self:
         """The same without what is only looked at: two states with equal questions have equal answers."""
-        return replace(self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=())
+        return replace(
+            self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(), passes=0,
+            stage=0,
+        )  # fmt: skip
 
     def pin(self, device: str) -> str:
         """The question about one of its devices, to be kept beside others: a link without files."""

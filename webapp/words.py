@@ -88,6 +88,8 @@ CONTROLS: Final[Mapping[str, Word]] = {
     "pins": Word(
         "Pinned", "Settings that are kept to compare the present one with; they are part of the link.", "comparison"
     ),
+    "passes": Word("Passes", "Of the model in the trace; needed only where they are not recognised.", "trace"),
+    "stage": Word("Stage", "Of a pipeline, that whose device was recorded; the first is 1.", "trace"),
     "op": Word(
         "Operator", "What the inspector shows; a click on a point, bar, row or node chooses it too.", "operator"
     ),
@@ -182,6 +184,7 @@ GLOSSARY: Final = (
     Term("throughput", "tokens/s", "Tokens per second, of all sequences."),
     Term("token prediction", "MTP, multi-token prediction", "Layers trained to predict the tokens after the next."),
     Term("TPOT", "time per output token, inter-token latency, ITL", "The mean time of a decode step."),
+    Term("trace", "timeline, profile", "What a profiler recorded of a run: each kernel with its start and duration."),
     Term("TTFT", "time to first token", "The time of the prefill."),
     Term("weights", "parameters", "The numbers a model is made of; every pass reads those that it uses."),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import click
@@ -15,7 +16,13 @@ from ..errors import InputError
     "--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 lets others look too."
 )
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in a browser.")
-def web(port: int, host: str, opens: bool) -> None:
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Show this profiler trace, of any size, as `llmviewer timeline` reads it.",
+)
+def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
     """Open the dashboard in a browser.
 
     It shows what bounds a model on a device, and what would change it. Needs the extra `web` (pip install
@@ -34,15 +41,17 @@ def web(port: int, host: str, opens: bool) -> None:
 
     from werkzeug.serving import make_server
 
+    if trace and not trace.is_file():
+        raise InputError(f"--trace {trace}: no such file")
     try:
         (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise InputError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
-    server = make_server(host, port, create().server, threaded=True, fd=listening.fileno())
+    server = make_server(host, port, create(trace).server, threaded=True, fd=listening.fileno())
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listening.getsockname()[1]}/"
+    url = f"http://{shown}:{listening.getsockname()[1]}/{'?tab=timeline' if trace else ''}"
     click.echo(f"{url} (stop with Ctrl-C)", err=True)
     if opens:
         threading.Timer(0.3, webbrowser.open, (url,)).start()

@@ -17,6 +17,7 @@ from ..parallel.pipeline import SEND
 from ..setting import whole
 from .elementwise import ElementwiseOfPass, elementwise_of
 from .kinds import COVERED_BY, KernelOfPass, Part, known_sum, marks_a_layer, part_of_operator, parts_of
+from .launches import Launches, Sums
 from .passes import Averaged, averaged
 from .products import ProductOfPass, products_of
 from .reading import read_timeline
@@ -190,11 +191,18 @@ def recorded(
 
     Raises InputError, one line of text, where something given cannot be used.
     """
+    found = read_timeline(Path(file), phase)
+    return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
+
+
+def compared(
+    found: Launches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
+) -> Recorded:
+    """The same of what was read already of a file that is called so."""
     passes = None if passes is None else whole("passes", passes)
     shown = dict(analysis.phases)
     if phase not in shown:
         raise InputError(f"phase must be {' or '.join(shown)} of {analysis.model.name}; got {phase!r}")
-    found = read_timeline(Path(file), phase)
     if found.host != (analysis.hardware.kind == "cpu"):
         ran = "operators of a CPU, and no kernel of a GPU" if found.host else "kernels of a GPU"
         raise InputError(f"{file}: has {ran}; the hardware must be what they ran on; got {analysis.hardware.name}")
@@ -212,7 +220,7 @@ def recorded(
         key=lambda kernel: -kernel.measured_s,
     )
     return Recorded(
-        file=str(file),
+        file=file,
         phase=phase,
         analysis=analysis,
         passes=mean,

@@ -22,8 +22,6 @@ FORMATS: Final = (
     "csv --report cuda_gpu_trace` or `cuda_gpu_kern_sum` printed, kernel_trace.csv or kernel_stats.csv of rocprofv3, "
     "or a profile of vLLM's layers (.json)"
 )
-
-
 _GZIP: Final = b"\x1f\x8b"
 _NAMED: Final = re.compile(r'"traceEvents"\s*:\s*\[')
 _LIST: Final = re.compile(r"\s*\[")  # of events without a name

@@ -85,7 +85,8 @@ const weigh = (event) => { // what takes files says nothing of those that are to
   if (!place || !file) return;
   const [most, got] = [Number(place.dataset.most), file.size].map((bytes) => bytes.toLocaleString("en"));
   const large = file.size > Number(place.dataset.most);
-  place.querySelector(".error").textContent = large ? `${file.name}: must have at most ${most} bytes; got ${got}` : "";
+  const said = [`${file.name}: must have at most ${most} bytes; got ${got}`, place.dataset.instead].filter((part) => part);
+  place.querySelector(".error").textContent = large ? said.join("; ") : "";
 };
 document.addEventListener("change", weigh, true);
 document.addEventListener("drop", weigh, true);

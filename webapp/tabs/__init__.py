@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import compare, glossary, memory, network, overview, sweeps, validation
+from . import compare, glossary, memory, network, overview, sweeps, timeline, validation
 from ._parts import Tab
 
 TABS: Final[tuple[Tab, ...]] = (
@@ -13,6 +13,7 @@ TABS: Final[tuple[Tab, ...]] = (
     memory.TAB,
     sweeps.TAB,
     compare.TAB,
+    timeline.TAB,
     validation.TAB,
     glossary.TAB,
 )

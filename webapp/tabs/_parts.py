@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,11 +13,13 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from llmviewer.reports.page import Card
 from llmviewer.reports.shown import CONFIG, Shown
 
 from ..answers import Answer, answers
 from ..asked import asked
 from ..state import State
+from ..views import overview
 
 LEAVING: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
     name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
@@ -108,6 +110,24 @@ def in_browser(
     """
     function = ClientsideFunction("llmviewer", script) if script.isidentifier() else script
     app.clientside_callback(function, output, *given, prevent_initial_call=not at_once)
+
+
+def cards(shown: Iterable[Card]) -> Component:
+    """Numbers to see first."""
+    return html.Dl(
+        [
+            html.Div([
+                html.Dt(card.label),
+                html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value)],
+                        className="alarm" if card.alarm else ""),
+                *([html.Dd(badge(card.bound))] if card.bound else []),
+                *([html.Dd(overview.expected(card), className="expected")] if card.expected else []),
+                html.Dd(card.about),
+            ], className="card")
+            for card in shown
+        ],
+        className="cards",
+    )  # fmt: skip
 
 
 def badge(bound: str) -> Component:

@@ -1,0 +1,118 @@
+"""The dashboard's timeline: what `llmviewer timeline` reports of the same trace, and uploads that may be anything."""
+
+import gzip
+import json
+
+import pytest
+
+from llmviewer._layout import ROOT
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.errors import InputError
+from llmviewer.reports.timeline import REPORT
+from llmviewer.timelines.against import recorded
+
+pytest.importorskip("dash")
+
+from dash import no_update
+from dash._callback_context import context_value
+from dash._utils import AttributeDict
+
+from llmviewer.webapp.answers import answers
+from llmviewer.webapp.app import create
+from llmviewer.webapp.state import State
+from llmviewer.webapp.tabs import timeline as tab
+from llmviewer.webapp.views import timeline
+from llmviewer.webapp.views.timeline import Dropped
+
+EXAMPLE = ROOT / "reports" / "examples" / "timeline.csv"
+ASKED = State(on=("rtx-4090",), quant="Q4_K_M", prompt=476, phase="prefill")
+
+
+def page(part):
+    return json.dumps(part, default=lambda c: c.to_plotly_json())
+
+
+@pytest.mark.parametrize("trace", [EXAMPLE, Dropped(EXAMPLE.name, EXAMPLE.read_bytes())], ids=["path", "dropped"])
+def test_what_is_found_is_what_the_command_line_finds(trace):
+    analysis = analyze("llama-3.1-8b", "rtx-4090", quant="Q4_K_M", prompt=476)
+    expected = recorded(EXAMPLE, analysis, phase="prefill")
+    found = timeline.found_in(trace, answers(ASKED)[0], ASKED)
+    assert REPORT.text(found) == REPORT.text(expected)
+    assert found.inputs == expected.inputs | {"file": EXAMPLE.name}
+    drawn = page(tab._shown(found, 1))
+    cells = [item.text for table in REPORT.tables(expected) for row in table.body for item in row]
+    assert len(cells) > 100
+    assert all(json.dumps(text) in drawn for text in cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.json", b"{", "a.json: is not JSON that can be read, perhaps cut off: "),
+        ("a.json", b'{"traceEvents": [{"cat": "kernel"', "a.json: is not JSON that can be read, perhaps cut off: "),
+        ("a.json", b'{"traceEvents": []}', "a.json: nothing in it ran; record CUDA activities"),
+        ("a.txt", b"", "a.txt: must be a trace of torch.profiler (.json, .json.gz)"),
+        ("a.sqlite", b"SQLite format 3\x00nothing", "a.sqlite: cannot be read as what `nsys export --type sqlite` wr"),
+        ("a.gz", b"\x1f\x8bnothing at all", "a.gz: cannot be read: "),
+        ("a.csv", b"Name,Start,Duration\na,b,c", "a.csv: Start and Duration must be numbers; got a,b,c"),
+        ("a.json", b"x" * (timeline.LARGEST + 1), "a.json: must have at most 50,000,000 bytes; got 50,000,001"),
+    ],
+)
+def test_a_trace_that_cannot_be_used_says_why(name, data, message):
+    with pytest.raises(InputError) as error:
+        timeline.found_in(Dropped(name, data), answers(State())[0], State())
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert "/tmp" not in str(error.value)
+
+
+def test_a_trace_does_not_swell(monkeypatch):
+    monkeypatch.setattr(timeline, "LARGEST_UNPACKED", 1000)
+    with pytest.raises(InputError, match=r"^a\.gz: must have at most 1,000 bytes, unpacked$"):
+        timeline.found_in(Dropped("a.gz", gzip.compress(b" " * 1001)), answers(State())[0], State())
+
+
+def test_a_path_that_is_gone_and_a_stage_there_is_not(tmp_path):
+    with pytest.raises(InputError, match=r"^t\.json: is no longer there$"):
+        timeline.found_in(tmp_path / "t.json", answers(State())[0], State())
+    asked = State(on=("rtx-4090",), pp=2)
+    with pytest.raises(InputError, match=r"^stage must be 1 to 2"):
+        timeline.found_in(EXAMPLE, answers(asked)[0], asked)
+    wrong = State(on=("epyc-9755",))
+    with pytest.raises(
+        InputError, match=r"^timeline\.csv: has kernels of a GPU; the hardware must be what they ran on"
+    ):
+        timeline.found_in(EXAMPLE, answers(wrong)[0], wrong)
+
+
+def test_a_trace_is_read_again_only_where_it_changed(tmp_path, monkeypatch):
+    read = []
+    real = timeline.read_timeline
+    monkeypatch.setattr(timeline, "read_timeline", lambda *given, **more: read.append(given) or real(*given, **more))
+    path = tmp_path / "t.csv"
+    path.write_bytes(EXAMPLE.read_bytes())
+    for asked in (ASKED, State(on=("rtx-4090",), phase="prefill")):
+        timeline.found_in(path, answers(asked)[0], asked)
+    assert len(read) == 1
+    path.write_bytes(EXAMPLE.read_bytes() + b"\n")
+    timeline.found_in(path, answers(ASKED)[0], ASKED)
+    assert len(read) == 2
+
+
+def test_a_trace_that_the_page_was_started_with_is_shown_and_saved():
+    app = create(EXAMPLE)
+    read, save = (
+        next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if name in key)
+        for name in ("timeline-result", "timeline-download")
+    )
+    with app.server.app_context():
+        shown, error = read(None, ASKED.link, None, [])
+        assert error == ""
+        assert "timeline-parts" in page(shown)
+        kept, error = read("data:,nonsense!", ASKED.link, "mine.json", [])
+        assert kept is no_update
+        assert error == "mine.json: did not arrive whole; drop it in again"
+        context_value.set(AttributeDict(triggered_inputs=[{"prop_id": "timeline-csv.n_clicks"}]))
+        saved = save(None, 1, None, None, None, ASKED.link, [])
+    assert saved["filename"] == "timeline.csv"
+    assert saved["content"].startswith("kind,name,")

@@ -1,0 +1,81 @@
+"""A trace that a user drops in, or that the page was started with, beside the analysis of what is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from llmviewer.errors import InputError
+from llmviewer.reports.listing import Table
+from llmviewer.reports.recordings import part_bars
+from llmviewer.reports.shown import Shown, shown
+from llmviewer.timelines.against import Recorded, compared
+from llmviewer.timelines.launches import Launches, Sums
+from llmviewer.timelines.reading import read_timeline
+
+from ..answers import Answer, fault, written
+from ..state import State
+
+LARGEST: Final = 50_000_000  # of a trace that is dropped in [B]
+LARGEST_UNPACKED: Final = 500_000_000  # [B]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A file that the browser holds."""
+
+    name: str
+    data: bytes
+
+
+def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Recorded:
+    """A pass of the trace beside its analysis.
+
+    Raises InputError, which names the file and what is wrong with it.
+    """
+    phase = answer.phase_name(state.phase)
+    try:
+        if isinstance(trace, Path):
+            timeline = _on_disk(trace, trace.stat().st_mtime_ns, phase)
+        else:
+            timeline = _dropped(trace, phase)
+        return compared(
+            timeline, answer.analysis, file=trace.name, phase=phase, passes=state.passes or None,
+            stage=state.stage or None,
+        )  # fmt: skip
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{trace.name}: is no longer there") from None
+    except Exception:  # noqa: BLE001 - the page stays
+        raise InputError(f"{trace.name}: {fault('a trace')}") from None
+
+
+def bars(found: Recorded) -> Shown:
+    return shown(part_bars(found))
+
+
+def lines(table: Table) -> list[tuple[str, ...]]:
+    """Heads, then a line for each row."""
+    return [table.head, *(tuple(item.text for item in row) for row in table.body)]
+
+
+# Read anew only where the file or the phase is another.
+
+
+@lru_cache(maxsize=2)
+def _on_disk(path: Path, _changed: int, phase: str) -> Launches | Sums:
+    try:
+        return read_timeline(path, phase)
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), path.name)) from None
+
+
+@lru_cache(maxsize=2)
+def _dropped(trace: Dropped, phase: str) -> Launches | Sums:
+    if len(trace.data) > LARGEST:
+        raise InputError(f"{trace.name}: must have at most {LARGEST:,} bytes; got {len(trace.data):,}")
+    with written("trace", trace.data, trace.name) as path:
+        return read_timeline(Path(path), phase, most=LARGEST_UNPACKED)

@@ -387,6 +387,12 @@ def test_a_stage_of_a_pipeline_is_beside_its_own_layers(tmp_path, stage):
     assert sum(part.bound_s for part in found.parts) == pytest.approx(found.bound_s)
     assert found.bound_s == pytest.approx(sum(op.bound_time_s for op in own))
     assert found.expected_s == pytest.approx(sum(op.expected_time_s for op in own))
+    layer = {"q_proj, k_proj, v_proj": 20, "o_proj": 15, "gate_proj, up_proj": 70, "down_proj": 40}  # as above
+    taken = {names: each * LAYERS // 2 for names, each in layer.items()} | ({"lm_head": 320} if stage == 2 else {})
+    assert {", ".join(one.operators): round(1e6 * one.measured_s) for one in found.products} == taken
+    assert sum(one.bound_s for one in found.products) == pytest.approx(
+        sum(op.bound_time_s for op in own if op.kind in ("linear", "lm_head"))
+    )
     said = " ".join(REPORT.text(found).split())
     assert f"stage {stage} of 2" in said
     assert "nothing runs, as it waits for the other stages, or the host is late" in said

@@ -13,7 +13,9 @@ from .. import __version__
 from ..analyzing.analysis import Analysis
 from ..analyzing.phases import OperatorResult, Phase, Total
 from ..errors import InputError
-from ..parallel.pipeline import SEND
+from ..graph import Graph
+from ..operators.collectives import Group
+from ..parallel.pipeline import SEND, staged
 from ..setting import whole
 from .elementwise import ElementwiseOfPass, elementwise_of
 from .kinds import COVERED_BY, KernelOfPass, Part, known_sum, marks_a_layer, part_of_operator, parts_of
@@ -229,7 +231,7 @@ def compared(
             [kernel for kernel in kernels if kernel.part == Part.ELEMENTWISE],
             [op for op in operators if part_of_operator(op) is Part.ELEMENTWISE],
         ),
-        products=products_of(mean.products, analysis.model.graph, operators),
+        products=products_of(mean.products, _graph(analysis.model.graph, shown[phase].stages, stage), operators),
         kernels=tuple(kernels),
         layers=layers,
         devices=found.devices,
@@ -249,6 +251,11 @@ def _of_stage(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:
         raise InputError(f"stage must be 1 to {phase.stages}, that of the pipeline's device; got {stage}")
     ends = [place for place, op in enumerate(phase.operators, 1) if op.name == SEND]
     return phase.operators[[0, *ends][stage - 1] : [*ends, None][stage - 1]]
+
+
+def _graph(graph: Graph, stages: int, stage: int | None) -> Graph:
+    """The model's, or what a stage of a pipeline has of it."""
+    return graph if stage is None else staged(graph, stages, Group(name="pp", inner=stages)).of_stage(stage - 1)
 
 
 def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult]) -> tuple[PartOfPass, ...]:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from copy import deepcopy
 
 import pytest
 
@@ -27,11 +28,12 @@ PIECES = ("view", "transpose", "slice", "select", "expand", "empty", "squeeze", 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder of the model's config.json, its trace, what the profiler itself makes of it)"""
+    """(folder of the model's config.json, a trace of it, what the profiler itself makes of that), and an eager one"""
     folder = tmp_path_factory.mktemp("model")
     config = transformers.LlamaConfig(**CONFIG, dtype="float32", architectures=["LlamaForCausalLM"])
     config.save_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    eager = transformers.AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
     ids = torch.randint(0, 1000, (BATCH, PROMPT))
     asked = {"min_new_tokens": WRITTEN, "max_new_tokens": WRITTEN, "do_sample": False}
     threads = torch.get_num_threads()
@@ -41,6 +43,9 @@ def run(tmp_path_factory):
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
             model.generate(ids, **asked)
+        with torch.profiler.profile(activities=activities, record_shapes=True) as other:
+            eager.generate(ids, **asked)
+        other.export_chrome_trace(str(folder / "eager.json.gz"))
     finally:
         torch.set_num_threads(threads)
     profiler.export_chrome_trace(str(folder / "trace.json.gz"))
@@ -76,6 +81,18 @@ def test_each_matrix_product_is_one_of_the_model(run, analysis, phase):
     assert sum(product.measured_s for product in found.products) == pytest.approx(
         next(part.measured_s for part in found.parts if part.part == "matrix products")
     )
+
+
+@pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
+def test_eager_attention_is_found_without_being_told(run, analysis, phase, passes):
+    """A layer has two products of heads and a softmax, which stand with the products that do have weights."""
+    found = recorded(run[0] / "eager.json.gz", analysis, phase=phase)
+    assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)
+    parts = {part.part: part for part in found.parts}
+    assert (parts["matrix products"].covers, parts["matrix products"].launches) == (("attention",), 10 * LAYERS + 1)
+    assert parts["sampling"].launches == 1
+    assert [product.operators for product in found.products] == [(name,) for name in (*PRODUCTS, "lm_head")]
+    assert [product.launches for product in found.products] == [LAYERS] * 7 + [1]
 
 
 def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
@@ -186,13 +203,41 @@ def test_passes_without_shapes_have_to_be_named(tmp_path, analysis, named):
             recorded(path, analysis)
 
 
-def test_a_pass_begins_with_the_embedding(tmp_path, analysis):
-    """And not after a longer pause; where no operator mixes tokens, so many passes as are given have as many each."""
-    step = [("embedding", 0), ("linear", 40), ("softmax", 50), ("argmax", 60)]
-    events = [op(f"aten::{name}", 100 * i + at, 5, shapes=[[2, 64], [64, 64]]) for i in range(4) for name, at in step]
-    path = written(tmp_path / "t.json", events)
-    found = recorded(path, analysis, passes=4)
-    assert found.passes.each_s == pytest.approx([100e-6] * 2)
+def laid(passes, each=200):
+    """Operators 10 us after another, in passes that begin so far apart. [us]"""
+    return [
+        op(f"aten::{name}", each * i + 10 * place, 5, shapes=[[2, 64], [64, 64]])
+        for i, names in enumerate(passes) for place, name in enumerate(names)
+    ]  # fmt: skip
+
+
+STEP = ("embedding", "embedding", "linear", "softmax", "linear", "softmax", "linear", "argmax")
+
+
+@pytest.mark.parametrize("passes", [None, 4])
+def test_a_pass_begins_with_the_embeddings(tmp_path, analysis, passes):
+    """Of tokens and of positions, and not after a longer pause; what came before the first is part of its pass."""
+    path = written(tmp_path / "t.json", [op("aten::arange", -50, 5), *laid([STEP] * 4)])
+    found = recorded(path, analysis, passes=passes)
+    assert found.passes.each_s == pytest.approx([200e-6] * 2)
     assert {part.part: part.covers for part in found.parts if part.covers} == {"matrix products": ("attention",)}
+    assert {part.part: part.launches for part in found.parts if part.launches} == {
+        "matrix products": 5, "elementwise": 2, "sampling": 1
+    }  # fmt: skip
     with pytest.raises(InputError, match=r"^passes must divide the 4 launches"):
         recorded(path, analysis, passes=3)
+
+
+def test_layers_that_no_operator_is_named_after_do_not_shift_passes(tmp_path, analysis):
+    """One of the three layers that mix tokens has attention by name: three of it are three passes, not one."""
+    step = ("embedding", "linear", "scaled_dot_product_attention", "linear", "argmax")
+    found = recorded(written(tmp_path / "t.json", laid([step] * 6)), analysis)
+    assert (found.passes.passes, found.mixing) == (4, 1)
+
+
+def test_an_embedding_within_a_pass_begins_none(tmp_path, analysis):
+    """As a bias by position, after a product: where attention tells passes otherwise, it is believed."""
+    first, other = ("embedding", "linear", "embedding", "scaled_dot_product_attention"), ("linear",) + ("flash",) * 2
+    step = (*first, *(name.replace("flash", "scaled_dot_product_attention") for name in other), "argmax")
+    found = recorded(written(tmp_path / "t.json", laid([step] * 4)), analysis)
+    assert (found.passes.passes, found.mixing) == (2, 3)

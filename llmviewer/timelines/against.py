@@ -18,7 +18,7 @@ from ..operators.collectives import Group
 from ..parallel.pipeline import SEND, staged
 from ..setting import whole
 from .elementwise import ElementwiseOfPass, elementwise_of
-from .kinds import COVERED_BY, KernelOfPass, Part, known_sum, marks_a_layer, part_of_operator, parts_of
+from .kinds import COVERED_BY, KernelOfPass, Part, in_layers, known_sum, marks_a_layer, part_of_operator, parts_of
 from .launches import Launches, Sums
 from .passes import Averaged, averaged
 from .products import ProductOfPass, products_of
@@ -216,8 +216,8 @@ def compared(
     mean = averaged(found, parts, layers=layers, passes=passes, phase=phase)
     kernels = sorted(
         (
-            KernelOfPass(name=name, part=parts[name], launches=mean.launches[name], measured_s=taken)
-            for name, taken in mean.kernels_s.items()
+            KernelOfPass(name=name, part=part, launches=mean.launches[name], measured_s=mean.kernels_s[name])
+            for name, part in in_layers(parts, mean.launches, operators, layers).items()
         ),
         key=lambda kernel: -kernel.measured_s,
     )

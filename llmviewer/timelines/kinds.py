@@ -85,6 +85,7 @@ _NAMES: Final = tuple(
         )),
     )
 )  # fmt: skip
+_MOST: Final = 0.5  # of the layers that mix tokens
 _MINOR: Final = re.compile(
     r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
 )
@@ -115,6 +116,17 @@ def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[
     kinds = {part_of_operator(op) for op in operators if op.kind == "activation"}
     activation = Part.EXPERTS if kinds == {Part.EXPERTS} else Part.ELEMENTWISE
     return {name: activation if (what := _what(name)) == _ACTIVATION else Part(what) for name in names}
+
+
+def in_layers(
+    parts: Mapping[str, Part], launches: Mapping[str, float], operators: Iterable[OperatorResult], layers: int
+) -> dict[str, Part]:
+    """Of each kernel of a pass: softmax and top-k that most layers launch are routers' or attention's, no sampling."""
+    counted = {part_of_operator(op) for op in operators}
+    beside = Part.ATTENTION if Part.ATTENTION in parts.values() else COVERED_BY[Part.ATTENTION]
+    owner = Part.EXPERTS if Part.EXPERTS in counted else beside
+    often = _MOST * max(layers, 1)
+    return {name: owner if parts[name] is Part.SAMPLING and n > often else parts[name] for name, n in launches.items()}
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:

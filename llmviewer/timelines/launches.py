@@ -31,7 +31,7 @@ class Launch(NamedTuple):
 
     device            that it ran on; of operators the thread
     start, duration   [s]
-    operands          where they are recorded
+    operands          of a product with weights, where they are recorded
     """
 
     device: str

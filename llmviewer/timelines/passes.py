@@ -106,11 +106,12 @@ def averaged(
 def _products(
     found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
 ) -> list[Product]:
-    """The matrix products of a pass."""
+    """The matrix products of a pass; where operands are recorded, those with weights."""
     products: list[Product] = []
+    known = any(found.operands[start:stop])
     for i in range(start, stop):
         name, operands = found.names[i], found.operands[i]
-        if parts[name] is not Part.PRODUCTS:
+        if parts[name] is not Part.PRODUCTS or (known and not operands):
             continue
         if products and SUMS_UP.search(name):
             products[-1] = products[-1]._replace(time_s=products[-1].time_s + alone[i])
@@ -163,19 +164,40 @@ def _of_layers(
 ) -> tuple[list[int], list[Kind]]:
     """The same of passes of so many layers that mix tokens, or of so many as are given."""
     marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
-    where = marks if marks or not passes else [i for i, name in enumerate(found.names) if OPENS.match(name)]
-    count = passes or _whole(Counter(found.names[i] for i in where), layers)
-    if not where or len(where) % count:
-        raise InputError(f"passes must divide the {len(where)} launches that mix tokens; got {count}")
-    if found.host and count > 1 and not any(found.operands):
+    opens = _openings(found, parts)
+    if passes in (None, len(opens)) and opens and _even(opens, marks):
+        starts = [0, *opens[1:]]
+    else:
+        count = passes or _whole(Counter(found.names[i] for i in marks), layers)
+        where = marks or opens
+        if not where or len(where) % count:
+            raise InputError(f"passes must divide the {len(where)} launches that mix tokens; got {count}")
+        each = len(where) // count
+        starts = [0, *_between(found, where[each - 1 : -1 : each], where[each::each])]
+    if found.host and len(starts) > 1 and not any(found.operands):
         raise InputError(
             "passes of a prompt and of a token cannot be told apart by operators without shapes; record them with "
             "record_shapes=True, or name each pass as vLLM does"
         )
-    each = len(where) // count
-    starts = [0, *_between(found, where[each - 1 : -1 : each], where[each::each])]
     stops = [*starts[1:], len(found.names)]
     return starts, [_kind(found, parts, a, b) for a, b in zip(starts, stops, strict=True)]
+
+
+def _openings(found: Launches, parts: Mapping[str, Part]) -> list[int]:
+    """Embeddings that passes begin with: those of tokens and of positions have no matrix product between them."""
+    opens: list[int] = []
+    multiplied = True
+    for i, name in enumerate(found.names):
+        if OPENS.match(name) and multiplied:
+            opens.append(i)
+            multiplied = False
+        multiplied = multiplied or parts[name] in (Part.PRODUCTS, Part.EXPERTS)
+    return opens
+
+
+def _even(opens: Sequence[int], marks: Sequence[int]) -> bool:
+    """Whether as many launches mix tokens in each pass but the last, which may be cut off."""
+    return len(set(np.diff(np.searchsorted(marks, opens)).tolist())) <= 1
 
 
 def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:

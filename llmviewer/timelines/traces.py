@@ -56,7 +56,9 @@ def _launch(event: dict[str, Any], path: Path, *, host: bool) -> Launch:
 
 
 def _operands(args: dict[str, Any]) -> Operands | None:
-    """The first two matrices of an operator, as record_shapes=True has them."""
+    """The first two matrices of an operator, as record_shapes=True has them; None where the second is not of weights,
+    but one for each sequence or head.
+    """
     shapes, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return None
@@ -67,6 +69,8 @@ def _operands(args: dict[str, Any]) -> Operands | None:
     if len(matrices) < _MATRIX:
         return None
     (rows, dtype), (weights, _), *_ = matrices
+    if len(weights) > _MATRIX:
+        return None
     return Operands(rows=prod(rows[:-1]), weights=prod(weights), dtype=dtype)
 
 

@@ -244,6 +244,27 @@ def test_parts_of_passes_are_said_to_be_such(tmp_path, llama):
     assert "launches that mix tokens" not in REPORT.markdown(whole)
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("first", "last"), [(5, 1), (130, 7), (350, 340)])
+def test_passes_that_repeat_are_found_wherever_a_file_begins(tmp_path, llama, named, first, last):
+    """Cut within its first and its last pass, of kernels of attention by name or by none that is known."""
+    kernels = [
+        (name if named else name.replace("flash_fwd_splitkv", "mine"), start, duration)
+        for name, start, duration in laid([LAYER] * 6)
+    ]
+    path = written(tmp_path / "t.json", kernels[first:-last])
+    found = recorded(path, llama)
+    assert found.passes.passes == 4
+    assert of(found)["matrix products"] == pytest.approx(1e-6 * (145 * LAYERS + 320))
+    assert of(found)["attention" if named else "other"] == pytest.approx(1e-6 * 14 * LAYERS)
+
+
+def test_layers_that_repeat_are_no_passes(tmp_path, llama):
+    kernels = [(name.replace("flash_fwd_splitkv", "mine"), *rest) for name, *rest in laid([LAYER])]
+    with pytest.raises(InputError, match=r"^passes must be given: no kernel of attention"):
+        recorded(written(tmp_path / "t.json", kernels), llama)
+
+
 def test_what_runs_at_once_is_counted_once(tmp_path, llama):
     launches = list(laid([LAYER] * 5))
     beside = [

@@ -21,7 +21,7 @@ from .elementwise import ElementwiseOfPass, elementwise_of
 from .kinds import COVERED_BY, KernelOfPass, Part, in_layers, known_sum, marks_a_layer, part_of_operator, parts_of
 from .launches import Launches, Sums
 from .passes import Averaged, averaged
-from .products import ProductOfPass, products_of
+from .products import ProductOfPass, fewest, products_of
 from .reading import read_timeline
 
 SCHEMA_VERSION: Final = 1
@@ -213,7 +213,9 @@ def compared(
     if not layers and not passes:
         raise InputError(f"passes must be given: {analysis.model.name} has no layers that mix tokens to count them by")
     parts = parts_of(set(found.names), operators)
-    mean = averaged(found, parts, layers=layers, passes=passes, phase=phase)
+    graph = _graph(analysis.model.graph, shown[phase].stages, stage)
+    at_least = fewest(graph, operators)
+    mean = averaged(found, parts, layers=layers, products=at_least, passes=passes, phase=phase)
     kernels = sorted(
         (
             KernelOfPass(name=name, part=part, launches=mean.launches[name], measured_s=mean.kernels_s[name])
@@ -231,7 +233,7 @@ def compared(
             [kernel for kernel in kernels if kernel.part == Part.ELEMENTWISE],
             [op for op in operators if part_of_operator(op) is Part.ELEMENTWISE],
         ),
-        products=products_of(mean.products, _graph(analysis.model.graph, shown[phase].stages, stage), operators),
+        products=products_of(mean.products, graph, operators),
         kernels=tuple(kernels),
         layers=layers,
         devices=found.devices,

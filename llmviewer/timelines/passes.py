@@ -14,6 +14,7 @@ from ..errors import InputError
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
 from .launches import Launches, Operands, Step, Sums
 
+_REPEATS: Final = 3  # passes that repeat each other, at least
 _TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # whose kernels tell kinds of passes apart
 
 
@@ -23,6 +24,14 @@ class Kind(NamedTuple):
     names: frozenset[str] = frozenset()
     rows: int = 0
     sequences: tuple[int, int] = (0, 0)
+
+
+class Run(NamedTuple):
+    """Launches in a row of which each is like that a period before it."""
+
+    start: int = 0
+    length: int = 0
+    period: int = 0
 
 
 class Product(NamedTuple):
@@ -68,20 +77,21 @@ class Averaged:
 
 
 def averaged(
-    found: Launches | Sums, parts: Mapping[str, Part], *, layers: int, passes: int | None, phase: str
+    found: Launches | Sums, parts: Mapping[str, Part], *, layers: int, products: int, passes: int | None, phase: str
 ) -> Averaged:
     """The passes of a phase, of a model of which `layers` mix tokens: so many launches of attention are a pass.
 
-    passes  in the file, where it is known; else those that the engine named, or as many as layers say
-    phase   "decode": of several kinds of passes that of which there are most; "prefill": that of the most rows, where
-            they are recorded, then of the longest
+    products  matrix products of a pass at least
+    passes    in the file, where it is known; else those that the engine named, as many as layers say, or what repeats
+    phase     "decode": of several kinds of passes that of which there are most; "prefill": that of the most rows, where
+              they are recorded, then of the longest
 
     Raises InputError where launches make no whole number of passes.
     """
     if isinstance(found, Sums):
         return _of_sums(found, parts, layers, passes)
     named = found.steps if passes is None else ()
-    starts, kinds = _of_steps(found) if named else _of_layers(found, parts, layers, passes)
+    starts, kinds = _of_steps(found) if named else _of_layers(found, parts, layers, products, passes)
     took, alone = _times(found, starts)
     candidates = _named(named, phase) if named else range(len(starts))
     kept = _inner(_alike(kinds, took, candidates, phase), len(starts))
@@ -160,13 +170,15 @@ def _of_steps(found: Launches) -> tuple[list[int], list[Kind]]:
 
 
 def _of_layers(
-    found: Launches, parts: Mapping[str, Part], layers: int, passes: int | None
+    found: Launches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
 ) -> tuple[list[int], list[Kind]]:
-    """The same of passes of so many layers that mix tokens, or of so many as are given."""
+    """The same of passes that begin with an embedding, have so many layers that mix tokens or repeat, or are given."""
     marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
     opens = _openings(found, parts)
     if passes in (None, len(opens)) and opens and _even(opens, marks):
         starts = [0, *opens[1:]]
+    elif passes is None and (not marks or len(marks) % layers) and (again := _repeated(found, parts, products)):
+        starts = again
     else:
         count = passes or _whole(Counter(found.names[i] for i in marks), layers)
         where = marks or opens
@@ -200,16 +212,57 @@ def _even(opens: Sequence[int], marks: Sequence[int]) -> bool:
     return len(set(np.diff(np.searchsorted(marks, opens)).tolist())) <= 1
 
 
+def _repeated(found: Launches, parts: Mapping[str, Part], products: int) -> list[int]:
+    """The first launches of passes that repeat each other, and of what stands before them; none where fewer than three
+    do, as layers of one pass repeat each other too.
+
+    A pass has `products` matrix products at least.
+    """
+    _, ids = np.unique(found.names, return_inverse=True)
+    before = np.cumsum([0, *(parts[name] is Part.PRODUCTS for name in found.names)])
+    best = Run()
+    for period in _periods(ids):
+        run = _longest(ids, period)
+        if run.length >= _REPEATS * period and before[run.start + period] - before[run.start] >= products:
+            best = max(best, run, key=lambda one: (one.length, -one.period))
+    if not best.length:
+        return []
+    _, pause = _pauses(found)
+    shape = (best.length // best.period, best.period)
+    each = pause[best.start : best.start + shape[0] * shape[1]].reshape(shape).mean(axis=0)
+    starts = range(best.start + int(np.argmax(each)), best.start + best.length, best.period)
+    return sorted({0, *starts})
+
+
+def _periods(ids: NDArray[np.int64]) -> set[int]:
+    """After how many launches most of those of a name follow each other: of what a pass has once, that is the pass."""
+    gaps = (np.diff(np.flatnonzero(ids == one)) for one in range(int(ids.max()) + 1))
+    return {Counter(each.tolist()).most_common(1)[0][0] for each in gaps if len(each)}
+
+
+def _longest(ids: NDArray[np.int64], period: int) -> Run:
+    """Where the most launches in a row are like those a period later, with that last period."""
+    breaks = np.flatnonzero(np.concatenate(([True], ids[:-period] != ids[period:], [True])))
+    longest = int(np.argmax(np.diff(breaks)))
+    length = int(breaks[longest + 1] - breaks[longest]) - 1
+    return Run(int(breaks[longest]), length + period, period) if length else Run()
+
+
 def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
     """The first launch of each pass but the first, between the last of one that mixes tokens and the first of the next:
     that of the embedding, where it is known by its name, else that after the longest pause.
     """
-    ends = np.maximum.accumulate(found.start_s + found.duration_s)
-    pause = np.concatenate(([0.0], found.start_s[1:] - ends[:-1]))
+    _, pause = _pauses(found)
     for last, first in zip(lasts, firsts, strict=True):
         after = last + 1
         opening = next((i for i in range(after, first + 1) if OPENS.match(found.names[i])), None)
         yield after + int(np.argmax(pause[after : first + 1])) if opening is None else opening
+
+
+def _pauses(found: Launches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """When all launches up to each one have ended, and the pause before it. [s]"""
+    ends = np.maximum.accumulate(found.start_s + found.duration_s)
+    return ends, np.concatenate(([0.0], found.start_s[1:] - ends[:-1]))
 
 
 def _kind(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Kind:
@@ -225,7 +278,7 @@ def _most_rows(operands: Iterable[Operands]) -> int:
 
 def _times(found: Launches, starts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each pass until the next one begins; of each launch that in which none before it runs. [s]"""
-    ends = np.maximum.accumulate(found.start_s + found.duration_s)
+    ends, _ = _pauses(found)
     before = np.concatenate(([found.start_s[0]], ends[:-1]))
     alone = np.maximum(ends - np.maximum(found.start_s, before), 0.0)
     return np.append(found.start_s[starts[1:]], ends[-1]) - found.start_s[starts], alone

@@ -51,6 +51,12 @@ def products_of(
     return tuple(_product(place, launches, known) for place, launches in found.items())
 
 
+def fewest(graph: Graph, operators: Iterable[OperatorResult]) -> int:
+    """Matrix products of a pass, where one kernel computes all that can be computed at once."""
+    known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
+    return sum(max(len(block.layers), 1) * len(_alike(block, known)) for block in graph.blocks)
+
+
 def _fits(way: Sequence[Place], sequence: Sequence[Product], sizes: Mapping[tuple[str, str], int]) -> bool:
     return all(
         launch.weights in (None, sum(sizes[block, name] for name in names))

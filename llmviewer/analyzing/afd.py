@@ -29,8 +29,8 @@ from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllToAll
 from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
-from ..parallel import expert_choice
-from ..parallel.layout import ALONE, Layout, nearest_divisors, parse_layout
+from ..parallel import expert_places
+from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
 from ..setting import Setting, whole
 from ..workload import Workload
 from .costs import Devices, per_dollar
@@ -176,6 +176,7 @@ class ExpertDisaggregation:
             "attention layout": str(self.attention.layout),
             "expert hardware": self.experts.hardware.name,
             "expert devices": self.experts.layout.devices,
+            "redundant experts": self.experts.layout.redundant_experts,
             "link": self.link,
             "kv_len": self.kv_len,
             "quant": str(self.attention.quantization),
@@ -229,6 +230,7 @@ def afd(
     link: str = "scale-out",
     quant: str | None = None,
     expert_skew: float = 0,
+    redundant_experts: int = 0,
     hardware_set: Sequence[str] = (),
     library: str = "",
     profiles: Sequence[str | Path | Profile] = (),
@@ -239,6 +241,7 @@ def afd(
 
     attention_layout  of the devices that have all but the experts: degrees of tp and dp
     expert_devices    that experts are divided among
+    redundant_experts  copies of popular experts in each layer, which even out what those do
     batch             sequences of all attention devices together; may be several
     micro_batches     that a batch is cut into; if 0, of 1 to 8 those that give the shortest step
     link              between the sides: "scale-out", or "scale-up" where both are in one domain
@@ -260,8 +263,9 @@ def afd(
     many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
     sizes = np.array([whole("batch", n) for n in arguments.counts(batch)], dtype=np.float64)
     arguments.positive(years=years)
+    laid = Layout(dp=many, ep=many, redundant_experts=whole("redundant_experts", redundant_experts, least=0))
     attention = Setting.of(loaded, attention_hardware, layout=layout, **asked)
-    experts = Setting.of(loaded, expert_hardware, layout=Layout(dp=many, ep=many), **asked)
+    experts = Setting.of(loaded, expert_hardware, layout=laid, **asked)
     way = _joined(attention, experts, arguments.among("link", link, KvLink))
     pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
     tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)
@@ -319,7 +323,7 @@ def expert_operators(block: Block) -> tuple[Operator, ...]:
 class _Crossing:
     """What a token sends in layers that are alike.
 
-    reached  the part of all tokens that has an expert on each device, the most popular first
+    reached  the part of all tokens that has an expert on each device
     """
 
     layers: int
@@ -331,15 +335,15 @@ class _Crossing:
     def of(cls, block: Block, own: Sequence[Operator], setting: Setting) -> _Crossing:
         first = next(op for op in own if isinstance(op, ExpertsLinear))
         experts, devices = first.weight.shape[0], setting.layout.ep
-        if experts % devices:
+        if experts % devices and not setting.layout.redundant_experts:
             near = nearest_divisors(experts, devices)
             raise InputError(f"expert_devices must divide the {experts} experts; got {devices}; try {near}")
-        choice = expert_choice(block, first.weight)
+        places = expert_places(block, Network.of(setting.hardware, setting.layout))
         return cls(
             layers=block.repeat,
             there_bytes=_row_bytes(first.inputs[0]),
             back_bytes=_row_bytes(own[-1].result),
-            reached=tuple(choice.needed(1, of=devices, first=rank) for rank in range(devices)),
+            reached=places.choice.needed(1, of=devices, domains=places.group.outer),
         )
 
 
@@ -366,7 +370,7 @@ class _Sides:
         leaves, comes = (sent_bytes_per_s(one.hardware, link) for one in self)
         leaves *= attention.layout.devices
         # Of a token: all its copies over the links of all attention devices, and those for the busiest of the others.
-        paces = [(one, max(sum(one.reached) / leaves, one.reached[0] / comes)) for one in crossings]
+        paces = [(one, max(sum(one.reached) / leaves, max(one.reached) / comes)) for one in crossings]
         self._there_s = sum(one.layers * one.there_bytes * pace for one, pace in paces)
         self._back_s = sum(one.layers * one.back_bytes * pace for one, pace in paces)
 
@@ -403,8 +407,9 @@ class _Sides:
     def together(self, batch: Array) -> Array | None:
         """Tokens a second and device, as many sequences for each, where attention devices have the experts too."""
         one, devices = self._attention, self._attention.layout.devices
+        copies = self._experts.layout.redundant_experts
         try:
-            both = replace(one, layout=replace(one.layout, ep=devices), decodes_only=True)
+            both = replace(one, layout=replace(one.layout, ep=devices, redundant_experts=copies), decodes_only=True)
             both.decode_plan  # noqa: B018  # which lays it out
         except InputError:
             return None

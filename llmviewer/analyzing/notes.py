@@ -18,12 +18,13 @@ from ..operators.block_sparse import BlockIndexer
 from ..operators.collectives import OUT, UP
 from ..operators.fused import Fused
 from ..operators.linear import LatentExpansion, Linear
+from ..parallel import busiest
 from ..parallel.layout import Network
 from ..parallel.overlap import Overlapped
 from ..precision import Format
 from ..resource import Unit, link
 from ..setting import Setting
-from ..transforms.skew import chooses
+from ..transforms.skew import chooses, skew
 from ..units import seconds, si
 from ..workload import Workload
 
@@ -67,12 +68,16 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     found.extend(_altered(setting))
     routed = chooses(model.graph)
     if setting.expert_skew:
-        skew = f"expert skew {setting.expert_skew:g}"
-        chosen = f"{skew}: the popularity of experts falls as rank^-{setting.expert_skew:g} instead of being uniform"
-        found.append(chosen if routed else f"{skew} has no effect: {model.name} has no experts")
+        asked = f"expert skew {setting.expert_skew:g}"
+        chosen = f"{asked}: the popularity of experts falls as rank^-{setting.expert_skew:g} instead of being uniform"
+        found.append(chosen if routed else f"{asked} has no effect: {model.name} has no experts")
     found.extend(_idle(setting, batch))
     if setting.layout.two_batch_overlap:
         found.extend(_two_batches(setting, batch=batch, prompt=prompt))
+    uneven = setting.expert_skew or setting.layout.redundant_experts
+    if setting.layout.ep > 1 and routed and uneven:
+        load = busiest(model.graph.then(skew(setting.expert_skew)), Network.of(setting.hardware, setting.layout))
+        found.append(f"the busiest of {setting.layout.ep} ranks has {load:.2f} times the mean of tokens for experts")
     if setting.layout.ep > 1 and not routed:
         found.append(f"ep={setting.layout.ep} has no effect: {model.name} has no experts")
     if setting.mla is not Mla.AUTO and not any(isinstance(op, LatentExpansion) for _, op in model.graph):

@@ -41,6 +41,7 @@ from . import options as shared
     help="As in analyze; `published` if not given.",
 )
 @inputs.expert_skew
+@inputs.redundant_experts
 @shared.compared
 def afd(*, batch: str, form: str | None, output: Path | None, **question: Any) -> None:
     """Decode with attention and experts on separate devices.

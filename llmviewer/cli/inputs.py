@@ -78,15 +78,15 @@ def layout(command: _F, *, several: bool = False) -> _F:
         from ..operators.collectives import Algorithm
         from ..parallel.layout import Layout, layouts
 
-        given = {name: options.pop(name) for name in (*DEGREES, "micro_batches")}
+        given = {name: options.pop(name) for name in DEGREES}
         algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
         overlap, two = options.pop("overlap"), options.pop("two_batch_overlap")
+        parts, redundant = options.pop("micro_batches"), options.pop("redundant_experts")
         if algorithm not in list(Algorithm):
             raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
-        parts = given.pop("micro_batches")
         ways = {
             "micro_batches": parts, "algorithm": Algorithm(algorithm), "hierarchical": hierarchical,
-            "overlap": overlap, "two_batch_overlap": two,
+            "overlap": overlap, "two_batch_overlap": two, "redundant_experts": redundant,
         }  # fmt: skip
         if not several:
             return command(*arguments, layout=Layout(**given, **ways), **options)
@@ -128,7 +128,7 @@ def layout(command: _F, *, several: bool = False) -> _F:
             "vLLM's dual-batch overlap, DeepSeek's dual micro-batches).",
         ),
     ]
-    return shared.all_of(cast("_F", with_layout), *options)
+    return shared.all_of(cast("_F", with_layout), *options, redundant_experts)
 
 
 def offload(command: _F) -> _F:
@@ -202,6 +202,17 @@ def expert_skew(command: _F) -> _F:
         default=0,
         show_default=True,
         help="How unevenly tokens choose experts: their popularity is rank^-S; 0 is uniform.",
+    )(command)
+
+
+def redundant_experts(command: _F) -> _F:
+    return click.option(
+        "--redundant-experts",
+        metavar="N",
+        type=int,
+        default=0,
+        help="Copies of popular experts in each layer, which even out what ranks have to do (EPLB; SGLang's "
+        "--ep-num-redundant-experts, vLLM's num_redundant_experts).",
     )(command)
 
 

@@ -189,7 +189,9 @@ class AllToAll(Collective):
     def _needed(self, members: int) -> float:
         """Fraction of the rows that at least one of `members` needs."""
         size = self.group.size
-        return self.choice.needed(members, of=size) / self.copies if self.choice else members / size
+        if self.choice is None:
+            return members / size
+        return max(self.choice.needed(members, of=size, domains=self.group.outer)) / self.copies
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
         group, away = self.group, (self.group.outer - 1) / self.group.outer

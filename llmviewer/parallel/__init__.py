@@ -26,7 +26,7 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     def one(block: Block) -> Block:
         if block.stream.name == "images":  # engines run a tower whole on every rank
             return block
-        return Placement(block, network.group("tp"), _places(block, network)).placed()
+        return Placement(block, network.group("tp"), expert_places(block, network)).placed()
 
     def transform(graph: Graph) -> Graph:
         if layout.tp * layout.ep > 1:
@@ -38,18 +38,29 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     return transform
 
 
-def _places(block: Block, network: Network) -> ExpertPlaces:
-    """Where the experts of a block lie."""
+def expert_places(block: Block, network: Network) -> ExpertPlaces:
+    """Where the experts of a block lie.
+
+    Raises InputError where they cannot be shared out evenly.
+    """
     layout = network.layout
     stride = 1 if layout.ep <= layout.tp else layout.cp  # beyond tensor parallelism, data parallelism comes next
     places = ExpertPlaces(group=network.members("ep", layout.ep, stride), tensor=layout.tp)
     for op in block.operators:
         if isinstance(op, ExpertsLinear):
-            return replace(places, choice=expert_choice(block, op.weight)).check()
+            choice = replace(_choice(block, op.weight), redundant=layout.redundant_experts)
+            return replace(places, choice=choice).check()
     return places
 
 
-def expert_choice(block: Block, experts: Weight) -> Choice:
+def busiest(graph: Graph, network: Network) -> float:
+    """Tokens that come to the experts of the busiest rank, over the mean of all ranks, where that differs most of all
+    blocks.
+    """
+    return max((expert_places(block, network).load for block in graph.blocks), default=1.0)
+
+
+def _choice(block: Block, experts: Weight) -> Choice:
     """How tokens choose among the experts of a block."""
     number = experts.shape[0]
     groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=UNGROUPED)

@@ -6,7 +6,8 @@ share of them, to the ranks of their experts: once to a rank however many expert
 to another however many of its ranks have any, which pass it on (arXiv:2412.19437, section 3.2.2).
 
 What is here is the busiest rank. Where some experts are more popular than others, ranks take turns in order of
-popularity, so that it is the one with the first, the one after a whole turn, and so on.
+popularity, so that it is the one with the first, the one after a whole turn, and so on; or popular experts have copies
+on other ranks, which even that out.
 """
 
 from __future__ import annotations
@@ -47,21 +48,33 @@ class ExpertPlaces:
 
     def check(self) -> ExpertPlaces:
         """Itself, if experts can be shared out evenly."""
-        experts = self.choice.experts
-        if experts % self.degree:
-            near = nearest_divisors(experts, self.degree)
-            raise InputError(f"ep={self.degree} does not divide the {experts} experts", hint=f"try ep={near}")
-        return self
+        experts, redundant, degree = self.choice.experts, self.choice.redundant, self.degree
+        if redundant > experts * (degree - 1):
+            raise InputError(
+                f"redundant_experts={redundant} is more than a copy of each of the {experts} experts on every rank",
+                hint=f"try at most {experts * (degree - 1)}",
+            )
+        if not (experts + redundant) % degree:
+            return self
+        if not redundant:
+            near = nearest_divisors(experts, degree)
+            raise InputError(f"ep={degree} does not divide the {experts} experts", hint=f"try ep={near}")
+        fewer = redundant - (experts + redundant) % degree
+        near = " or ".join(str(number) for number in (fewer, fewer + degree) if number >= 0)
+        raise InputError(
+            f"the {experts} experts and {redundant} redundant ones do not divide among {degree} ranks",
+            hint=f"try redundant_experts={near}",
+        )
 
     @cached_property
     def busiest(self) -> tuple[float, ...]:
         """The parts of all tokens that go to each of its experts."""
-        return self.choice.popularity()[:: self.degree]
+        return max(self.choice.shares(self.degree, self.group.outer), key=sum)
 
     @property
     def load(self) -> float:
         """Copies of tokens that come to it, over those that would if all experts were alike popular."""
-        return sum(self.busiest) * self.degree / self.choice.chosen if self.choice.skew else 1.0
+        return 1.0 if self.choice.even else sum(self.busiest) * self.degree / self.choice.chosen
 
     @property
     def own(self) -> float:
@@ -75,14 +88,14 @@ class ExpertPlaces:
 
     def held(self, weight: Weight) -> Weight:
         """Its experts of all, of which it reads those that a token of any rank reaches."""
-        shape = (weight.shape[0] // self.degree, *weight.shape[1:])
+        shape = ((weight.shape[0] + self.choice.redundant) // self.degree, *weight.shape[1:])
         tokens = max(self.degree // self.tensor, 1)  # ranks that have tokens of their own
         rows = self._reached(weight.rows).on(replicas(tokens)) if weight.rows else None
         return replace(weight, shape=shape, rows=rows)
 
     def _reached(self, rows: Form) -> Form:
         """Of the experts that are reached, those that are its own."""
-        if not self.choice.skew:
+        if self.choice.even:
             return rows / self.degree
         return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
 

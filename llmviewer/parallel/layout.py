@@ -24,6 +24,7 @@ _PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 _MOST: Final = 1 << 20  # ranks or parts: more than any machine has
 TWO_BATCHES: Final = "two-batch-overlap"  # what a layout in one text calls it
+_REDUNDANT: Final = "redundant-experts"
 _DIGITS: Final = 4000  # of a number that Python reads
 
 
@@ -40,6 +41,7 @@ class Layout:
     overlap        collectives travel while the launch before them still works
     two_batch_overlap  the batch is cut in two micro-batches: collectives of one travel while the other computes
     micro_batches  parts of a batch that follow each other through the pipeline; as many as stages, or sequences, if 0
+    redundant_experts  copies of popular experts in each layer, which even out what ranks have to do
     """
 
     tp: int = 1
@@ -52,11 +54,13 @@ class Layout:
     hierarchical: bool = False
     overlap: bool = False
     two_batch_overlap: bool = False
+    redundant_experts: int = 0
 
     def __post_init__(self) -> None:
         for name in DEGREES:
             _within(name, getattr(self, name), least=1)
         _within("micro_batches", self.micro_batches, least=0)
+        _within("redundant_experts", self.redundant_experts, least=0)
         ranks = self.tp * self.dp
         if ranks % self.ep:
             if ranks == 1:
@@ -82,7 +86,8 @@ class Layout:
 
     def __str__(self) -> str:
         degrees = [f"{name}={value}" for name in DEGREES if (value := getattr(self, name)) > 1]
-        ways = [TWO_BATCHES] * self.two_batch_overlap
+        ways = [f"{_REDUNDANT}={self.redundant_experts}"] * (self.redundant_experts > 0)
+        ways += [TWO_BATCHES] * self.two_batch_overlap
         return " ".join((*degrees, *ways)) or "one device"
 
     @property
@@ -136,6 +141,10 @@ _WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # what eac
         lambda layout: _shares(layout) and layout.pp == 1,
         "two-batch overlap is of collectives with another micro-batch; give tp, cp or ep, and no pp",
     ),
+    "redundant_experts": (
+        lambda layout: layout.ep > 1,
+        "redundant experts are for experts on several ranks; give ep",
+    ),
 }
 
 ALONE = Layout()
@@ -159,19 +168,18 @@ def parse_layout(text: str) -> Layout:
 
     Raises InputError where the text is none of these.
     """
-    degrees: dict[str, int] = {}
-    ways: dict[str, bool] = {}
+    found: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
-        if part == TWO_BATCHES and not ways:
-            ways["two_batch_overlap"] = True
-            continue
         name, _, value = part.partition("=")
-        if name not in DEGREES or not value.isdecimal() or len(value) > _DIGITS or name in degrees:
+        field = name.replace("-", "_")
+        flag = part == TWO_BATCHES
+        number = name in (*DEGREES, _REDUNDANT) and value.isdecimal() and len(value) <= _DIGITS
+        if field in found or not (flag or number):
             raise InputError(
                 f"layout {text!r}: must be degrees of {', '.join(DEGREES)}, such as tp=8 pp=2; got {part!r}"
             )
-        degrees[name] = int(value)
-    return replace(ALONE, **degrees, **ways)  # type: ignore[arg-type]
+        found[field] = flag or int(value)
+    return replace(ALONE, **found)
 
 
 def nearest_divisors(number: int, wanted: int) -> str:

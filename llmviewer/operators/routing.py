@@ -59,8 +59,8 @@ class Choice:
     def needed(self, members: int, *, of: int, domains: int = 1) -> tuple[float, ...]:
         """The fraction of all tokens with an expert on any of `members` consecutive ranks, for each such run of ranks.
 
-        `of` ranks share the experts, and `domains` the ranks. Where experts are not equally popular, they are treated as
-        chosen independently, raised to the power that is exact where they are.
+        `of` ranks in `domains` share the experts. Where experts are not equally popular, they are treated as chosen
+        independently, raised to the power that is exact where they are.
         """
         runs = of // members
         inside = _inside(self, runs, domains)

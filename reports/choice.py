@@ -24,6 +24,7 @@ from .report import Report
 
 _FIRST: Final = 6  # of the ranking, to see first
 _MOST: Final = 20  # rows of a table in words
+_NAMED: Final = 8  # devices that a remark names
 
 
 def _cards(choice: Choice) -> list[Card]:
@@ -128,10 +129,11 @@ def _on_times(choice: Choice) -> Iterator[str]:
     """Which of those that keep to times at the bound are expected to."""
     known, kept = _in_time(choice)
     if known:
+        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         yield (
             f"Devices qualify by bounds. As expected of measured kernels, {len(kept)} of the {known} of which "
-            f"something is known keep to the times allowed{': ' * bool(kept)}{', '.join(kept)}. `llmviewer plan` "
-            "looks for what does."
+            f"something is known keep to the times allowed{': ' * bool(kept)}{', '.join(kept[:_NAMED])}{more}. "
+            "`llmviewer plan` looks for what does."
         )
 
 

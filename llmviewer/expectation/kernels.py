@@ -68,9 +68,14 @@ class Kernels(Times):
         self.factor = engine.kernels if engine else 1.0
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
 
-    def laid(self, rows: Sequence[OperatorEstimate], workload: Workload) -> tuple[Launch, ...]:
-        """What the library launches for operators; the same on all devices that share `library` and `half`."""
-        return launches(rows, workload, library=self.library, half=self.half)
+    def laid(
+        self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, Launch] | None = None
+    ) -> tuple[Launch, ...]:
+        """What the library launches for operators; the same on all devices that share `library` and `half`.
+
+        known  as of launches()
+        """
+        return launches(rows, workload, library=self.library, half=self.half, known=known)
 
     def expect(
         self, rows: Sequence[OperatorEstimate], workload: Workload, laid: Sequence[Launch] | None = None

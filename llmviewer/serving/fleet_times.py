@@ -172,7 +172,8 @@ class Placement:
         """What the devices at some places run, part by part, of whose kernels anything is known."""
         for part in self._parts(load):
             workload = Workload((part.points,))
-            laid: dict[tuple[str, str, object], Sequence[Launch]] = {}  # alike on many devices
+            laid: dict[object, Sequence[Launch]] = {}  # alike on many devices
+            known: dict[object, dict[object, Launch]] = {}  # and most of them wherever links lead
             for fleet in part.run.fleets:
                 wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
                 rows = fleet.estimate(workload).operators if wanted else ()
@@ -180,9 +181,11 @@ class Placement:
                     own = kernels(self.devices[place].name)
                     if isinstance(own.device, str):
                         continue
-                    key = own.library, own.half, self.wirings[place]
+                    library = own.library, own.half
+                    key = library, self.wirings[place]
                     if key not in laid:
-                        laid[key] = own.laid(_of_one(rows, part.run.graphs[place], row), workload)
+                        mine = _of_one(rows, part.run.graphs[place], row)
+                        laid[key] = own.laid(mine, workload, known.setdefault(library, {}))
                     bounds = {id(each.busy_s): np.atleast_1d(_row(each.time_s, row)) for each in rows}
                     every = [bounds[id(each.busy_s)] for each in rows]
                     yield part, place, Launched(operators=fleet.operators, launches=laid[key], bounds=every)

@@ -39,13 +39,21 @@ def counted(plan: Plan) -> Form:
     return total(row.block.repeat * ONE.on(stream_of(row)) for row in plan.operators)
 
 
-def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: str, half: str) -> tuple[Launch, ...]:
+def launches(
+    rows: Sequence[OperatorEstimate],
+    workload: Workload,
+    *,
+    library: str,
+    half: str,
+    known: dict[object, Launch] | None = None,
+) -> tuple[Launch, ...]:
     """What `library` launches for the operators of an estimate; every one of them is a member of one launch.
 
-    half  the 16-bit type that the device computes in
+    half   the 16-bit type that the device computes in
+    known  launches of other graphs at the same workload, which this one has too where its operators are the very same
     """
     found: list[Launch] = []
-    known: dict[object, Launch] = {}
+    known = {} if known is None else known
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
         works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
         found.extend(_of_block(works, [] if library in ALONE else experts(works), known))
@@ -55,16 +63,17 @@ def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: s
 def _of_block(
     works: Mapping[int, Work], fused: Sequence[tuple[int, ...]], known: dict[object, Launch]
 ) -> Iterator[Launch]:
-    """Launches of a block; `known` are those before it, which it has too where operators and amounts are the same.
+    """Launches of a block.
 
     fused  experts that are one launch
+    known  launches of blocks before it, which it has too where its operators are the very same
     """
     joined = {place: members for members in (*fused, *products(works)) for place in members}
     for place, work in works.items():
         members = joined.get(place, (place,))
         if place != members[0]:
             continue
-        same = tuple((id(works[m].row.operator), id(works[m].row.busy_s), works[m].stream) for m in members)
+        same = tuple((id(works[m].row.operator), works[m].stream) for m in members)
         if same not in known:
             launch = (
                 moe(members, works)

@@ -7,13 +7,15 @@ step that runs and for the prompts before them (Cobham, doi:10.1287/opre.2.1.70)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, isinf, nan, sqrt
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from ..workload import Spans
+from .balance import crossing, value_at
 from .demand import Demand, Prompts, prompts_of
 from .markov_chain import Column, Reading, held_up_s, reading, saturated_s
 from .policy import Policy
@@ -144,11 +146,13 @@ class _Flow:
             each = 1 / (self.turns * rate * beside / read.prompts + (1 - busy) / self.step_s)
             return np.where(busy < 1, each, inf)
 
-    def ttft_s(self, rate: float, read: Reading, at: _At) -> tuple[float, float]:
+    def ttft_s(self, rate: float, read: Reading, at: Callable[[Column], float]) -> tuple[float, float]:
         """Until the first token is there, and the part of the time in which nobody is read but some decode. [s]
 
         A whole prompt is in the way of those of all turns. Parts of one are so for a step of those of other turns, and
         the turns are as many servers of a queue (Sakasegawa 1977).
+
+        at  gives the entry for the batch that there is on average
         """
         prompts, turns = self.prompts, self.turns
         occupied = at(turns * rate * read.read_s / read.prompts)
@@ -167,16 +171,6 @@ class _Flow:
         return at(read.read_s + last_s) + waited, decoding
 
 
-class _At(NamedTuple):
-    """A place among the numbers that decode, and how far it is from there to the next."""
-
-    place: int
-    part: float
-
-    def __call__(self, values: Column) -> float:
-        return float(values[max(self.place - 1, 0)] * (1 - self.part) + values[self.place] * self.part)
-
-
 def _flowing(steps: Steps, demand: Demand, rate: float, policy: Policy, most: float) -> Steady:
     """Requests come and go while others decode, of whom there are as many as Little's law has."""
     flow = _Flow.of(steps, demand, policy, most)
@@ -186,11 +180,13 @@ def _flowing(steps: Steps, demand: Demand, rate: float, policy: Policy, most: fl
     read = flow.reading(rate)
     busy = steps.turns * rate * read.read_s / read.prompts
     between = flow.between_s(rate, read, busy)
-    missing = rate * demand.wanted * between - flow.batch
-    place = int(np.argmax(missing <= 0))
-    if missing[place] > 0:
+    place, stable = crossing(rate * demand.wanted * between - flow.batch)
+    if not stable:
         return _overrun(max_rate=max_rate, most=most)
-    at = _At(place, 0.0 if place == 0 else missing[place - 1] / (missing[place - 1] - missing[place]))
+
+    def at(values: Column) -> float:
+        return float(value_at(values, place))
+
     ttft_s, decoding = flow.ttft_s(rate, read, at)
     return Steady(
         batch=at(flow.batch), utilization=at(busy) + decoding, ttft_s=ttft_s, tpot_s=at(between) * demand.often,

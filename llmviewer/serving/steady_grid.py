@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .balance import crossing, value_at
 from .load import Grid, Load, StepTimes
 from .markov_chain import saturated_s
 
@@ -58,9 +59,9 @@ class Steady:
             tpot = _Turns.of(own[..., None], step, times).tpot_s  # by sequences that decode together
             # A sequence has one less than them beside it; no number of them is enough where there is no time to decode.
             missing = np.where(np.isinf(tpot), inf, rate[..., None] * wanted * tpot - (limits - 1))
-            at, stable = _crossing(missing)
-            batch = _at(limits - 1, at)
-            step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
+            at, stable = crossing(missing)
+            batch = value_at(limits - 1, at)
+            step_s, tpot_s = value_at(np.broadcast_to(step, missing.shape), at), value_at(tpot, at)
             turns = _Turns.of(own, step_s, times)
             ttft_s = np.where(stable, turns.ttft_s(1 - np.exp(-batch)), inf)
             each_s = tpot_s * wanted / max(load.gen - 1, 1)  # of a token, where steps leave several
@@ -165,28 +166,6 @@ def most_within(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Lo
             for place in (last, np.minimum(last + 1, _RATES - 1))
         )  # fmt: skip
     return low
-
-
-def _crossing(missing: Grid) -> tuple[Grid, npt.NDArray[np.bool_]]:
-    """Where a row of the last axis falls to 0, as a place with its fraction, and whether it does."""
-    place = np.argmax(missing <= 0, axis=-1)
-    stable = np.take_along_axis(missing, place[..., None], axis=-1)[..., 0] <= 0
-    before = np.maximum(place - 1, 0)
-    left, right = (np.take_along_axis(missing, p[..., None], axis=-1)[..., 0] for p in (before, place))
-    between = np.where(np.isinf(left), 1.0, left / np.where(left == right, 1.0, left - right))
-    fraction = np.where(place > 0, between, 0.0)
-    return np.where(stable, before + fraction, 0.0), stable
-
-
-def _at(values: Grid, at: Grid) -> Grid:
-    """Entries of the last axis at places with fractions."""
-    low = np.floor(at).astype(int)
-    high = np.minimum(low + 1, values.shape[-1] - 1)
-    if values.ndim == 1:
-        left, right = values[low], values[high]
-    else:
-        left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (low, high))
-    return np.asarray(left + (at - low) * (right - left))
 
 
 def _slope(values: Grid, over: Grid, at: Grid) -> Grid:

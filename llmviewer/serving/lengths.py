@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,75 +53,43 @@ _NOTATION: Final = (
 )
 
 
-class Lengths(Protocol):
-    """A distribution of lengths. [tokens]"""
-
-    @property
-    def mean(self) -> float:
-        """Of what it draws, before rounding."""
-
-    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
-        """`count` of them, independent of each other, none below 1."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Constant:
-    """All alike."""
+class Lengths:
+    """A distribution of lengths. [tokens]
 
-    tokens: int
+    mean  of what it draws, before rounding
+    draw  gives so many, independent of each other, none below 1
+    """
 
-    @property
-    def mean(self) -> float:
-        return float(self.tokens)
-
-    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
-        del generator
-        return np.full(count, self.tokens, dtype=np.int64)
+    mean: float
+    draw: Callable[[np.random.Generator, int], Tokens]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uniform:
+def _constant(tokens: int) -> Lengths:
+    return Lengths(mean=float(tokens), draw=lambda _, count: np.full(count, tokens, dtype=np.int64))
+
+
+def _uniform(least: int, most: int) -> Lengths:
     """Every length from `least` to `most`, both included."""
-
-    least: int
-    most: int
-
-    @property
-    def mean(self) -> float:
-        return (self.least + self.most) / 2
-
-    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
-        return generator.integers(self.least, self.most, size=count, endpoint=True)
+    return Lengths(
+        mean=(least + most) / 2, draw=lambda generator, count: generator.integers(least, most, count, endpoint=True)
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lognormal:
+def _normal_logarithms(location: float, scale: float) -> Lengths:
     """Rounded to whole tokens; exp(location) is the median and `scale` the deviation of the logarithm."""
 
-    location: float
-    scale: float
-
-    @property
-    def mean(self) -> float:
-        return exp(self.location + self.scale**2 / 2)
-
-    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
-        drawn = np.rint(generator.lognormal(self.location, self.scale, size=count))
+    def draw(generator: np.random.Generator, count: int) -> Tokens:
+        drawn = np.rint(generator.lognormal(location, scale, size=count))
         return np.clip(drawn, 1, LONGEST).astype(np.int64)
 
+    return Lengths(mean=exp(location + scale**2 / 2), draw=draw)
 
-@dataclass(frozen=True, kw_only=True)
-class Empirical:
-    """One of the lengths seen, each as likely."""
 
-    seen: tuple[int, ...]
-
-    @property
-    def mean(self) -> float:
-        return sum(self.seen) / len(self.seen)
-
-    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
-        return generator.choice(np.array(self.seen, dtype=np.int64), size=count)
+def _seen(lengths: Sequence[int]) -> Lengths:
+    """One of them, each as likely."""
+    those = np.array(lengths, dtype=np.int64)
+    return Lengths(mean=float(np.mean(those)), draw=lambda generator, count: generator.choice(those, size=count))
 
 
 def parse_lengths(text: str, name: str) -> Lengths:
@@ -141,21 +109,21 @@ def parse_lengths(text: str, name: str) -> Lengths:
         return _by_quantiles({"p50": middle, "p90": long}, text, name)
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
-            return Constant(tokens=_whole(kind, text, name))
+            return _constant(_whole(kind, text, name))
         if Path(kind).suffix or is_there(kind):
             return _file(Path(kind), name)
     if kind == "uniform":
         least, _, most = (part.strip() for part in given.partition("-"))
-        found = Uniform(least=_whole(least, text, name), most=_whole(most, text, name))
-        if found.most < found.least:
+        ends = _whole(least, text, name), _whole(most, text, name)
+        if ends[1] < ends[0]:
             raise _wrong(text, name)
-        return found
+        return _uniform(*ends)
     if kind == "lognormal":
         return _lognormal(given, text, name)
     raise _wrong(text, name)
 
 
-def _lognormal(given: str, text: str, name: str) -> Lognormal:
+def _lognormal(given: str, text: str, name: str) -> Lengths:
     numbers: dict[str, float] = {}
     for part in given.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))
@@ -172,15 +140,15 @@ def _lognormal(given: str, text: str, name: str) -> Lognormal:
     return _by_mean(mean, numbers, text, name) if mean else _by_quantiles(numbers, text, name)
 
 
-def _by_quantiles(numbers: Mapping[str, float], text: str, name: str) -> Lognormal:
+def _by_quantiles(numbers: Mapping[str, float], text: str, name: str) -> Lengths:
     (z0, low), (z1, high) = sorted((_NORMAL[int(key[1:])], value) for key, value in numbers.items())
     scale = (log(high) - log(low)) / (z1 - z0)
     if scale <= 0:
         raise InputError(f"{name}: in {text!r} a higher percentile must be a greater length")
-    return Lognormal(location=log(low) - z0 * scale, scale=scale)
+    return _normal_logarithms(log(low) - z0 * scale, scale)
 
 
-def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) -> Lognormal:
+def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) -> Lengths:
     """The smaller root of log quantile = log mean - scale^2 / 2 + z scale, which falls to 0 with their distance."""
     ((key, value),) = numbers.items()
     z, distance = _NORMAL[int(key[1:])], log(value / mean)
@@ -192,10 +160,10 @@ def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) ->
     if not z and distance >= 0:
         raise InputError(f"{name}: in {text!r} p50 must be below the mean; or give two percentiles")
     scale = z - sqrt(z * z - 2 * distance) if z else sqrt(-2 * distance)
-    return Lognormal(location=log(mean) - scale**2 / 2, scale=scale)
+    return _normal_logarithms(log(mean) - scale**2 / 2, scale)
 
 
-def _file(path: Path, name: str) -> Empirical:
+def _file(path: Path, name: str) -> Lengths:
     seen: list[int] = []
     for number, line in enumerate(map(str.strip, read_text(path).splitlines()), 1):
         if not line:
@@ -206,7 +174,7 @@ def _file(path: Path, name: str) -> Empirical:
         seen.append(found)
     if not seen:
         raise InputError(f"{path}: {name}: holds no length; give one a line")
-    return Empirical(seen=tuple(seen))
+    return _seen(seen)
 
 
 def counted(digits: str, least: int = 1) -> int | None:

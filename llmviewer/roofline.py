@@ -121,7 +121,8 @@ class Plan:
     @cached_property
     def features(self) -> frozenset[Feature]:
         """The features of a workload that its times depend on."""
-        return frozenset(f for row in self.operators for form in row.work.forms for f in form.features())
+        works = {id(row.work): row.work for row in self.operators}  # which blocks have in common
+        return frozenset(f for work in works.values() for form in work.forms for f in form.features())
 
     def values(self, workload: Workload) -> dict[Feature, Num]:
         return {feature: feature.of(workload) for feature in self.features}

@@ -130,6 +130,11 @@ class Hardware:
         )
 
     @cached_property
+    def told(self) -> Mapping[str, float | str]:
+        """What its file says, by key; numbers in SI units."""
+        return {fact.key: fact.value for fact in self.facts}
+
+    @cached_property
     def numbers(self) -> Mapping[str, float]:
         """The numbers of its file by key. [SI units]"""
         return {fact.key: fact.value for fact in self.facts if isinstance(fact.value, float)}

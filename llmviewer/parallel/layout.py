@@ -211,7 +211,7 @@ class Network:
         """
         known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
         inside = known[0] if known else UP
-        bridged = any(f.key == f"{UP}.type" and "bridge" in str(f.value) for f in hardware.facts)
+        bridged = "bridge" in str(hardware.told.get(f"{UP}.type"))
         outside = _HOST if bridged and OUT not in known else OUT
         domain = hardware.numbers.get(f"{UP}.devices", inf) if inside == UP else inf
         network = cls(hardware=hardware, layout=layout, inside=inside, outside=outside, domain=domain)
@@ -230,7 +230,7 @@ class Network:
         """`size` ranks, every `stride`-th one; as many in a domain as it has room for."""
         room = int(min(size, max(self.domain / stride, 1)))
         inner = next(n for n in range(room, 0, -1) if size % n == 0)
-        topology = str(next((f.value for f in self.hardware.facts if f.key == f"{UP}.topology"), "switch"))
+        topology = str(self.hardware.told.get(f"{UP}.topology", "switch"))
         domain = int(self.domain) if self.domain < inf else size
         return Group(
             name=name,
@@ -242,7 +242,7 @@ class Network:
             hierarchical=self.layout.hierarchical,
             topology=topology if self.inside == UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
-            reducing=self.inside == UP and any(f.key == f"{UP}.in_network" for f in self.hardware.facts),
+            reducing=self.inside == UP and f"{UP}.in_network" in self.hardware.told,
             beside=self.layout.two_batch_overlap,
         )
 

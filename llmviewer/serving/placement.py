@@ -106,9 +106,10 @@ def _placed(
     """
     devices = [network.linked() for network in networks]
     wirings = [_wiring(network) for network in networks]
-    linked = {wiring: first.relinked(network) for wiring, network in zip(wirings, networks, strict=True)}
+    distinct = dict(zip(wirings, networks, strict=True))
+    linked = {wiring: first.relinked(network) for wiring, network in distinct.items()}
     keys = [(wiring, device.on_chip_bytes) for wiring, device in zip(wirings, devices, strict=True)]
-    tiled = {(wiring, size): linked[wiring].tiled(size).then(known.shared) for wiring, size in keys}
+    tiled = {(wiring, size): linked[wiring].tiled(size).then(known.shared) for wiring, size in dict.fromkeys(keys)}
     own = [tiled[key] for key in keys]
     model, refused = _passes([one.model for one in own], devices, known)
     drafts, others = _passes([one.drafts for one in own if one.drafts], devices, known) if first.drafts else (None, {})

@@ -22,7 +22,9 @@ from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
 from llmviewer.expectation.times import Asked
+from llmviewer.forms import evaluate
 from llmviewer.model_files import model_names
+from llmviewer.resource import link
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload
 
@@ -219,11 +221,10 @@ def test_collectives_between_domains_take_at_least_what_their_part_in_one_does()
     assert over.expected_high_s is None
     made = found("qwen3-30b-a3b", Workload.decode(batch=4, kv_len=9), layout="dp=16 ep=16")
     (sent,) = {float(launch.kernels[0].shapes["bytes"]) for names, launch in made.items() if "dispatch" in names}
-    asked = {"layout": "dp=16 ep=16", "batch": 64, "kv_len": 9}
-    (row,) = (
-        op for op in analyze("qwen3-30b-a3b", "h100-sxm", **asked).phases.decode.operators if op.name == "dispatch"
-    )
-    assert sent == pytest.approx(8 / 15 * row.link_bytes / row.repeat)  # 8 of 16 in a domain; 15 of 16 parts are sent
+    graph = Setting.of("qwen3-30b-a3b", "h100-sxm", layout="dp=16 ep=16").graph
+    dispatch = next(op for _, op in graph if op.name == "dispatch")
+    passed = evaluate(dispatch.sent()[link("scale_up")], Workload.decode(batch=4, kv_len=9))
+    assert sent * 7 / 8 == pytest.approx(passed)  # what stays in the domain, and what comes for others there
 
 
 def test_stages_send_as_nccl_does_between_two_devices():

@@ -375,7 +375,7 @@ def test_a_token_is_sent_once_to_each_rank_that_has_one_of_its_experts():
     row = 10 * 7168 * 2  # of ten tokens
     ways = {
         Algorithm.AUTO: (nodes * 7 / 8, ranks * 7 / 64 + (ranks - nodes) * 7 / 8),  # from where it came, to the others
-        Algorithm.RING: (ranks * 7 / 8, ranks * 7 / 64),
+        Algorithm.RING: (8 * 7 / 8, 8 * 7 / 64),  # a copy for each expert
     }
     for algorithm, (out, up) in ways.items():
         sent = replace(dispatch, group=replace(dispatch.group, algorithm=algorithm)).sent()

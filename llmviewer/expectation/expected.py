@@ -54,6 +54,7 @@ class ExpectedLaunch:
     latency  whether launches and other fixed costs are most of it
     stacks   whose errors it has
     often    the part of passes in which it is run; times are means over all of them
+    taken    how long all cores would need for what it takes of them, where it is a collective [s]
     """
 
     expected: Array
@@ -63,6 +64,7 @@ class ExpectedLaunch:
     source: str
     stacks: tuple[str, ...]
     often: Num = 1.0
+    taken: Num = 0.0
 
     @classmethod
     def of(cls, found: Expectation, stacks: tuple[str, ...]) -> ExpectedLaunch:
@@ -124,10 +126,19 @@ class ExpectedPass:
 
     @cached_property
     def lanes(self) -> dict[Lane, Interval]:
-        """What Plan.lanes take, each with a host of its own."""
+        """What Plan.lanes take, each with a host of its own; what computes waits for cores that collectives beside it
+        take.
+        """
         if len(self._lanes) == 1:
             return dict.fromkeys(self._lanes, self.total)
-        return {one: self._whole(places) for one, places in self._lanes.items()}
+        found = {one: self._whole(places) for one, places in self._lanes.items()}
+        return {one: time if one[1] else time.map(lambda time_s: time_s + self.taken) for one, time in found.items()}
+
+    @cached_property
+    def taken(self) -> Num:
+        """How long all cores would need for what collectives that travel beside them take. [s]"""
+        rows = zip(self.operators, self.launches, strict=True)
+        return sum((row.block.repeat * one.taken for row, one in rows if row.operator.beside), start=np.zeros(1))
 
     @cached_property
     def _lanes(self) -> dict[Lane, list[int]]:
@@ -144,7 +155,8 @@ class ExpectedPass:
     @cached_property
     def slowest_s(self) -> Num:
         """`slowest` likewise. [s]"""
-        return reduce(np.maximum, map(self._expected_s, self._lanes.values()))
+        times = (self._expected_s(places) + (0.0 if one[1] else self.taken) for one, places in self._lanes.items())
+        return reduce(np.maximum, times)
 
     @cached_property
     def unmodelled_share(self) -> Array:

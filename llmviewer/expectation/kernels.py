@@ -111,16 +111,27 @@ class Kernels(Times):
 
     def _launch(self, launch: Launch, bound: Array, times: Mapping[int, ExpectedLaunch | None]) -> ExpectedLaunch:
         """What `times` of its kernels, by their identities, make of it."""
+        if not launch.sending or isinstance(self.device, str):
+            return self._found(launch, bound, bound, times)
+        cores, start_s, reach = launch.sending
+        found = self._found(launch, bound, np.where(bound > 0, start_s + bound / reach, 0.0), times)
+        return replace(found, taken=np.where(bound > 0, start_s, 0.0) + found.expected * cores / self.device.cores)
+
+    def _found(
+        self, launch: Launch, bound: Array, least: Array, times: Mapping[int, ExpectedLaunch | None]
+    ) -> ExpectedLaunch:
+        """The same, expected to take no less than `least`."""
         known = [part for kernel in launch.kernels if (part := _run(kernel, times))]
         if not known:
             why = launch.remark if not launch.kernels else self.why(launch.kernels[0])
-            return replace(ExpectedLaunch.of(bound_only(bound, why), ()), often=launch.often)
+            found = ExpectedLaunch.of(bound_only(bound, why), ())
+            return replace(found, expected=least, often=launch.often)
         beside = [part for kernel in launch.beside if (part := times[id(kernel)])]
         result = together(known, np.add)
         result = together([result, together(beside, np.add)], np.maximum) if beside else result
         factor = self.factor * launch.often
         whole = result.expected * factor
-        expected = np.maximum(whole, bound)
+        expected = np.maximum(whole, least)
         longer = factor * np.divide(expected, whole, out=np.ones_like(bound), where=whole > 0)
         low, high = (np.maximum(side * longer, bound) for side in (result.low, result.high))
         found = result.taking(expected, low, high, launch.often)

@@ -167,7 +167,7 @@ class AllToAll(Collective):
     """Rows from each member to each other member, or tokens to the members with their experts.
 
     A token is sent to a member once. With AUTO it is sent to another domain once and forwarded within it; a named
-    algorithm sends it to every member directly.
+    algorithm sends a copy to each of its experts directly.
 
     choice  how tokens choose the experts that members share; None: equal parts for all members
     copies  rows of the input per token
@@ -175,6 +175,11 @@ class AllToAll(Collective):
 
     choice: Choice | None = None
     copies: float = 1.0
+
+    @property
+    def straight(self) -> bool:
+        """Whether each copy travels by itself, as with DeepEP's low-latency kernels."""
+        return self.group.algorithm is not Algorithm.AUTO and not self.group.hierarchical
 
     @property
     def parts(self) -> float:
@@ -188,19 +193,21 @@ class AllToAll(Collective):
 
     def _needed(self, members: int) -> float:
         """Fraction of the rows that at least one of `members` needs."""
-        size = self.group.size
+        size, domains = self.group.size, self.group.outer
         if self.choice is None:
             return members / size
-        return max(self.choice.needed(members, of=size, domains=self.group.outer)) / self.copies
+        if self.straight:
+            return members * max(map(sum, self.choice.shares(size, domains))) / self.copies
+        return max(self.choice.needed(members, of=size, domains=domains)) / self.copies
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
         group, away = self.group, (self.group.outer - 1) / self.group.outer
         if group.hierarchical:
             return (self.parts if inside else self.visits) * (members - 1) / members, members - 1.0
         own = self.parts * (group.inner - 1) / group.size
-        if group.algorithm is Algorithm.AUTO:
-            return own + away * (self.parts - self.visits) if inside else away * self.visits, 1.0
-        return own if inside else away * self.parts, float(members - 1 if inside else group.size - group.inner)
+        if self.straight:
+            return own if inside else away * self.parts, float(members - 1 if inside else group.size - group.inner)
+        return own + away * (self.parts - self.visits) if inside else away * self.visits, 1.0
 
     def detour(self) -> float:
         """Mean links that a row crosses: in a ring or torus a quarter of each side, in a cube two to non-neighbours."""

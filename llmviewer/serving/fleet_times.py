@@ -198,7 +198,8 @@ class Placement:
         slowest = np.broadcast_to(found.slowest_s, part.shape) if self.layout.cuts else whole
         rows = found.operators if self._tells_apart(part) else ()
         each = [np.broadcast_to(one.expected, part.shape)[None, :] for one in found.launches[: len(rows)]]
-        alone = self._alone(part, rows, each, whole[None, :])[0]
+        taken = np.broadcast_to(found.taken, part.shape)[None, :]
+        alone = self._alone(part, rows, each, whole[None, :], taken)[0]
         part.note(times, place, Took(whole, slowest, alone, np.broadcast_to(found.unmodelled_share, part.shape)))
 
     def _parts(self, load: Load) -> Iterator[_Part]:
@@ -216,9 +217,16 @@ class Placement:
                 yield _Part(*asked, turns, halves, beside=True)
 
     def _alone(
-        self, part: _Part, rows: Sequence[OperatorEstimate | PlannedOperator], each: Sequence[Grid], whole: Grid
+        self,
+        part: _Part,
+        rows: Sequence[OperatorEstimate | PlannedOperator],
+        each: Sequence[Grid],
+        whole: Grid,
+        taken: Grid,
     ) -> Grid:
-        """A step in which one rank reads one prompt; `whole` and `each` launch are of a half, if it has halves. [s]"""
+        """A step in which one rank reads one prompt; `whole` and `each` launch are of a half, if it has halves, and so
+        is what is `taken` of the cores of the other one. [s]
+        """
         if not rows:
             return whole[:, 0]
         found: Grid = whole[:, 0] + _fewer(rows, each) if self.ranks > 1 else whole[:, 0]
@@ -226,7 +234,7 @@ class Placement:
             return found
         beside = (row.block.repeat * one[:, 0] for row, one in zip(rows, each, strict=True) if row.operator.beside)
         sent = sum(beside, start=np.zeros(len(found)))
-        halves: Grid = np.maximum(found, part.halves * np.maximum(found - sent, sent))
+        halves: Grid = np.maximum(found, part.halves * np.maximum(found - sent + taken[:, 0], sent))
         return halves
 
     def _tells_apart(self, part: _Part) -> bool:
@@ -250,7 +258,10 @@ class Placement:
             slowest = _slowest(fleet, values, shape) if self.layout.cuts else whole
             rows = fleet.estimate(workload).operators if self._tells_apart(part) else ()
             each = [np.broadcast_to(row.time_s, shape) for row in rows]
-            yield fleet.rows, Took(whole, slowest, self._alone(part, rows, each, whole), np.ones(shape))
+            yield (
+                fleet.rows,
+                Took(whole, slowest, self._alone(part, rows, each, whole, np.zeros(shape)), np.ones(shape)),
+            )
 
 
 def expected(

@@ -85,6 +85,7 @@ class Stage:
     own     launches that each rank has for its own sequences
     shared  those of experts, which work on the tokens of all ranks; None where no ranks wait for each other
     sent    what travels while the other half of a step's tokens computes; None where steps are not cut in halves
+    taken   what that takes of the cores which the other half computes on; None where no more than bounds is known
     ranks   that do
     width   tokens of each sequence that decodes which a step takes
     drafts  what proposes tokens for a step that decodes; None where nothing does
@@ -93,6 +94,7 @@ class Stage:
     own: BoundTimes
     shared: BoundTimes | None
     sent: BoundTimes | None
+    taken: BoundTimes | None
     ranks: int
     host: Host
     longest: int
@@ -122,10 +124,12 @@ class Stage:
             other = one if decode_plan is plan else _part(decode_plan, experts, beside)
             return ExpectedTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
 
+        sent = some(None, beside=True) if any(row.operator.beside for row in plan.operators) else None
         return cls(
             own=some(None if ranks == 1 else False),
             shared=None if ranks == 1 else some(True),
-            sent=some(None, beside=True) if any(row.operator.beside for row in plan.operators) else None,
+            sent=sent,
+            taken=sent.of_cores if isinstance(sent, ExpectedTimes) else None,
             ranks=ranks, host=host, longest=longest, width=width,
         )  # fmt: skip
 
@@ -136,7 +140,7 @@ class Stage:
         """
         halves = self._halves(_tokens(groups))
         own = self._divided(groups, halves)
-        whole = self._whole([part.time_s(own, decodes=decodes) for part in self._parts], halves, groups, decodes)
+        whole = self._whole([part.time_s(own, decodes=decodes) for part in self._timed], halves, groups, decodes)
         return whole + self.drafts.alike_s(*self._apart(groups)) if self.drafts else whole
 
     def time_s(self, ranks: Sequence[Groups], *, decodes: bool = False) -> float:
@@ -149,8 +153,7 @@ class Stage:
         times = [max(own)]
         if self._shared:
             times.append(self._shared.time_s(self._evenly(sum(tokens) / halves), decodes=False))
-        if self._sent:
-            times.append(max(self._sent.time_s(groups, decodes=decodes) for groups in each))
+        times += (max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._beside)
         whole = float(self._whole(times, halves, busy[own.index(max(own))], decodes))
         return whole + self.drafts.time_s([self._apart(groups) for groups in busy]) if self.drafts else whole
 
@@ -162,7 +165,12 @@ class Stage:
 
     @property
     def _parts(self) -> list[BoundTimes]:
+        """Those that are launched."""
         return [part for part in (self.own, self.shared, self.sent) if part]
+
+    @property
+    def _timed(self) -> list[BoundTimes]:
+        return [*self._parts, self.taken] if self.taken else self._parts
 
     def _halves(self, tokens: Num) -> Num:
         """Micro-batches that a step of so many tokens of a rank is cut into."""
@@ -173,14 +181,14 @@ class Stage:
         return tuple(group.times(1 / halves) for group in groups) if self.sent else groups
 
     def _whole(self, times: Sequence[Num], halves: Num, groups: Groups, decodes: bool) -> Num:
-        """The step of whose micro-batches each takes so long in every part, the last of them what travels; and what
-        the host adds to the launches of the rank that has these groups. [s]
+        """The step of whose micro-batches each takes so long in every part, as they are in order; and what the host
+        adds to the launches of the rank that has these groups. [s]
         """
         kernels_s: Num = sum(times, start=0.0)
         if self.sent:
-            *computing, travelling = times
+            *computing, travelling, taken = times if self.taken else (*times, 0.0)
             busy = sum(computing, start=0.0)
-            kernels_s = in_parts(busy + travelling, np.maximum(busy, travelling), halves, turns=True)
+            kernels_s = in_parts(busy + travelling, np.maximum(busy + taken, travelling), halves, turns=True)
         if self.host == IDLE:
             return kernels_s
         return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
@@ -198,8 +206,8 @@ class Stage:
         return _Remembered(self.shared, self.longest) if self.shared else None
 
     @cached_property
-    def _sent(self) -> _Remembered | None:
-        return _Remembered(self.sent, self.longest) if self.sent else None
+    def _beside(self) -> list[_Remembered]:
+        return [_Remembered(part, self.longest) for part in (self.sent, self.taken) if part]
 
     @cached_property
     def _launches(self) -> tuple[Form, Form]:

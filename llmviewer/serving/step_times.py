@@ -5,13 +5,14 @@ shapes and over its bound is a line between them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..expectation.expected import ExpectedPass
 from ..expectation.kernels import Kernels
 from ..forms import Num
 from ..operators.attention import Attention
@@ -97,11 +98,28 @@ def _if_any(groups: Groups, time_s: Num) -> Num:
     return np.where(np.greater(sum(group.batch for group in groups), 0), time_s, 0.0)
 
 
+def _kernels_s(found: ExpectedPass) -> Num:
+    return found.kernels.expected
+
+
+def _taken_s(found: ExpectedPass) -> Num:
+    return found.taken
+
+
 @dataclass(frozen=True)
 class ExpectedTimes(BoundTimes):
-    """The same as expected of the kernels of a setting."""
+    """The same as expected of the kernels of a setting.
+
+    sought  what of each pass
+    """
 
     kernels: Kernels
+    sought: Callable[[ExpectedPass], Num] = _kernels_s
+
+    @property
+    def of_cores(self) -> ExpectedTimes:
+        """What it takes of cores that compute something else."""
+        return replace(self, sought=_taken_s)
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
         """Attention to each of the groups by itself, all else by the tokens of all together. It is never below its
@@ -171,7 +189,7 @@ class ExpectedTimes(BoundTimes):
         bound = np.broadcast_to(plan.time_s(workload), first.shape)
         expected = np.ones(first.shape)
         if plan.operators:
-            expected = np.broadcast_to(self.kernels.run(plan, workload).kernels.expected, first.shape)
+            expected = np.broadcast_to(self.sought(self.kernels.run(plan, workload)), first.shape)
         shape = tuple(map(len, axes))
         ratio = np.divide(expected, bound, out=np.ones(first.shape), where=bound > 0).reshape(shape)
         logs = tuple(map(np.log, axes))

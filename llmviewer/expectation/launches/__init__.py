@@ -20,7 +20,7 @@ from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
 from ._attention import attention, indexer, scores
-from ._collectives import collective
+from ._collectives import collective, sending
 from ._experts import experts, moe
 from ._kernel import Kernel, Launch
 from ._movers import STREAMS, mover
@@ -96,7 +96,9 @@ def _launch(place: int, work: Work) -> Launch:
     op, members = work.op, (place,)
     if isinstance(op, Collective):
         kernels, remark = collective(op, work)
-        return Launch(members=members, kernels=kernels, remark=remark, partial=bool(kernels and remark))
+        return Launch(
+            members=members, kernels=kernels, sending=sending(op), remark=remark, partial=bool(kernels and remark)
+        )  # fmt: skip
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
         known = isinstance(op.heads.mask, Causal | Everything | Across)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,19 @@ class Kernel:
         }
 
 
+class Sending(NamedTuple):
+    """How a collective sends, as far as that differs from its bound.
+
+    cores    that its kernels take as long as anything travels
+    start_s  how long they take all cores before anything does, and after [s]
+    reach    part of the links that they use
+    """
+
+    cores: float
+    start_s: float = 0.0
+    reach: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Kernels that run one after another for some operators together.
@@ -54,6 +68,7 @@ class Launch:
     members  places of the operators in their estimate
     kernels  none where no kernel is known: then `remark` is why
     beside   those that run at the same time as they do
+    sending  how they send, where they are a collective
     remark   what the kernels that were measured do not have
     partial  whether they are a part of what is run, of the rest of which no more than its bound is known
     often    the part of passes in which they run at all: where some tokens alone come, there may be none
@@ -62,6 +77,7 @@ class Launch:
     members: tuple[int, ...]
     kernels: tuple[Kernel, ...] = ()
     beside: tuple[Kernel, ...] = ()
+    sending: Sending | None = None
     remark: str = ""
     partial: bool = False
     often: Num = 1.0

@@ -48,6 +48,15 @@ def test_tokens_go_in_the_format_of_the_experts_operands_and_come_back_in_16_bit
     assert found.bound.collect / found.bound.dispatch == pytest.approx(2)
 
 
+def test_latencies_are_waited_for_and_keep_nothing_busy():
+    plain, late = (_found(micro_batches=1, hardware_set=[*NODES, *more]) for more in ([], ["scale_out.latency=50 us"]))
+    waits = 32 * 2 * 50e-6  # layers, ways
+    assert late.bound.alone - plain.bound.alone == pytest.approx([waits, waits])
+    assert late.bound.links == pytest.approx(plain.bound.links)
+    assert late.expected.expected.alone - plain.expected.expected.alone == pytest.approx([32 * 2 * 23e-6] * 2)
+    assert late.expected.expected.dispatch == pytest.approx(late.bound.dispatch / 0.87)
+
+
 def test_shared_experts_and_routers_stay_with_attention():
     block = next(b for b in Setting.of("deepseek-v3", "h200-sxm").decode_graph.blocks if b.name == "moe")
     apart = [op.name for op in expert_operators(block)]
@@ -109,8 +118,10 @@ def test_skew_sends_more_to_the_busiest_device():
 # Against a schedule worked out event by event.
 
 
-def _scheduled(stages, parts, layers, steps):
-    """Time from one step to the next when every part takes the first place that is free, in turns."""
+def _scheduled(stages, parts, layers, steps, latency=0):
+    """Time from one step to the next when every part takes the first place that is free, in turns; on its way it is
+    `latency` more, which keeps no place.
+    """
     free = [0.0] * len(stages)
     ready = [0.0] * parts
     ends = []
@@ -118,18 +129,19 @@ def _scheduled(stages, parts, layers, steps):
         for _ in range(layers):
             for part in range(parts):
                 for place, time in enumerate(stages):
-                    ready[part] = free[place] = max(ready[part], free[place]) + time
+                    free[place] = max(ready[part], free[place]) + time
+                    ready[part] = free[place] + latency * (place % 2)
         ends.append(max(ready))
     return (ends[-1] - ends[steps // 2 - 1]) / (steps - steps // 2)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(1, 8), st.integers(1, 6))
-def test_micro_batches_that_take_turns_reach_the_bound(stages, parts, layers):
+@given(st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(1, 8), st.integers(1, 6), st.integers(0, 9))
+def test_micro_batches_that_take_turns_reach_the_bound(stages, parts, layers, latency):
     names = ("attention", "dispatch", "experts", "collect")
     whole = {name: np.array([parts * layers * time]) for name, time in zip(names, stages, strict=True)}
-    times = Busy(**whole, alone=np.array([layers * sum(stages)]))
-    assert _scheduled(stages, parts, layers, 40) == pytest.approx(float(times.step_s[0]))
+    times = Busy(**whole, alone=np.array([layers * (sum(stages) + 2 * latency)]))
+    assert _scheduled(stages, parts, layers, 40, latency) == pytest.approx(float(times.step_s[0]))
 
 
 # What a user sees.

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
+from ..expectation.launches import STRAIGHT, Sending
 from ..expectation.profile import Profile
 from ..forms import Num
 from ..graph import Block, Graph
@@ -34,7 +35,7 @@ from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_la
 from ..setting import Setting, whole
 from ..workload import Workload
 from .costs import Devices, per_dollar
-from .disaggregation import KvLink, joined, sent_bytes_per_s
+from .disaggregation import KvLink, joined, latency_s, sent_bytes_per_s
 
 SCHEMA_VERSION: Final = 1
 MOST_MICRO_BATCHES: Final = 8  # that are tried
@@ -83,7 +84,9 @@ _ENDS: Final = ("expected", "low", "high")
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a step is expected to take of measured kernels, and between what 80 % lie. Links take their bound."""
+    """What a step is expected to take of measured kernels, and between what 80 % lie. Links are as those of all-to-alls
+    whose copies go straight to experts.
+    """
 
     expected: Busy
     low: Busy
@@ -373,6 +376,10 @@ class _Sides:
         paces = [(one, max(sum(one.reached) / leaves, max(one.reached) / comes)) for one in crossings]
         self._there_s = sum(one.layers * one.there_bytes * pace for one, pace in paces)
         self._back_s = sum(one.layers * one.back_bytes * pace for one, pace in paces)
+        self._messages = 2 * layers  # that a micro-batch waits for, one after another
+        self._way = Sending(cores=0, start_s=max(latency_s(one.hardware, link) for one in self))
+        reach = STRAIGHT.reach if link is KvLink.SCALE_OUT else 1.0
+        self._likely_way = Sending(cores=0, start_s=max(self._way.start_s, STRAIGHT.start_s), reach=reach)
 
     def __iter__(self) -> Iterator[Setting]:
         return iter((self._attention, self._experts))
@@ -384,7 +391,7 @@ class _Sides:
 
     def bound(self, parts: Array, batch: Array) -> Busy:
         each = zip(self._plans, self._workloads(parts, batch), strict=True)
-        return self._busy(parts, batch, *(plan.time_s(workload) for plan, workload in each))
+        return self._busy(parts, batch, self._way, *(plan.time_s(workload) for plan, workload in each))
 
     def expected(self, parts: Array, batch: Array) -> Expected | None:
         """None where nothing is known of a side's kernels."""
@@ -395,13 +402,15 @@ class _Sides:
             if run is None or not run.modelled:
                 return None
             found.append(run.total)
-        return Expected(**{end: self._busy(parts, batch, *(getattr(one, end) for one in found)) for end in _ENDS})
+        way = self._likely_way
+        return Expected(**{end: self._busy(parts, batch, way, *(getattr(one, end) for one in found)) for end in _ENDS})
 
-    def _busy(self, parts: Array, batch: Array, attention: Num, experts: Num) -> Busy:
+    def _busy(self, parts: Array, batch: Array, way: Sending, attention: Num, experts: Num) -> Busy:
         tokens = np.ceil(batch / parts)
-        there, back = tokens * self._there_s, tokens * self._back_s
+        there, back = (tokens * each / way.reach for each in (self._there_s, self._back_s))
         whole = (np.broadcast_to(parts * one, tokens.shape) for one in (attention, experts, there, back))
-        alone = np.broadcast_to(attention + experts + there + back, tokens.shape)
+        waits = self._messages * way.start_s
+        alone = np.broadcast_to(attention + experts + there + back + waits, tokens.shape)
         return Busy(**dict(zip(_PARTS, (*whole, alone), strict=True)))
 
     def together(self, batch: Array) -> Array | None:

@@ -242,5 +242,15 @@ def sent_bytes_per_s(hardware: Hardware, link: KvLink) -> float:
 
     Raises InputError where nothing is known of its links.
     """
-    tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
-    return hardware.fact(f"{'scale_up' if link is KvLink.SCALE_UP else tier}.bandwidth")
+    return hardware.fact(f"{_tier(hardware, link)}.bandwidth")
+
+
+def latency_s(hardware: Hardware, link: KvLink) -> float:
+    """Of a message of one device; none where it is not known. [s]"""
+    return hardware.numbers.get(f"{_tier(hardware, link)}.latency", 0.0)
+
+
+def _tier(hardware: Hardware, link: KvLink) -> str:
+    if link is KvLink.SCALE_UP:
+        return "scale_up"
+    return "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"

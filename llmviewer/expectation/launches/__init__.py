@@ -20,14 +20,14 @@ from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
 from ._attention import attention, indexer, scores
-from ._collectives import collective, sending
+from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
-from ._kernel import Kernel, Launch
+from ._kernel import Kernel, Launch, Sending
 from ._movers import STREAMS, mover
 from ._products import ALONE, gemm, products
 from ._work import Work, stream_of
 
-__all__ = ["Kernel", "Launch", "counted", "launches"]
+__all__ = ["STRAIGHT", "Kernel", "Launch", "Sending", "counted", "launches"]
 
 _INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or of its bytes alone"
 _LEAST_CACHED: Final = 8  # bits of the caches that were measured

@@ -31,7 +31,7 @@ _SHORT_BYTES: Final = 8 * 2**20
 # stays in a domain, and take 20 cores (num_sms of its deep_ep/buffer.py). Least squares over its times for few tokens,
 # of 16 to 256 H800, give the same part of the links and the start, within 7 % (tests/test_collectives_measured.py).
 _FORWARDED: Final = Sending(cores=20, reach=0.87)
-_STRAIGHT: Final = Sending(cores=0, reach=0.87, start_s=27e-6)
+STRAIGHT: Final = Sending(cores=0, reach=0.87, start_s=27e-6)
 _WITHIN: Final = Sending(cores=20)  # NCCL takes about as many
 
 
@@ -72,7 +72,7 @@ def sending(op: Collective) -> Sending:
     """How all-to-alls send to other domains, and what all collectives take of cores."""
     if not isinstance(op, AllToAll):
         return _WITHIN
-    return _STRAIGHT if op.straight else _FORWARDED if op.group.outer > 1 else _WITHIN
+    return STRAIGHT if op.straight else _FORWARDED if op.group.outer > 1 else _WITHIN
 
 
 def _ringed(devices: int) -> float:

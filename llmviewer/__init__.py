@@ -16,6 +16,7 @@ from ._layout import ROOT as _ROOT
 
 if TYPE_CHECKING:
     from .analyzing.afd import ExpertDisaggregation, afd
+    from .analyzing.afd_splits import Splits, afd_splits
     from .analyzing.analysis import Analysis, analyze
     from .analyzing.disaggregation import Disaggregated, disaggregate
     from .analyzing.one_kernel import KernelEstimate, estimate_kernel
@@ -43,6 +44,8 @@ __version__ = "0.1.0"
 _HOME = {
     "ExpertDisaggregation": "analyzing.afd",
     "afd": "analyzing.afd",
+    "Splits": "analyzing.afd_splits",
+    "afd_splits": "analyzing.afd_splits",
     "Analysis": "analyzing.analysis",
     "analyze": "analyzing.analysis",
     "Choice": "comparing.choice",
@@ -88,9 +91,11 @@ __all__ = [
     "Saturation",
     "ServicePlan",
     "Simulation",
+    "Splits",
     "Sweep",
     "__version__",
     "afd",
+    "afd_splits",
     "analyze",
     "choose",
     "compare",

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.analyzing.afd import ExpertDisaggregation
+from llmviewer.analyzing.afd import Busy, ExpertDisaggregation
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 
@@ -36,7 +36,6 @@ def tables(found: ExpertDisaggregation) -> list[Table]:
     likely = found.likely
     body = []
     for at, limit in enumerate(likely.limits):
-        busy = (likely.attention, likely.experts, likely.links)
         expected = found.expected.expected.step_s[at] if found.expected else np.nan
         body.append((
             Item(text=limit),
@@ -46,7 +45,7 @@ def tables(found: ExpertDisaggregation) -> list[Table]:
             time_item(expected),
             number_item(found.tokens_per_s[at]),
             NOTHING if found.together is None else number_item(found.together[at]),
-            *(_share(part[at] / likely.step_s[at]) for part in busy),
+            *shares(likely, at),
             Item(text="yes" if found.fits[at] else "no"),
         ))  # fmt: skip
     return [
@@ -64,8 +63,10 @@ def tables(found: ExpertDisaggregation) -> list[Table]:
     ]  # fmt: skip
 
 
-def _share(part: float) -> Item:
-    return Item(text=f"{part:.0%}", key=part)
+def shares(likely: Busy, at: int) -> tuple[Item, ...]:
+    """Parts of a step in which attention, experts and links are at work."""
+    parts = (part[at] / likely.step_s[at] for part in (likely.attention, likely.experts, likely.links))
+    return tuple(Item(text=f"{part:.0%}", key=part) for part in parts)
 
 
 def remarks(found: ExpertDisaggregation) -> list[str]:

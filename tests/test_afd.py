@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmviewer import afd
+from llmviewer import afd, afd_splits
 from llmviewer.analyzing.afd import Busy, expert_operators
 from llmviewer.cli import main
 from llmviewer.errors import InputError
@@ -142,6 +142,73 @@ def test_micro_batches_that_take_turns_reach_the_bound(stages, parts, layers, la
     whole = {name: np.array([parts * layers * time]) for name, time in zip(names, stages, strict=True)}
     times = Busy(**whole, alone=np.array([layers * (sum(stages) + 2 * latency)]))
     assert _scheduled(stages, parts, layers, 40, latency) == pytest.approx(float(times.step_s[0]))
+
+
+# Splits of devices.
+
+
+def test_the_best_split_is_that_of_all_tried_one_by_one():
+    """Of 9 devices, with every batch; the search takes batches between which little changes."""
+    asked = {"hardware_set": NODES, "kv_len": 16384}
+    found = afd_splits("mixtral-8x7b", "h100-sxm", "h100-sxm", devices=9, tpot=0.03, **asked)
+    most = {}
+    for many in (1, 2, 4, 8):
+        for tp in (1, 2, 4, 8):
+            if (9 - many) % tp == 0:
+                layout = {"attention_layout": f"tp={tp} dp={(9 - many) // tp}", "expert_devices": many}
+                one = _found(**asked, **layout, batch=np.arange(1, 120) * ((9 - many) // tp))
+                able = one.fits & (one.likely.step_s <= 0.03)
+                most[f"{one.attention.layout}", many] = np.max(one.tokens_per_s, where=able, initial=0)
+    assert found.tried == len(most)
+    for split in found.splits:
+        row = split.row()
+        best = most[row["attention_layout"], row["expert_devices"]]
+        assert 0.97 * best <= split.tokens_per_s <= best * (1 + 1e-5)
+    assert found.splits[0].tokens_per_s >= 0.97 * max(most.values())
+
+
+@pytest.mark.parametrize("tpot", [None, 0.03, 0.1])
+def test_splits_use_all_devices_and_keep_to_what_was_asked(tpot):
+    found = afd_splits("qwen3-30b-a3b", "h100-sxm", "h20-sxm", devices=12, tpot=tpot, redundant_experts=16)
+    speeds = [split.tokens_per_s for split in found.splits]
+    assert speeds == sorted(speeds, reverse=True)
+    for split in found.splits:
+        sides = split.found.attention.layout.devices, split.found.experts.layout.devices
+        assert sum(sides) == 12
+        assert 144 % sides[1] == 0  # experts and copies
+        assert split.found.fits[split.at]
+        assert tpot is None or split.found.likely.step_s[split.at] <= tpot
+
+
+def test_a_report_of_splits(tmp_path, capsys):
+    asked = ["afd", "mixtral-8x7b", "h100-sxm", "l40s", "--devices", "10", "--tpot", "0.05"]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Mixtral 8x7B on 10 devices: attention on h100-sxm, experts on l40s: decode")
+    assert max(map(len, text.splitlines())) <= 80
+    for suffix in (".json", ".csv"):
+        assert main([*asked, "-o", str(tmp_path / f"report{suffix}")]) == 0
+    document = json.loads((tmp_path / "report.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
+    assert [int(row["expert_devices"]) for row in rows] == [one["expert_devices"] for one in document["splits"]]
+    assert document["inputs"]["tpot"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--tpot", "0.05"], "--tpot is for --devices, which looks for the best split"),
+        (["--devices", "9", "--batch", "64"], "--batch is what --devices looks for; leave one out"),
+        (["--devices", "1"], "devices must be a whole number of at least 2; got 1"),
+        (
+            ["--devices", "9", "--tpot", "0.0001"],
+            "no split of 9 devices fits in memory and writes a token each in 0.0001 s; give more devices, or more time",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_told(more, told, capsys):
+    assert main(["afd", "mixtral-8x7b", "h100-sxm", "h100-sxm", *more]) == 2
+    assert capsys.readouterr().err == f"llmviewer: {told}\n"
 
 
 # What a user sees.

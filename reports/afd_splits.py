@@ -1,0 +1,91 @@
+"""The best splits of devices between attention and experts, as text, Markdown, CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llmviewer.analyzing.afd_splits import Split, Splits
+from llmviewer.units import seconds
+
+from .afd import shares
+from .listing import Item, Table, number_item, time_item
+from .page import Card
+from .report import Report
+
+_SHOWN: Final = 8
+
+
+def title(found: Splits) -> str:
+    best = found.splits[0].found
+    kinds = f"attention on {best.attention.hardware.name}, experts on {best.experts.hardware.name}"
+    return f"{best.attention.model.title} on {found.devices} devices: {kinds}"
+
+
+def headline(found: Splits) -> str:
+    """What was asked, in one line."""
+    best = found.splits[0].found
+    goal = f", a token each in {seconds(found.tpot)}" if found.tpot else ""
+    return (
+        f"{title(found)}: decode at a context of {best.kv_len} tokens, {best.attention.quantization}, {best.link} "
+        f"links between them{goal}"
+    )
+
+
+def _row(split: Split) -> tuple[Item, ...]:
+    found, at = split.found, split.at
+    expected = found.expected.expected.step_s[at] if found.expected else float("nan")
+    return (
+        Item(text=str(found.attention.layout)),
+        Item(text=str(found.experts.layout.devices), key=found.experts.layout.devices),
+        Item(text=f"{found.batch[at]:.0f}", key=found.batch[at]),
+        Item(text=f"{found.micro_batches[at]:.0f}", key=found.micro_batches[at]),
+        time_item(found.bound.step_s[at]),
+        time_item(expected),
+        number_item(split.tokens_per_s),
+        *shares(found.likely, at),
+    )
+
+
+def tables(found: Splits) -> list[Table]:
+    return [
+        Table(
+            title="Best splits",
+            about="tokens/s: of each device on average; TPOT: the bound; attn, experts, links: part of the time that "
+            "they are busy.",
+            head=("attention", "on", "batch", "parts", "TPOT", "expect", "tokens/s", "attn", "experts", "links"),
+            words=("attention",),
+            body=tuple(map(_row, found.splits[:_SHOWN])),
+        )
+    ]
+
+
+def remarks(found: Splits) -> list[str]:
+    split = found.splits[0]
+    best, at = split.found, split.at
+    lines = [f"Of {found.tried} splits, {len(found.splits)} fit and are in time; each with its best batch and parts."]
+    if best.together is not None and best.together[at] > 0:
+        together = number_item(best.together[at]).text
+        lines.append(
+            f"With experts beside attention, all devices {best.attention.hardware.name} and as many sequences on each, "
+            f"a device writes {together} tokens a second."
+        )
+    return lines
+
+
+def said(found: Splits) -> str:  # noqa: ARG001
+    return "Columns are those of `llmviewer afd` with the layout and devices of a row, which says more of each."
+
+
+def _cards(found: Splits) -> list[Card]:
+    best = found.splits[0]
+    sides = f"{best.found.attention.layout.devices} + {best.found.experts.layout.devices}"
+    return [
+        Card(label="devices", value=sides, about="for attention and experts"),
+        Card(label="tokens", value=f"{number_item(best.tokens_per_s).text}/s", about="a device"),
+        Card(label="time per token", value=seconds(best.found.likely.step_s[best.at]), about="of a step"),
+    ]
+
+
+REPORT: Final = Report[Splits](
+    name="afd-splits", title=title, headline=headline, tables=tables, remarks=remarks, said=said, cards=_cards
+)

@@ -141,6 +141,6 @@ def _best(layout: Layout, tpot: float, question: Mapping[str, Any]) -> Split | N
         if not able.any():
             return None
         at = int(np.argmax(np.where(able, found.tokens_per_s, 0)))
-        around = each[[max(at - 1, 0), min(at + 1, len(each) - 1)]]
-        each = np.unique(np.append(np.rint(np.linspace(*around, _BETWEEN)), each[at]))
+        below, above = float(each[max(at - 1, 0)]), float(each[min(at + 1, len(each) - 1)])
+        each = np.unique(np.append(np.rint(np.linspace(below, above, _BETWEEN)), each[at]))
     return Split(found=found, at=at)

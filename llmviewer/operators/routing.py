@@ -95,7 +95,7 @@ def _inside(choice: Choice, runs: int, domains: int) -> list[tuple[float, ...]]:
     """
     groups, size = choice.groups.number, choice.experts / choice.groups.number
     if choice.redundant:
-        near = groups if groups % domains else max(groups // domains, groups // runs)
+        near = groups if groups % domains else groups // domains
         return [(choice.experts / runs / near,) * near + (0.0,) * (groups - near)]
     run = choice.experts / runs
     return [

@@ -258,10 +258,8 @@ class Placement:
             slowest = _slowest(fleet, values, shape) if self.layout.cuts else whole
             rows = fleet.estimate(workload).operators if self._tells_apart(part) else ()
             each = [np.broadcast_to(row.time_s, shape) for row in rows]
-            yield (
-                fleet.rows,
-                Took(whole, slowest, self._alone(part, rows, each, whole, np.zeros(shape)), np.ones(shape)),
-            )
+            alone = self._alone(part, rows, each, whole, np.zeros(shape))
+            yield fleet.rows, Took(whole, slowest, alone, np.ones(shape))
 
 
 def expected(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -98,14 +99,6 @@ def _if_any(groups: Groups, time_s: Num) -> Num:
     return np.where(np.greater(sum(group.batch for group in groups), 0), time_s, 0.0)
 
 
-def _kernels_s(found: ExpectedPass) -> Num:
-    return found.kernels.expected
-
-
-def _taken_s(found: ExpectedPass) -> Num:
-    return found.taken
-
-
 @dataclass(frozen=True)
 class ExpectedTimes(BoundTimes):
     """The same as expected of the kernels of a setting.
@@ -114,12 +107,12 @@ class ExpectedTimes(BoundTimes):
     """
 
     kernels: Kernels
-    sought: Callable[[ExpectedPass], Num] = _kernels_s
+    sought: Callable[[ExpectedPass], Num] = attrgetter("kernels.expected")
 
     @property
     def of_cores(self) -> ExpectedTimes:
         """What it takes of cores that compute something else."""
-        return replace(self, sought=_taken_s)
+        return replace(self, sought=attrgetter("taken"))
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
         """Attention to each of the groups by itself, all else by the tokens of all together. It is never below its

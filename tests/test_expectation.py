@@ -254,6 +254,14 @@ def test_errors_by_hand():
     assert error.short[0] < 1 < error.short[1]
 
 
+def test_a_time_is_in_the_interval_to_the_power_that_it_needs():
+    expected, measured = np.array([10e-6, 10e-6, 100e-6, 100e-6]), np.array([6.4e-6, 13e-6, 90e-6, 144e-6])
+    needed = ERROR.needed(expected, measured)
+    assert needed == pytest.approx([2, 1, 1, 2])
+    low, high = ERROR.widened(2).interval(expected)
+    assert [low[0], high[1], low[2], high[3]] == pytest.approx([6.4e-6, 16.9e-6, 81e-6, 144e-6])
+
+
 def test_profiles_come_back_as_they_were_written(tmp_path):
     profile = Profile(device="h100-sxm", library="vllm", sources=("made up",), entries=tuple(map(entry, FAMILIES)))
     one = replace(profile, entries=tuple(e for e in profile.entries if e.stack.library == "vllm"))

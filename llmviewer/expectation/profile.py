@@ -63,6 +63,15 @@ class Error:
         low = np.where(brief, self.short[0], self.long[0])
         return expected * low, expected * np.where(brief, self.short[1], self.long[1])
 
+    def needed(self, expected: Array, measured: Array) -> Array:
+        """The power of the interval that reaches each measured time."""
+        ratio = measured / expected
+        return np.where(expected < SHORT_S, _distance(ratio, self.short), _distance(ratio, self.long))
+
+    def widened(self, power: float) -> Error:
+        """With the interval to a power."""
+        return replace(self, short=_widened(self.short, power), long=_widened(self.long, power))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -151,8 +160,8 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
             needed[rows] = _distance(ratio[rows], _middle(ratio, which & others, others))
     inside = np.zeros(len(ratio), dtype=bool)
     for own, others in parts:
-        inside |= own & (needed <= _enough(needed[others], weight[others]))
-    wider = min(_enough(needed, weight), _WIDEST)
+        inside |= own & (needed <= enough(needed[others], weight[others]))
+    wider = min(enough(needed, weight), _WIDEST)
     return Error(
         covered=float(np.average(inside, weights=weight)),
         mape=float(np.mean(off)),
@@ -169,8 +178,8 @@ _WIDEST: Final = 4.0  # times, as a power, by which few rows may widen what they
 _LEAST: Final = 0.01  # of an interval whose times are exact by chance
 
 
-def _enough(values: Array, weight: Array) -> float:
-    """What most of them, by weight, are not above."""
+def enough(values: Array, weight: Array) -> float:
+    """What 80 % of them, by weight, are not above."""
     return float(np.quantile(values, _COVERED, weights=weight, method="inverted_cdf"))
 
 
@@ -427,7 +436,7 @@ NEARNESS: Final = (SIBLINGS, SAME_MAKER, OTHERS)  # of the nearest device that w
 def transferred() -> Mapping[tuple[str, str, str], Error]:
     """The error of expectations for a device that nothing was fitted on, by family, kind of attention or data type, and
     how near the nearest is that was measured: a sibling, of the same architecture and kind of memory; another of the
-    same maker; or any that is no sibling, as too few have none of their maker to be learned from alone.
+    same maker; or one of another.
     """
     path = FOLDER / TRANSFERRED
     if not path.exists():

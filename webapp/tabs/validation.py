@@ -54,7 +54,7 @@ def show(found: tuple[Answer, ...], _state: State) -> Component:
         panel(html.Details([
             html.Summary("Errors on a device that was not measured"),
             html.P("Every device that was, predicted from all others: from siblings, of the same architecture and "
-                   "kind of memory, where there are any; else from others of the same maker, or of any.",
+                   "kind of memory, where there are any; else from others of the same maker, or of another one.",
                    className="soft"),
             table(validation.transfers()),
         ])),

@@ -92,17 +92,13 @@ WEAK = """\
   7 to 9 % where heads share keys, most of which XQA reads; 9 to 12 % where none do, or more than 32, which masked
   attention reads; 10 to 15 % of heads of 192 elements. With caches of 8 bits on Ada, masked attention takes some 50 ns
   a key, which its source does not explain: 16 %.
-- Latent attention by SGLang's Triton kernel on L40S, of few numbers of heads: 10 %, and 6 % if bytes that outgrow the
-  L2 cache left it as gradually as on devices with stacked memory, which most other stacks there contradict.
-- SGLang's FlashInfer with caches of 8 bits, expected on L40S from B200: 33 %. There its cores read a third of what
-  memory gives, whose measurements do not tell what the L2 cache adds; on L40S that is several times as much.
 - Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
   from one machine to the next, and not with the device. That of the median host is taken: two thirds of the one with
   P100, and 1.5 times the one with MI100, which are 32 and 29 % off, and others 6 to 13 %. With the right launch, the
   error would be 3 to 10 %.
 - Another device's attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200 alone, and
   what others' kernels say of them is 15 to 37 % off in decode steps. Some are like none that was measured elsewhere:
-  TensorRT-LLM's masked attention with caches of 8 bits on Ada, latent attention by Triton, and Intel's, 46 to 74 %.
+  TensorRT-LLM's masked attention with caches of 8 bits on Ada, latent attention by Triton, and Intel's, 45 to 74 %.
   SGLang's latent attention over a prompt takes twice as long on Hopper as TensorRT-LLM's, and B200 has the latter in
   both: 62 and 64 %.
 - NCCL on B200 starts 1.5 times later than on Hopper and takes 1.6 times as long for each further device, at the same

@@ -679,8 +679,24 @@ def test_rows_that_are_made_of_heads_are_copied_where_they_are_not_in_that_order
 
 def test_segments_are_of_the_whole_cache_and_most_are_empty_under_a_window():
     found = cut("128 triton segments", batch=[1, 1, 16, 17], kv_len=[65536, 64, 1024, 1024], window=[128, 0, 0, 0])[1]
-    assert found["waves"][:, 0] * 132 == pytest.approx([8 * 16, 8 * 16, 128 * 16, 17 * 8])
+    assert found["waves"][:, 0] * 132 == pytest.approx([8 * 16, 8 * 2, 128 * 16, 17 * 8])
+    assert found["idle"][:, 0] * 132 == pytest.approx([0, 8 * 14, 0, 0])  # of 32 keys or more
     assert found["busy"][:, 0] * 132 == pytest.approx([8, 8 * 2, 128 * 16, 17 * 8])
+
+
+def test_a_part_beyond_the_last_key_takes_less_than_others():
+    decode, stack, variant = FAMILIES["attention_decode"], STACKS["attention_decode"], "128 triton segments"
+    features = decode.features(shapes("attention_decode", 2, batch=16, kv_len=[64, 512]), H100, stack, variant)
+    p = usual("attention_decode", stack, variant) | {"overlap": 0.0, "resident": 1.0}
+    all_alike, none = (decode.seconds(p | {"idle": idle}, features) for idle in (1.0, 0.0))
+    ends = (p["tau_us"] + p["row_ns"] * 1e-3 * 4) * 1e-6
+    assert all_alike - none == pytest.approx([128 * 14 / 132 * ends, 0])
+
+
+def test_a_loop_touches_what_parts_of_a_cache_come_to():
+    """1,024 keys and values of 8 heads, queries and results of 32, and of each of 16 parts 32 sums of 4 bytes."""
+    found = cut("128 triton segments", kv_len=1024, batch=1, loop=1)[1]
+    assert found["reuse"].tolist() == [[1024 * 8 * 256 * 2 + 32 * 256 * 2 + 16 * 32 * 128 * 4]]
 
 
 def test_blocks_of_masked_attention_get_larger_before_there_are_more_and_come_in_waves():

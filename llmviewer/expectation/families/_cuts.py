@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -47,7 +47,7 @@ _FA2_PARTS: Final = np.arange(1, 129, dtype=float)[None]
 _FILLED_KEYS: Final = 128
 _FILLED_PLACES: Final = 2
 # vLLM's Triton kernel (triton_unified_attention.py): segments, where sequences x key heads are no more than so many;
-# none is shorter than the keys of one byte that a loop takes.
+# none is shorter than the keys of one byte that a loop takes, and those beyond the last key end at once.
 _SEGMENTS: Final = 16
 _SEGMENTS_HEADS: Final = 128
 _SEGMENTS_KEYS: Final = 32
@@ -83,12 +83,14 @@ class Cut:
 
     keys    of the longest part
     places  for parts on a core, where these come in whole waves; 0 where the next begins as soon as one is done
+    idle    more of them that are launched, beyond the last key, and end at once
     """
 
     parts: Array
     used: Array
     keys: Array
     places: Array | float = 0.0
+    idle: Array | float = 0.0
 
 
 def _xqa(c: Caches) -> Cut:
@@ -165,9 +167,10 @@ def _filled(c: Caches) -> Cut:
 
 
 def _segments(c: Caches) -> Cut:
-    parts = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
-    used = np.minimum(np.ceil(c.keys / np.maximum(c.whole / parts, _SEGMENTS_KEYS)), parts)
-    return _even(c, parts, used)
+    launched = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
+    each = np.maximum(c.whole / launched, _SEGMENTS_KEYS)
+    parts, used = (np.minimum(np.ceil(keys / each), launched) for keys in (c.whole, c.keys))
+    return replace(_even(c, parts, used), idle=launched - parts)
 
 
 def _gradual(c: Caches) -> Cut:

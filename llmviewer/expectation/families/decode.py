@@ -101,6 +101,8 @@ class Decode(Family):
                   "[ns]"),
         Parameter(name="resident", usual=1.5, low=1, high=8, way="triton", meaning="parts that a core works at "
                   "together"),
+        Parameter(name="idle", usual=0.3, low=0.01, high=1, absent=1, way="segments", meaning="start and end of a "
+                  "part beyond the last key / of others"),
     )  # fmt: skip
     variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
                 "128 few", "128 apart few", "128 whole few", "128 one", "128 always", "128 short", "128 short few",
@@ -129,6 +131,7 @@ class Decode(Family):
         parted = np.where(cut.parts > 1, 8 * cut.parts * b * heads * v_dim, 0)
         return {
             "waves": waves,
+            "idle": caches.tiles * cut.idle / device.cores,
             "busy": busy,
             "filled": filled,
             "keys": cut.keys,
@@ -147,7 +150,7 @@ class Decode(Family):
             "parts": np.where(cut.parts > 1, cut.parts, 0),
             "tokens": b[:, 0],
             "turned": (caches.shared & (b > 1) & (kv_heads > 1))[:, 0],
-            "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
+            "reuse": np.where(shapes["loop"][:, None] > 0, (cache + queries)[:, None] + parted / 2, np.inf),
             "size": device.l2,
             "fading": _FADING if device.stacked or device.vendor != "nvidia" else _FADING_IN_ONE,
             "ramp": -np.expm1(-cache / device.l2),
@@ -159,14 +162,15 @@ class Decode(Family):
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
         wide = np.minimum(1, p["kappa"] * f["filled"])
-        from_memory = f["cache"] * cold(f["reuse"], f["size"], p["eta"], f["fading"]) + f["queries"]
-        memory = from_memory[:, None] / (p["beta"] * wide)
+        missed = cold(f["reuse"], f["size"], p["eta"], f["fading"])
+        memory = (f["cache"][:, None] * missed + f["queries"][:, None]) / (p["beta"] * wide)
         nearer = p.get("nearer", p["lambda"] / p["beta"])
         l2 = f["l2"] / np.minimum(p["lambda"], p["beta"] * nearer * p["kappa"] * f["filled"])
         ops = ((1 - p["pad"]) * f["compute"] + p["pad"] * f["padded"]) * np.where(f["wide"], p["wide"], 1)
         compute = (ops / p["alpha"])[:, None] / np.minimum(1, f["filled"])
         resident = p.get("resident", 1.0)
-        ends = np.maximum(f["waves"] / resident, 1) * (p["tau_us"] + p["row_ns"] * 1e-3 * f["rows"]) * MICROSECOND
+        begun = f["waves"] + p.get("idle", 1.0) * f["idle"]
+        ends = np.maximum(begun / resident, 1) * (p["tau_us"] + p["row_ns"] * 1e-3 * f["rows"]) * MICROSECOND
         masked = f["waves"] * p.get("masked_us", 0.0) + f["busy"] * f["keys"] * p.get("masked_ns", 0.0) * 1e-3
         rounds = ends + np.maximum(f["busy"] / resident, 1) * f["keys"] * (p["key_ns"] * 1e-3 * MICROSECOND)
         rounds = rounds + masked * f["masked"] * MICROSECOND
@@ -240,6 +244,7 @@ class _Cut:
     used    those of them that have something to do
     keys    of the longest part
     places  of the device for parts at a time, where the kernel counts on them; 0 elsewhere
+    idle    more of them that are launched, beyond the last key, and end at once
     """
 
     able: Array
@@ -247,6 +252,7 @@ class _Cut:
     used: Array
     keys: Array
     places: Array
+    idle: Array
 
 
 def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) -> _Cut:
@@ -259,7 +265,7 @@ def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) 
     long = (caches.keys / _SPLITS >= _LEAST) & (most >= _SPLITS) & ~(("whole" in ways) & single)
     able = np.broadcast_to(_SPLITS == _ALWAYS, long.shape) if "always" in ways else (_SPLITS == 1) | long
     parts = used = _SPLITS
-    keys, places = caches.keys / used, np.zeros_like(caches.keys)
+    keys, places, idle = caches.keys / used, np.zeros_like(caches.keys), np.zeros_like(caches.keys)
     for way in ways:
         if way in RULES:
             ruled, rule = (other if way == "masked" else ~other), RULES[way](caches)
@@ -268,8 +274,8 @@ def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) 
             parts = np.where(ruled, rule.parts, parts[:, left])
             used = np.where(ruled, rule.used, used[:, left])
             keys = np.where(ruled, rule.keys, keys[:, left])
-            places = np.where(ruled, rule.places, places)
-    return _Cut(able=able, parts=parts, used=used, keys=keys, places=places)
+            places, idle = np.where(ruled, rule.places, places), np.where(ruled, rule.idle, idle)
+    return _Cut(able=able, parts=parts, used=used, keys=keys, places=places, idle=idle)
 
 
 def _rounds(caches: Caches, cut: _Cut) -> tuple[Array, Array, Array]:

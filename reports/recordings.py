@@ -22,16 +22,15 @@ def part_bars(found: Recorded) -> go.Figure:
     """What of a pass each part takes: recorded, expected where that is known of all parts, and at least."""
     known = all(part.expected_s is not None for part in found.parts if part.bound_s)
     rows = {"recorded": "measured_s", **({"expected": "expected_s"} if known else {}), "at least": "bound_s"}
-    bars = {part.part: [getattr(part, key) or 0.0 for key in rows.values()] for part in found.parts}
-    colors: dict[str, str] = {part.part: _COLOR[Part(part.part)] for part in found.parts}
+    bars = {part.title: [getattr(part, key) or 0.0 for key in rows.values()] for part in found.parts}
+    colors: dict[str, str] = {part.title: _COLOR[Part(part.part)] for part in found.parts}
     if found.idle_s is not None:
         idle = {"recorded": found.idle_s, "expected": found.host_s or 0.0}
         bars[IDLE], colors[IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
     scale, unit = time_unit(found.time_s)
     height = 190 + 50 * len(rows)
-    figure = frame(
-        "Parts of a pass", "as recorded, as expected of kernels, and at least", height=height, barmode="stack"
-    )
+    about = f"as recorded, {'as expected of kernels, ' * known}and at least"
+    figure = frame("Parts of a pass", about, height=height, barmode="stack")
     for name, taken in bars.items():
         figure.add_bar(
             name=name, orientation="h", y=list(rows), x=[scale * time_s for time_s in taken],

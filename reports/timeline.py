@@ -180,7 +180,7 @@ def _parts(found: Recorded) -> Table:
 
 def _part(found: Recorded, part: PartOfPass) -> tuple[Item, ...]:
     return (
-        Item(text=", ".join((part.part, *part.covers))),
+        Item(text=part.title),
         Item(text=digits(part.launches), key=part.launches),
         time_item(part.measured_s),
         _share(part.measured_s, found),

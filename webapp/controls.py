@@ -111,7 +111,7 @@ def of_trace() -> Component:
                      instead="llmviewer web --trace FILE reads a larger one where it is"),
                 html.Div(id="timeline-error", className="error", role="alert"),
             ]),
-            _integer("passes", placeholder="counted"), _integer("stage", placeholder="of a pipeline"),
+            _integer("passes", placeholder="counted"), _integer("stage", placeholder="none"),
         ],
         id="tracing", className="asked",
     )  # fmt: skip

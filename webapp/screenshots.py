@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmviewer._layout import ROOT
+
 from .state import State
 from .tabs import TABS
+from .tabs.timeline import TRACE
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -30,6 +33,8 @@ _QUIET: Final = """() => {
   return now - window.asked > 400;
 }"""  # one answer may ask for the next a moment later
 ASKED: Final = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16)
+_TRACE: Final = ROOT / "reports" / "examples" / "timeline.csv"
+_TRACED: Final = State(on=("rtx-4090",), prompt=476, quant="Q4_K_M", phase="prefill")  # as it was recorded
 FLAGS: Final = (  # a browser that is alone in a container, and cannot reach another host
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run", "--disable-default-apps",
@@ -40,12 +45,17 @@ FLAGS: Final = (  # a browser that is alone in a container, and cannot reach ano
 def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0] if arguments else "docs")
     folder.mkdir(parents=True, exist_ok=True)
-    with serving() as url, browsing() as browser:
+    with serving(_with_trace) as url, browsing() as browser:
         for name, width in WIDTHS.items():
             for tab in TABS:
-                take(browser, f"{url}{link(tab.name)}", folder / f"{tab.name}-{name}.png", width=width)
+                asked = _TRACED if tab.name == "timeline" else ASKED
+                take(browser, f"{url}{link(tab.name, asked=asked)}", folder / f"{tab.name}-{name}.png", width=width)
         take(browser, f"{url}{link(_DARK)}", folder / f"{_DARK}-dark.png", width=WIDTHS["desk"], dark=True)
     return 0
+
+
+def _with_trace(server: Flask) -> None:
+    server.config[TRACE] = _TRACE
 
 
 def take(browser: Browser, url: str, file: Path, *, width: int, dark: bool = False) -> None:

@@ -47,6 +47,11 @@ class PartOfPass:
     expected_low_s: float | None
     expected_high_s: float | None
 
+    @property
+    def title(self) -> str:
+        """Its name and those of what counts here."""
+        return ", ".join((self.part, *self.covers))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:

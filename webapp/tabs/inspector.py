@@ -20,7 +20,8 @@ def place() -> Component:
     return panel(html.Div(id=PLACE), className="inspector")
 
 
-def content(one: Inspected) -> Component:
+def content(one: Inspected, device: str = "") -> Component:
+    """What is found of an operator on a device, which is named where there are several."""
     bars = [
         html.Div([
             html.Span(name), html.Div(html.Div(style={"width": f"{100 * share:.3g}%"}), className="bar"),
@@ -33,7 +34,7 @@ def content(one: Inspected) -> Component:
     )
     return html.Div([
         html.H3([one.title, " ", badge(one.bound)], id="inspected"),
-        html.P(one.does, className="soft"),
+        html.P(f"{one.does} On {device}." if device else one.does, className="soft"),
         table([("time", ""), *one.times], "wrap facts"),
         html.H4("What one launch keeps busy"), *bars, html.P(one.position),
         html.H4("Formula, of one launch"),
@@ -49,4 +50,5 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def show(op: str | None, link: str, files: list[list[str]]) -> Component:
         state = asked(link, files)
-        return content(inspect(answers(state)[0], state.phase, op or ""))
+        first, *others = answers(state)
+        return content(inspect(first, state.phase, op or ""), first.name if others else "")

@@ -69,7 +69,8 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
         times, lows, highs = ([scale * time_s for time_s in each] for each in zip(*expected.values(), strict=True))
         figure.add_scatter(
             y=list(expected), x=times, mode="markers+text", name="expected, 80 % interval",
-            text=[seconds(time_s) for time_s, _, _ in expected.values()], textposition="top center", cliponaxis=False,
+            text=[seconds(time_s) for time_s, _, _ in expected.values()], cliponaxis=False,
+            textposition=["top right" if time < max(highs) / 2 else "top center" for time in times],  # off short bars
             hovertext=[f"expect {between(*each)}" for each in expected.values()],
             hovertemplate="%{hovertext}<extra></extra>",
             marker={"symbol": "line-ns-open", "size": 26, "color": INK, "line": {"width": 3}},

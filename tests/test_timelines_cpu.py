@@ -237,7 +237,6 @@ def test_layers_that_no_operator_is_named_after_do_not_shift_passes(tmp_path, an
 
 def test_an_embedding_within_a_pass_begins_none(tmp_path, analysis):
     """As a bias by position, after a product: where attention tells passes otherwise, it is believed."""
-    first, other = ("embedding", "linear", "embedding", "scaled_dot_product_attention"), ("linear",) + ("flash",) * 2
-    step = (*first, *(name.replace("flash", "scaled_dot_product_attention") for name in other), "argmax")
+    step = ("embedding", "linear", "embedding", *("scaled_dot_product_attention", "linear") * LAYERS, "argmax")
     found = recorded(written(tmp_path / "t.json", laid([step] * 4)), analysis)
     assert (found.passes.passes, found.mixing) == (2, 3)

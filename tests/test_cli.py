@@ -279,6 +279,14 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "--batch=1..8192*4: 1..8192*4 must reach its end, and stops at 4096; give 1..4096*4, or 1..4096*4,8192"),
         ("kernel gemm t4 M=1,2..20+8 N=1 K=1",
          "M=1,2..20+8: 2..20+8 must reach its end, and stops at 18; give 2..18+8, or 2..18+8,20"),
+        ("analyze gpt2 t4 --with chunked-prefill --prompt 1000000000000",
+         ("chunked-prefill: a prompt must be at most 1048576 chunks of 512 tokens, as each is looked at by itself; got "
+          "1000000000000 tokens")),
+        ("afd deepseek-v3 h100-sxm h100-sxm --batch 1..10000",
+         "--batch 1..10000: must be at most 1000 values; got 10000"),
+        ("plan gpt2 --rate 1 --hardware t4,l4,a10 --max-devices 100000",
+         ("--max-devices must make at most 300,000,000 combinations of devices, layouts, precisions, copies and batches; "
+          "100000 makes 432,000,000: lower it, or name a few devices to choose from")),
         ("compare gpt2 t4 --batch x", f"--batch=x: {NUMBERS}; got 'x'"),
         ("compare gpt2 t4 --depreciation 0", "--depreciation must be a positive number; got 0"),
         ("compare gpt2 t4 --quant fp8 --quant fp8", "--quant: fp8 is given twice; give each once"),

@@ -13,6 +13,7 @@ from . import inputs
 from . import options as shared
 
 _USUAL: Final[Mapping[str, Any]] = {"attention_layout": "dp=8", "expert_devices": 8, "batch": "64..4096*4"}
+_MOST: Final = 1000  # batches, each of which is an analysis of its own
 
 
 @click.command()
@@ -63,7 +64,7 @@ def afd(*, devices: int | None, tpot: float | None, form: str | None, output: Pa
         if tpot is not None:
             raise InputError("--tpot is for --devices, which looks for the best split")
         own = {name: usual if sides[name] is None else sides[name] for name, usual in _USUAL.items()}
-        batch = parse_numbers(own["batch"], where=f"--batch {own['batch']}")
+        batch = parse_numbers(own["batch"], where=f"--batch {own['batch']}", most=_MOST)
         shared.emit_report(REPORT, run(**question, **own | {"batch": batch}), form, output)
         return
     if given := [name for name, value in sides.items() if value is not None]:

@@ -41,6 +41,7 @@ LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=
 EXPERTS_ON: Final = (2, 4, 8, 16)  # devices that experts are shared out among, where they are as many on each
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
 _MOST_DEVICES: Final = 100_000
+_MOST_TRIED: Final = 300_000_000  # settings: half a minute
 
 
 def plan(
@@ -126,6 +127,11 @@ def plan(
         load=load, devices=list(by_name.values()), settings=_settings(base, allowed, laid),
         kernels=None if bound else kernels, pairing=pairing if disaggregated else None,
     )  # fmt: skip
+    if search.tried > _MOST_TRIED:
+        raise InputError(
+            f"max_devices must make at most {_MOST_TRIED:,} combinations of devices, layouts, precisions, copies and "
+            f"batches; {load.max_devices} makes {search.tried:,}: lower it, or name a few devices to choose from"
+        )
     found = list(search.candidates(progress))
     if named is not None:
         _check_divides(found, laid)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..errors import InputError
 from ..forms import Num
 from ..graph import Graph
 from ..model import Model
@@ -21,6 +22,7 @@ from ._spans import shared
 from ._technique import Finding, Kind, Machine, Technique, Touches
 
 _LENGTHS = 2.0 ** np.arange(4, 21)
+_MOST_CHUNKS = 1 << 20  # of a prompt, each of which is a pass that is looked at by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +216,16 @@ class Chunked(Technique):
         yield replace(run, name="chunks of the prefill", workload=Workload((self._cut(s),)))
 
     def _cut(self, s: Spans) -> Spans:
-        """A pass over new tokens as passes over its chunks, along the last axis."""
+        """A pass over new tokens as passes over its chunks, along the last axis.
+
+        Raises InputError where there are more than _MOST_CHUNKS.
+        """
         new = int(s.q_len)
+        if new > _MOST_CHUNKS * self.tokens:
+            raise InputError(
+                f"{self.name}: a prompt must be at most {_MOST_CHUNKS} chunks of {self.tokens} tokens, as each is "
+                f"looked at by itself; got {new} tokens"
+            )
         ends = np.append(np.arange(self.tokens, new, self.tokens), new)
         sizes = np.diff(ends, prepend=0)
         first, last = ends == ends[0], ends == new

@@ -202,7 +202,15 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["analyze", "llama-2-7b", "a600"], "no hardware 'a600': did you mean a6000"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "0"], "prompt must be a whole number of at least 1; got 0"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "x"], "Invalid value for '--prompt': 'x' is not a valid"),
-        (["analyze", "llama-2-7b"], "Missing argument 'HARDWARE'"),
+        (["analyze", "llama-2-7b"], "analyze needs HARDWARE: llmviewer analyze MODEL HARDWARE; `llmviewer hardware` "),
+        (["compare", "gpt2"], "compare needs HARDWARE: llmviewer compare MODEL HARDWARE...; `llmviewer hardware` "),
+        (["choose"], "choose needs MODEL: llmviewer choose MODEL; `llmviewer models` lists all"),
+        (["plan", "gpt2"], "plan needs --rate R: Requests a second, which arrive at random"),
+        (["analyze", "gpt2", "t4", "l4"],
+         "analyze takes one HARDWARE; got 'l4' as well: `llmviewer compare gpt2 t4 l4` takes several"),
+        (["analyze", "gpt2", "t4", "--dtype", "fp8"], "No such option '--dtype'. Here it is --quant."),
+        (["hardware", "--dtype", "fp8"], "No such option '--dtype'. `llmviewer --help` and"),
+        (["benchmark"], "No such command 'benchmark'. `llmviewer --help` and"),
         (["analyse", "llama-2-7b"], "No such command 'analyse'"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--quant", "W4X"], "quantization must be bits or formats of W"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--attention", "x"], "attention must be one of eager, flash; got 'x'"),
@@ -212,7 +220,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["sweep", "gpt2", "rtx-a6000", "--over", "batch=1", "-o", "x.xls"], "x.xls: must end in .csv or .parquet"),
         (["plot", "roofline", "llama-2-7b", "rtx-a6000", "-o", "x.gif"], "x.gif: must end in .html"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(capsys, arguments, line):
     code, out, err = run(capsys, *arguments)
     assert code == 2
@@ -285,8 +293,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("afd deepseek-v3 h100-sxm h100-sxm --batch 1..10000",
          "--batch 1..10000: must be at most 1000 values; got 10000"),
         ("plan gpt2 --rate 1 --hardware t4,l4,a10 --max-devices 100000",
-         ("--max-devices must make at most 300,000,000 combinations of devices, layouts, precisions, copies and batches; "
-          "100000 makes 432,000,000: lower it, or name a few devices to choose from")),
+         ("--max-devices must make at most 300,000,000 combinations of devices, layouts, precisions, copies and "
+          "batches; 100000 makes 432,000,000: lower it, or name a few devices to choose from")),
         ("compare gpt2 t4 --batch x", f"--batch=x: {NUMBERS}; got 'x'"),
         ("compare gpt2 t4 --depreciation 0", "--depreciation must be a positive number; got 0"),
         ("compare gpt2 t4 --quant fp8 --quant fp8", "--quant: fp8 is given twice; give each once"),

@@ -610,8 +610,8 @@ def test_names_are_lists_patterns_or_all():
             "--summary WHOLE --by depth",
             f"--by must name axes of {', '.join((*SETTINGS, *NUMBERS))}; got 'depth'",
         ),
-        ("gpt2", "Missing argument 'HARDWARE'."),
-        ("gpt2 t4", "Missing option '--over'."),
+        ("gpt2", "sweep needs HARDWARE: llmviewer sweep MODEL HARDWARE --over AXIS=VALUES"),
+        ("gpt2 t4", "sweep needs --over AXIS=VALUES, such as --over batch=1..256*2"),
     ],
 )
 def test_mistakes_get_one_line(whole, tmp_path, capsys, arguments, line):

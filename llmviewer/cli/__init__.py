@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,16 @@ _MODULES = (
 
 _SELDOM = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
 _TAKERS = ("--model", "--hardware")  # options that are arguments of other commands
+_HELP = "`llmviewer --help` and `llmviewer COMMAND --help` list all."
+_LISTED = {"model": "models", "hardware": "hardware"}  # commands with what an argument can be
+_ELSEWHERE = {  # options that other tools have, and what they are here
+    "--concurrency": "--batch", "--context": "--kv-len", "--context-length": "--kv-len", "--devices": "--tp",
+    "--dtype": "--quant", "--gpus": "--tp", "--input-len": "--prompt", "--isl": "--prompt",
+    "--kv-cache-dtype": "--quant", "--max-num-seqs": "--max-batch", "--max-tokens": "--gen",
+    "--num-prompts": "--requests", "--osl": "--gen", "--output-len": "--gen", "--precision": "--quant",
+    "--quantization": "--quant", "--request-rate": "--rate", "--seq-len": "--prompt",
+    "--tensor-parallel-size": "--tp",
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cli.main(args=given or ["--help"], prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else _in_options(error, given)
+        message = _usage(error) if isinstance(error, click.ClickException) else _in_options(error, given)
         click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
         return 2
     except (KeyboardInterrupt, click.Abort):
@@ -47,6 +58,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it is flushed at exit
         return 2
     return 0
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with how a command is called, and what to give in its place."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context:
+        here = _ELSEWHERE.get(error.option_name)
+        if any(here in one.opts for one in context.command.params):
+            return f"No such option '{error.option_name}'. Here it is {here}."
+    if isinstance(error, click.MissingParameter) and context and error.param:
+        return f"{context.info_name} needs {_needed(error.param, context)}"
+    return message if "Did you mean" in message or not message.startswith("No such") else f"{message} {_HELP}"
+
+
+def _needed(parameter: click.Parameter, context: click.Context) -> str:
+    """What is missing, where it stands, and what can be given."""
+    if isinstance(parameter, click.Option):
+        return f"{max(parameter.opts, key=len)} {parameter.metavar}: {parameter.help}"
+    _, *words = context.command.collect_usage_pieces(context)
+    listed = f"; `llmviewer {_LISTED[parameter.name]}` lists all" if parameter.name in _LISTED else ""
+    return f"{parameter.human_readable_name}: {context.command_path} {' '.join(words)}{listed}"
 
 
 def _in_options(error: InputError, arguments: Sequence[str]) -> str:
@@ -69,7 +101,7 @@ class _Commands(click.Group):
 
 def _check(command: click.Command, context: click.Context, arguments: list[str]) -> None:
     """Raises InputError where an option is there twice, and where a word stands alone that an option takes."""
-    _, words, order = command.make_parser(context).parse_args(list(arguments))
+    values, words, order = command.make_parser(context).parse_args(list(arguments))
     for parameter, times in Counter(order).items():
         if times > 1 and isinstance(parameter, click.Option) and not (parameter.multiple or parameter.is_flag):
             option = max(parameter.opts, key=len)
@@ -77,6 +109,12 @@ def _check(command: click.Command, context: click.Context, arguments: list[str])
     takers = [parameter.opts[0] for parameter in command.params if parameter.opts[0] in _TAKERS]
     if words and takers:
         raise InputError(f"{context.info_name} takes no {words[0]!r} by itself; give it as {' or '.join(takers)}")
+    if words and values.get("hardware"):
+        several = shlex.join((values["model"], values["hardware"], *words))
+        raise InputError(
+            f"{context.info_name} takes one HARDWARE; got {words[0]!r} as well: `llmviewer compare {several}` "
+            "takes several"
+        )
 
 
 @click.group(

@@ -88,13 +88,15 @@ def sweep(
     if form:
         raise InputError("--format is of a --summary; points are written as the name after -o ends, or as CSV")
     if model is None or hardware is None:
-        raise click.MissingParameter(param_hint=f"'{'MODEL' if model is None else 'HARDWARE'}'", param_type="argument")
+        raise InputError(
+            f"sweep needs {'MODEL' if model is None else 'HARDWARE'}: llmviewer sweep MODEL HARDWARE --over AXIS=VALUES"
+        )
     running = {name: question.pop(name) for name in ("workers", "shard", "dask", "shard_points")}
     if any(running.values()) or (output and (output.endswith(("/", os.sep)) or Path(output).is_dir())):
         _fill(model, hardware, over, output, question, **running)
         return
     if not over:
-        raise click.MissingParameter(param_hint="'--over'", param_type="option")
+        raise InputError("sweep needs --over AXIS=VALUES, such as --over batch=1..256*2")
     for text in (model, hardware):
         if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
             raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")

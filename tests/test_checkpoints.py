@@ -197,31 +197,31 @@ def test_every_cut_of_a_header_is_one_line(gguf):
     for size in (*range(120), *range(120, len(whole), 37), len(whole) - 1):
         error = _error(gguf(whole[:size]))
         assert "tiny.gguf: " in error
-        assert any(word in error for word in ("cut off", "too few for", "is no GGUF file"))
+        assert any(word in error for word in ("truncated", "too few for", "must be a GGUF file"))
     load_model(gguf(whole))
 
 
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b"", "is no GGUF file: it is empty"),
-        (b"PK\x03\x04....", r"is no GGUF file: it begins with b'PK\x03\x04'"),
+        (b"", "must be a GGUF file; it is empty"),
+        (b"PK\x03\x04....", r"must be a GGUF file; it begins with b'PK\x03\x04'"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
-         "is of version 1; GGUF of versions 2 and 3, little-endian, is read here"),
+         "is of version 1; must be GGUF version 2 or 3, little-endian"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
-         "is big-endian; GGUF of versions 2 and 3, little-endian, is read here"),
+         "is big-endian; must be GGUF version 2 or 3, little-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0),
-         "has 24 bytes, too few for the 4611686018427387904 tensors it says it has"),
+         "has 24 bytes, too few for 4611686018427387904 tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62),
-         "has 24 bytes, too few for the 4611686018427387904 metadata entries it says it has"),
+         "has 24 bytes, too few for 4611686018427387904 metadata entries"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63),
-         "has 32 bytes, too few for the 9223372036854775808 bytes of a text it says it has"),
+         "has 32 bytes, too few for 9223372036854775808 bytes of a text"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<I", 77),
-         "has metadata of type 77, which GGUF does not have"),
+         "has metadata of type 77, which is no GGUF type"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<IIQ", 9, 9, 1),
-         "has an array of type 9, which is not read here"),
+         "has an array of type 9, which is not supported"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<IIQ", 9, 4, 2**40),
-         "has 51 bytes, too few for the 1099511627776 entries of an array it says it has"),
+         "has 51 bytes, too few for 1099511627776 entries of an array"),
     ],
 )  # fmt: skip
 def test_bytes_that_are_no_gguf_file(gguf, data, error):
@@ -232,13 +232,13 @@ def test_bytes_that_are_no_gguf_file(gguf, data, error):
 @pytest.mark.parametrize(
     ("tensor", "error"),
     [
-        (((HIDDEN, VOCAB), 99), "tensor 'token_embd.weight' is of type 99, which is not known here"),
-        (((HIDDEN, -1), Q4_K), "tensor 'token_embd.weight' has the shape [256, -1], which cannot be"),
+        (((HIDDEN, VOCAB), 99), "tensor 'token_embd.weight' has the unknown type 99"),
+        (((HIDDEN, -1), Q4_K), "tensor 'token_embd.weight' has the impossible shape [256, -1]"),
         (((2**40, 2**40), Q4_K),
-         "tensor 'token_embd.weight' has the shape [1099511627776, 1099511627776], which cannot be"),
+         "tensor 'token_embd.weight' has the impossible shape [1099511627776, 1099511627776]"),
         (((100, 10), Q4_K), "tensor 'token_embd.weight' has rows of 100, no multiple of the 256 of q4_k"),
-        (((), Q4_K), "tensor 'token_embd.weight' has 0 dimensions; there are 1 to 4"),
-        (((1,) * 5, F32), "tensor 'token_embd.weight' has 5 dimensions; there are 1 to 4"),
+        (((), Q4_K), "tensor 'token_embd.weight' must have 1 to 4 dimensions; got 0"),
+        (((1,) * 5, F32), "tensor 'token_embd.weight' must have 1 to 4 dimensions; got 5"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_cannot_be(gguf, tensor, error):
@@ -250,12 +250,12 @@ def test_a_tensor_that_cannot_be(gguf, tensor, error):
     ("metadata", "error"),
     [
         ({"general.architecture": None}, "general.architecture: is missing"),
-        ({"general.architecture": "rwkv7"}, "general.architecture: 'rwkv7' is not read here; "),
+        ({"general.architecture": "rwkv7"}, "general.architecture: 'rwkv7' is not supported; "),
         ({"llama.block_count": None}, "llama.block_count: is missing"),
         ({"llama.block_count": 0}, "llama.block_count: must be a whole number of at least 1; got 0"),
         ({"llama.attention.head_count_kv": [2, 4]},
          "llama.attention.head_count_kv: must be one number for all layers; got [2, 4]"),
-        ({"split.count": 3}, "split.count: is a part of several; merge them first, with llama-gguf-split --merge"),
+        ({"split.count": 3}, "split.count: is one part of a split file; merge the parts with llama-gguf-split --merge"),
     ],
 )  # fmt: skip
 def test_metadata_that_no_model_has(gguf, metadata, error):
@@ -335,12 +335,12 @@ def test_a_checkpoint_of_many_files(checkpoint, tmp_path):
     index = {"metadata": {"total_size": 1}, "weight_map": {name: file for file, held in parts.items() for name in held}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert load_model(folder).notes == ()
-    error = f"{folder}/model-00001-of-00002.safetensors: is a part of a checkpoint; give its folder"
+    error = f"{folder}/model-00001-of-00002.safetensors: is one part of a checkpoint; give its folder"
     assert _error(f"{folder}/model-00001-of-00002.safetensors") == error
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert _error(folder) == (
-        f"{folder}/model.safetensors.index.json: weight_map: names model-00002-of-00002.safetensors, which is not "
-        "beside it; fetch it, or give the config.json"
+        f"{folder}/model.safetensors.index.json: weight_map: names model-00002-of-00002.safetensors, which is "
+        "missing; download it, or give the config.json"
     )
     assert load_model(f"{folder}/config.json").notes == ()
     index["weight_map"]["lm_head.weight"] = "../../secret"
@@ -400,14 +400,14 @@ def test_modules_that_are_fused_in_the_file_are_shared_out(checkpoint):
 @pytest.mark.parametrize("layers", [LAYERS - 1, LAYERS + 1])
 def test_a_checkpoint_of_other_layers_than_its_config_is_refused(checkpoint, layers):
     folder = checkpoint(_plain(), config={"num_hidden_layers": layers})
-    said = f"holds {LAYERS} layers, and its config.json says {layers}; one of them is another's"
+    said = f"has {LAYERS} layers, but its config.json has {layers}; one of the two belongs to another model"
     assert _error(folder) == f"{folder}: {said}"
 
 
 def test_a_checkpoint_of_other_sizes_than_its_config_is_refused(checkpoint):
     folder = checkpoint(_plain(), config={"intermediate_size": INNER // 2})
     name, held = "model.layers.0.mlp.gate_proj.weight", INNER * HIDDEN
-    said = f"{name} has {held} elements, and its config.json says {held // 2}; one of them is another's"
+    said = f"{name} has {held} elements, and its config.json says {held // 2}; one of the two belongs to another model"
     assert _error(folder) == f"{folder}: {said}"
 
 
@@ -433,10 +433,10 @@ def test_tensors_that_are_not_the_graphs_are_noted(checkpoint):
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b"", "is no safetensors file, or is cut off: says that its header has 0 bytes and has 0"),
-        (b"1234", "is no safetensors file, or is cut off: says that its header has 875770417 bytes and has 0"),
+        (b"", "is no safetensors file, or is truncated: says that its header has 0 bytes and has 0"),
+        (b"1234", "is no safetensors file, or is truncated: says that its header has 875770417 bytes and has 0"),
         ((2**62).to_bytes(8, "little") + b"{}",
-         "is no safetensors file, or is cut off: says that its header has 4611686018427387904 bytes and has 2"),
+         "is no safetensors file, or is truncated: says that its header has 4611686018427387904 bytes and has 2"),
         ((2).to_bytes(8, "little") + b"{]", "is no safetensors file: its header is not JSON"),
         ((3).to_bytes(8, "little") + b"\xff\xfe{", "is no safetensors file: its header is not JSON"),
         ((60_000).to_bytes(8, "little") + b"[" * 60_000, "is no safetensors file: its header is not JSON"),
@@ -469,5 +469,5 @@ def test_an_entry_that_cannot_be(checkpoint, tmp_path, entry, error):
 
 def test_a_checkpoint_without_a_config(tmp_path):
     _safetensors(tmp_path / "model.safetensors", _plain())
-    error = f"{tmp_path}/model.safetensors: has no config.json beside it, which says what model it is"
+    error = f"{tmp_path}/model.safetensors: needs a config.json in the same folder"
     assert _error(tmp_path / "model.safetensors") == error

@@ -395,9 +395,9 @@ def test_tensors_that_contradict_the_metadata_are_noted(tmp_path):
         ("glm4moe", {"attention.head_count_kv": [2, 4, 2, 2, 2]},
          "glm4moe.attention.head_count_kv: must be one number for all layers; got [2, 4, 2, 2, 2]"),
         ("minicpm", {"expert_count": 8},
-         "minicpm.expert_count: must be 0 or absent: minicpm is read without it; got 8"),
+         "minicpm.expert_count: must be 0 or absent: not supported for minicpm; got 8"),
         ("qwen2", {"attention.sliding_window": 4096},
-         "qwen2.attention.sliding_window: must be 0 or absent: qwen2 is read without it; got 4096"),
+         "qwen2.attention.sliding_window: must be 0 or absent: not supported for qwen2; got 4096"),
         ("olmo2", {"attention.key_length": "wide"},
          "olmo2.attention.key_length: must be a whole number of at least 0; got 'wide'"),
     ],
@@ -412,6 +412,6 @@ def test_an_architecture_that_is_not_known_names_the_nearest_and_other_routes(tm
     with pytest.raises(InputError) as caught:
         load_model(str(path))
     assert str(caught.value) == (
-        f"{path}: general.architecture: 'gemma4' is not read here; did you mean gemma or gemma3 or gemma2? "
+        f"{path}: general.architecture: 'gemma4' is not supported; did you mean gemma or gemma3 or gemma2? "
         "(a config.json or a YAML file of the model works too)"
     )

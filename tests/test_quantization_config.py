@@ -184,7 +184,7 @@ def test_what_quark_says_of_some_modules_holds_for_them(load):
     assert (formats["q_proj", 0][0], formats["up_proj", 0][0]) == ("bf16", "fp8_e4m3")
     assert str(model.quantization.scheme.kv_cache) == "fp8_e4m3"
     odd = {"quant_method": "quark", "global_quant_config": {"weight": QUARK4 | {"group_size": 16}}}
-    assert load(odd).unknown.endswith("global_quant_config.weight: fp4 in groups of 16 is not known here")
+    assert load(odd).unknown.endswith("global_quant_config.weight: fp4 in groups of 16 is not supported")
 
 
 def test_activations_have_a_scale_per_block_of_their_own(load):
@@ -431,7 +431,7 @@ METHODS = "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, g
 @pytest.mark.parametrize(
     ("quantization", "said"),
     [
-        ({"quant_method": "hqq", "nbits": 4}, f"quant_method 'hqq' is not known here ({METHODS})"),
+        ({"quant_method": "hqq", "nbits": 4}, f"quant_method 'hqq' is not supported ({METHODS})"),
         ({"bits": 4}, "names no quant_method"),
         ({}, "names no quant_method"),
     ],
@@ -453,7 +453,7 @@ def test_a_method_that_is_not_known_is_refused_unless_a_precision_is_given(load,
 
 def test_an_algorithm_that_is_not_known_is_told(load):
     unknown = load({"quant_method": "modelopt", "quant_algo": "W3A5"}).unknown
-    assert "quantization_config.quant_algo 'W3A5' is not known here (FP8, " in unknown
+    assert "quantization_config.quant_algo 'W3A5' is not supported (FP8, " in unknown
 
 
 def test_a_field_of_it_that_nothing_reads_is_noted(load, tmp_path):
@@ -466,7 +466,7 @@ def test_a_format_that_is_not_known_is_told(load, tmp_path):
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 5, "type": "float"}}}
     model = load({"quant_method": "compressed-tensors", "config_groups": groups})
     where = f"{tmp_path}/config.json: quantization_config.config_groups.group_0.weights"
-    assert model.unknown == f"{where}: is of a format that is not known here"
+    assert model.unknown == f"{where}: has an unsupported format"
 
 
 def test_weights_without_their_zeros_are_not_known(load, tmp_path):
@@ -475,10 +475,10 @@ def test_weights_without_their_zeros_are_not_known(load, tmp_path):
     where = f"{tmp_path}/config.json: quantization_config"
     sparse = {**fields, "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}
     assert load(sparse).unknown == (
-        f"{where}.sparsity_config.format: 'sparse-24-bitmask' leaves out zeros, which is not known here"
+        f"{where}.sparsity_config.format: 'sparse-24-bitmask' omits zeros, which is not supported"
     )
     packed = load({**fields, "format": "marlin-24"})
-    assert packed.unknown == f"{where}.format: 'marlin-24' leaves out zeros, which is not known here"
+    assert packed.unknown == f"{where}.format: 'marlin-24' omits zeros, which is not supported"
     dense = load({**fields, "sparsity_config": {"format": "dense", "sparsity_structure": "2:4"}})
     assert (dense.unknown, dense.notes) == ("", ())
 

@@ -1,1 +1,1 @@
-"""How a checkpoint is stored: what its config says of quantization, and what the headers of its files say."""
+"""Storage of checkpoints: the quantization in their configs, and the headers of their files."""

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, by its headers, brought to the weights of a graph."""
+"""`Checkpoint`: the stored formats of a graph's weights, from file headers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..precision import Format, Scheme
 from ..transforms.mixtures import Place
 from .formats import Stored
 
-_FEW: Final = 3  # names that are told
-_SAME: Final = 1e-3  # relative difference of bits that scales of whole tensors and the like make
+_FEW: Final = 3  # names in a note
+_SAME: Final = 1e-3  # relative difference of bits due to scales of whole tensors and the like
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Formats of weights by name and layer, where the checkpoint has them.
+    """Formats of weights by (name, layer), for weights in the checkpoint.
 
-    own      the format of activations, and of weights that are not quantized
-    schemes  what the config says besides: of activations, and of the cache
+    own      format of activations and of unquantized weights
+    schemes  the quantization of the config, for activations and cache
     """
 
     own: Format
@@ -48,7 +48,7 @@ class Checkpoint:
         return Scheme(text=f"{fmt} weights", weight=fmt)
 
     def applied(self, graph: Graph) -> Graph:
-        """`graph` with what no quantization changes - tables, norms, biases, routers, heads - as it is stored."""
+        """`graph` with stored formats where --quant changes none: tables, norms, biases, routers, heads."""
         return graph.map_blocks(lambda block: block.map(lambda op: op.with_weights(self._stored(block, op))))
 
     def _stored(self, block: Block, op: Operator) -> Callable[[Weight], Weight]:
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 def _taking(fmt: Format, bits: float) -> Format:
-    """`fmt` where an element takes `bits` in all."""
+    """`fmt` with `bits` per element in all."""
     return replace(fmt, bits=bits - (fmt.stored_bits - fmt.bits))
 
 
@@ -76,7 +76,7 @@ def disagreement(
     extra: Sequence[str],
     differing: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """A note where a checkpoint does not hold the parameters that the graph counts."""
+    """A note if the parameters of a checkpoint differ from those of the graph; else none."""
     if not (missing or differing) and stored == graph.parameters:
         return ()
     said = f"{file} holds {stored} parameters, {stored - graph.parameters:+} to the {graph.parameters} counted"

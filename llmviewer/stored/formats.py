@@ -1,4 +1,4 @@
-"""What the modules of a checkpoint are stored in, said by name, brought to the operators of a graph."""
+"""Stored formats of modules, by name, as a `Quantization` of a graph."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ..precision import AS_PUBLISHED, Format, Scheme
 from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
 from .module_names import ModuleNames
 
-_FEW = 6  # operators that are told by name
+_FEW = 6  # operators in a text
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A scheme for the modules in `names`, or for every matrix but routers and heads; scheme None leaves them as is."""
+    """A scheme for the modules in `names`, or for all matrices but routers and heads; scheme None: not quantized."""
 
     scheme: Scheme | None
     names: ModuleNames | None = None
 
 
 class Says(Protocol):
-    """What knows how the matrices of a model are stored."""
+    """Source of the stored formats of a model's matrices."""
 
     @property
     def kv_cache(self) -> Format | None: ...
 
     def of(self, op: Linear, layers: Iterable[int | None]) -> dict[int | None, Scheme | None]:
-        """What `op` is stored in, in each of `layers`; None where it is not quantized."""
+        """The stored scheme of `op` in each of `layers`; None: not quantized."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What is said of a checkpoint. The last rule that speaks of a module holds.
+    """Rules on the formats of a checkpoint; the last rule that matches a module applies.
 
-    unknown  what of it is not known here, so that weights may be of another size; "" where all is
+    unknown  settings that are not supported, so that weights may have another size; "": none
     """
 
     rules: tuple[Rule, ...] = ()
@@ -58,9 +58,9 @@ class Stored:
 
 
 def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
-    """The quantization under which `graph`, whose format is `own`, is what `stored` says.
+    """The quantization that gives `graph`, whose format is `own`, the formats of `stored`.
 
-    Its scheme is that of most weights; overrides say what differs.
+    Its scheme is that of most weights; overrides are for the others.
     """
     kept = Scheme(text=own.name, weight=own, activation=own)
     found: dict[str, dict[int | None, Scheme]] = {}
@@ -87,7 +87,7 @@ def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
 
 
 def _overrides(name: str, schemes: Mapping[int | None, Scheme], usual: Scheme, own: Format) -> Iterator[Override]:
-    """What makes the operators of a name what they are, where that is not the usual."""
+    """Overrides for the operators of one name that are not stored as usual."""
     layers: dict[Scheme, list[int | None]] = {}
     for layer, scheme in schemes.items():
         layers.setdefault(scheme, []).append(layer)
@@ -101,14 +101,14 @@ def _overrides(name: str, schemes: Mapping[int | None, Scheme], usual: Scheme, o
 
 
 def _text(most: str, stored: Says, overrides: Sequence[Override]) -> str:
-    """Such as "published: nvfp4 weights and activations, fp8_e4m3 KV cache; bf16: q_proj, k_proj"."""
+    """A summary such as "published: nvfp4 weights and activations, fp8_e4m3 KV cache; bf16: q_proj, k_proj"."""
     parts = [f"published: {most}" + (f", {stored.kv_cache} KV cache" if stored.kv_cache else "")]
     by_scheme: dict[str, list[str]] = {}
     for o in overrides:
         some = f" of {len(o.layers)} layer{'s' if len(o.layers) > 1 else ''}" if o.layers else ""
         by_scheme.setdefault(o.scheme.text, []).append(f"{o.pattern}{some}")
     for text, names in by_scheme.items():
-        if text == most:  # they differ in less than the text tells
+        if text == most:  # differences that the text does not show
             continue
         parts.append(f"{text}: " + (", ".join(names) if len(names) <= _FEW else f"{len(names)} kinds of operator"))
     return "; ".join(parts)

@@ -1,8 +1,7 @@
-"""What the metadata of GGUF files are in config.json, by the architecture's name in llama.cpp.
+"""config.json fields from GGUF metadata, by the architecture's name in llama.cpp.
 
-Keys and names of tensors are those of gguf-py/gguf/constants.py and of llama.cpp's converters (conversion/*.py,
-https://github.com/ggml-org/llama.cpp). Keys stand here without the architecture's name before them, and tensors of
-layers without their "blk.N." What a file does not say is null.
+Keys and tensor names are those of gguf-py/gguf/constants.py and of llama.cpp's converters (conversion/*.py,
+https://github.com/ggml-org/llama.cpp), here without the prefixes "ARCHITECTURE." and "blk.N.". Missing values are null.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .gguf_files import Gguf
 
 @dataclass(frozen=True)
 class Header:
-    """A file as an architecture reads it."""
+    """A GGUF file, as readers of fields see it."""
 
     file: Gguf
 
@@ -32,7 +31,7 @@ class Header:
         return self.file.metadata
 
     def number(self, key: str, *, least: int = 0) -> int | None:
-        """The whole number at a key; one for each layer may stand there where they are equal."""
+        """The whole number of a key; it may be a list, one per layer, of equal numbers."""
         whole = f"{self.name}.{key}"
         value = self.metadata.get(whole)
         if value is None:
@@ -44,7 +43,7 @@ class Header:
         return self.metadata.integer(whole, least=least)
 
     def holds(self, tensor: str) -> bool:
-        """Whether a tensor is in the file, in any layer."""
+        """Whether the file has a tensor, in any layer."""
         return tensor in self.file.tensors or any(_in_layer(name) == tensor for name in self.file.tensors)
 
 
@@ -52,7 +51,7 @@ def _in_layer(name: str) -> str:
     return name.split(".", 2)[-1] if name.startswith("blk.") else ""
 
 
-Reader: TypeAlias = Callable[[Header], Any]  # the value of a field of config.json
+Reader: TypeAlias = Callable[[Header], Any]  # gives the value of a config.json field
 Fields: TypeAlias = Mapping[str, Reader]
 
 
@@ -65,7 +64,7 @@ def number(key: str) -> Reader:
 
 
 def count(key: str, default: int | None = None) -> Reader:
-    """A number of which 0 says that there are none."""
+    """A number; `default` or null if 0 or missing."""
     return lambda header: header.number(key) or default
 
 
@@ -80,12 +79,12 @@ def required(key: str) -> Reader:
 
 
 def either(key: str, there: str, otherwise: Reader) -> Reader:
-    """`there` where a key has more than 0."""
+    """`there` if the number of a key is above 0, else `otherwise`."""
     return lambda header: there if header.number(key) else otherwise(header)
 
 
 def several(key: str) -> Reader:
-    """A number above 1."""
+    """A number if above 1, else null."""
     return lambda header: n if (n := header.number(key) or 0) > 1 else None
 
 
@@ -94,7 +93,7 @@ def first(*readers: Reader) -> Reader:
 
 
 def share(part: Reader, whole: Reader) -> Reader:
-    """The quotient, a whole number where it is one."""
+    """The quotient, as a whole number if it is one."""
 
     def read(header: Header) -> float | None:
         over, under = part(header), whole(header)
@@ -121,7 +120,7 @@ def lacks(tensor: str) -> Reader:
 
 
 def if_held(tensor: str) -> Reader:
-    """True, or null for a field that not every model of the architecture has."""
+    """True if the file has a tensor, in any layer; else null."""
     return lambda header: header.holds(tensor) or None
 
 
@@ -130,12 +129,12 @@ def flag(key: str) -> Reader:
 
 
 def rows(tensor: str) -> Reader:
-    """Rows of a table, which are its last dimension here."""
+    """Rows of a table: its last dimension in GGUF."""
     return lambda header: t.shape[-1] if (t := header.file.tensors.get(tensor)) else None
 
 
 def layer_kinds(header: Header) -> list[str] | None:
-    """Which layers have the window: one flag for each, or all but the last of every so many."""
+    """Kinds of layers with or without a window: from one flag per layer, or a period whose last layer has none."""
     value, layers = header.metadata.get(f"{header.name}.attention.sliding_window_pattern"), _LAYERS(header)
     if isinstance(value, list):
         slides = value[:layers]
@@ -146,7 +145,7 @@ def layer_kinds(header: Header) -> list[str] | None:
     return ["sliding_attention" if one else "full_attention" for one in slides]
 
 
-# Layers of files that predict further tokens are counted with the others and follow them.
+# Multi-token prediction layers follow the others and are counted with them.
 _LAYERS: Final = less(required("block_count"), number("nextn_predict_layers"))
 _HIDDEN: Final = required("embedding_length")
 _HEADS: Final = required("attention.head_count")
@@ -156,7 +155,7 @@ _HEAD_DIM: Final = first(count("attention.key_length"), share(_HIDDEN, _HEADS))
 _INNER: Final = count("feed_forward_length")
 _ROTATED: Final = share(count("rope.dimension_count"), _HEAD_DIM)
 _WINDOW: Final = count("attention.sliding_window")
-_GEMMA2_WINDOW: Final = 4096  # of the first files, which do not say it
+_GEMMA2_WINDOW: Final = 4096  # of early files, which lack it
 _QUERY_BIAS: Final = "attn_q.bias"
 _QKV_BIAS: Final = "attn_qkv.bias"
 
@@ -216,7 +215,7 @@ _ROPE_DIM: Final = count("rope.dimension_count")
 
 
 def _as(model_type: str | Reader, *parts: Fields, **fields: Reader) -> Fields:
-    """What a model_type of config.json reads; of two parts that read one field the last holds."""
+    """Readers of the fields of a model_type; of two parts with one field the last applies."""
     named = model_type if callable(model_type) else always(model_type)
     return {"model_type": named, **{key: read for part in (*parts, fields) for key, read in part.items()}}
 
@@ -362,14 +361,14 @@ ARCHITECTURES: Final[Mapping[str, Fields]] = {
         _DENSE,
         partial_rotary_factor=_ROTATED,
         qk_layernorm=held("attn_q_norm.weight"),
-        use_parallel_residual=lacks("ffn_norm.weight"),  # the metadata say true where config.json says nothing
+        use_parallel_residual=lacks("ffn_norm.weight"),  # metadata say true even if config.json has no value
         use_qkv_bias=held(_QUERY_BIAS),
     ),
     "starcoder": _as("gpt_bigcode", _GPT, multi_query=lambda header: not _GROUPS(header)),
     "starcoder2": _as("starcoder2", _DENSE, use_bias=held(_QUERY_BIAS), sliding_window=_WINDOW),
 }
 
-# What changes how much is computed: where an architecture does not read it, its file is refused.
+# Keys that change the amount of work: files with keys that their architecture does not read are refused.
 COSTLY: Final = (
     "expert_count", "expert_shared_count", "attention.sliding_window", "attention.shared_kv_layers",
     "attention.kv_lora_rank", "attention.indexer.top_k", "ssm.state_size", "moe_latent_size",
@@ -378,27 +377,29 @@ COSTLY: Final = (
 
 
 def gguf_config(file: Gguf) -> Section:
-    """What config.json would say of the model in a file.
+    """The config.json of the model in a GGUF file.
 
-    Raises InputError where the architecture is none that is read here, a number is missing, or one that changes what is
-    computed would be ignored.
+    Raises InputError if the architecture is not supported, a number is missing, or a number that changes the amount of
+    work would be ignored.
     """
     metadata, header = file.metadata, Header(file)
     if metadata.integer("split.count", 1, least=0) > 1:
-        raise metadata.error("split.count", "is a part of several; merge them first, with llama-gguf-split --merge")
+        raise metadata.error(
+            "split.count", "is one part of a split file; merge the parts with llama-gguf-split --merge"
+        )
     if header.name not in ARCHITECTURES:
         routes = "a config.json or a YAML file of the model works too"
         raise metadata.error(
             "general.architecture",
-            f"{header.name!r} is not read here; {suggest(header.name, ARCHITECTURES)} ({routes})",
+            f"{header.name!r} is not supported; {suggest(header.name, ARCHITECTURES)} ({routes})",
         )
     if "token_embd.weight" not in file.tensors:
-        raise InputError(f"{metadata.file}: has no tensor token_embd.weight, whose shape says the vocabulary")
+        raise InputError(f"{metadata.file}: must have a tensor token_embd.weight, whose shape gives the vocabulary")
     config = {field: read(header) for field, read in ARCHITECTURES[header.name].items()}
     for key in COSTLY:
         whole = f"{header.name}.{key}"
         if whole not in metadata.asked and (found := header.number(key)):
-            raise metadata.error(whole, f"must be 0 or absent: {header.name} is read without it; got {found}")
+            raise metadata.error(whole, f"must be 0 or absent: not supported for {header.name}; got {found}")
     return Section(
         {
             **config,

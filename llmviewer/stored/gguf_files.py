@@ -1,4 +1,4 @@
-"""GGUF files by their headers: metadata, and name, shape and type of every tensor; the numbers are not read.
+"""Headers of GGUF files: metadata, and name, shape and type of every tensor; weights are not read.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
 """
@@ -22,7 +22,7 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _TEXT, _ARRAY = 8, 9
 _VERSIONS: Final = (2, 3)
 _DIMENSIONS: Final = 4
-_KEPT: Final = 4096  # entries of an array that is kept: lists of layers, not vocabularies
+_KEPT: Final = 4096  # largest array that is kept: for lists of layers, not vocabularies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Gguf:
 def read_gguf(path: Path) -> Gguf:
     """The header of the file at `path`.
 
-    Raises InputError where it is none, is cut off, or says what cannot be.
+    Raises InputError if it is no GGUF file, is truncated, or has impossible values.
     """
     check_file(path)
     try:
@@ -62,25 +62,25 @@ def read_gguf(path: Path) -> Gguf:
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: is no GGUF file: it is empty") from None
+        raise InputError(f"{path}: must be a GGUF file; it is empty") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 class _Reader:
-    """Reads front to back, and never past the end."""
+    """Reads the bytes in order, never past the end."""
 
     def __init__(self, data: mmap.mmap, file: str) -> None:
         self.data, self.file, self.at = data, file, 0
 
     def header(self) -> Gguf:
         if self.data[:4] != b"GGUF":
-            raise InputError(f"{self.file}: is no GGUF file: it begins with {self.data[:4]!r}")
+            raise InputError(f"{self.file}: must be a GGUF file; it begins with {self.data[:4]!r}")
         self.at = 4
         version = self.number("I")
         if version not in _VERSIONS:
             said = "is big-endian" if version & 0xFFFF == 0 else f"is of version {version}"
-            raise InputError(f"{self.file}: {said}; GGUF of versions 2 and 3, little-endian, is read here")
+            raise InputError(f"{self.file}: {said}; must be GGUF version 2 or 3, little-endian")
         tensors, pairs = self.count("tensors", 24), self.count("metadata entries", 13)
         metadata: dict[str, Any] = {}
         for _ in range(pairs):
@@ -90,20 +90,20 @@ class _Reader:
         return Gguf(metadata=Section(metadata, self.file), tensors={t.name: t for t in found})
 
     def take(self, size: int) -> int:
-        """Where the next `size` bytes begin."""
+        """The offset of the next `size` bytes, which are then consumed."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.data):
-            raise InputError(f"{self.file}: is cut off within its header: {len(self.data)} bytes are not all of it")
+            raise InputError(f"{self.file}: is truncated in its header, after {len(self.data)} bytes")
         return start
 
     def number(self, code: str) -> Any:
         return struct.unpack_from(f"<{code}", self.data, self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, what: str, least: int) -> int:
-        """A number of things that take `least` bytes each or more."""
+        """The next number, a count of items of at least `least` bytes each."""
         number: int = self.number("Q")
         if number * least > len(self.data):
-            raise InputError(f"{self.file}: has {len(self.data)} bytes, too few for the {number} {what} it says it has")
+            raise InputError(f"{self.file}: has {len(self.data)} bytes, too few for {number} {what}")
         return number
 
     def text(self) -> str:
@@ -117,14 +117,14 @@ class _Reader:
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
-            raise InputError(f"{self.file}: has metadata of type {kind}, which GGUF does not have")
+            raise InputError(f"{self.file}: has metadata of type {kind}, which is no GGUF type")
         inner = self.number("I")
         if inner == _TEXT:
             for _ in range(self.count("texts", 8)):
                 self.take(self.count("bytes of a text", 1))
             return "texts"
         if inner not in _SCALARS:
-            raise InputError(f"{self.file}: has an array of type {inner}, which is not read here")
+            raise InputError(f"{self.file}: has an array of type {inner}, which is not supported")
         size = struct.calcsize(f"<{_SCALARS[inner]}")
         entries = self.count("entries of an array", size)
         start = self.take(entries * size)
@@ -134,14 +134,14 @@ class _Reader:
         name = self.text()
         dimensions = self.number("I")
         if not 1 <= dimensions <= _DIMENSIONS:
-            raise InputError(f"{self.file}: tensor {name!r} has {dimensions} dimensions; there are 1 to {_DIMENSIONS}")
+            raise InputError(f"{self.file}: tensor {name!r} must have 1 to {_DIMENSIONS} dimensions; got {dimensions}")
         shape = tuple(self.number("q") for _ in range(dimensions))
         if min(shape) < 1 or prod(shape) > LARGEST:
-            raise InputError(f"{self.file}: tensor {name!r} has the shape {list(shape)}, which cannot be")
+            raise InputError(f"{self.file}: tensor {name!r} has the impossible shape {list(shape)}")
         kind = self.number("I")
         self.number("Q")
         if kind not in TYPES:
-            raise InputError(f"{self.file}: tensor {name!r} is of type {kind}, which is not known here")
+            raise InputError(f"{self.file}: tensor {name!r} has the unknown type {kind}")
         block, fmt = TYPES[kind].elements, TYPES[kind].format
         if shape[0] % block:
             raise InputError(

@@ -1,6 +1,6 @@
-"""The tensors of a GGUF file, brought to the weights of a graph.
+"""Formats of a graph's weights from the tensors of a GGUF file.
 
-A weight is in one tensor, in several that the file cuts it into, or in one that it shares with other weights.
+A weight is one tensor, is split over several, or shares one with other weights.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..transforms.mixtures import Place
 from .checkpoints import Checkpoint, disagreement
 from .gguf_files import StoredTensor
 
-Group: TypeAlias = tuple[str, ...]  # tensors that hold a weight together
+Group: TypeAlias = tuple[str, ...]  # tensors that together hold a weight
 
-# Operator: what its tensors are called, the first that the file has. Norms of one place go by several names.
+# Operator: possible names of its tensors, of which the first in the file applies. Norms have several names.
 _STEMS: Final[Mapping[str, tuple[Group, ...]]] = {
     "embed_tokens": (("token_embd",),),
     "embed_positions": (("position_embd",),),
@@ -68,14 +68,14 @@ _STEMS: Final[Mapping[str, tuple[Group, ...]]] = {
     "out_proj": (("ssm_out",),),
 }
 _WHOLE: Final = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
-# Frequencies, which are worked out, and corrections of routers that steer training and are kept as buffers.
+# Buffers, not parameters: rotary frequencies, and router corrections used in training.
 _NOT_LEARNED: Final = re.compile(r"rope_f.*|blk\.\d+\.(attn_rot_embd|exp_probs_b)\..*")
 _LAYER: Final = re.compile(r"(blk\.\d+\.).*")
 _PREDICTS: Final = ".nextn."
 
 
 def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, file: str) -> Checkpoint:
-    """The formats of the tensors of a GGUF file; a note where it does not hold what the graph counts."""
+    """The formats of the tensors of a GGUF file; with a note if its parameters differ from the graph's."""
     tensors = _of_the_decoder(tensors)
     held: dict[Place, Format] = {}
     claims: dict[Group, int] = {}
@@ -100,13 +100,13 @@ def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: F
 
 
 def _of_the_decoder(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Without the layers that predict further tokens, which plain decoding does not run."""
+    """The tensors without multi-token prediction layers, which plain decoding does not run."""
     beyond = {match[1] for name in tensors if _PREDICTS in name and (match := _LAYER.fullmatch(name))}
     return {name: t for name, t in tensors.items() if not (match := _LAYER.fullmatch(name)) or match[1] not in beyond}
 
 
 def _places(graph: Graph) -> Iterator[tuple[Weight, int | None]]:
-    """Every weight of a graph, in every layer."""
+    """(weight, layer) of every weight of a graph."""
     for block, op in graph:
         for w in op.weights:
             for layer in block.layers or (None,):
@@ -121,7 +121,7 @@ def _group(w: Weight, layer: int | None, tensors: Mapping[str, StoredTensor]) ->
 
 
 def _names(w: Weight, layer: int | None) -> tuple[Group, ...]:
-    """What a weight's tensors may be called."""
+    """Possible names of a weight's tensors."""
     place = "" if layer is None else f"blk.{layer}."
     if w.name in _WHOLE:
         return ((f"{place}{_WHOLE[w.name]}",),)
@@ -130,7 +130,7 @@ def _names(w: Weight, layer: int | None) -> tuple[Group, ...]:
 
 
 def _format(tensors: Sequence[StoredTensor]) -> Format:
-    """The format of tensors that hold a weight together: the mean of their bits where they differ."""
+    """The format of a weight held by `tensors`, with their mean bits if they differ."""
     formats = tuple(dict.fromkeys(t.format for t in tensors))
     if len(formats) == 1:
         return formats[0]

@@ -1,8 +1,8 @@
-"""Names of modules, as checkpoints and their configs have them, and the operators here that they stand for.
+"""Module names of checkpoints and configs, and the operators that they stand for.
 
-A config says "model.layers.3.self_attn.q_proj", "re:.*mlp.gate$", "*self_attn*", "gate" or "lm_head"; an operator is
-q_proj of layer 3. An operator answers to all names that any family of models has for it. Of experts the first stands
-for all.
+A config has names such as "model.layers.3.self_attn.q_proj", "re:.*mlp.gate$", "*self_attn*", "gate" or "lm_head"; an
+operator is q_proj of layer 3. An operator has all names that any model family uses for it. The first expert stands for
+all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _V: Final = ("v_proj", "wv", *_FUSED)
 _GATE: Final = ("gate_proj", "gate_up_proj", "w1")
 _UP: Final = ("up_proj", "gate_up_proj", "w3", "fc1", "c_fc", "fc_in", "dense_h_to_4h")
 _DOWN: Final = ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h")
-_BLOCKS: Final = {  # operators of attention: what follows self_attn
+_BLOCKS: Final = {  # operators of attention: names after self_attn
     "q_proj": _Q,
     "k_proj": _K,
     "v_proj": _V,
@@ -55,7 +55,7 @@ _BLOCKS: Final = {  # operators of attention: what follows self_attn
     "index_gate_proj": ("compressor.indexer.gate_proj",),
     "index_weights": ("indexer.weights_proj", "indexers_proj", "compressor.indexer.scorer.weights_proj"),
 }
-_KDA: Final = ("f_proj", "f_a_proj", "f_b_proj", "g_proj", "g_a_proj", "g_b_proj", "b_proj")  # beside q, k and v
+_KDA: Final = ("f_proj", "f_a_proj", "f_b_proj", "g_proj", "g_a_proj", "g_b_proj", "b_proj")  # besides q, k and v
 _MLP: Final = {"gate_proj": _GATE, "up_proj": _UP, "gate_up_proj": (*_GATE, *_UP), "down_proj": _DOWN}
 
 
@@ -65,7 +65,7 @@ def _below(parents: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _all_tails() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(operator, what its modules are called within a layer)."""
+    """(operator, names of its modules within a layer)."""
     for op, names in _BLOCKS.items():
         yield op, _below(_MIXERS, names)
     for op in _KDA:
@@ -88,7 +88,7 @@ _TAILS: Final = dict(_all_tails())
 
 @cache
 def tails(op: str) -> tuple[str, ...]:
-    """What the modules of an operator may be called, within its layer if it has one."""
+    """Possible module names of an operator, within its layer if it has one."""
     return _TAILS.get(op) or (*_below(_STATES, (op,)), op)
 
 
@@ -96,9 +96,9 @@ def tails(op: str) -> tuple[str, ...]:
 class ModuleNames:
     """A list of modules, by name, pattern or regular expression ("re:...").
 
-    anywhere  patterns that say no layer, and those that say it in a way of their own
-    layers    (layer, pattern of what follows it; "" for the whole layer)
-    starts    the same for layers whose number begins with these digits, as "model.layers.1*" has it
+    anywhere  patterns without a layer number, or with one in another notation
+    layers    (layer, pattern of the rest; "": the whole layer)
+    starts    the same for layers whose number begins with these digits, as in "model.layers.1*"
     """
 
     anywhere: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class ModuleNames:
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> ModuleNames:
-        """Raises re.error where a regular expression is none."""
+        """The list of `patterns`. Raises re.error for an invalid regular expression."""
         anywhere: dict[str, None] = {}
         layers: set[tuple[int, str]] = set()
         starts: dict[tuple[str, str], None] = {}
@@ -130,14 +130,14 @@ class ModuleNames:
 
     @cached_property
     def by_layer(self) -> dict[int, tuple[str, ...]]:
-        """What follows each layer that is named."""
+        """Patterns after the layer number, by layer."""
         found: dict[int, tuple[str, ...]] = {}
         for layer, tail in sorted(self.layers):
             found[layer] = (*found.get(layer, ()), tail)
         return found
 
     def holding(self, op: str, layers: Iterable[int | None]) -> set[int | None]:
-        """Those of `layers` whose operator `op` the list names; None stands for what is in no layer."""
+        """The `layers` whose operator `op` is in the list; None: outside all layers."""
         layers = tuple(layers)
         if any(_names(p, op, None) for p in self._alike):
             return set(layers)
@@ -154,12 +154,12 @@ class ModuleNames:
 
     @cached_property
     def _layered(self) -> tuple[str, ...]:
-        """The patterns that say no layer, but match by it."""
+        """Patterns without a layer number that may match only some layers."""
         return tuple(p for p in self.anywhere if _layered(p))
 
     @cached_property
     def _alike(self) -> tuple[str, ...]:
-        """Those that match in all layers, or in none."""
+        """Patterns that match in all layers or in none."""
         return tuple(p for p in self.anywhere if p not in self._layered)
 
 
@@ -169,14 +169,14 @@ def _rootless(name: str) -> str:
 
 
 def placed(name: str) -> tuple[int | None, str]:
-    """The layer of a tensor, None if it is in none, and its name within it. All experts are called the first."""
+    """The layer of a tensor, None if it is in none, and its name within it. All experts have the name of the first."""
     layer = _LAYER.fullmatch(_rootless(name))
     where, tail = (int(layer[1]), layer[3] or "") if layer and layer[1] != "*" else (None, _rootless(name))
     return where, _EXPERT.sub("experts.0.", tail)
 
 
 def _layered(pattern: str) -> bool:
-    """Whether what a pattern matches may depend on the layer."""
+    """Whether the match of a pattern can depend on the layer."""
     return any(c.isdigit() for c in pattern) and (pattern.startswith("re:") or bool(_WILD.search(pattern)))
 
 

@@ -1,4 +1,4 @@
-"""quantization_config of a config.json, and modelopt's hf_quant_config.json: what each module is stored in."""
+"""Stored formats from quantization_config of a config.json and modelopt's hf_quant_config.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import InputError
 from .formats import Stored
 from .quantization_methods import READERS
 
-MLX: Final = "quantization"  # where mlx-lm says it, and older versions nowhere else
-# Fields that change nothing that is counted: how the quantization was found, and how kernels lay it out.
+MLX: Final = "quantization"  # the key of mlx-lm, the only one in older versions
+# Fields without effect on counts: calibration, and memory layouts of kernels.
 _COSTLESS_FIELDS: Final = """
     quant_method quantization_status format version global_compression_ratio producer checkpoint_format pack_dtype
     desc_act act_group_aware static_groups true_sequential damp_percent damp_auto_increment meta dataset
@@ -26,7 +26,7 @@ _COSTLESS_FIELDS: Final = """
     llm_int8_has_fp16_weight moe_quant_algo pre_quant_scale data_type hyb_act algo_config softmax_quant_spec quant_mode
     export log_severity_level
 """
-_TELLING: Final = {  # a field that only one method has: the method, where it is not named
+_TELLING: Final = {  # a field that only one method has: the method, if not named
     "quant_algo": "modelopt",
     "load_in_4bit": "bitsandbytes",
     "load_in_8bit": "bitsandbytes",
@@ -42,8 +42,8 @@ _COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 
 
 def quantization_section(config: Section, beside: Section | None = None) -> Section | None:
-    """Where a config describes its quantization: of the model, of its text part, or in hf_quant_config.json."""
-    config.costless(MLX)  # the same once more, where both are there
+    """The quantization section of a config: of the model, its text part, or hf_quant_config.json (`beside`)."""
+    config.costless(MLX)  # a copy, if both are present
     for key in ("quantization_config", MLX):
         if config.get(key) is not None:
             return config.section(key)
@@ -54,21 +54,21 @@ def quantization_section(config: Section, beside: Section | None = None) -> Sect
 
 
 def read_published(config: Section, beside: Section | None = None) -> Stored:
-    """What a config, or what lies beside it, says of its quantization; nothing where they do not speak of it."""
+    """The stored formats of a config or of the file `beside` it; without rules if neither has any."""
     quantized = quantization_section(config, beside)
     return read_stored(quantized, config) if quantized else Stored()
 
 
 def read_stored(q: Section, config: Section) -> Stored:
-    """What `q` says, and what of it is not known here.
+    """The stored formats of a quantization section `q`.
 
-    Raises InputError where a value cannot be.
+    Raises InputError if a value is impossible.
     """
     method = _method(q)
     reader = READERS.get(method)
     if reader is None:
         known = ", ".join(sorted(READERS))
-        said = f"quant_method {method!r} is not known here ({known})" if method else "names no quant_method"
+        said = f"quant_method {method!r} is not supported ({known})" if method else "names no quant_method"
         where = q.at.rstrip(".") or "quantization"
         return Stored(unknown=f"{q.file}: {where} {said}")
     try:

@@ -1,7 +1,7 @@
-"""The ways in which checkpoints are quantized, each with the fields that its quantization_config has.
+"""Quantization methods of checkpoints, each with the fields of its quantization_config.
 
-Routers and prediction heads stay as they are unless a config names them, as serving engines have it. Not counted: the
-index by which GPTQ orders columns (desc_act), scales of whole tensors, rows and channels, all too few to matter.
+Routers and prediction heads are not quantized unless a config names them, as in serving engines. Not counted, because
+negligible: the column order of GPTQ (desc_act), and scales of whole tensors, rows and channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NVFP4: Final = NAMED["nvfp4"]
 
 
 def scheme(weight: Format, activation: Format | None = None, text: str = "") -> Scheme:
-    """A scheme that says in words what it is."""
+    """A scheme with a description."""
     words = f"{weight} weights and activations" if activation == weight else f"{weight} weights"
     if activation and activation != weight:
         words += f", {activation} activations"
@@ -53,7 +53,7 @@ def _bits(q: Section, *keys: str) -> int:
 
 
 def _group(q: Section, *keys: str) -> int:
-    """Elements that share a scale; 0 for a whole column, which config files write as -1."""
+    """Elements that share a scale; 0: a whole column, -1 in config files."""
     return max(q.integer(q.first(*keys), 0, least=-1), 0)
 
 
@@ -66,7 +66,7 @@ def _gptq(q: Section, _: Section) -> Stored:
         rules = [Rule(whole, ModuleNames.of(_flat(q, "modules_in_block_to_quantize")))]
     if q.flag("lm_head", default=False):
         rules.append(Rule(whole, ModuleNames.of(("lm_head",))))
-    for pattern, part in reversed(list(_parts(q, "dynamic"))):  # engines take the first that matches
+    for pattern, part in reversed(list(_parts(q, "dynamic"))):  # in engines the first match applies
         own_group = group if part.get("group_size") is None else _group(part, "group_size")
         own = _gptq_scheme(part.integer("bits", bits), own_group, sym=part.flag("sym", default=sym))
         names = ModuleNames.of((f"re:{pattern.removeprefix('-:').removeprefix('+:')}",))
@@ -80,17 +80,17 @@ def _gptq_scheme(bits: int, group: int, *, sym: bool) -> Scheme:
 
 
 def _flat(q: Section, key: str) -> list[str]:
-    """The texts of a list, or of the lists in it."""
+    """The texts in a list, or in a list of lists."""
     value = q.get(key)
     lists = value if isinstance(value, list) and all(isinstance(item, list) for item in value) else [value]
     names = [name for part in lists if isinstance(part, list) for name in part]
     if not names or not all(isinstance(name, str) for name in names):
-        raise q.error(key, f"must be lists of texts; got {value!r}")
+        raise q.error(key, f"must be a list of texts, or of lists of texts; got {value!r}")
     return names
 
 
 def _parts(q: Section, key: str) -> Iterator[tuple[str, Section]]:
-    """What a mapping says of each of its keys; nothing where it is absent."""
+    """The sections of a mapping by key; none if it is absent."""
     if q.get(key):
         section = q.section(key)
         yield from ((name, section.section(name)) for name in section)
@@ -129,12 +129,12 @@ def _fp8(q: Section, config: Section) -> Stored:
     excluded = _excluding(q, *rules, keys=("modules_to_not_convert", "ignored_layers"))
     if q.get("quantized_layers") is None:
         return Stored(rules=excluded, kv_cache=_kv_cache(q))
-    q.costless("config_groups", "ignore", "quant_algo", "group_size")  # they speak of what quantized_layers lists
+    q.costless("config_groups", "ignore", "quant_algo", "group_size")  # copies of quantized_layers
     return Stored(rules=(*excluded, *_listed(q)), kv_cache=_kv_cache(q))
 
 
 def _blocks(base: Format, rows: int, columns: int, *, activations: bool = True) -> Scheme:
-    """An fp32 scale per block of weights, and per as many activations of a token as a block has columns."""
+    """fp8 with an fp32 scale per block of weights, and per `columns` activations of a token."""
     weight = replace(base, group=rows * columns, scale_bits=32)
     activation = replace(base, group=columns, scale_bits=32) if activations else None
     return scheme(weight, activation, f"fp8 blocks of {rows}x{columns}")
@@ -153,13 +153,13 @@ def _fbgemm(q: Section, _: Section) -> Stored:
 
 
 def _mxfp4(q: Section, _: Section) -> Stored:
-    """Experts alone, as gpt-oss has it: what is not excluded is an expert."""
+    """Only experts, as in gpt-oss: modules that are not excluded are experts."""
     rule = Rule(scheme(NAMED["mxfp4"]))
     return Stored(rules=_excluding(q, rule, keys=("modules_to_not_convert",)))
 
 
 def _bitsandbytes(q: Section, _: Section) -> Stored:
-    """A scale per 64 weights; quantized twice it is 8 bits, with one of 32 bits per 256 of them (arXiv:2305.14314)."""
+    """A scale per 64 weights; with double quantization 8 bits, and 32 bits per 256 scales (arXiv:2305.14314)."""
     q.costless("_load_in_4bit", "_load_in_8bit")
     if q.flag("load_in_8bit", default=False):
         rule = Rule(scheme(NAMED["int8"], NAMED["int8"], "LLM.int8() weights and activations"))
@@ -176,7 +176,7 @@ def _bitsandbytes(q: Section, _: Section) -> Stored:
     return Stored(rules=_excluding(q, rule, keys=("llm_int8_skip_modules",)))
 
 
-_ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # modelopt's names; they take the group size
+_ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # by modelopt's names; arguments are group sizes
     "FP8": lambda _: scheme(_FP8, _FP8, "fp8 per tensor"),
     "FP8_PER_CHANNEL_PER_TOKEN": lambda _: scheme(_FP8, _FP8, "fp8 per channel and token"),
     "FP8_PB_WO": lambda _: _blocks(_FP8, 128, 128, activations=False),
@@ -197,20 +197,20 @@ _ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # modelopt's name
 
 def _modelopt(q: Section, _: Section) -> Stored:
     algorithm = q.text("quant_algo", "NONE").upper()
-    q.costless("config_groups", "quantized_layers")  # the same once more, where there is one algorithm
+    q.costless("config_groups", "quantized_layers")  # copies, if there is one algorithm
     kv_cache = _kv_cache(q)
     if algorithm == "MIXED_PRECISION":
-        q.costless("ignore", "exclude_modules")  # what is not listed is not quantized
+        q.costless("ignore", "exclude_modules")  # unlisted modules are not quantized
         return Stored(rules=_listed(q), kv_cache=kv_cache)
     if algorithm not in _ALGORITHMS:
-        said = f"{q.at}quant_algo {algorithm!r} is not known here ({', '.join(sorted(_ALGORITHMS))})"
+        said = f"{q.at}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
         return Stored(unknown=f"{q.file}: {said}", kv_cache=kv_cache)
     rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
     return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules")), kv_cache=kv_cache)
 
 
 def _listed(q: Section) -> tuple[Rule, ...]:
-    """The rules of quantized_layers: modules, each with its algorithm."""
+    """The rules of quantized_layers, one per module."""
     modules: dict[tuple[str, int], list[str]] = {}
     for name, layer in _parts(q, "quantized_layers"):
         algorithm = layer.choice("quant_algo", _ALGORITHMS)
@@ -219,7 +219,7 @@ def _listed(q: Section) -> tuple[Rule, ...]:
 
 
 def _kv_cache(q: Section) -> Format | None:
-    """What the cache is kept in: a name such as "FP8", or bits and a type."""
+    """The cache format: of a name such as "FP8", or of bits and a type."""
     value = q.get(q.first("kv_cache_scheme", "kv_cache_quant_algo"))
     q.costless("kv_cache_scheme", "kv_cache_quant_algo")
     if isinstance(value, Mapping):
@@ -229,7 +229,7 @@ def _kv_cache(q: Section) -> Format | None:
 
 
 def _tensor(part: Section) -> Format | None:
-    """A format of compressed-tensors; None where no such format is known."""
+    """A format of compressed-tensors; None if unknown."""
     bits, group = part.integer("num_bits", 8), _group(part, "group_size")
     if part.choice("type", ("int", "float"), "int") == "int":
         return integer(bits, group=group, zero=not part.flag("symmetric", default=True)) if bits <= 8 else None
@@ -253,7 +253,7 @@ def _compressed(q: Section, _: Section) -> Stored:
         weight = _tensor(group.section("weights"))
         activation = _tensor(group.section("input_activations")) if group.get("input_activations") else None
         if weight is None:
-            unknown = f"{q.file}: {group.at}weights: is of a format that is not known here"
+            unknown = f"{q.file}: {group.at}weights: has an unsupported format"
             continue
         targets = group.texts("targets") or ("Linear",)
         modules = [t for t in targets if not t.endswith("Linear")]
@@ -269,18 +269,18 @@ def _compressed(q: Section, _: Section) -> Stored:
 
 
 def _sparse(q: Section) -> str:
-    """That weights are stored without their zeros, where they are: of how many bytes is not known here."""
+    """Why the size of weights is unknown, if they are stored without zeros; else ""."""
     if q.get("format") == "marlin-24":
-        return f"{q.file}: {q.at}format: 'marlin-24' leaves out zeros, which is not known here"
+        return f"{q.file}: {q.at}format: 'marlin-24' omits zeros, which is not supported"
     if not q.get("sparsity_config"):
         return ""
     sparsity = q.section("sparsity_config")
     kind = sparsity.text("format", "dense")
-    said = f"{q.file}: {sparsity.at}format: {kind!r} leaves out zeros, which is not known here"
+    said = f"{q.file}: {sparsity.at}format: {kind!r} omits zeros, which is not supported"
     return "" if kind == "dense" else said
 
 
-_QUARK: Final[Mapping[str, Callable[[int], Format]]] = {  # its names of formats; they take the group size
+_QUARK: Final[Mapping[str, Callable[[int], Format]]] = {  # by Quark's names; arguments are group sizes
     "fp4": lambda _: NAMED["mxfp4"],
     "fp4_e2m1": lambda _: NAMED["mxfp4"],
     "fp8": lambda _: _FP8,
@@ -294,7 +294,7 @@ _QUARK: Final[Mapping[str, Callable[[int], Format]]] = {  # its names of formats
 
 
 def _quark(q: Section, _: Section) -> Stored:
-    """AMD's: one scheme for all, others for the modules that a pattern names."""
+    """AMD Quark: one scheme for all modules, and others by pattern."""
     rules: list[Rule] = []
     unknown = ""
     whole = (("", q.section("global_quant_config")),) if q.get("global_quant_config") else ()
@@ -308,7 +308,7 @@ def _quark(q: Section, _: Section) -> Stored:
 
 
 def _quark_format(part: Section, key: str) -> Format | str | None:
-    """What is said of the weights or of the activations; what of it is not known here. Of several steps the last."""
+    """The format of weights or activations, of the last of several steps; a text: what is unknown of it."""
     given = part.get(key)
     steps = given if isinstance(given, list) else [given]
     if not isinstance(steps[-1], Mapping):
@@ -317,7 +317,7 @@ def _quark_format(part: Section, key: str) -> Format | str | None:
     kind, group = own.text("dtype", "none").lower(), _group(own, "group_size")
     made = _QUARK.get(kind)
     if made is None or (kind.startswith("fp4") and group not in (0, 32)):
-        return f"{key}: {kind} in groups of {group} is not known here"
+        return f"{key}: {kind} in groups of {group} is not supported"
     return made(group)
 
 
@@ -330,7 +330,7 @@ def _quark_cache(q: Section) -> Format | None:
 
 
 def _mlx(q: Section, _: Section) -> Stored:
-    """Apple's: codes with a scale and a bias per group, of 16 bits each, or a format of microscaling; the head too."""
+    """Apple MLX: a 16-bit scale and bias per group, or a microscaling format; the head too."""
 
     def own(part: Section) -> Scheme:
         kind = part.choice("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")

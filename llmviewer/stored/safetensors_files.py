@@ -1,6 +1,6 @@
-"""safetensors files by their headers: name, shape and type of every tensor; the numbers are not read.
+"""Headers of safetensors files: name, shape and type of every tensor; weights are not read.
 
-https://github.com/huggingface/safetensors: eight bytes that say how long the header is, and a JSON object.
+https://github.com/huggingface/safetensors: eight bytes with the length of the header, and a JSON object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..precision import BF16, FP16, FP32, NAMED, Format
 from .gguf_files import StoredTensor
 
-_LONGEST: Final = 100_000_000  # bytes of a header, as the library has it
+_LONGEST: Final = 100_000_000  # bytes of a header; the library's limit
 _INDEX: Final = "model.safetensors.index.json"
 _WHOLE: Final = "model.safetensors"
 _PART: Final = re.compile(r".*-\d+-of-\d+\.safetensors")
@@ -30,14 +30,14 @@ _DTYPES: Final = {
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder has safetensors files of a whole model."""
+    """Whether a folder has the safetensors files of a whole model."""
     return (folder / _INDEX).is_file() or (folder / _WHOLE).is_file()
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of the checkpoint in a folder, of one file or of those that its index names.
+    """The tensors of the checkpoint in a folder, from one file or those in its index.
 
-    Raises InputError where one is missing or wrong.
+    Raises InputError if a file is missing or invalid.
     """
     if not (folder / _INDEX).is_file():
         return read_safetensors(folder / _WHOLE)
@@ -48,14 +48,14 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
         if Path(name).name != name:
             raise index.error("weight_map", f"must name files beside it; got {name!r}")
         if not (folder / name).is_file():
-            raise index.error("weight_map", f"names {name}, which is not beside it; fetch it, or give the config.json")
+            raise index.error("weight_map", f"names {name}, which is missing; download it, or give the config.json")
     return {name: tensor for file in names for name, tensor in read_safetensors(folder / file).items()}
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file.
 
-    Raises InputError where its header is none, is cut off, or says what cannot be.
+    Raises InputError if its header is missing, truncated or invalid.
     """
     try:
         with path.open("rb") as file:
@@ -63,9 +63,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
                 said = f"says that its header has {length} bytes and has {max(size - 8, 0)}"
-                raise InputError(f"{path}: is no safetensors file, or is cut off: {said}")
+                raise InputError(f"{path}: is no safetensors file, or is truncated: {said}")
             if length > _LONGEST:
-                raise InputError(f"{path}: says that its header has {length} bytes; there may be {_LONGEST}")
+                raise InputError(f"{path}: header must have at most {_LONGEST} bytes; got {length}")
             header = file.read(length)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -92,14 +92,14 @@ def _tensor(part: Section, name: str) -> StoredTensor:
 
 
 def folder_of(path: Path) -> Path:
-    """The folder of a checkpoint that a .safetensors file is.
+    """The folder of a .safetensors file that is a whole checkpoint.
 
-    Raises InputError where the file is a part of one, or has no config.json beside it.
+    Raises InputError if the file is one part of several, or has no config.json beside it.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if _PART.fullmatch(path.name):
-        raise InputError(f"{path}: is a part of a checkpoint; give its folder")
+        raise InputError(f"{path}: is one part of a checkpoint; give its folder")
     if not (path.parent / "config.json").is_file():
-        raise InputError(f"{path}: has no config.json beside it, which says what model it is")
+        raise InputError(f"{path}: needs a config.json in the same folder")
     return path.parent

@@ -1,7 +1,7 @@
-"""The modules of a safetensors checkpoint, brought to the matrices of a graph.
+"""Formats of a graph's matrices from the modules of a safetensors checkpoint.
 
-Matrices are told by their modules' names. Norms and tables, which no method here quantizes, are counted but not told
-apart: families differ in what they call them.
+Matrices are identified by module names. Norms and tables, which no method quantizes, are only counted, because their
+names differ between families.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .formats import Stored
 from .gguf_files import StoredTensor
 from .module_names import placed, tails
 
-_LEAF: Final = re.compile(  # what follows the name of a module
+_LEAF: Final = re.compile(  # the end of a tensor's name, after its module
     r"(?P<module>.+?)(?:\.(?P<leaf>weight|bias|qweight|qzeros|scales|g_idx|scale|SCB|weight_\w+|weight\.[\w.]+"
     r"|input_\w+|[kqv]_scale)|_(?P<packed>blocks|scales|bias))?"
 )
 _TABLE: Final = re.compile(r"(?:embed|wte|wpe|pos_emb|tok_emb)")
 _FLOATS: Final = frozenset(("fp64", "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "e8m0"))
 
-_Key: TypeAlias = tuple[int | None, str]  # layer and module
+_Key: TypeAlias = tuple[int | None, str]  # (layer, module)
 
 
 @dataclass
@@ -37,9 +37,9 @@ class _Module:
 
     names: list[str] = field(default_factory=list)
     bits: float = 0
-    numel: int = 0  # of the matrix; 0 where several elements are packed into one
+    numel: int = 0  # of the matrix; 0 if several elements are packed into one
     format: Format | None = None  # of the matrix
-    claims: dict[Place, int] = field(default_factory=dict)  # weights of the graph that are in it, with their sizes
+    claims: dict[Place, int] = field(default_factory=dict)  # weights of the graph in it, with their sizes
 
     def add(self, tensor: StoredTensor, leaf: str) -> None:
         self.names.append(tensor.name)
@@ -52,11 +52,11 @@ class _Module:
 def safetensors_checkpoint(
     tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, schemes: Stored, file: str, predicting: int = 0
 ) -> Checkpoint:
-    """The bits that each matrix takes, scales and zero points included; a note where the parameters are others.
+    """The stored bits of each matrix, with scales and zero points; with a note if the parameters differ.
 
-    predicting  layers that it may hold besides, which predict further tokens
+    predicting  multi-token prediction layers that it may hold too
 
-    Raises InputError where its layers, or their sizes, are not those of the graph.
+    Raises InputError if its layers, or their sizes, are not those of the graph.
     """
     modules, others = _modules(tensors)
     _check_layers({layer for layer, _ in modules if layer is not None}, graph.layers, predicting, file)
@@ -81,29 +81,31 @@ def safetensors_checkpoint(
 
 
 def _check_layers(held: Collection[int], layers: int, predicting: int, file: str) -> None:
-    """Names of some families do not tell layers; then nothing is checked."""
+    """Raises InputError if the layers differ; names without layer numbers are not checked."""
     number = max(held, default=layers - 1) + 1
     if not layers <= number <= layers + predicting:
-        raise InputError(f"{file}: holds {number} layers, and its config.json says {layers}; one of them is another's")
+        raise InputError(
+            f"{file}: has {number} layers, but its config.json has {layers}; one of the two belongs to another model"
+        )
 
 
 def _check_sizes(modules: Mapping[_Key, _Module], file: str) -> None:
-    """Of matrices of layers that are stored by themselves, an element each."""
+    """Raises InputError if sizes differ; of unpacked matrices of layers that hold only their own weights."""
     for module in modules.values():
         for (_, layer), numel in module.claims.items():
             if layer is not None and len(module.claims) == 1 and module.numel not in (0, numel):
                 said = f"{module.names[0]} has {module.numel} elements, and its config.json says {numel}"
-                raise InputError(f"{file}: {said}; one of them is another's")
+                raise InputError(f"{file}: {said}; one of the two belongs to another model")
 
 
 def _foreign(tensor: StoredTensor) -> bool:
-    """Whether a tensor that is of no matrix is no table and no norm either."""
+    """Whether a tensor that belongs to no matrix is neither a table nor a norm."""
     plain = len(tensor.shape) < 2 and tensor.name.endswith((".weight", ".bias"))
     return not plain and not _TABLE.search(tensor.name)
 
 
 def _modules(tensors: Mapping[str, StoredTensor]) -> tuple[dict[_Key, _Module], list[str]]:
-    """Modules by layer and name, and the tensors that are biases."""
+    """Modules by layer and name, and the names of biases."""
     modules: dict[_Key, _Module] = {}
     biases: list[str] = []
     for name, tensor in tensors.items():
@@ -119,7 +121,7 @@ def _modules(tensors: Mapping[str, StoredTensor]) -> tuple[dict[_Key, _Module], 
 
 
 def _claim(modules: Mapping[_Key, _Module], graph: Graph) -> list[str]:
-    """Tells modules which weights of the graph they hold; the weights that none holds."""
+    """Assigns weights of the graph to modules; returns the weights that no module holds."""
     missing = []
     for block, op in graph:
         if not isinstance(op, Linear) or op.weight.tied or not block.main:
@@ -134,7 +136,7 @@ def _claim(modules: Mapping[_Key, _Module], graph: Graph) -> list[str]:
 
 
 def _format(fmt: Format | None, bits: float, own: Format) -> Format:
-    """The format of a matrix that takes `bits` an element in all."""
+    """The format of a matrix with `bits` per element in all."""
     if fmt and fmt.bits >= own.bits and fmt.name in _FLOATS:
         return fmt
     if fmt and fmt.name in (*_FLOATS, "int8"):

@@ -238,7 +238,7 @@ def test_spearman_by_hand():
         ({"profiles": "x"}, "profiles must be a list of text or a path or a Profile; got 'x'"),
         (
             {"model": "bert-base-uncased"},
-            "bert-base-uncased does not generate, so there is no answer to be fast at; use llmviewer compare",
+            "bert-base-uncased must generate to be ranked by its answers; use llmviewer compare",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""Many devices side by side: `compare()`, where bounds change, and `choose()`."""
+"""Comparisons of devices: `compare()`, crossings of bounds, and `choose()`."""

@@ -1,4 +1,4 @@
-"""What a pass waits for, by group of operators: on one device, or on many that run the same."""
+"""The time of a pass by group of operators and resource, on one device or on many with the same graph."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..workload import Workload
 from .fleet import Fleet, Known, fleets
 
 Column = npt.NDArray[Any]
-Waits = Mapping[tuple[str, str], Num]  # (group, resource) -> how long that group waits for that resource [s]
+Waits = Mapping[tuple[str, str], Num]  # (group, resource) -> time of the group bound by the resource [s]
 
 GROUPS: Final = ("linear", "experts", "attention", "state", "head", "elementwise", "communication")
 RESOURCES: Final = ("memory", "matrix", "vector", "link")
 BOUNDS: Final = ("memory", "compute", "link")
-ALL: Final = "all"  # groups together
+ALL: Final = "all"  # all groups together
 _GROUP: Final = {
     "linear": "linear", "matmul": "linear", "lm_head": "head", "attention": "attention",
     "experts": "experts", "router": "experts", "route": "experts", "permute": "experts", "combine": "experts",
@@ -35,11 +35,11 @@ _GROUP: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Where the time of a pass goes, for every batch: of a prefill, or of the decode step in the middle of the answer.
+    """The time of a prefill, or of the decode step in the middle of the answer, by group and resource, for every batch.
 
-    Of a pipeline, what takes longest: all stages for one micro-batch, and the slowest for each that follows.
+    In a pipeline: all stages for one micro-batch, and the slowest stage for each further one.
 
-    length  tokens of each prompt, or tokens that each sequence attends to
+    length  tokens of each prompt, or context of the decode step
     """
 
     length: int
@@ -51,42 +51,44 @@ class Breakdown:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Those that take time."""
+        """Groups that take time."""
         return tuple(g for g in GROUPS if np.any(np.greater(self.spent(group=g), 0)))
 
     def spent(self, *, group: str = ALL, resource: str = "", bound: str = "") -> Num:
-        """Time in a group, waiting for a resource or for those of a bound; for any where none is given. [s]"""
+        """Time of a group bound by a resource, or by the resources of a bound; by any if neither is given. [s]"""
         return spent(self.waits, group=group, resource=resource, bound=bound)
 
     def shares(self, **of: str) -> Column:
-        """Part of the time that is spent so, at every batch."""
+        """Fraction of the time that `spent(**of)` is, at every batch."""
         return np.broadcast_to(self.spent(**of) / self.time_s, self.time_s.shape)
 
     def share(self, at: int = 0, **of: str) -> float:
-        """That at the batch in one place."""
+        """Fraction of the time at batch number `at`."""
         return float(self.shares(**of)[at])
 
     def bounds(self, group: str = ALL) -> list[str]:
-        """What most of the time of a group is bound by, at every batch."""
+        """What bounds most of the time of a group, at every batch."""
         times = np.stack([self.shares(group=group, bound=bound) for bound in BOUNDS])
         return [BOUNDS[place] for place in np.argmax(times, axis=0)]
 
     def bound(self, at: int = 0, group: str = ALL) -> str:
-        """That at the batch in one place."""
+        """What bounds most of the time of a group at batch number `at`."""
         return self.bounds(group)[at]
 
     def sensitivity(self, at: int = 0) -> dict[str, float]:
-        """-d log time / d log rate of each resource: the share of the time that waits for it. Together they are 1."""
+        """-d log time / d log rate of each resource: the fraction of the time that it bounds. They sum to 1."""
         return {resource: self.share(at, resource=resource) for resource in RESOURCES}
 
 
 def fleets_of(
     one: Setting, phase: str, devices: Mapping[int, Hardware], known: Known | None = None
 ) -> tuple[list[Fleet], dict[int, str]]:
-    """`devices`, by place, each with its links, running a pass of `one` with tiles of attention as large as its own
-    memory on chip; and those that have no unit for a data type, with the reason.
+    """`devices`, by index, as fleets that run a pass of `one`; and why other devices cannot, by index.
+
+    Each device has its own links, and attention tiles of the size of its on-chip memory. A device cannot run the pass
+    if it has no unit for a data type.
     """
-    apart = bool(one.techniques)  # they see the attention as it is fused, and may ask for more of a device than that
+    apart = bool(one.techniques)  # they may depend on the fused attention and on other facts of a device
     alike: dict[object, list[int]] = {}
     for place, device in devices.items():
         wiring = _wiring(device) if one.layout.devices > 1 else None
@@ -108,7 +110,7 @@ def fleets_of(
 
 
 def _wiring(device: Hardware) -> object:
-    """All that the file of a device says of its links but how fast they are: what is sent depends on no more."""
+    """Facts on the links of a device except rates: what a collective sends depends only on them."""
     return tuple(
         (f.key, None if f.key.endswith((".bandwidth", ".latency")) else f.value)
         for f in device.facts
@@ -117,9 +119,10 @@ def _wiring(device: Hardware) -> object:
 
 
 def waits_of(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Waits:
-    """What a fleet waits for in a pass of a batch, by group of operators; of a pipeline, while all stages have one
-    micro-batch, and the slowest the others; of two batches that overlap, while that works which takes longer.
-    [s], [device, point]
+    """Time of a pass by group and resource on every device of a fleet. [s], [device, point]
+
+    In a pipeline: all stages for one micro-batch, and the slowest stage for the others. With two overlapping batches:
+    that of the lane that takes longer.
     """
     workload, layout = workload_of(setting, phase, batch=batch, length=length, prompt=prompt), setting.layout
     if not layout.cuts:
@@ -135,7 +138,7 @@ def workload_of(setting: Setting, phase: str, *, batch: Num, length: Num, prompt
     share = setting.layout.share(batch)
     if phase == "prefill":
         return setting.prefill(Workload.prefill(batch=share, prompt=length))
-    read = np.minimum(prompt, length) if setting.techniques else prompt  # which techniques count from
+    read = np.minimum(prompt, length) if setting.techniques else prompt  # techniques need the answer's start
     return setting.step(Workload.decode(batch=share, kv_len=length, prompt=read))
 
 
@@ -148,18 +151,18 @@ def _by_group(fleet: Fleet, workload: Workload) -> Waits:
 
 
 def _joined(one: Waits, other: Waits, *, times: Num) -> Waits:
-    """One, and `times` the other."""
+    """`one` plus `times` `other`."""
     return {key: one.get(key, 0.0) + times * other.get(key, 0.0) for key in {**one, **other}}
 
 
 def _longer(one: Waits, other: Waits) -> Waits:
-    """The one that takes longer, at every point."""
+    """The one that takes longer, at each point."""
     first = np.greater_equal(spent(one), spent(other))
     return {key: np.where(first, one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}
 
 
 def spent(waits: Waits, *, group: str = ALL, resource: str = "", bound: str = "") -> Num:
-    """Time in a group, waiting for a resource or for those of a bound; for any where none is given. [s]"""
+    """Time of a group bound by a resource, or by the resources of a bound; by any if neither is given. [s]"""
     chosen = (
         time_s
         for (own, unit), time_s in waits.items()

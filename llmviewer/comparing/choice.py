@@ -1,6 +1,4 @@
-"""choose(): which device for this use, and how many: those that qualify, ranked, and the others with what disqualifies
-them.
-"""
+"""choose(): ranks the devices that qualify for a use, with their number, and says what disqualifies the others."""
 
 from __future__ import annotations
 
@@ -32,21 +30,21 @@ from .limits import Limits, Rejected, closest, faults
 if TYPE_CHECKING:
     import pandas as pd
 
-# What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
-# devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
+# Default precisions: that of the model; weights and activations in the two 8-bit types that devices multiply; and 4-bit
+# weights, the smallest in common use (arXiv:2210.17323, arXiv:2306.00978).
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128")
 SCHEMA_VERSION: Final = 1  # of to_dict()
-_UNSOLD: Final = "announced"  # the status of a device that nobody can buy
-_MOST: Final = 1024  # devices that one tensor is cut for: more than any model has heads for
-_LEAST: Final = 3  # devices from which on a correlation says something
+_UNSOLD: Final = "announced"  # status of a device that is not for sale
+_MOST: Final = 1024  # largest tensor parallelism: more than the heads of any model
+_LEAST: Final = 3  # fewest devices for a meaningful correlation
 
 
-_MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}  # most first
+_MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}  # unit of the ranking
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A device, or the fewest of its kind that qualify, in the best precision that qualifies there, by `merit`."""
+    """A device, or the fewest of its kind that qualify, in the best qualifying precision by `merit`."""
 
     cell: Cell
     merit: float
@@ -54,9 +52,9 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The answer. `comparison` has a cell for every device in every precision and number that is allowed.
+    """The result of choose(). `comparison` has a cell for every device, allowed precision and number of devices.
 
-    left_out  devices that were not looked at, as nobody named them and nobody can buy them
+    left_out  devices that are not for sale and were not named
     """
 
     model: Model
@@ -72,19 +70,19 @@ class Choice:
 
     @property
     def merit(self) -> str:
-        """The unit of what is ranked by."""
+        """The unit of `merit`."""
         return _MERIT[self.by]
 
     @property
     def priced(self) -> int:
-        """Devices whose files have what is needed to rank by cost, or by energy; all, by speed."""
+        """Number of devices whose files allow ranking by cost or energy; all for speed."""
         found = {cell.hardware.name: cell.hardware for cell in self.comparison.cells}.values()
         return sum(self.by.known(device, self.comparison.years) for device in found)
 
     def follows(self) -> dict[str, float]:
         """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of all devices together.
 
-        Empty where fewer than three devices qualify, or all are alike.
+        Empty if fewer than three devices qualify, or if all are equal.
         """
         if len(self.ranked) < _LEAST:
             return {}
@@ -98,7 +96,7 @@ class Choice:
         return {name: value for name, value in found.items() if not isnan(value)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each device: those that qualify by rank, then the others."""
+        """One row per device: qualifying devices by rank, then the others."""
         for rank, one in enumerate(self.ranked, 1):
             yield {"rank": rank, **self._facts(one.cell), "merit": one.merit, "factor": None, "reason": None}
         for other in self.rejected:
@@ -112,14 +110,14 @@ class Choice:
         return pd.DataFrame(list(self.rows()))
 
     def _facts(self, cell: Cell) -> dict[str, Any]:
-        """What a comparison says of a cell, without what all cells here share."""
+        """The facts of a cell in a comparison, without those that all cells share."""
         left = {"model", "batch", "refused", "capacity_elasticity"}
         (row,) = self.comparison.rows_of(cell)
         return {key: value for key, value in row.items() if key not in left}
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The arguments, as in the JSON document."""
         return {
             "users": self.users, "prompt": self.comparison.prompt, "gen": self.comparison.gen,
             "quants": list(self.quants), "by": str(self.by), "merit": self.merit, "years": self.comparison.years,
@@ -162,26 +160,24 @@ def choose(
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> Choice:
-    """Ranks devices for `users` who each send `prompt` tokens at once and are written `gen`.
+    """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
-    quants       precisions that are allowed; a device is ranked by its best one
-    hardware     devices to choose from; if None, those that ship and can be bought, and those of the user's folder
-    max_devices  at most so many of a kind, in one box, by tensor parallelism: the fewest that qualify are ranked, of
-                 the numbers that the model can be cut by
-    by           "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
-                 "energy": per joule at TDP
-    budget       the highest price of all devices together [USD]
-    power        the highest TDP of all devices together [W]
-    ttft, tpot   the longest time to first token and time per output token [s]
-    native       only precisions whose products the device's matrix units multiply as they are
-    years        of use without a pause over which a purchase price is spread; if None, only cloud prices count
-    bound        only lower bounds: nothing is expected of measured kernels. Devices are ranked by bounds in any case
-    library      library of kernels whose times are expected, and profiles used before those that ship, as in analyze()
-    hardware_set what-ifs on every device, as in analyze()
-    progress     is called with how many combinations of precision and number of devices are done, and how many there
-                 are
+    quants       allowed precisions; a device is ranked by its best one
+    hardware     devices to choose from; None: shipped devices that are for sale, and those of the user's folder
+    max_devices  most devices of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked, of the
+                 numbers that divide the model
+    by           "speed": tokens of all users per second, from prompts to last tokens; "cost": per dollar; "energy": per
+                 joule at TDP
+    budget       highest price of all devices together [USD]
+    power        highest TDP of all devices together [W]
+    ttft, tpot   longest time to first token and time per output token [s]
+    native       only precisions that the device's matrix units support
+    years        time of continuous use over which a purchase price is spread; None: only cloud prices count
+    bound        lower bounds only, no expected times; the ranking is by bounds in any case
+    library, profiles, hardware_set  as in analyze()
+    progress     called with the number of finished combinations of precision and number of devices, and of all
 
-    Raises InputError where something given cannot be used, or where the model does not generate.
+    Raises InputError if an argument is invalid or the model does not generate.
     """
     wanted = arguments.among("by", by, _MERIT)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
@@ -198,7 +194,7 @@ def choose(
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:
-        raise InputError(f"{found.name} does not generate, so there is no answer to be fast at; use llmviewer compare")
+        raise InputError(f"{found.name} must generate to be ranked by its answers; use llmviewer compare")
     ranked, rejected = _qualified(comparison, limits, wanted)
     return Choice(
         model=found, users=comparison.batches[0], quants=allowed, max_devices=most, by=wanted, limits=limits,
@@ -207,9 +203,9 @@ def choose(
 
 
 def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Hardware, ...], tuple[str, ...]]:
-    """Those to choose from, and the names of those that are left out as nobody named them and nobody can buy them.
+    """The devices to choose from, and the names of those left out because they are not for sale.
 
-    Raises InputError where there are none, or one is there twice.
+    Raises InputError if there are none, or one is given twice.
     """
     left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
     every = hardware_names() if hardware is None else arguments.several("hardware", hardware)
@@ -223,7 +219,7 @@ def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Har
 
 
 def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
-    """Of each device the fewest that qualify, in their best precision, best first; the others, nearest first."""
+    """The fewest qualifying of each device in their best precision, best first; the others, closest first."""
     by_device: dict[str, list[Cell]] = {}
     for cell in comparison.cells:
         if cell.obstacle != LAYOUT and not _spread(cell):
@@ -244,13 +240,13 @@ def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ra
 
 
 def unsold(devices: Iterable[Hardware]) -> tuple[str, ...]:
-    """Names of those that ship here and nobody can buy; a device of the user's own folder is meant, whatever it is."""
+    """Names of shipped devices that are not for sale; devices of the user's folder are never among them."""
     announced = (device.name for device in devices if device.status == _UNSOLD)
     return tuple(name for name in announced if hardware_file(name).parent == data_dir("hardware"))
 
 
 def _cuts(model: Model, device: Hardware, most: int) -> list[int]:
-    """Numbers of devices, up to `most`, by which tensor parallelism can cut the model; `device` is any."""
+    """Numbers of devices up to `most` that tensor parallelism can divide the model by, on any `device`."""
     found = [1]
     for n in range(2, most + 1):
         joined = Network(hardware=device, layout=Layout(tp=n), inside=UP, outside=OUT, domain=inf)
@@ -263,7 +259,7 @@ def _cuts(model: Model, device: Hardware, most: int) -> list[int]:
 
 
 def _spread(cell: Cell) -> bool:
-    """Whether its devices need links beyond those that join a few of them."""
+    """Whether its devices span domains, beyond the links that join a few of them."""
     if cell.refused or cell.layout.devices == 1:
         return False
     return OUT in cell.tiers and len(cell.tiers) > 1

@@ -1,4 +1,4 @@
-"""compare(): models on devices in precisions; where each waits, where that changes, and what more of anything buys."""
+"""compare(): models on devices in precisions, with bottlenecks, crossings of bounds and sensitivities."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ SCHEMA_VERSION: Final = 1  # of to_dict()
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All models in all precisions in all layouts on all devices, in that order. Times are lower bounds, throughputs
-    upper ones.
+    """Cells of all models, precisions, layouts and devices, in that order; times are lower bounds.
 
-    batches       empty where each cell is at the largest that fits it
-    years         of use without a pause over which a purchase price is spread; None where only cloud prices count
-    bound         whether nothing is expected of measured kernels
+    batches       empty if each cell is at its largest batch that fits
+    years         time of continuous use over which a purchase price is spread; None: only cloud prices count
+    bound         whether there are no expected times
     hardware_set  what-ifs on all devices
-    library       the library of kernels that was asked for, "" where none was
-    profiles      those that were given, files by their path
+    library       kernel library given; "": none
+    profiles      profiles given; files by path
     """
 
     batches: tuple[int, ...]
@@ -61,31 +60,31 @@ class Comparison:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Those that were asked for; empty where all is on single devices."""
+        """The layouts given; empty if all cells are single devices."""
         found = tuple(dict.fromkeys(cell.layout for cell in self.cells))
         return found if any(layout.devices > 1 for layout in found) else ()
 
     @property
     def answered(self) -> tuple[Cell, ...]:
-        """Those that their device can run."""
+        """Cells that their devices can run."""
         return tuple(cell for cell in self.cells if not cell.refused)
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
-        """Where bounds change: over batches at these lengths, and over lengths at the first batch."""
+        """Crossings of bounds: over batches at the given lengths, and over lengths at the first batch."""
         return tuple(crossing for cell in self.answered for crossing in crossings_of(cell))
 
     def expected(self, cell: Cell) -> ExpectedTimes | None:
-        """What to expect of measured kernels; None where only bounds are asked for, or known."""
+        """Expected times of a cell; None if only bounds are wanted or known."""
         return None if self.bound else cell.expected
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each cell and batch, in SI units; what is unknown is None."""
+        """One row per cell and batch, in SI units; None: unknown."""
         for cell in self.cells:
             yield from self.rows_of(cell)
 
     def rows_of(self, cell: Cell) -> Iterator[dict[str, Any]]:
-        """One for each batch."""
+        """The rows of one cell, one per batch."""
         columns = {
             key: np.broadcast_to(np.asarray(values), len(cell.batches)).tolist()
             for key, values in self._columns(cell).items()
@@ -94,7 +93,7 @@ class Comparison:
             yield plain(dict(zip(columns, values, strict=True)))
 
     def _columns(self, cell: Cell) -> dict[str, Any]:
-        """What is said of a cell: one value, or one for each batch."""
+        """Columns of a cell: one value, or one per batch."""
         largest, expected = cell.largest, self.expected(cell)
         times = {"ttft": expected.ttft, "tpot": expected.tpot} if expected else {"ttft": None, "tpot": None}
         columns: dict[str, Any] = {
@@ -130,7 +129,7 @@ class Comparison:
         }  # fmt: skip
 
     def _of_layout(self, cell: Cell) -> dict[str, Any]:
-        """Left out where nobody asked for layouts."""
+        """Columns of the layout; empty if no layouts are given."""
         return {"layout": str(cell.layout), "devices": cell.layout.devices} if self.layouts else {}
 
     def to_frame(self) -> pd.DataFrame:
@@ -140,7 +139,7 @@ class Comparison:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The arguments, as in the JSON document."""
         return {
             "quants": list(dict.fromkeys(cell.asked for cell in self.cells)), "batches": list(self.batches) or [MAX],
             "prompt": self.prompt, "gen": self.gen, "years": self.years,
@@ -150,7 +149,7 @@ class Comparison:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What was said of devices, and of the kernels that are expected, as the JSON document has it."""
+        """The arguments on devices and expected kernels, as in the JSON document."""
         said = {"hardware_set": list(self.hardware_set), "library": self.library, "profiles": list(self.profiles)}
         return {name: value for name, value in said.items() if value}
 
@@ -173,7 +172,7 @@ class Comparison:
         }  # fmt: skip
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Bound and share of every group of operators, one row for each cell, batch, phase and group."""
+        """Bounds and shares: one row per cell, batch, phase and group of operators."""
         for cell in self.answered:
             for name, own in cell.passes.items():
                 for group in own.groups:
@@ -206,20 +205,20 @@ def compare(
     """Every model in every precision on every device.
 
     quants        precisions as in analyze(), or "published"
-    batch         sequences at a time, a number or several, each a column; the bottleneck is shown at the first. "max":
-                  as many as fit, which differs from cell to cell
+    batch         concurrent sequences, one number or several; bottlenecks are those of the first. "max": the largest
+                  that fits, cell by cell
     prompt, gen   tokens of each prompt and of each answer
-    layout        degrees of parallelism as in analyze(); of several, each is a setting
-    techniques    those of all settings, as in analyze()
-    years         of use without a pause over which a purchase price is spread; if None, only cloud prices count
-    bound         only lower bounds: nothing is expected of measured kernels, which takes a tenth of the time
+    layout        degrees of parallelism as in analyze(); one or several
+    techniques    of all cells, as in analyze()
+    years         time of continuous use over which a purchase price is spread; None: only cloud prices count
+    bound         lower bounds only, no expected times, in a tenth of the time
     hardware_set  what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
-    library       library of kernels whose times are expected, and profiles used before those that ship, as in analyze()
-    progress      is called with how many combinations of model, precision and layout are done, and how many there are
+    library, profiles  as in analyze()
+    progress      called with the number of finished combinations of model, precision and layout, and of all
 
-    Raises InputError where something given cannot be used, or is given twice. A cell says why instead where its device
-    has no unit for its precision, no links for its layout or not the number that a what-if multiplies, or where its
-    model cannot be laid out so or has no use for a technique.
+    Raises InputError if an argument is invalid or given twice. A cell is refused, with the reason, if its device lacks
+    a unit for the precision, links for the layout or the number that a what-if multiplies, or if its model cannot be
+    laid out so or does not allow a technique.
     """
     fullest = isinstance(batch, str) and batch == MAX
     batches = (1,) if fullest else tuple(whole("batch", b) for b in arguments.counts(batch))
@@ -262,9 +261,9 @@ def compare(
 def _changed(
     hardware: Sequence[str | Hardware], changes: Sequence[str]
 ) -> tuple[list[Hardware], dict[int, tuple[str, str]]]:
-    """Devices under what-ifs; and those, by place, of which these make no sense, with the reason.
+    """Devices with what-ifs; and (obstacle, reason), by index, of those to which they do not apply.
 
-    Raises InputError where they make sense of none.
+    Raises InputError if they apply to none.
     """
     asked = list(zip(hardware, each_changed(hardware, changes), strict=True))
     devices = [loaded(one, () if isinstance(one, str) else own) for one, own in asked]
@@ -280,7 +279,7 @@ def _changed(
 
 
 def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Technique]) -> tuple[Setting, str]:
-    """`base` so; where techniques make no sense there, without them, with the reason."""
+    """`base` with these changes; without techniques, and with the reason, if they are refused."""
     one = base if quant == PUBLISHED else base.having(quant=quant)
     bare = one if layout == ALONE else replace(one, layout=layout)
     if not techniques:
@@ -296,7 +295,7 @@ def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Tec
 
 
 def _fullest(cell: Cell, known: Known) -> Cell:
-    """The same at the largest batch that fits; as it is where not one sequence does."""
+    """The cell at the largest batch that fits; unchanged if no sequence fits."""
     if cell.refused or cell.largest.batch < 2:
         return cell
     lengths: dict[str, Any] = {"prompt": cell.prompt, "gen": cell.gen}

@@ -1,4 +1,4 @@
-"""Where passes start to be bound by something else."""
+"""Crossings: batches and lengths at which the bound of a pass changes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .breakdown import ALL, Breakdown, Column, waits_of
 from .cells import Cell
 from .fleet import Fleet
 
-_MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # where a search for a crossing ends
-_FAN: Final = 32  # points looked at together in it
+_MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # limits of the search for crossings
+_FAN: Final = 32  # points of the search that are computed together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """Where a group of operators, or a whole pass, starts to be bound by something else.
+    """A change of the bound of a group of operators or of a whole pass.
 
     axis  "batch", "prompt" or "context"
-    at    the first number along it that is bound by `after`; everything from 1 on is bound by `before`
+    at    the first number that is bound by `after`; smaller ones are bound by `before`
     """
 
     cell: Cell
@@ -34,9 +34,9 @@ class Crossing:
 
 
 def crossings_of(cell: Cell) -> Iterator[Crossing]:
-    """Of one cell: over batches at its lengths, and over lengths at the first batch.
+    """Crossings of one cell: over batches at its lengths, and over lengths at the first batch.
 
-    Looks at powers of two, and between the two that differ, where it takes the bound to change once.
+    The search compares powers of two, and assumes one change between two that differ.
     """
     for phase, own in cell.passes.items():
         fleet = cell.fleet(phase)
@@ -55,18 +55,18 @@ def crossings_of(cell: Cell) -> Iterator[Crossing]:
 
 
 def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
-    """What a pass can be longer or wider in, and how far is looked."""
+    """(axis, limit of the search) of a pass."""
     yield "batch", _MOST_SEQUENCES
     longest = cell.model.max_context or _LONGEST
     if phase == "prefill":
         yield "prompt", longest
-    elif not cell.model.encodes:  # what a decoder beside an encoder attends to begins where the prompt ends
+    elif not cell.model.encodes:  # with an encoder, the decoder's context starts after the prompt
         yield "context", longest
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """A pass of a cell along one axis, with all else as it is."""
+    """A pass of a cell along one axis."""
 
     cell: Cell
     fleet: Fleet
@@ -83,7 +83,7 @@ class _Line:
         return Breakdown(length=own, waits=times)
 
     def change(self, low: float, high: float, group: str, before: str) -> tuple[int, str]:
-        """The first number after `low`, at most `high`, not bound by `before`, and what it is bound by."""
+        """The first number in (low, high] that is not bound by `before`, and its bound."""
         while True:
             tried = np.unique(np.round(np.linspace(low, high, _FAN)))
             bounds = self.at(tried).bounds(group)

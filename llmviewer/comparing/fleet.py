@@ -1,4 +1,4 @@
-"""A graph laid out on many devices at once: what differs between them are columns, so a time is [device, point]."""
+"""A graph on many devices at once: rates are columns, so times have the shape [device, point]."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from ..workload import Workload
 
 @dataclass(frozen=True)
 class Fleet(Plan):
-    """A plan whose coefficients are columns, [device, 1], of devices that do all work on the same kinds of unit, if not
-    in the same data types: those it names are the first device's.
+    """A plan with coefficients [device, 1], for devices that do all work on the same kinds of unit.
 
-    devices  places of its devices in the list that they were taken from
-    keys     of each operator: those with equal keys take equally long
+    Data types may differ between devices; names are those of the first device.
+
+    devices  indices of its devices in the original list
+    keys     of operators; those with equal keys take the same time
     """
 
     devices: tuple[int, ...]
@@ -33,12 +34,12 @@ class Fleet(Plan):
 
     @property
     def rows(self) -> list[int]:
-        """`devices`, to index the rows of an array with."""
+        """`devices` as a list, to index rows of arrays."""
         return list(self.devices)
 
     @cached_property
     def lanes(self) -> tuple[Fleet, ...]:
-        """The parts of it that are busy at the same time, each with another micro-batch."""
+        """The concurrent parts of the plan, each with another micro-batch."""
         places: dict[Lane, list[int]] = {}
         for place, row in enumerate(self.operators):
             places.setdefault(lane(row), []).append(place)
@@ -49,7 +50,7 @@ class Fleet(Plan):
 
     @cached_property
     def distinct(self) -> tuple[tuple[PlannedOperator, int], ...]:
-        """One operator of each key, and how many launches have it."""
+        """One operator of each key, and its number of launches."""
         rows: dict[object, PlannedOperator] = {}
         launches: dict[object, int] = {}
         for key, row in zip(self.keys, self.operators, strict=True):
@@ -62,14 +63,14 @@ class Fleet(Plan):
         return tuple((tuple(row.busy_s.values()), launches) for row, launches in self.distinct)
 
     def waits(self, workload: Workload) -> dict[tuple[str, Unit], Num]:
-        """How long operators of a kind wait for a unit in one pass; together its bound. [s], [device, point]"""
+        """Time of one pass by (kind of operator, unit that bounds it); the sum is the bound. [s], [device, point]"""
         values = self.values(workload)
         found: dict[tuple[str, Unit], Num] = {}
         for row, launches in self.distinct:
             busy = [form(values) for form in row.busy_s.values()]
             time_s = launches * reduce(np.maximum, busy)
             left: Any = np.ones(np.shape(time_s), dtype=bool)
-            for resource, own in zip(row.busy_s, busy, strict=True):  # the first of equals, as an estimate has it
+            for resource, own in zip(row.busy_s, busy, strict=True):  # the first of equals, as in an estimate
                 first = left & np.equal(launches * own, time_s)
                 key = row.operator.kind, resource.unit
                 found[key] = found.get(key, 0.0) + np.where(first, time_s, 0.0)
@@ -80,10 +81,10 @@ class Fleet(Plan):
 def fleets(
     graphs: Sequence[Graph], devices: Sequence[Hardware], known: Known | None = None
 ) -> tuple[list[Fleet], dict[int, str]]:
-    """`devices` in as few fleets as it takes, and for those with no unit for some data type why not, by place.
+    """`devices` in as few fleets as possible, and reasons, by index, for devices without a unit for a data type.
 
-    graphs  what each of them runs: the same operators, if not as large or on as many devices; many run the same one
-    known   what was worked out of operators of other graphs, which these may share
+    graphs  the graph of each device: the same operators, of sizes that may differ; many devices share one graph
+    known   cache of operators' work, shared between graphs
     """
     known = known or Known()
     works = {key: known.lowered(graph) for key, graph in {id(graph): graph for graph in graphs}.items()}
@@ -103,10 +104,10 @@ def fleets(
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A graph, and for each of its operators what it takes and a number that those which take the same share.
+    """A graph with the work of each operator, and a number per operator that equal works share.
 
-    wanted   what all of them ask a device for
-    pattern  what two graphs have to have in common for their works to become one
+    wanted   resources that the works need
+    pattern  graphs with equal patterns can be merged into one fleet
     """
 
     graph: Graph
@@ -117,11 +118,11 @@ class _Lowered:
 
 
 class Known:
-    """What operators take, each worked out once."""
+    """Cache of the work of operators."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], _Row] = {}  # by identities,
-        self._kept: list[tuple[Operator, Stream]] = []  # which are not given away while these are there
+        self._rows: dict[tuple[int, int], _Row] = {}  # by id(), which `_kept` keeps from being reused
+        self._kept: list[tuple[Operator, Stream]] = []
         self._equal: dict[tuple[Operator, Stream], _Row] = {}
         self._numbers: dict[object, int] = {}
 
@@ -189,7 +190,7 @@ def _fleet(members: Sequence[tuple[int, _Lowered]], devices: Sequence[Hardware])
 
 
 def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resource, Num]) -> dict[Resource, Form]:
-    """How long each resource is kept busy, under its name on the first device, with columns of coefficients."""
+    """Busy time of each resource, by its name on the first device, with coefficients [device, 1]."""
     terms: dict[Resource, dict[Feature, Any]] = {}
     for wanted, form in work.amounts:
         if form:
@@ -201,7 +202,7 @@ def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resourc
 
 
 def _merged(works: Sequence[Work]) -> Work:
-    """One work for all devices; forms that are the same on all stay as they are."""
+    """One work for all devices; forms that are equal on all stay scalar."""
     first = works[0]
     if all(work is first for work in works):
         return first

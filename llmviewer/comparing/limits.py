@@ -1,4 +1,4 @@
-"""What a device has to keep to for a use, and what disqualifies one that does not."""
+"""Limits of a use, and the reasons that disqualify devices."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MEMORY: Final = "memory"
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A device that does not qualify, in the precision and the number that come closest.
+    """A device that does not qualify, in the precision and number that come closest.
 
     factor  "data type", "what-if", "memory", "price", "budget", "power", "time to first token", "time per token", or
-            "link" where that is what keeps several from it
-    excess  what it takes over what is there or allowed; inf where that is no matter of degree
+            "link" if links keep several devices from qualifying
+    excess  amount needed over amount available or allowed; inf if not a quantity
     reason  both, in words
     """
 
@@ -35,7 +35,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a device, or all of a layout together, have to keep to; None where anything goes. [USD], [W], [s]"""
+    """Limits for a device, or for all devices of a layout together; None: no limit. [USD], [W], [s]"""
 
     budget: float | None = None
     power: float | None = None
@@ -48,14 +48,14 @@ class Limits:
 
 
 def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
-    """Of what disqualifies each precision and number, the worst where there is least; links, where more would do."""
+    """The worst fault of the setting with the fewest faults; among equals of links, then of the least excess."""
     worst = [(len(own), max(own, key=lambda fault: fault.excess)) for own in faults]
     found = min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
     return replace(found, reason=found.reason + _read_at_once(found.cell)) if found.factor == MEMORY else found
 
 
 def _read_at_once(cell: Cell) -> str:
-    """How much of the memory is for reading all prompts in one pass, where it would do without."""
+    """A note on the memory for one prefill of all prompts, if the cell would fit without it; else ""."""
     if cell.refused:
         return ""
     lengths = {"batch": float(cell.batches[0]), "prompt": cell.prompt, "gen": cell.gen if cell.decode else 0}
@@ -66,10 +66,10 @@ def _read_at_once(cell: Cell) -> str:
 
 
 def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | None) -> list[Rejected]:
-    """All that disqualifies a device in a precision and number.
+    """All reasons that disqualify a device in a precision and number.
 
-    alone  one of it in that precision
-    by     what devices are ranked by, which has to be known of it; a purchase is spread over `years`
+    alone  the cell of a single device in that precision
+    by     the ranking, whose facts must be known; a purchase price is spread over `years`
     """
     several, numbers = cell.layout.devices, cell.hardware.numbers
     together = f", with {several} devices" if several > 1 else ""
@@ -101,7 +101,7 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
     ]
     if cell.refused:
         found.append(fault(LINK, inf, f"none is known that joins {several} of them"))
-    timed, share = (alone, several) if cell.refused else (cell, 1)  # with links of any kind it takes no less
+    timed, share = (alone, several) if cell.refused else (cell, 1)  # links only add time
     if timed.prefill:
         ttft = float(timed.ttft_s[0]) / share
         found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, timed.prefill, several))
@@ -119,12 +119,12 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
 
 
 def _unlinked(time_s: float, own: Breakdown, devices: int) -> float:
-    """What of a time is not spent waiting for links; inf where there are none. [s]"""
+    """The part of a time that links do not bound; inf for a single device. [s]"""
     return time_s * (1 - own.share(resource="link")) if devices > 1 else inf
 
 
 def _foreign(cell: Cell) -> tuple[str, ...]:
-    """Types of matrix products that the device has no matrix units for."""
+    """Data types of matrix products that the device's matrix units lack."""
     rates = cell.hardware.rates
     wanted = (row.work.wanted for row in cell.setting.plan.operators)
     return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))

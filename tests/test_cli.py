@@ -281,7 +281,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("sweep gpt2 t4 --over batch=1..10000000000000",
          "--over batch=1..10000000000000: must be at most 10000000 values; got 10000000000000"),
         ("sweep gpt2 t4 --over batch=1..10001 --over prompt=1..10001",
-         "a sweep has at most 100000000 points at once; got 100020001; fill a folder with -o DIR/"),
+         "a sweep must have at most 100000000 points; got 100020001; write shards with -o DIR/"),
         ("compare gpt2 t4 --batch 1..1000000000", "--batch=1..1000000000: must be at most 1000 values; got 1000000000"),
         ("compare gpt2 t4 --batch 1..8192*4",
          "--batch=1..8192*4: 1..8192*4 must reach its end, and stops at 4096; give 1..4096*4, or 1..4096*4,8192"),
@@ -313,7 +313,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          ("memory.bandwidth=6TB/s..24TB/s: must be a positive number, a space and a unit in B/s, such as "
          "'1.5 TB/s'; got '6TB/s..24TB/s'; a factor such as 2x works too")),
         ("sweep gpt2 t4 --over batch=1 --library vllm",
-         "library: is of what kernels are expected to take; give expected=True (--expected)"),
+         "library: applies only to expected times; give expected=True (--expected)"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_told_by_the_name_that_it_was_given_by(capsys, tmp_path, monkeypatch, arguments, line):

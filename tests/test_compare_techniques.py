@@ -143,7 +143,7 @@ def test_on_the_command_line(capsys):
         (["--with", SPECULATIVE], "speculative: arranges the passes of an answer; give gen (--gen), its length"),
         (
             ["--with", "quantized:scheme=quarot", "--over", "quant=fp8"],
-            "quantized: is W4A4KV4, and the axis quant says the precision too; give one of them",
+            "quantized: is W4A4KV4, and the axis quant also sets the precision; give one of the two",
         ),
         (["--with", "window:size=64", "--with", "window:size=32"], "window is given twice; "),
         (["--with", "magic"], "no technique 'magic': "),

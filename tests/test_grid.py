@@ -100,7 +100,7 @@ def test_as_published_may_stand_among_precisions_once():
         ({"over": {"batch": [8, 1, 8]}}, "batch: 8 is given twice; give each once"),
         ({"prompt": None}, "prompt must be a whole number of at least 1; got None"),
         ({"kv_len": -1}, "kv_len must be a whole number of at least 1; got -1"),
-        ({"library": "vllm"}, "library: is of what kernels are expected to take; give expected=True (--expected)"),
+        ({"library": "vllm"}, "library: applies only to expected times; give expected=True (--expected)"),
         ({"expert_skew": "x"}, "expert_skew must be a number; got 'x'"),
         ({"offload": 0}, "offload must be text or an Offload; got 0"),
         ({"hardware_set": "memory.bandwidth=2x"}, "hardware_set must be a list of text; got 'memory.bandwidth=2x'"),
@@ -111,7 +111,10 @@ def test_as_published_may_stand_among_precisions_once():
         ),
         (
             {"over": {"memory.bandwidth": ["2x"]}, "hardware_set": ["memory.bandwidth=3x"]},
-            "--hardware-set memory.bandwidth=3x: the axis memory.bandwidth says memory.bandwidth too; give one of them",
+            (
+                "--hardware-set memory.bandwidth=3x: the axis memory.bandwidth also sets memory.bandwidth; give one of "
+                "the two"
+            ),
         ),
         (
             {"over": {"memory.bandwidth": ["2x"]}, "hardware": load_hardware("t4")},
@@ -166,7 +169,7 @@ def test_degrees_are_one_axis_of_layouts(capsys):
     }
     asked = ["sweep", "llama-3.1-70b", "h100-sxm", "--over", "tp=1,2"]
     for also, said in (
-        (["--over", "layout=tp=4"], "tp: the axis layout says it too; give one of them"),
+        (["--over", "layout=tp=4"], "tp: the axis layout also sets it; give one of the two"),
         (["--pp", "2"], "--pp: the axis tp of --over says it too; give one of them"),
         (["--over", "pp=2,2"], "layout: tp=1 pp=2 is given twice; give each once"),
     ):

@@ -126,7 +126,7 @@ def test_a_summary_ranks_by_what_is_expected(tmp_path, capsys):
     assert "Ranked by what measured kernels are expected to take." in out
     assert f"Of {found.unknown} of those that fit nothing is expected" in out
     run(tmp_path / "none", Design.of(["gpt2"], ["t4"], OVER))
-    with pytest.raises(InputError, match=r"none: has no columns of what is expected; sweep into another folder with "):
+    with pytest.raises(InputError, match=r"none: has no expected times; run a sweep with --expected"):
         summarize(tmp_path / "none", expected=True)
 
 
@@ -163,7 +163,7 @@ def test_techniques_are_the_same_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("model", "device", "line"),
     [
-        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm published: gen is of decode steps, and"),
+        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm published: gen applies to decode steps, which"),
         ("llama-2-70b", "rtx-4090", "2 points, 0 of which fit on their device."),
     ],
 )
@@ -287,7 +287,9 @@ def test_a_shard_with_a_flipped_byte_is_found_when_it_is_read(whole, tmp_path):
     data = bytearray(path_of(whole, 0).read_bytes())
     data[60] ^= 1
     path_of(tmp_path, 0).write_bytes(data)
-    with pytest.raises(InputError, match=r"part-00000.parquet: is damaged; remove it and run the same sweep again"):
+    with pytest.raises(
+        InputError, match=r"part-00000.parquet: is damaged; remove it and run the same command to resume"
+    ):
         summarize(tmp_path)
 
 
@@ -317,7 +319,7 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r": holds another sweep: hardware t4 has changed since; give another folder$"):
         run(tmp_path / "sweep", design())
     shards._hardware.cache_clear()  # a worker elsewhere, with another file
-    with pytest.raises(InputError, match=r"^t4: is not here what it was where the sweep was started"):
+    with pytest.raises(InputError, match=r"^t4: differs from that of the machine where the sweep began"):
         write_shard(tmp_path / "sweep", 1, key)
     shards._hardware.cache_clear()
 
@@ -342,7 +344,7 @@ def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkey
     before = Design.of(["gpt2"], ["t4"], {"memory.bandwidth": ["3x"], "batch": [1]})
     begin(tmp_path / "before", before)
     (tmp_path / "t4.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"^t4: is not here what it was where the sweep was started"):
+    with pytest.raises(InputError, match=r"^t4: differs from that of the machine where the sweep began"):
         write_shard(tmp_path / "before", 0, before.key)
 
 
@@ -576,8 +578,8 @@ def test_names_are_lists_patterns_or_all():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("gpt3* t4 -o DIR/", "'gpt3*' fits no name that `llmviewer models` lists"),
-        ("gpt2 t5? -o DIR/", "'t5?' fits no name that `llmviewer hardware` lists"),
+        ("gpt3* t4 -o DIR/", "'gpt3*' matches no name that `llmviewer models` lists"),
+        ("gpt2 t5? -o DIR/", "'t5?' matches no name that `llmviewer hardware` lists"),
         ("gpt2 t4,T4 -o DIR/", "hardware t4 and hardware T4 are both called t4; leave one out"),
         (
             "gpt2,opt-125m t4 --over batch=1",
@@ -601,10 +603,10 @@ def test_names_are_lists_patterns_or_all():
             "--micro-batches, --collective, --hierarchical-all-to-all and --overlap are not for sweeps in a folder",
         ),
         ("gpt2 t4 -o DIR/file/", "DIR/file: must be a folder that can be written to: File exists"),
-        ("--summary DIR", "DIR: holds no sweep; there is no design.json in it"),
+        ("--summary DIR", "DIR: must hold a sweep; there is no design.json in it"),
         (
             "--summary DIR/edited",
-            "DIR/edited/design.json: is not as it was written; give another folder, or remove this one",
+            "DIR/edited/design.json: was edited; give another folder, or remove this one",
         ),
         (
             "--summary WHOLE --by depth",

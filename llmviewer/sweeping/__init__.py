@@ -1,1 +1,1 @@
-"""Sweeps: what they go over, the table they make, and folders of shards that several processes fill."""
+"""Sweeps: axes, the table of results, and folders of shards that several processes fill."""

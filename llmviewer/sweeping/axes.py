@@ -1,4 +1,4 @@
-"""The axes of a sweep: how they are written, and what can be on them."""
+"""Axes of a sweep: parsing and checks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from ..errors import InputError, suggest
 from ..parallel.layout import DEGREES
 from ..setting import whole
 
-NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
-TECHNIQUES: Final = ("quant", "attention", "layout")  # axes with a graph for each value
-DEVICE: Final = frozenset(f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys)  # what-ifs on it
-_MOST: Final = 10_000_000  # values of an axis
+NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes computed as arrays
+TECHNIQUES: Final = ("quant", "attention", "layout")  # axes with one graph per value
+DEVICE: Final = frozenset(
+    f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys
+)  # axes of what-ifs on the device
+_MOST: Final = 10_000_000  # values on an axis
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
 
 
 def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tuple[str, list[int] | list[str]]:
-    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128",
-    "layout=tp=1,tp=4 pp=2" or "memory.bandwidth=1x,2x".
+    """(axis, values) of a text.
 
-    option  where the user wrote it
-    most    values that there may be
+    Examples are "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128",
+    "layout=tp=1,tp=4 pp=2" and "memory.bandwidth=1x,2x".
 
-    Raises InputError where the text is none of these.
+    option  the option, for errors
+    most    largest number of values
+
+    Raises InputError if the text does not parse.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     where = f"{option}{text}"
@@ -50,9 +54,9 @@ def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tupl
 
 
 def parse_numbers(given: str, *, where: str, most: int = _MOST) -> list[int]:
-    """Read "8", "1,8,64", "1..64", "1..64*2" or "0..64+16", written `where`. A range has both its ends.
+    """The numbers of "8", "1,8,64", "1..64", "1..64*2" or "0..64+16"; `where` is for errors. Ranges include both ends.
 
-    Raises InputError where the text is none of these, a range steps over its end, or there are more than `most`.
+    Raises InputError if the text does not parse, a range steps over its end, or there are more than `most` values.
     """
     try:
         ranges = [_values(part.strip()) for part in given.split(",")]
@@ -78,7 +82,7 @@ def _check_end(part: str, last: int, where: str) -> None:
 
 
 def _count(values: Sequence[int]) -> int:
-    """Of a range, without len(), which overflows."""
+    """The length of a range; len() can overflow."""
     return (values.stop - values.start - 1) // values.step + 1 if isinstance(values, range) else len(values)
 
 
@@ -98,13 +102,13 @@ def _values(part: str) -> Sequence[int]:
 
 
 def laid_out(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """`over` with the degrees of parallelism among its axes as one axis of layouts, in the place of the first of them.
+    """`over` with its degrees of parallelism as one axis of layouts, in the place of the first degree.
 
-    Raises InputError where layouts are an axis, too, or a degree is not a whole number from 1.
+    Raises InputError if layouts are an axis too, or a degree is not a whole number from 1.
     """
     degrees = {name: over[name] for name in DEGREES if name in over}
     if degrees and "layout" in over:
-        raise InputError(f"{next(iter(degrees))}: the axis layout says it too; give one of them")
+        raise InputError(f"{next(iter(degrees))}: the axis layout also sets it; give one of the two")
     for name, values in degrees.items():
         _check_values(name, values)
     each = ([f"{name}={whole(name, value)}" for value in values] for name, values in degrees.items())
@@ -137,7 +141,7 @@ def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
 
 
 def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
-    """Raises InputError where a value of an axis is there twice."""
+    """Raises InputError if a value of an axis is given twice."""
     found = np.asarray(values)
-    if found.dtype == object or len(np.unique(found)) < len(found):  # as published, None, is not sorted among texts
+    if found.dtype == object or len(np.unique(found)) < len(found):  # None (as published) cannot be sorted among texts
         arguments.each_once(name, values)

@@ -1,4 +1,4 @@
-"""What can be asked of a sweep: axes, and what stands beside them."""
+"""Checks of the arguments of a sweep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .axes import check_axis, laid_out
 def checked_axes(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """`over` with degrees of parallelism as one axis of layouts.
 
-    Raises InputError where it is no mapping of axes to their values.
+    Raises InputError if it is no mapping of axes to values.
     """
     if not isinstance(over, Mapping):
         raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
@@ -26,32 +26,33 @@ def checked_axes(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
 
 
 def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
-    """Raises InputError where an axis says what a technique says, or passes are arranged for an answer of no length."""
+    """Raises InputError if an axis and a technique set the same, or if a technique needs the length of answers."""
     for one in techniques:
         if one.quant and "quant" in over:
-            raise InputError(f"{one.name}: is {one.quant}, and the axis quant says the precision too; give one of them")
+            raise InputError(
+                f"{one.name}: is {one.quant}, and the axis quant also sets the precision; give one of the two"
+            )
         if arranges([one]) and gen is None and "gen" not in over:
             raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
 
 
 def check_changes(hardware_set: Iterable[str], over: Iterable[str]) -> None:
-    """Raises InputError where an axis says what a what-if says."""
+    """Raises InputError if an axis and a what-if set the same number."""
     for change in hardware_set:
         if (key := change.partition("=")[0].strip()) in over:
-            raise InputError(f"--hardware-set {change}: the axis {key} says {key} too; give one of them")
+            raise InputError(f"--hardware-set {change}: the axis {key} also sets {key}; give one of the two")
 
 
 def check_expected(library: str, profiles: Sequence[object], *, expected: bool) -> None:
-    """Raises InputError where something is said of what is expected, and nothing is."""
+    """Raises InputError if kernels to expect are given without `expected`."""
     if (library or profiles) and not expected:
         raise InputError(
-            f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected=True "
-            "(--expected)"
+            f"{'library' if library else 'profiles'}: applies only to expected times; give expected=True (--expected)"
         )
 
 
 def check_numbers(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
-    """Raises InputError where a number is none, or what the model cannot take."""
+    """Raises InputError if a number is invalid or impossible for the model."""
     for name, value in fixed.items():
         if value is not None or (name in ("batch", "prompt") and name not in over):
             whole(name, value, least=0 if name == "images" else 1)
@@ -61,10 +62,10 @@ def check_numbers(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mappin
 
 
 def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
-    """Raises InputError where decode steps are asked for that the model cannot take."""
+    """Raises InputError if decode steps are given that the model does not have."""
     steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
     if steps and not model.generates:
-        raise InputError(f"{steps[0]} is of decode steps, and {model.name} does not generate; leave it out")
+        raise InputError(f"{steps[0]} applies to decode steps, which {model.name} does not have; leave it out")
     if model.encodes and "kv_len" in steps:
         prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
         if min(contexts) <= max(prompts):

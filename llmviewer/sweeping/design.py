@@ -1,4 +1,4 @@
-"""What a sweep of shards is of: every combination of settings and numbers, and which of them a shard has."""
+"""`Design`: all combinations of settings and numbers of a sharded sweep, and those of each shard."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .axes import DEVICE, NUMBERS, check_distinct, parse_axis
 from .checks import check_changes, check_expected, check_techniques
 from .grid import sweep
 
-SETTINGS: Final = ("model", "hardware", "quant", "attention", "layout", "offload")  # of sweep(), a graph for each value
+SETTINGS: Final = ("model", "hardware", "quant", "attention", "layout", "offload")  # of sweep(), one graph per value
 SHARD_POINTS: Final = 1_000_000
 DESIGN: Final = "design.json"
 _USUAL: Final = {"batch": [1], "prompt": [1024]}
-_TOGETHER: Final = 500  # settings of a shard at most: to lower one takes as long as to work out thousands of points
+_TOGETHER: Final = 500  # most settings per shard: lowering one takes as long as thousands of points
 
 Numbers = Mapping[str, Sequence[int]]
 
@@ -42,12 +42,11 @@ Numbers = Mapping[str, Sequence[int]]
 class Design:
     """Every combination of settings and numbers; the last axis runs fastest.
 
-    settings      values of each of SETTINGS, and of some of DEVICE, as a user writes them; "" is what sweep() takes if
-                  not told
+    settings      values of each of SETTINGS, and of some of DEVICE, as users write them; "": the default of sweep()
     numbers       values of some of NUMBERS
-    options       other arguments of sweep() that are not as usual, the same for all
-    digests       of what the names of models, devices and profiles stood for when the design was made
-    shard_points  points that a shard has at most
+    options       other arguments of sweep() that are not the defaults, the same for all
+    digests       of the models, devices and profiles when the design was made, by name
+    shard_points  most points per shard
     """
 
     settings: Mapping[str, Sequence[str]]
@@ -76,9 +75,9 @@ class Design:
         shard_points: int = SHARD_POINTS,
         **options: Any,
     ) -> Design:
-        """From what a user writes; `over` is by SETTINGS, NUMBERS and DEVICE.
+        """The design of arguments as users write them; keys of `over` are in SETTINGS, NUMBERS and DEVICE.
 
-        Raises InputError where a name is not known, or a value does not parse.
+        Raises InputError if a name is unknown or a value does not parse.
         """
         for axis in over:
             if axis not in (*SETTINGS[2:], *NUMBERS, *DEVICE):
@@ -130,11 +129,11 @@ class Design:
     def read(cls, folder: Path) -> Design:
         """The design of the sweep in a folder.
 
-        Raises InputError where there is none, or where it was edited.
+        Raises InputError if there is none, or if it was edited.
         """
         path = folder / DESIGN
         if not path.exists():
-            raise InputError(f"{folder}: holds no sweep; there is no {DESIGN} in it")
+            raise InputError(f"{folder}: must hold a sweep; there is no {DESIGN} in it")
         file = read_json(path)
         try:
             design = cls(**file.data)
@@ -142,22 +141,22 @@ class Design:
         except (TypeError, AttributeError, InputError):
             same = False
         if not same:
-            raise InputError(f"{path}: is not as it was written; give another folder, or remove this one")
+            raise InputError(f"{path}: was edited; give another folder, or remove this one")
         return design
 
     @cached_property
     def text(self) -> str:
-        """What design.json holds: a line for each part."""
+        """The text of design.json, one line per part."""
         lines = (f"{json.dumps(field.name)}: {json.dumps(getattr(self, field.name))}" for field in fields(self))
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @cached_property
     def key(self) -> str:
-        """What a shard carries to say of which design it is."""
+        """The digest of the design, which shards carry."""
         return _hash(self.text)
 
     def difference(self, other: Design) -> str:
-        """The first thing in which another design differs; "" where nothing does."""
+        """The first difference from another design; "" if none."""
         for name, here, there in (
             ("version", self.version, other.version),
             *(
@@ -179,17 +178,17 @@ class Design:
 
     @cached_property
     def blocks(self) -> tuple[Numbers, ...]:
-        """The numbers, in as few grids as have no more points than a shard."""
+        """The numbers as few grids of at most `shard_points` points."""
         return tuple(_cut(self.numbers, self.shard_points))
 
     @cached_property
     def together(self) -> int:
-        """Settings that share a shard."""
+        """Number of settings per shard."""
         return min(max(1, self.shard_points // prod(map(len, self.numbers.values()))), _TOGETHER)
 
     @property
     def expects(self) -> bool:
-        """Whether it has columns of what is expected."""
+        """Whether it has columns of expected times."""
         return bool(self.options.get("expected"))
 
     @property
@@ -201,7 +200,7 @@ class Design:
         return -(-prod(self.shape) // self.together) * len(self.blocks)
 
     def setting(self, number: int) -> dict[str, str]:
-        """One of the settings, by its place."""
+        """The setting of an index."""
         values = {}
         for axis, given in reversed(list(self.settings.items())):
             number, place = divmod(number, len(given))
@@ -209,7 +208,7 @@ class Design:
         return {axis: values[axis] for axis in self.settings}
 
     def part(self, shard: int) -> tuple[range, Numbers]:
-        """The settings, by their places, and the numbers of a shard."""
+        """The indices of settings, and the numbers, of a shard."""
         group, block = divmod(shard, len(self.blocks))
         first = group * self.together
         return range(first, min(first + self.together, prod(self.shape))), self.blocks[block]
@@ -220,38 +219,38 @@ class Design:
 
 
 def parse_over(text: str) -> tuple[str, list[int] | list[str]]:
-    """Read "layout=tp=8,tp=4 pp=2", or what parse_axis() reads."""
+    """(axis, values) as parse_axis() reads them, and of "offload=..."; layouts and offloads may be empty."""
     axis, equals, values = (part.strip() for part in text.partition("="))
-    if equals and axis in ("layout", "offload"):  # which may be empty
+    if equals and axis in ("layout", "offload"):  # values may be empty
         return axis, [value.strip() for value in values.split(",")]
     return parse_axis(text)
 
 
 def named(text: str, known: Sequence[str], *, command: str) -> list[str]:
-    """The names in "llama-2-7b,qwen3*", or of "all" that are `known`; `command` lists those.
+    """The `known` names of "all" or of patterns such as "llama-2-7b,qwen3*"; `llmviewer COMMAND` lists them.
 
-    Raises InputError where a pattern fits none.
+    Raises InputError if a pattern matches none.
     """
     names: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         pattern = "*" if part == "all" else part.lower()
         found = [name for name in known if fnmatchcase(name.lower(), pattern)] if set("*?[") & set(pattern) else [part]
         if not found:
-            raise InputError(f"{part!r} fits no name that `llmviewer {command}` lists")
+            raise InputError(f"{part!r} matches no name that `llmviewer {command}` lists")
         names += found
     return list(dict.fromkeys(names))
 
 
 def digest(thing: Model | Hardware) -> str:
-    """Of all that results depend on."""
+    """A hash of everything that results depend on."""
     if isinstance(thing, Model):
-        run = ((one.graph, one.quantization) for one in (thing, thing.predicting) if one)  # mtp runs the other one
+        run = ((one.graph, one.quantization) for one in (thing, thing.predicting) if one)  # --mtp runs `predicting`
         return _hash(repr((thing.name, *run)))
     return _hash(repr((thing, thing.numbers)))
 
 
 def _cut(numbers: Numbers, most: int) -> Iterator[Numbers]:
-    """Grids of at most `most` points that make up the whole, in its order."""
+    """The grid cut into grids of at most `most` points, in order."""
     if prod(map(len, numbers.values())) <= most:
         yield numbers
         return
@@ -264,7 +263,7 @@ def _cut(numbers: Numbers, most: int) -> Iterator[Numbers]:
 
 
 def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -> None:
-    """Raises InputError where a what-if makes sense of no device."""
+    """Raises InputError if a what-if applies to no device."""
     found: list[InputError] = []
     for name in devices:
         try:
@@ -277,7 +276,7 @@ def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -
 
 
 def hash_of(path: str) -> str:
-    """Of the text of a file."""
+    """A hash of a file's text."""
     return _hash(Path(path).read_text(encoding="utf-8"))
 
 

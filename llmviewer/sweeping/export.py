@@ -1,4 +1,4 @@
-"""Files that come into being whole: written under a temporary name and renamed, or not at all."""
+"""Atomic writing of files: under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """`fill` is given a temporary path beside `path` to write to, which then takes its name.
+    """Calls `fill` with a temporary path in the same folder and renames that to `path`.
 
-    Raises InputError where the file cannot be written; nothing is left behind, and what was there stays.
+    Raises InputError if the file cannot be written; an existing file then stays, and no temporary file does.
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a file to write to")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-    try:  # tempfile makes files that only their owner can read
+    try:  # tempfile creates files that only their owner can read
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
@@ -42,7 +42,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_sweep(path: Path, sweep: Sweep) -> None:
-    """The rows of a sweep as .csv or .parquet, by the name of the file."""
+    """Writes the rows of a sweep as .csv or .parquet, by the suffix of `path`."""
     from pyarrow import parquet
 
     if path.suffix == ".csv":

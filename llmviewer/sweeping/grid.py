@@ -1,4 +1,4 @@
-"""sweep(): the same questions over a grid of settings, as arrays. Only techniques and what-ifs are looped over."""
+"""sweep(): an analysis over a grid of settings, in arrays; only techniques and what-ifs are loops."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_MOST_POINTS: Final = 100_000_000  # whose columns are in memory at once, some 20 GB
-_CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
+_MOST_POINTS: Final = 100_000_000  # whose columns take some 20 GB of memory
+_CHUNK: Final = 16_384  # points whose arrays fit in a core's cache
 
 Column = npt.NDArray[Any]
 
@@ -47,19 +47,19 @@ class Sweep:
     """One row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
 
     batch, prompt, kv_len, gen, quant, attention    the point; kv_len is that of the decode step
-    images                                          of each prompt, where given
-    memory.bandwidth, ...                           what-ifs on the device, as they were written
+    images                                          per prompt, if given
+    memory.bandwidth, ...                           what-ifs on the device, as given
     ttft_s, prefill_ops, prefill_bytes              the prefill
     decode_step_s, decode_ops, decode_bytes         one decode step of the whole batch
     decode_tokens_per_s                             batch over decode_step_s
-    tpot_s, latency_s, tokens_per_s                 the whole generation, where `gen` is given
+    tpot_s, latency_s, tokens_per_s                 the whole generation, if `gen` is given
     weight_bytes, kv_cache_bytes, activation_bytes, total_bytes, fits
-    expected_ttft_s, expected_decode_step_s, and with `gen` expected_tpot_s and expected_latency_s, each with its _low_s
-    and _high_s, and the tokens_per_s of both, where asked for; nan where only bounds are known
+    expected_ttft_s, expected_decode_step_s, and with `gen` expected_tpot_s and expected_latency_s, each with _low_s and
+    _high_s, and the tokens_per_s of both, if `expected`; nan if only bounds are known
 
-    A model that does not generate has one pass, the prefill, and no columns of decode steps. Where techniques arrange
-    passes, ttft_s, prefill_ops and prefill_bytes are of all those until the first token, a decode step is one pass of
-    the model, and decode_tokens_per_s is nan: how many tokens a pass makes is in tokens_per_s.
+    A model that does not generate has one pass, the prefill, and no columns of decode steps. With techniques that
+    arrange passes, ttft_s, prefill_ops and prefill_bytes are sums up to the first token, a decode step is one pass of
+    the model, and decode_tokens_per_s is nan; tokens_per_s counts the tokens of a pass.
     """
 
     model: str
@@ -101,20 +101,20 @@ def sweep(
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
-    """A row for every combination of the values in `over`. Its keys are axes: batch, prompt, gen, kv_len, images,
-    quant, attention, layout or degrees of parallelism (tp, pp, ep, dp, cp, all combinations of which are one axis of
-    layouts), or a number of the device, such as "memory.bandwidth", whose values are what-ifs, such as "2x".
+    """Analyzes every combination of the values in `over`, one row each.
 
-    The other arguments are those of analyze(), for what `over` does not name, but for these:
+    The keys of `over` are axes: batch, prompt, gen, kv_len, images, quant, attention, layout, degrees of parallelism
+    (tp, pp, ep, dp, cp; all their combinations are one axis of layouts), or a number of the device, such as
+    "memory.bandwidth", with what-ifs such as "2x" as values. The other arguments are as in analyze(), except:
 
-    gen       without it no generation is summed up, and memory is for the prompt and one token; techniques that arrange
-              passes need it
-    kv_len    prompt + 1 if None
-    images    none if None
-    expected  also what to expect of real kernels, of `library` and `engine`
-    progress  is called with how many points are done, and how many there are
+    gen       None: no generation is summed, and memory is for the prompt and one token; techniques that arrange passes
+              need it
+    kv_len    None: prompt + 1
+    images    None: no images
+    expected  also expected times, of `library` and `engine`
+    progress  called with the number of finished points, and of all
 
-    Raises InputError where an axis is unknown, empty or holds a number below 1.
+    Raises InputError if an axis is unknown, empty or has a number below 1, or if an argument is invalid.
     """
     over = checked_axes(over)
     arguments.check(quant=quant)
@@ -132,13 +132,13 @@ def sweep(
     )  # fmt: skip
     check_expected(library, profiles, expected=expected)
     if expected and base.kernels is None:
-        raise InputError("expected: survey accounting counts what no kernel does; use faithful")
+        raise InputError("expected: no kernel works as survey accounting counts; use faithful")
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
     check_numbers(base.model, over, numbers)
     shape = tuple(len(values) for values in over.values())
     points = prod(shape)
     if points > _MOST_POINTS:
-        raise InputError(f"a sweep has at most {_MOST_POINTS} points at once; got {points}; fill a folder with -o DIR/")
+        raise InputError(f"a sweep must have at most {_MOST_POINTS} points; got {points}; write shards with -o DIR/")
     columns: dict[str, Column] = {}
     done = 0
     for chosen, rows in _settings(over, shape):
@@ -159,7 +159,7 @@ def sweep(
 def _changed(
     base: Setting, hardware: str | Hardware, hardware_set: Sequence[str], chosen: Mapping[str, str]
 ) -> Setting:
-    """`base` with the techniques and the what-ifs of one combination."""
+    """`base` with the techniques and what-ifs of one combination."""
     changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
     device, laid = base.hardware, parse_layout(chosen["layout"]) if "layout" in chosen else base.layout
     if changes:
@@ -177,7 +177,7 @@ def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
 
 
 def _settings(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iterator[tuple[dict[str, str], Column]]:
-    """Each combination of techniques and what-ifs, and the rows of the grid that have it."""
+    """Each combination of techniques and what-ifs, with its rows of the grid."""
     grid = np.arange(prod(shape)).reshape(shape)
     names = [name for name in over if name not in NUMBERS]
     for index in product(*(range(len(over[name])) for name in names)):
@@ -189,7 +189,7 @@ def _settings(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iter
 def _numbers(
     over: Mapping[str, Sequence[Any]], shape: tuple[int, ...], rows: Column, fixed: Mapping[str, int | None]
 ) -> dict[str, Num | None]:
-    """The numbers of some rows of the grid: arrays for the axes, and what is fixed as it is."""
+    """The numbers of some rows of the grid: arrays for axes, scalars for fixed numbers."""
     places = np.unravel_index(rows, shape) if shape else ()
     axes = {
         name: np.asarray(values, dtype=np.float64)[place]
@@ -200,7 +200,7 @@ def _numbers(
 
 
 def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """All columns for the numbers `at`, under one setting."""
+    """All columns for the numbers `at` in one setting."""
     batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
     images = 0 if asked is None else asked
     assert batch is not None
@@ -231,7 +231,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         columns |= {"tokens_per_s": whole.tokens_per_s}
     if arranges(setting.techniques):
         columns |= _arranged(setting, at)
-    tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown has to fit
+    tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown must fit
     weights, cache, activations = setting.footprint.parts(batch=batch, gen=tokens, **lengths)
     total = weights + cache + activations
     columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
@@ -239,7 +239,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
 
 
 def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """Columns that are otherwise where techniques arrange passes: how many tokens one makes is not the batch."""
+    """Columns that change if techniques arrange passes: a pass then yields other numbers of tokens than the batch."""
     places, batches, lengths = _by_lengths(at)
     found = [answer(setting, batch=batch, **own) for batch, own in zip(batches, lengths, strict=True)]
 
@@ -252,7 +252,7 @@ def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
 
 
 def _by_lengths(at: Mapping[str, Num | None]) -> tuple[list[Column], list[Column], list[dict[str, int]]]:
-    """Rows whose answers have equal lengths: their places, their batches, and those lengths."""
+    """Groups of rows with equal lengths: indices, batches and lengths of each group."""
     usual = {"batch": 1, "prompt": 1, "gen": 1, "images": 0}
     given = [np.atleast_1d(value if (value := at[name]) is not None else least) for name, least in usual.items()]
     batch, *lengths = np.broadcast_arrays(*given)
@@ -264,7 +264,7 @@ def _by_lengths(at: Mapping[str, Num | None]) -> tuple[list[Column], list[Column
 
 
 def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
-    """A column of all rows."""
+    """A column of all rows, from the parts at their places."""
     whole = np.empty(sum(map(len, places)))
     for rows, part in zip(places, parts, strict=True):
         whole[rows] = part
@@ -272,7 +272,7 @@ def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
 
 
 def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """Columns of what real kernels are expected to take for the numbers `at`."""
+    """Columns of expected times for the numbers `at`."""
     batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
     assert batch is not None
     assert prompt is not None
@@ -290,8 +290,9 @@ def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
 
 
 def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """Those of whole generations; errors until the first token and after it are those of the same kernels, so they
-    add.
+    """Columns of expected times of whole generations.
+
+    Errors before and after the first token add, because they are errors of the same kernels.
     """
     places, batches, lengths = _by_lengths(at)
     parts: list[dict[str, Num | str]] = []

@@ -1,7 +1,7 @@
-"""Sweeps that outgrow one machine: a design is cut into shards, each of them one Parquet file, whole or not there.
+"""Sharded sweeps: a design is cut into shards, each one Parquet file that is complete or absent.
 
-A shard depends on the design and its number alone. So any process may work out any shard, in any order and twice, and
-what was killed is what is not there yet.
+A shard depends only on the design and its number. So any process can compute any shard, in any order and repeatedly,
+and an interrupted sweep resumes with the shards that are absent.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _FLOATS: Final = (
     "ttft_s", "prefill_ops", "prefill_bytes", "decode_step_s", "decode_ops", "decode_bytes", "decode_tokens_per_s",
     "tpot_s", "latency_s", "tokens_per_s", "weight_bytes", "kv_cache_bytes", "activation_bytes", "total_bytes",
 )  # fmt: skip
-_EXPECTED: Final = (  # of what is expected, where that is asked for
+_EXPECTED: Final = (  # columns of expected times
     *(f"expected_{t}{end}_s" for t in ("ttft", "decode_step", "tpot", "latency") for end in ("", "_low", "_high")),
     "expected_decode_tokens_per_s", "expected_tokens_per_s",
 )  # fmt: skip
-_ROW_GROUP: Final = 2**17  # rows that are written, and read back, at a time
-_PATIENCE_S: Final = 10  # for a scheduler to answer
+_ROW_GROUP: Final = 2**17  # rows written and read at a time
+_PATIENCE_S: Final = 10  # timeout of a Dask scheduler
 
 Progress = Callable[[int, int], object]
 _T = TypeVar("_T", Model, Hardware)
 
 
 def begin(folder: Path, design: Design) -> None:
-    """Writes the design down where the folder has none.
+    """Writes the design to a folder without one.
 
-    Raises InputError where the folder holds another one, or cannot be written to.
+    Raises InputError if the folder holds another design or is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def path_of(folder: Path, shard: int) -> Path:
 
 
 def finished(folder: Path, design: Design, shard: int) -> bool:
-    """Whether a shard is there, whole, and of this design: its footer comes last and says so."""
+    """Whether a shard of this design is complete: its footer, written last, has the key of the design."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -74,12 +74,12 @@ def finished(folder: Path, design: Design, shard: int) -> bool:
 
 
 def write_shard(folder: Path, shard: int, key: str) -> int:
-    """Works out a shard of the design in `folder` and puts it there. Returns its number.
+    """Computes and writes a shard of the design in `folder`; returns its number.
 
-    key  of the design that whoever asks has in mind
+    key  of the design that the caller expects
 
-    Settings that cannot run are no rows: the file's footer says which and why.
-    Raises InputError where the folder, a model or a device is not what it was when the design was made.
+    Settings that are refused have no rows; the footer of the file lists them with reasons.
+    Raises InputError if the folder, a model or a device has changed since the design was made.
     """
     from pyarrow import parquet
 
@@ -101,18 +101,18 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
             about = {"design": design.key, "shard": str(shard), "refused": json.dumps(refused)}
             file.add_key_value_metadata(about)
         with temporary.open("rb") as whole_file:
-            os.fsync(whole_file.fileno())  # a rename may reach the disk before the data
+            os.fsync(whole_file.fileno())  # else the rename could reach the disk before the data
 
     try:
         write(path_of(folder, shard), fill)
     except InputError:
-        if not finished(folder, design, shard):  # else another process was first and has cleaned up
+        if not finished(folder, design, shard):  # else another process finished first and cleaned up
             raise
     return shard
 
 
 def schema(design: Design) -> pa.Schema:
-    """The columns of a shard; those that a model or a design does not have are null."""
+    """The columns of a shard; null if a model or design lacks them."""
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())
@@ -133,11 +133,11 @@ def run(
     dask: str | None = None,
     progress: Progress = lambda done, points: None,
 ) -> None:
-    """Works out all shards of a design, or those that `shard` = (i, n) leaves to the i-th of n, that are not there yet.
+    """Computes the missing shards of a design, or with `shard` = (i, n) those of the i-th of n processes.
 
     workers   processes on this machine
-    dask      address of a scheduler; its workers see `folder` under the same path
-    progress  is told of points done, and of how many there are: first of those that were there
+    dask      address of a Dask scheduler, whose workers have `folder` under the same path
+    progress  called with the number of finished points, and of all; first with the points of existing shards
     """
     begin(folder, design)
     mine = range(shard[0] - 1, design.shards, shard[1])
@@ -156,12 +156,12 @@ def run(
         progress(done, points)
     there = len(list(folder.glob("part-*.parquet")))
     if there >= design.shards and all(finished(folder, design, index) for index in range(design.shards)):
-        for left in folder.glob(".part-*"):  # by who was killed
+        for left in folder.glob(".part-*"):  # left by killed processes
             left.unlink(missing_ok=True)
 
 
 def _in_pool(workers: int, folder: Path, design: Design, todo: Sequence[int]) -> Iterator[int]:
-    """The shards as processes of this machine finish them."""
+    """Numbers of shards as processes of this machine finish them."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -174,13 +174,13 @@ def _in_pool(workers: int, folder: Path, design: Design, todo: Sequence[int]) ->
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
-            raise InputError("a worker was killed, perhaps for want of memory; the same command goes on") from None
+            raise InputError("a worker was killed, perhaps out of memory; run the same command to resume") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever. One that ^C reaches leaves it to its parent."""
+    """Makes a worker exit with its parent, if that is killed, and leave ^C to it."""
     import signal
     from multiprocessing import parent_process
     from threading import Thread
@@ -196,14 +196,14 @@ def _end_with_parent() -> None:
 
 
 def _on_dask(address: str, folder: Path, design: Design, todo: Sequence[int]) -> Iterator[int]:
-    """The shards as the workers of a Dask cluster finish them. Those of a worker that is lost go to another."""
+    """Numbers of shards as workers of a Dask cluster finish them; shards of a lost worker go to another."""
     try:
         from distributed import Client, KilledWorker, as_completed
         from distributed.comm import get_address_host_port
     except ImportError:
         raise InputError("--dask needs the package distributed: pip install 'llmviewer[dask]'") from None
     try:
-        get_address_host_port(address)  # a client that cannot read it makes noise when it is dropped
+        get_address_host_port(address)  # a client with an invalid address would log errors
         client = Client(address, timeout=_PATIENCE_S, set_as_default=False)
     except (OSError, ValueError) as error:
         problem = str(error) or type(error).__name__
@@ -214,14 +214,14 @@ def _on_dask(address: str, folder: Path, design: Design, todo: Sequence[int]) ->
             for future in as_completed(futures, loop=client.loop):
                 yield future.result()
         except KilledWorker as error:
-            raise InputError(f"--dask {address}: {error}; the same command goes on") from None
+            raise InputError(f"--dask {address}: {error}; run the same command to resume") from None
 
 
 @cache
 def _design(folder: Path, key: str) -> Design:
     design = Design.read(folder)
     if design.key != key:
-        raise InputError(f"{folder}: holds another sweep than the one asked for")
+        raise InputError(f"{folder}: must hold this sweep; it holds another")
     return design
 
 
@@ -237,8 +237,8 @@ def _hardware(name: str, changes: tuple[str, ...], known: str) -> Hardware:
 
 @cache
 def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: str) -> Hardware | str:
-    """A device under what-ifs that axes go over, or why they make no sense of it."""
-    _unchanged(load_hardware(name, changes), name, known)  # which is read again, as it may be another file by now
+    """A device with the what-ifs of axes, or the reason why they do not apply."""
+    _unchanged(load_hardware(name, changes), name, known)  # read again, because the file may have changed
     try:
         return load_hardware(name, (*changes, *own))
     except InputError as error:
@@ -247,7 +247,7 @@ def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: s
 
 @cache
 def _profiles(files: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
-    """Those of files, each with the digest that it had."""
+    """The profiles of (file, digest when the design was made)."""
     found = read_given([path for path, _ in files])
     for path, known in files:
         _check_same(path, hash_of(path), known)
@@ -261,13 +261,13 @@ def _unchanged(thing: _T, name: str, known: str) -> _T:
 
 def _check_same(name: str, here: str, known: str) -> None:
     if here != known:
-        raise InputError(f"{name}: is not here what it was where the sweep was started, so results would be mixed")
+        raise InputError(f"{name}: differs from that of the machine where the sweep began; results would be mixed")
 
 
 def _tables(
     design: Design, settings: Sequence[int], numbers: Numbers, refused: list[dict[str, str]]
 ) -> Iterator[pa.Table]:
-    """The rows of each setting. Those that cannot run are added to `refused`."""
+    """The rows of each setting; refused settings are added to `refused`."""
     options: dict[str, Any] = {**design.options}
     changes = tuple(options.pop("hardware_set", ()))
     if paths := options.pop("profiles", ()):
@@ -283,7 +283,7 @@ def _tables(
             continue
         try:
             swept = partial(sweep, model, device, **{**options, **{axis: setting[axis] for axis in SETTINGS[2:]}})
-            if len(design.blocks) > 1:  # what one shard refuses, all have to
+            if len(design.blocks) > 1:  # all shards must refuse the same settings
                 swept(over=corners)
             result = swept(over=numbers)
         except InputError as error:
@@ -312,7 +312,7 @@ def _table(setting: Mapping[str, str], swept: Sweep, columns: pa.Schema) -> pa.T
 
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables together, so that a file does not fall apart into row groups of a few points."""
+    """Small tables merged, so that a file has no tiny row groups."""
     import pyarrow as pa
 
     kept: list[pa.Table] = []

@@ -1,6 +1,6 @@
-"""What a sweep of shards found: the best of each device, what no other point beats, and what was refused.
+"""Summary of a sharded sweep: the best points of each device, the Pareto front, and refused settings.
 
-Row groups are read one after the other, so 10^9 points take no more memory than 10^6.
+Row groups are read one at a time, so 10^9 points take no more memory than 10^6.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from .shards import finished, path_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_MANY: Final = 100_000  # candidates, after which those that others beat are let go
+_MANY: Final = 100_000  # candidates after which dominated ones are dropped
 
 Row = Mapping[str, str | int | float | None]
 
 
 class Measures(NamedTuple):
-    """The columns that points are ranked by: times until the first token, of the whole, between two tokens, and tokens
-    of the whole batch. [s], [1/s]
-    """
+    """Columns that points are ranked by: TTFT, latency, TPOT [s], and tokens of the whole batch per second [1/s]."""
 
     first: str
     latency: str
@@ -40,7 +38,7 @@ class Measures(NamedTuple):
 
 
 def measures(design: Design, *, expected: bool = False) -> Measures:
-    """Those that a design has; of what is expected of measured kernels, or of the bounds."""
+    """The measures of a design, of expected times or of bounds."""
     whole = ("latency_s", "tpot_s", "tokens_per_s")
     step = ("decode_step_s", "decode_step_s", "decode_tokens_per_s")
     names = ("ttft_s", *(whole if "gen" in design.numbers else step))
@@ -49,15 +47,15 @@ def measures(design: Design, *, expected: bool = False) -> Measures:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of the points that fit on their device. [s, 1/s]
+    """Summary of the points that fit on their device. [s, 1/s]
 
-    by        axes whose values are not compared with each other
-    expected  whether they are ranked by what is expected of measured kernels, and not by bounds
-    finished  shards that are there
-    points    in those, how many of them are `fitting`, and of how many of these what is ranked by is `unknown`
-    best      a row of each value of `by`, device and measure, which `best` names: the first in the design of equals
-    front     rows of each value of `by` that no other beats in time or rate without losing in the other
-    refused   settings that cannot run, with the reason
+    by        axes whose values are ranked separately
+    expected  whether points are ranked by expected times instead of bounds
+    finished  existing shards
+    points    points in these; `fitting` of them fit, and `unknown` of those lack the measures
+    best      one row per value of `by`, device and measure, named in its column `best`; ties: the first in the design
+    front     the Pareto front of time and rate, for each value of `by`
+    refused   refused settings with reasons
     """
 
     folder: str
@@ -78,9 +76,9 @@ class Summary:
 
 
 def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = False) -> Summary:
-    """Reads the shards that are there, and ranks points by bounds or by what is `expected` of measured kernels.
+    """Summarizes the existing shards in a folder, by bounds or by expected times.
 
-    Raises InputError where the folder holds no sweep, or none of what is expected, an axis is not known or a shard is
+    Raises InputError if the folder holds no sweep, or none with expected times, if an axis is unknown, or if a shard is
     damaged.
     """
     design = Design.read(folder)
@@ -88,7 +86,7 @@ def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = 
         if axis not in (*design.settings, *NUMBERS):
             raise InputError(f"--by must name axes of {', '.join((*design.settings, *NUMBERS))}; got {axis!r}")
     if expected and not design.expects:
-        raise InputError(f"{folder}: has no columns of what is expected; sweep into another folder with --expected")
+        raise InputError(f"{folder}: has no expected times; run a sweep with --expected into another folder")
     each = tuple(dict.fromkeys((*by, "hardware")))
     of = measures(design, expected=expected)
     kept_as = partial(_Kept, texts=tuple(design.settings))
@@ -128,7 +126,7 @@ def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = 
 
 
 class _Kept:
-    """Rows that `choose` leaves of all it is given: choosing among chosen ones is choosing among all."""
+    """Rows that `choose` keeps of all rows added; it is applied again to what it kept."""
 
     def __init__(self, choose: Callable[[pd.DataFrame], pd.DataFrame], *, texts: Sequence[str]) -> None:
         self.choose = choose
@@ -152,14 +150,14 @@ class _Kept:
 
 
 def _least(each: Sequence[str], measure: str, sign: int, frame: pd.DataFrame) -> pd.DataFrame:
-    """The first row of the least `sign` times `measure` for each value of some axes."""
+    """The first row with the least `sign` x `measure`, for each value of the axes `each`."""
     known = frame[frame[measure].notna()]
     places = (sign * known[measure]).groupby(_groups(each, known)).idxmin()
     return known.loc[places]
 
 
 def _front(by: Sequence[str], least: str, most: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """For each value of some axes, the rows that none has less of one measure, or more of the other, at no loss."""
+    """The Pareto front of `least` and `most`, for each value of the axes `by`."""
     known = frame[frame[least].notna() & frame[most].notna()]
     groups = _groups(by, known)
     places = np.lexsort((-known[most].to_numpy(), known[least].to_numpy(), groups))  # stable
@@ -169,7 +167,7 @@ def _front(by: Sequence[str], least: str, most: str, frame: pd.DataFrame) -> pd.
 
 
 def _groups(axes: Sequence[str], frame: pd.DataFrame) -> npt.NDArray[np.integer]:
-    """A number for each row, equal where the values of the axes are."""
+    """A number per row; rows with equal values of the axes have equal numbers."""
     if not axes:
         return np.zeros(len(frame), dtype=np.int64)
     return frame.groupby(list(axes), observed=True, dropna=False, sort=False).ngroup().to_numpy()
@@ -186,7 +184,7 @@ def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=list(columns)).to_pandas(types_mapper=nullable.get)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: is damaged; remove it and run the same sweep again: {error}") from None
+        raise InputError(f"{path}: is damaged; remove it and run the same command to resume: {error}") from None
 
 
 def _refused(path: Path) -> list[dict[str, str]]:
@@ -197,7 +195,7 @@ def _refused(path: Path) -> list[dict[str, str]]:
 
 
 def _place(axes: Sequence[str], row: Row) -> list[tuple[bool, Any]]:
-    """Rows in the order of these columns, what is not known last."""
+    """A sort key of rows by these columns; unknown values last."""
     return [(row[axis] is None, row[axis]) for axis in axes]
 
 

@@ -1,4 +1,4 @@
-"""What tensors on the meta device hold that depends on shapes alone, such as masks: worked out when it is read."""
+"""Values of meta tensors that depend only on shapes, such as masks, computed lazily."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-_MASKS: Final = frozenset({"masked_fill", "masked_fill_", "where", "add", "add_"})  # calls that may hide scores
-_HIDDEN: Final = -1e4  # what is less, added to a score, hides it
+_MASKS: Final = frozenset({"masked_fill", "masked_fill_", "where", "add", "add_"})  # calls that may mask scores
+_HIDDEN: Final = -1e4  # a smaller number, added to a score, masks it
 _KNOWN: Final = ("arange", "ones", "zeros", "full", "new_ones", "new_zeros", "new_full", "scalar_tensor", "eye", "lift")
-_KEPT: Final = 1 << 20  # numbers of a tensor that are worked out
+_KEPT: Final = 1 << 20  # most elements of a computed tensor
 
 
 class Later:
-    """What is worked out when somebody asks for it, from others of its kind.
+    """A lazily computed value.
 
-    make  takes what `needs` are
+    make  function of the values of `needs`
     """
 
     def __init__(self, make: Callable[..., Any], needs: Sequence[Later] = ()) -> None:
@@ -26,7 +26,7 @@ class Later:
 
     def __call__(self) -> Any:
         ahead = [self]
-        while ahead:  # what is needed first, without a call within a call for each
+        while ahead:  # dependencies first, without recursion
             one = ahead[-1]
             waits = [need for need in one._needs if need._make]  # noqa: SLF001  # of its own
             ahead += waits
@@ -41,20 +41,20 @@ class Later:
 
 
 class Numbers:
-    """What tensors hold that depend on shapes alone, such as masks: it is worked out beside the trace, when it is read.
+    """Values of tensors that depend only on shapes, such as masks, computed on demand alongside the trace.
 
-    before  what is known to begin with
+    before  values known at the start
     """
 
     def __init__(self, before: Numbers | None = None) -> None:
-        # By id: the tensor, which keeps it, and the same with numbers.
+        # By id(): the tensor, kept alive, and its values.
         self._known: dict[int, tuple[Any, Later]] = {**before._known} if before else {}  # noqa: SLF001  # of its own
         self._waiting: list[Later] = [*before._waiting] if before else []  # noqa: SLF001  # of its own
         self._tree: Any = import_module("torch.utils._pytree")
         self._tensor = import_module("torch").Tensor
 
     def run(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns; what it puts into buffers is known then."""
+        """The result of `make`; the values of buffers that it fills are then known."""
 
         def follow(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = func(*args, **(kwargs or {}))
@@ -72,7 +72,7 @@ class Numbers:
         return [x for part in parts for x in self.tensors(part)]
 
     def of(self, tensor: Any) -> Any:
-        """The same with numbers; None where they are not known."""
+        """The tensor with values; None if unknown."""
         known = self._known.get(id(tensor))
         return known[1]() if known else None
 
@@ -80,7 +80,7 @@ class Numbers:
         self._known[id(tensor)] = (tensor, Later(lambda: numbers))
 
     def follow(self, func: Any, args: Any, kwargs: Any, outs: Sequence[Any], ins: Sequence[Any]) -> None:
-        """Does with numbers what a call did without them, where all the tensors that it takes are known."""
+        """Repeats a call with values if those of all its tensors are known."""
         schema = func._schema  # noqa: SLF001  # public in all but name
         name, changes = schema.name.partition("::")[2], schema.is_mutable
         known = all(id(x) in self._known for x in ins) if ins else name.startswith(_KNOWN)
@@ -95,10 +95,10 @@ class Numbers:
         def make(args: Any, kwargs: Any) -> list[Any] | None:
             try:
                 return self.tensors(func(*args, **kwargs))
-            except RuntimeError:  # what a CPU has no kernel for
+            except RuntimeError:  # no CPU kernel
                 return None
 
-        if changes:  # what came before has read what was there
+        if changes:  # earlier values have read the old contents
             for later in self._waiting:
                 later()
             self._waiting.clear()
@@ -109,7 +109,7 @@ class Numbers:
             made()
 
     def shown(self, name: str, args: Any, kwargs: Any, scores: Any) -> Later | None:
-        """What a call that masks scores leaves of them, as left() says it."""
+        """The band of scores that a masking call leaves, as in left()."""
         if name not in _MASKS or scores.dim() < 2:
             return None
         if not any(id(x) in self._known for x in self.tensors((args, kwargs))):
@@ -130,16 +130,14 @@ class Numbers:
         return self._later(make, args, kwargs)
 
     def seen(self, mask: Any, scores: Any) -> Later | None:
-        """What a mask leaves of scores, as left() says it."""
+        """The band of scores that a mask leaves, as in left()."""
         if id(mask) not in self._known:
             return None
         rows, keys = scores.shape[-2:]
         return self._later(lambda args, _: self.left(args[0], rows, keys), (mask,), {})
 
     def _later(self, make: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Later:
-        """What `make` does with arguments in which tensors have numbers, or are None where none are known; None where
-        those that are known could not be worked out.
-        """
+        """`make` of the arguments with values, None for unknown tensors; gives None if values cannot be computed."""
         flat, spec = self._tree.tree_flatten((args, kwargs))
         needs = {place: self._known[id(x)][1] for place, x in enumerate(flat) if id(x) in self._known}
         still = [None if isinstance(x, self._tensor) else x for x in flat]
@@ -155,8 +153,9 @@ class Numbers:
         return later
 
     def left(self, mask: Any, rows: int, keys: int) -> tuple[int, int] | None:
-        """How many keys before and after its own a query sees at most where a mask is True, or no large negative
-        number; -1 is all. None where that is no band along the diagonal, or hides nothing.
+        """(keys before, keys after) its own that a query sees at most under a mask; -1: all.
+
+        A mask shows keys where it is True, or no large negative number. None if it is no band or hides nothing.
         """
         torch = import_module("torch")
         if mask.shape[-1:] != (keys,) or (mask.dim() > 1 and mask.shape[-2] not in (1, rows)):
@@ -178,12 +177,12 @@ def _nth(place: int, found: Sequence[Any] | None) -> Any:
 
 
 def _once(mask: Any) -> Any:
-    """A mask that is the same for all sequences and heads, for one of them."""
+    """A mask without its dimensions of sequences and heads, if it is the same for all."""
     for place in range(mask.dim() - 2):
         mask = mask.narrow(place, 0, 1) if mask.stride(place) == 0 else mask
     return mask
 
 
 def memory_of(tensor: Any) -> int:
-    """Which piece of memory a tensor is in; views of it are in the same."""
+    """The address of a tensor's storage, which its views share."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # on the meta device there is no address

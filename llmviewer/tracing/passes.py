@@ -1,4 +1,4 @@
-"""How a module is run for a trace: with the cache that passes before have left, or once over all of its input."""
+"""Passes of a module for a trace: with a cache, or once over its whole input."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .recording import Recording
 
 SEQUENCES: Final = "sequences"
 TOKENS: Final = "tokens"
-_CACHES: Final = ("past_key_values", "cache_params", "state")  # as transformers calls what passes leave
-_PAST: Final = 11  # tokens, and no size that a module is likely to have
+_CACHES: Final = ("past_key_values", "cache_params", "state")  # names of caches and states in transformers
+_PAST: Final = 11  # tokens; an unlikely size of a module
 _GIVE: Final = "let the callable return (module, inputs)"
 _BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes(ABC):
-    """Passes of a module, whose counts are sums of what `basis` says.
+    """Passes of a module, with counts that are sums over `basis`.
 
-    why  why those of more features do not do
+    why  why a basis with more features was not possible
     """
 
     module: Any
@@ -35,8 +35,8 @@ class Passes(ABC):
 
     basis: Basis = CACHED
     why: str = ""
-    numbers: Numbers | None = None  # that buffers hold
-    places: frozenset[int] = frozenset()  # of the cache, that passes write their tokens into
+    numbers: Numbers | None = None  # known values of buffers
+    places: frozenset[int] = frozenset()  # tensors of the cache that passes write tokens into
 
     @abstractmethod
     def record(self, shape: Shape) -> Recording:
@@ -45,14 +45,14 @@ class Passes(ABC):
     @property
     @abstractmethod
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the counts has to know."""
+        """Notes on the counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Passes):
-    """Those of a language model that keeps keys and values, or a state.
+    """Passes of a language model with a KV cache or a state.
 
-    cache  what forward calls them
+    cache  its argument of forward
     """
 
     cache: str = _CACHES[0]
@@ -64,7 +64,7 @@ class Steps(Passes):
         return ("keeps a state: every token counts as one of a step that writes token by token",)
 
     def record(self, shape: Shape) -> Recording:
-        """The prompt that fills the cache, then the recorded pass."""
+        """The calls of a pass of `shape`, after a prompt that fills the cache."""
         if not shape.past:
             return self._run(shape.q_len, shape.batch, None)[0]
         past, numbers = self._prompt(shape)
@@ -80,19 +80,20 @@ class Steps(Passes):
         return bool(tensors_of(self._prompt(CACHED.shapes[0])[0]))
 
     def recurs(self) -> bool:
-        """Whether a part of what passes leave has no dimension of tokens."""
+        """Whether a tensor that passes leave has no dimension of tokens: a state."""
         left = tensors_of(self._prompt(Shape(2, 1, _PAST))[0])
         return any(_PAST not in t.shape for t in left if t.is_floating_point())
 
     def in_place(self) -> Steps:
-        """The same, which knows what parts of the cache passes write their tokens into; where that is not all of what
-        stays as large, there is a state.
+        """The passes, with the tensors of a static cache that passes write tokens into.
+
+        If other tensors do not grow either, they are a state.
         """
         parts = []
         for shape in (Shape(2, 3, _PAST), Shape(2, 5, _PAST)):
             try:
                 recording = self.record(shape)
-            except InputError:  # a state that takes single tokens alone
+            except InputError:  # a state that only takes single tokens
                 return replace(self, basis=STEPS)
             found = [v for v, value in enumerate(recording.values) if value.source == "cache"]
             written = {
@@ -106,7 +107,7 @@ class Steps(Passes):
         return replace(self, basis=CACHED if places >= set(still) else STEPS, places=places)
 
     def _prompt(self, shape: Shape) -> tuple[Any, Numbers]:
-        """What the passes before one of `shape` leave, and what numbers are known of it."""
+        """The cache before a pass of `shape`, and its known values."""
         _, out, numbers = self._run(shape.past, shape.batch, None)
         return self._left(out), numbers
 
@@ -136,11 +137,11 @@ class Steps(Passes):
 
 @dataclass(frozen=True, kw_only=True)
 class Once(Passes):
-    """The one pass of a module that reads all of its input and keeps nothing.
+    """The single pass of a module without a cache.
 
-    inputs   what forward takes, by name, or by place where the key is a number
-    guessed  nobody gave them
-    varying  dimensions of its tensors that are sequences or tokens; the others are as they are given
+    inputs   arguments of forward, by name or position
+    guessed  whether they were not given by the caller
+    varying  dimensions that are sequences or tokens; the others are fixed
     """
 
     inputs: Mapping[int | str, Any]
@@ -184,13 +185,13 @@ class Once(Passes):
 
 
 def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, ...]:
-    """Ways to run a module, the likeliest first.
+    """Ways to run a module, the most likely first.
 
-    inputs  an example of what forward takes: a tensor, a tuple of what it takes by place or a dict by name. None is
-            ids of tokens, or the pictures that the module's config describes
-    dims    which dimensions vary, such as {"x": {0: "sequences", 1: "tokens"}}, where that is not to be found
+    inputs  example arguments of forward: a tensor, a tuple by position or a dict by name. None: token ids, or images as
+            in the module's config
+    dims    dimensions that vary, such as {"x": {0: "sequences", 1: "tokens"}}; None: found by their sizes
 
-    Raises InputError where there is none.
+    Raises InputError if there is none.
     """
     if inputs is not None:
         return _given(module, name, _named(name, inputs), dims)
@@ -203,16 +204,16 @@ def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, .
 
 
 def _generates(module: Any) -> bool:
-    """Whether transformers would have it write token by token."""
+    """Whether transformers would generate with it."""
     asked = getattr(module, "can_generate", None)
     return bool(asked and asked())
 
 
 def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> Once:
-    """One pass over ids of tokens, or over pictures."""
+    """One pass over token ids or images."""
     torch = import_module("torch")
     named = [key for key, p in takes.items() if p.kind is not p.VAR_KEYWORD]
-    said = getattr(module, "main_input_name", None)  # as transformers has it
+    said = getattr(module, "main_input_name", None)  # of transformers
     main = said if said in named else next(iter(named), None)
     if main is None:
         raise InputError(f"{name}: forward must take an input; it takes none")
@@ -221,7 +222,7 @@ def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> Once:
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), pixels.dtype)
         sized = {main: pixels.to(dtype)}
         return Once(module=module, name=name, inputs=sized, varying={main: {0: SEQUENCES}}, basis=FIXED, guessed=True)
-    if main.startswith("input_") and main != "input_ids":  # sound, whose sizes no config says
+    if main.startswith("input_") and main != "input_ids":  # audio, whose sizes no config has
         raise InputError(f"{name}: reads {main}, and its shape is not known; {_GIVE}")
     key = 0 if takes[main].kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL) else main
     ids = torch.empty(1, 1, dtype=torch.long, device="meta")
@@ -229,7 +230,7 @@ def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> Once:
 
 
 def _picture(module: Any, name: str) -> tuple[int, int, int]:
-    """Channels, height and width of the pictures that a config describes."""
+    """Channels, height and width of images, from a config."""
     config = getattr(module, "config", None)
     size = getattr(config, "image_size", None)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -239,9 +240,9 @@ def _picture(module: Any, name: str) -> tuple[int, int, int]:
 
 
 def _named(name: str, inputs: Any) -> dict[int | str, Any]:
-    """Inputs by name or place.
+    """Inputs by name or position.
 
-    Raises InputError where they are nothing that forward can be called with, or not on the meta device.
+    Raises InputError if they are no arguments of forward, or not on the meta device.
     """
     if isinstance(inputs, Mapping):
         named = {**inputs}
@@ -261,7 +262,7 @@ def _named(name: str, inputs: Any) -> dict[int | str, Any]:
 
 
 def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> tuple[Once, ...]:
-    """Runs over inputs like these: of any number of sequences and tokens, or of sequences alone."""
+    """Passes over inputs like these, with varying sequences and tokens, or only sequences."""
     if dims is not None:
         varying = _varying(name, inputs, dims)
         basis = ONCE if any(TOKENS in which.values() for which in varying.values()) else FIXED
@@ -291,9 +292,9 @@ def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> t
 
 
 def _varying(name: str, inputs: Mapping[int | str, Any], dims: Any) -> dict[int | str, dict[int, str]]:
-    """Dimensions as a user names them.
+    """Varying dimensions from `dims` of the user.
 
-    Raises InputError where a name, an input or a dimension is none, or where nothing is a sequence.
+    Raises InputError if a name, an input or a dimension does not exist, or if no dimension is sequences.
     """
     example = "{0: {0: 'sequences', 1: 'tokens'}}"
     if not isinstance(dims, Mapping) or not all(isinstance(which, Mapping) for which in dims.values()):

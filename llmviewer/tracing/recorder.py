@@ -1,4 +1,4 @@
-"""Runs a torch module on the meta device, and records the aten calls that it makes."""
+"""Runs a torch module on the meta device and records its aten calls."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from ..errors import InputError
 from .numbers import Later, Numbers, memory_of
 from .recording import PLACES, Call, Recording, Use, Value
 
-# Calls that lay out again what is there: a fused engine reads the original.
+# Calls that only change the layout: fused kernels read the original.
 _COPIES: Final = frozenset({"clone", "contiguous", "_reshape_copy", "lift_fresh"})
 _MOVES: Final = frozenset(
     {"cat", "stack", "_to_copy", "copy_", "index", "index_select", "gather", "constant_pad_nd", "roll"}
     | {"index_copy_", "index_put_"}
 )
-# OPs of an element where a call is more than one, as our own operators count them.
+# OPs per element of calls with more than one, as in our operators.
 _STEPS: Final = {
     "native_layer_norm": 7, "_fused_rms_norm": 4, "_softmax": 5, "_safe_softmax": 5, "silu": 4, "sigmoid": 4, "gelu": 5,
 }  # fmt: skip
-_MADE: Final = ("empty", "zeros", "ones", "full", "new_", "rand", "arange")  # what names of allocations begin with
+_MADE: Final = ("empty", "zeros", "ones", "full", "new_", "rand", "arange")  # prefixes of allocation calls
 _ONES: Final = ("ones", "ones_like", "new_ones")
-_SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the numbers of what they take
+_SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the values of their input
 _DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
-_COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls that torch's flop registry does not have
+_COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls missing in torch's flop registry
 
 
 class Recorder:
-    """Turns dispatched calls into a Recording."""
+    """Records dispatched calls as a Recording."""
 
     def __init__(self, module: Any, cached: Sequence[Any], given: Sequence[Any], numbers: Numbers) -> None:
         self.numbers = numbers
         self.recording = Recording()
-        self.causal = False  # whether the attention that is being made is
-        self.mask: Any = None  # its mask
-        self.shows: Later | None = None  # what that leaves
+        self.causal = False  # whether the current attention is causal
+        self.mask: Any = None  # mask of the current attention
+        self.shows: Later | None = None  # band that the mask leaves
         self._modules = dict(module.named_modules(remove_duplicate=False))
-        self.now: tuple[str, str] | None = None  # the call that is being made
+        self.now: tuple[str, str] | None = None  # the current call
         self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
         self._tracker = import_module("torch.utils.module_tracker").ModuleTracker()
-        self._paths: dict[frozenset[str], str] = {}  # of the module that runs, by all that do
+        self._paths: dict[frozenset[str], str] = {}  # path of the current module, by the set of running modules
         self._seen: dict[
             int, tuple[Use, bool]
-        ] = {}  # by id: what it shows of which value; whether it was laid out anew
-        self._showing: dict[int, list[int]] = {}  # ids of the tensors that show a value
-        self._blank: dict[int, list[Any]] = {}  # by storage: tensors that nothing has been written to
-        self._cache: set[int] = set()  # values that are what the pass found in the cache and what it adds
-        self._alive: list[Any] = []  # ids stay theirs as long as tensors live
+        ] = {}  # by id(): the value and part that it shows; whether its layout changed
+        self._showing: dict[int, list[int]] = {}  # ids of tensors that show a value
+        self._blank: dict[int, list[Any]] = {}  # by storage: tensors not yet written to
+        self._cache: set[int] = set()  # values of the cache and of its new entries
+        self._alive: list[Any] = []  # keeps tensors alive, so that ids stay unique
         for name, parameter in module.named_parameters():
             self._enter(parameter, name)
         for tensor in cached:
             self._enter(tensor, "cache")
-        self._fed = set(map(id, (*cached, *given)))  # tensors that depend on what the module takes
-        self._ones: set[int] = set()  # ids of those that are ones alone, as masks are that nobody gave
+        self._fed = set(map(id, (*cached, *given)))  # ids of tensors that depend on the module's input
+        self._ones: set[int] = set()  # ids of tensors of ones, such as default masks
         self._alive += given
         for tensor in given:
             if _counts(tensor):
                 self._enter(tensor, "input")
 
     def run(self, forward: Callable[[], Any]) -> Any:
-        """What `forward` returns, its calls recorded."""
+        """The result of `forward`, with its calls recorded."""
         base = import_module("torch.utils._python_dispatch").TorchDispatchMode
         mode = type(
             "Mode",
@@ -75,19 +75,19 @@ class Recorder:
         return id(tensor) in self._ones
 
     def shown(self, tensor: Any) -> int:
-        """The value that a tensor shows; -1 for one that depends on shapes alone."""
+        """The value that a tensor shows; -1 if it depends only on shapes."""
         known = self._seen.get(id(tensor))
         return known[0].value if known else -1
 
     def with_logits(self, out: Any, past: Any) -> Recording:
-        """What has been recorded of a pass that returns logits, as .logits or first, and leaves `past`."""
+        """The recording of a pass that returns logits, as .logits or first result, and leaves the cache `past`."""
         self.recording.kept = tuple(map(self.shown, tensors_of(past)))
         logits = getattr(out, "logits", None)
         self.recording.logits = self.shown(next(tensors_in(out), None) if logits is None else logits)
         return self.recording
 
     def with_results(self, out: Any) -> Recording:
-        """What has been recorded of a pass of which all that is returned counts; what is made last ends it."""
+        """The recording of a pass all of whose results count; the last one ends it."""
         shown = set(map(self.shown, tensors_in(out))) - {-1}
         results = frozenset(v for v in shown if self.recording.values[v].source == "call")
         self.recording.results, self.recording.logits = results, max(results, default=-1)
@@ -117,7 +117,7 @@ class Recorder:
         ins, outs = self.numbers.tensors((args, kwargs)), self.numbers.tensors(out)
         self.numbers.follow(func, args, kwargs, outs, ins)
         fed = not name.startswith(_MADE) and any(id(x) in self._fed for x in ins)
-        # the schema of an unsafe view does not say so, as nobody else sees what it shows
+        # the schema of _unsafe_view does not mark it as a view
         views = name == "_unsafe_view" or (not schema.is_mutable and any(r.alias_info for r in schema.returns))
         self._mark(ins, outs, fed=fed, ones=name in _ONES or ((views or name in _SAME) and any(map(self.is_ones, ins))))
         if name.startswith(_MADE) or (views and ins and memory_of(ins[0]) in self._blank):
@@ -131,7 +131,7 @@ class Recorder:
             matmul = packet in self._flops or name in _COUNTED
             largest = 0 if name in _MOVES else _STEPS.get(name, 1) * max(x.numel() for x in (*known, *outs))
             ops = self._ops(packet, name, args, kwargs, out) if matmul else largest
-            if matmul and self.mask is not None:  # the first product makes the scores
+            if matmul and self.mask is not None:  # the first product computes the scores
                 self.shows, self.mask = self.numbers.seen(self.mask, outs[0]), None
             uses = tuple(map(self._use, known))
             made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
@@ -151,18 +151,18 @@ class Recorder:
         return out
 
     def _mark(self, ins: list[Any], outs: list[Any], *, fed: bool, ones: bool) -> None:
-        """Remembers what a call's results depend on, and whether they are ones alone."""
+        """Records the dependencies of a call's results, and whether they are all ones."""
         self._fed |= set(map(id, outs)) if fed else set()
         self._ones |= set(map(id, outs)) if ones else set()
         self._alive += (*ins, *(outs if fed or ones else ()))
 
     def _leave_blank(self, outs: list[Any]) -> None:
-        """Remembers tensors of memory that shows nothing yet."""
+        """Records tensors of uninitialized memory."""
         for out in outs:
             self._blank.setdefault(memory_of(out), []).append(out)
 
     def _path(self) -> str:
-        """That of the module that runs: the one below most others, as what is shared has a path somewhere else."""
+        """Path of the current module: the deepest one, because shared modules have another path elsewhere."""
         running = frozenset(self._tracker.parents)
         if running not in self._paths:
             deepest = max(running, key=lambda path: (sum(path.startswith(f"{one}.") for one in running), len(path)))
@@ -170,7 +170,7 @@ class Recorder:
         return self._paths[running]
 
     def _is_causal(self, path: str) -> bool:
-        """Whether the module at `path` says of itself that it is."""
+        """Whether the module at `path` has is_causal."""
         return getattr(self._modules.get(path), "is_causal", False) is True
 
     def _grown(self, name: str, uses: tuple[Use, ...], made: tuple[int, ...]) -> None:
@@ -178,7 +178,7 @@ class Recorder:
             self._cache |= set(made)
 
     def _is_stored(self, ins: list[Any]) -> bool:
-        """Whether a conversion is of the cache or of a parameter, and so made as that is read."""
+        """Whether a conversion is of the cache or a parameter, and thus fused into its reader."""
         value = self.shown(ins[0]) if ins else -1
         return value in self._cache or (value >= 0 and self.recording.values[value].source != "call")
 
@@ -189,7 +189,7 @@ class Recorder:
     def _ops(self, packet: Any, name: str, args: Any, kwargs: Any, out: Any) -> int:
         if name == "embedding":
             return 0
-        if name == "_grouped_mm":  # each row by the matrix of its own expert
+        if name == "_grouped_mm":  # each row with the matrix of its expert
             return int(2 * args[0].numel() * args[1].shape[-1])
         return int(self._flops[packet](*args, **kwargs, out_val=out))
 
@@ -209,7 +209,7 @@ class Recorder:
         return new
 
     def _filled(self, tensor: Any) -> int:
-        """The value that all that shows a blank piece of memory shows once a part of it has been written."""
+        """The value that all tensors of an uninitialized storage show after the first write."""
         shown = self._blank.pop(memory_of(tensor), [tensor])
         whole = max(shown, key=lambda one: int(one.numel()))
         new = self._enter(whole, "call")
@@ -219,7 +219,7 @@ class Recorder:
         return new
 
     def _look(self, ins: list[Any], outs: list[Any], *, copied: bool) -> None:
-        """Views of what is known: how much of it they show, and where."""
+        """Records views of known values: how much they show, and where."""
         known = self._seen.get(id(ins[0])) if ins else None
         if known is None:
             return
@@ -238,9 +238,7 @@ def _counts(tensor: Any) -> bool:
 
 
 def plain_attention(recorder: Recorder) -> Any:
-    """A mode in which scaled_dot_product_attention is its three steps in its own format, without masks that are no
-    learned numbers.
-    """
+    """A mode that runs scaled_dot_product_attention as its three steps, in one format, with learned masks only."""
     torch = import_module("torch")
     base = import_module("torch.overrides").TorchFunctionMode
     plain, whole = (
@@ -264,7 +262,7 @@ def plain_attention(recorder: Recorder) -> Any:
             recorder.numbers.keep(made, func(*args, **{**kwargs, "device": "cpu"}))
             return made
         if func is torch.Tensor.__contains__ and args[0].is_meta:
-            return False  # what is asked is whether ids are padding
+            return False  # the question is whether ids are padding
         if func is torch.Tensor.all and recorder.is_ones(args[0]):
             return torch.ones((), dtype=torch.bool, device="cpu")  # a mask that hides nothing
         if func not in (plain, whole):
@@ -279,7 +277,7 @@ def plain_attention(recorder: Recorder) -> Any:
 
 
 def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
-    """Tensors that an object holds, such as a cache of whatever class."""
+    """Tensors in an object, such as a cache of any class."""
     if isinstance(thing, import_module("torch").Tensor):
         yield thing
         return
@@ -291,7 +289,7 @@ def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
 
 
 def tensors_of(past: Any) -> list[Any]:
-    """What a cache holds."""
+    """Tensors in a cache."""
     return [t for t in tensors_in(past) if t.numel()]
 
 
@@ -306,15 +304,15 @@ def record(
     given: Sequence[Any] = (),
     numbers: Numbers | None = None,
 ) -> tuple[Recorder, Any]:
-    """The calls of one forward pass, and what it returns.
+    """The recorder of one forward pass, and its result.
 
-    called  how forward is called, in words
-    hint    what to do where it cannot be called so
-    cached  tensors of the cache that it finds
-    given   what it takes
-    numbers  what is known of what buffers and the cache hold
+    called   how forward is called, in words
+    hint     what to do if it cannot be called so
+    cached   tensors of the cache
+    given    arguments
+    numbers  known values of buffers and the cache
 
-    Raises InputError, naming the call, where one cannot be made without data.
+    Raises InputError, with the call, if a call needs data.
     """
     torch = import_module("torch")
     recorder = Recorder(module, cached, given, Numbers(numbers))

@@ -1,7 +1,7 @@
-"""Prompts of models with a state, against the steps that are counted.
+"""Prompts of models with a state, compared with single-token steps.
 
-Products with parameters have to be the same. A scan does either the same as steps, token by token, or something else
-within chunks of tokens, and is then fitted by the number of chunks.
+Products with parameters must be the same. A scan runs either token by token like steps, or in chunks of tokens, and is
+then fitted by the number of chunks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .program import Program
 from .recording import Call, Recording
 
 _PROMPT: Final = Shape(2, 6)
-_SIZES: Final = 8  # sizes that are tried for chunks, the smallest first
-_COUNTS: Final = (1, 2, 3, 4)  # chunks of the prompts that are fitted: as many as a parabola has terms, one checks
+_SIZES: Final = 8  # candidate chunk sizes, smallest first
+_COUNTS: Final = (1, 2, 3, 4)  # chunks of fitted prompts: three for the terms of a parabola, one as a check
 
 
 def compare_prompts(program: Program, passes: Passes) -> tuple[str, ...]:
-    """Holds steps to prompts, and tells `program` what scans do with chunks; notes of what is counted otherwise.
+    """Compares prompts with steps and sets the chunks of scans in `program`; returns notes on different counts.
 
-    Raises InputError where products with parameters are not those of as many steps.
+    Raises InputError if products with parameters differ from those of as many steps.
     """
     step, prompt = program.recordings[0], passes.record(_PROMPT)
     paths = {program.calls[index].path for index in program.state_calls}
@@ -54,7 +54,7 @@ def _same_products(program: Program, prompt: Recording, paths: set[str]) -> None
 
 
 def _scanned(recording: Recording, paths: set[str]) -> Counter[str]:
-    """OPs of products within scans, by module: those without parameters."""
+    """OPs of products in scans, which have no parameters, by module."""
     found: Counter[str] = Counter()
     for call in recording.calls:
         if call.path in paths and _within(recording, call):
@@ -67,9 +67,7 @@ def _within(recording: Recording, call: Call) -> bool:
 
 
 def _size(passes: Passes, prompt: Recording, paths: set[str]) -> int:
-    """Tokens of a chunk, to whose multiples prompts are padded: no dimension of what products see where it is fewer
-    makes a difference. 0 where there is no such size.
-    """
+    """Tokens per chunk, to whose multiples prompts are padded: shorter prompts have the same products. 0: none."""
     uses = (use for c in prompt.calls if c.path in paths and _within(prompt, c) for use in c.uses)
     sizes = sorted({n for use in uses for n in prompt.values[use.value].shape if n > _PROMPT.q_len})
 
@@ -82,7 +80,7 @@ def _size(passes: Passes, prompt: Recording, paths: set[str]) -> int:
 
 
 def _fit(program: Program, passes: Passes, size: int, paths: Sequence[str]) -> tuple[str, ...]:
-    """Tells `program` what chunks of `size` tokens take in the modules at `paths`."""
+    """Sets the work of chunks of `size` tokens in the modules at `paths`."""
     prompts = [passes.record(Shape(1, size * n)) for n in _COUNTS]
     squares, steps = 0.0, []
     for path in paths:
@@ -99,7 +97,7 @@ def _fit(program: Program, passes: Passes, size: int, paths: Sequence[str]) -> t
 
 
 def _parabola(counts: Sequence[int]) -> tuple[float, float, float] | None:
-    """How much of 1, n and n squared gives `counts` for n chunks; None where nothing does."""
+    """Coefficients of 1, n and n squared that give `counts` for n chunks; None if there are none."""
     rows = np.array([[1, n, n * n] for n in _COUNTS], dtype=np.float64)
     found = np.linalg.solve(rows[:3], np.array(counts[:3], np.float64))
     return tuple(found.tolist()) if np.allclose(rows @ found, counts, rtol=1e-9) else None

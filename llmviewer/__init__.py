@@ -1,4 +1,4 @@
-"""A roofline analyzer for LLM inference: where the time goes, what bounds it, what would change it, and by how much.
+"""A roofline analyzer for LLM inference: times, their bounds and what would improve them.
 
 >>> import llmviewer
 >>> result = llmviewer.analyze("llama-2-7b", "rtx-a6000", prompt=2048)
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .sweeping.grid import Sweep, sweep
     from .timelines.against import Recorded, recorded
 
-if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
+if _IN_CHECKOUT:  # reports/ is a sibling of this folder
     __path__.append(str(_ROOT))
 
 __version__ = "0.1.0"
@@ -115,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names of the interface, imported when they are first asked for, so that `import llmviewer` costs nothing."""
+    """Imports public names on first use, so that `import llmviewer` is fast."""
     if name not in _HOME:
         raise AttributeError(f"module 'llmviewer' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)

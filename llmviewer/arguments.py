@@ -1,4 +1,4 @@
-"""What a caller in Python gives, before anything is made of it: its kind, under the name that it has there."""
+"""Type checks of arguments of the Python interface, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .parallel.layout import Layout
 from .techniques import Technique
 from .transforms.offload import Offload
 
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each of several
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # types of an argument, or of each of several
     "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware),
     "prefill_hardware": (str, Hardware), "quant": (str,), "quants": (str,),
     "attention": (str,), "accounting": (str,), "mla": (str,), "layout": (str, Layout), "offload": (str, Offload),
@@ -27,23 +27,23 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each 
     "profiles": (str, Path, Profile), "layouts": (str,), "given": (str,), "without": (str,),
     "kernel": (str,),
 }  # fmt: skip
-_NONE: Final = ("quant", "attention")  # that may be left to us
+_NONE: Final = ("quant", "attention")  # arguments that may be None
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
-_LONG: Final = 100  # characters of what was given, in an error
+_LONG: Final = 100  # characters of a value in an error
 _E = TypeVar("_E", bound=StrEnum)
 
 
 def check(**given: object) -> None:
-    """Raises InputError where an argument is not of its kind."""
+    """Raises InputError if an argument has the wrong type."""
     for name, value in given.items():
         if not isinstance(value, _KINDS[name]) and not (value is None and name in _NONE):
             raise InputError(f"{name} must be {_said(name)}; got {_shown(value)}{_how(value)}")
 
 
 def several(name: str, given: Any) -> tuple[Any, ...]:
-    """One of them, or a list.
+    """`given`, one value or a list, as a tuple.
 
-    Raises InputError where something is not of its kind.
+    Raises InputError if a value has the wrong type.
     """
     found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     for value in found:
@@ -53,13 +53,13 @@ def several(name: str, given: Any) -> tuple[Any, ...]:
 
 
 def bound_alone(bound: bool, *kernels: object) -> None:
-    """Raises InputError where lower bounds alone are asked for, and kernels too."""
+    """Raises InputError if only lower bounds are wanted and kernels are given."""
     if bound and any(kernels):
-        raise InputError("bound is of steps that no kernel beats; leave out library, engine and profiles")
+        raise InputError("bound gives lower bounds only; leave out library, engine and profiles")
 
 
 def listed(**given: object) -> None:
-    """Raises InputError where an argument is no list of things of its kind."""
+    """Raises InputError if an argument is no list of values of its type."""
     for name, values in given.items():
         must = f"{name} must be a list of {_said(name)}"
         if not isinstance(values, Sequence) or isinstance(values, str):
@@ -70,9 +70,9 @@ def listed(**given: object) -> None:
 
 
 def among(name: str, value: object, members: Iterable[_E]) -> _E:
-    """That of the members which a user calls `value`; all of an enumeration, or those of it that there is a use for.
+    """The one of `members` named `value`.
 
-    Raises InputError where none is called so.
+    Raises InputError if there is none.
     """
     known = tuple(members)
     for one in known:
@@ -82,12 +82,12 @@ def among(name: str, value: object, members: Iterable[_E]) -> _E:
 
 
 def counts(values: Any) -> tuple[Any, ...]:
-    """One number, or several, of which nothing is known yet."""
+    """One number, or several, as an unchecked tuple."""
     return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
 
 
 def each_once(name: str, values: Iterable[Any]) -> None:
-    """Raises InputError where one of them is there twice."""
+    """Raises InputError if a value is given twice."""
     seen: dict[str, list[Any]] = {}
     for value in values:
         shown = getattr(value, "name", str(value))
@@ -97,9 +97,9 @@ def each_once(name: str, values: Iterable[Any]) -> None:
 
 
 def told_apart(named: Iterable[tuple[object, str]]) -> None:
-    """Raises InputError where two things that were given go by one name, so that results could not tell them apart.
+    """Raises InputError if two arguments have the same name in the results.
 
-    named  what was given, and the name that it has in the results
+    named  (argument, its name in the results)
     """
     seen: dict[str, str] = {}
     for value, name in named:
@@ -110,14 +110,14 @@ def told_apart(named: Iterable[tuple[object, str]]) -> None:
 
 
 def number(**given: object) -> None:
-    """Raises InputError where an argument is no number."""
+    """Raises InputError if an argument is no number."""
     for name, value in given.items():
         if not _is_number(value):
             raise InputError(f"{name} must be a number; got {value!r}")
 
 
 def positive(**given: Any) -> None:
-    """Raises InputError where an argument is neither None nor a positive number."""
+    """Raises InputError if an argument is neither None nor a positive number."""
     for name, value in given.items():
         if value is not None and not (_is_number(value) and 0 < value < inf):
             shown = f"{value:g}" if _is_number(value) else repr(value)
@@ -129,13 +129,13 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """In one line, as that of an error is, however much there is."""
+    """A value in one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONG else f"{text[:_LONG]} ..."
 
 
 def _how(value: object) -> str:
-    """What makes a model of a torch module; if there is one, torch is imported."""
+    """A hint on trace(), if the value is a torch module."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.nn.Module):
         return ""

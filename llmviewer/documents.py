@@ -1,4 +1,4 @@
-"""YAML and JSON files read strictly: what is wrong is said in one line that names the file and the key."""
+"""Strict reading of YAML and JSON files; errors are one line with file and key."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import yaml
 
 from .errors import InputError, suggest
 
-_REPEATED = (  # say how much is built
+_REPEATED = (  # fields that determine how much is built
     "num_hidden_layers", "n_layer", "num_layers", "n_layers", "repeat", "vt_num_hidden_layers",
     "num_nextn_predict_layers", "num_mtp_layers",
 )  # fmt: skip
 _MOST_REPEATED = 10_000
 LARGEST = 2**53  # whole numbers up to here are exact as floats
-MOST_BYTES = 64 * 2**20  # of a document: room for the index of hundreds of thousands of tensors
-_SHORT = 16_000  # characters, in which no nesting overflows the stack of the parser, which is in C and does not look
+MOST_BYTES = 64 * 2**20  # largest document: the index of hundreds of thousands of tensors fits
+_SHORT = 16_000  # characters; no nesting in them overflows the stack of the C parser, which has no check
 _DEEPEST = 100
-_TELLING = 200  # characters of what was given: enough to find it by
+_TELLING = 200  # characters of a value in an error
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML 1.2 numbers and no dates, so that 1e12 is a number and 2022-10-01 is text; a key may stand only once."""
+    """YAML 1.2 numbers and no dates: 1e12 is a number and 2022-10-01 is text; keys must be unique."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT002
         seen: set[Any] = set()
@@ -57,9 +57,9 @@ _Loader.add_implicit_resolver(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, without the mark that some editors and spreadsheets begin one with.
+    """The text of a file, without a byte order mark.
 
-    Raises InputError where it is missing, a folder, not readable or not text.
+    Raises InputError if it is missing, a folder, not readable or not text.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -74,10 +74,10 @@ def read_text(path: Path) -> str:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Raises InputError where there is something else than a file, or one of more than `most` bytes."""
+    """Raises InputError if `path` is no regular file, or has more than `most` bytes."""
     try:
         held = path.stat()
-    except OSError:  # which reading it tells
+    except OSError:  # reading it will raise the error
         return
     if not stat.S_ISREG(held.st_mode) and not stat.S_ISDIR(held.st_mode):
         raise InputError(f"{path}: is a device or a pipe; give a file")
@@ -86,13 +86,13 @@ def check_file(path: Path, most: int | None = None) -> None:
 
 
 def check_path(name: str) -> None:
-    """Raises InputError where `name` can be nothing but a path, and nothing is there."""
+    """Raises InputError if `name` can only be a path, and nothing exists there."""
     if name.startswith(("./", "../", "/", "~")) and not is_there(name):
         raise InputError(f"{name}: there is no such file or folder")
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a file or a folder of that name; none has one that is too long."""
+    """Whether a file or folder `name` exists; False for names that are too long."""
     try:
         return bool(name) and Path(name).exists()
     except OSError:
@@ -106,14 +106,14 @@ def _document(path: Path) -> str:
 
 def read_yaml(path: Path) -> Section:
     text = _document(path)
-    too_deep = InputError(f"{path}: is not YAML that can be read: nested too deeply")
+    too_deep = InputError(f"{path}: is not readable YAML: nested too deeply")
     try:
         deep = len(text) > _SHORT and any(depth > _DEEPEST for depth in _depths(text))
         data = None if deep else yaml.load(text, Loader=_Loader)  # noqa: S506
     except RecursionError:
         raise too_deep from None
     except ValueError:
-        raise InputError(f"{path}: is not YAML that can be read: a number has too many digits") from None
+        raise InputError(f"{path}: is not readable YAML: a number has too many digits") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -125,7 +125,7 @@ def read_yaml(path: Path) -> Section:
 
 
 def _depths(text: str) -> Iterator[int]:
-    """In how many collections each part of a document stands."""
+    """The nesting depth of each part of a document."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -139,9 +139,9 @@ def read_json(path: Path) -> Section:
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from None
     except RecursionError:
-        raise InputError(f"{path}: is not JSON that can be read: nested too deeply") from None
+        raise InputError(f"{path}: is not readable JSON: nested too deeply") from None
     except ValueError:
-        raise InputError(f"{path}: is not JSON that can be read: a number has too many digits") from None
+        raise InputError(f"{path}: is not readable JSON: a number has too many digits") from None
     return _top(data, path, "a JSON object")
 
 
@@ -152,7 +152,7 @@ def _top(data: object, path: Path, kind: str) -> Section:
 
 
 class Section:
-    """A mapping of a file that knows where it stands, and which of its keys were asked for."""
+    """A mapping in a file, with its location and a record of the keys that were read."""
 
     def __init__(self, data: Mapping[str, Any], file: str, at: str = "") -> None:
         self.data, self.file, self.at = data, file, at
@@ -161,30 +161,30 @@ class Section:
         self._other_names: Mapping[str, Collection[str]] = {}
 
     def also_called(self, other_names: Mapping[str, Collection[str]]) -> None:
-        """Says by which other names keys may stand here, and in the sections that are opened."""
+        """Sets other names of keys, for this section and those opened from it."""
         self._other_names = other_names
         for section in self._opened.values():
             section.also_called(other_names)
 
     def with_data(self, data: Mapping[str, Any]) -> Section:
-        """The same place with other data; what is asked of one is asked of both."""
+        """The same section with other data; both share the record of keys read."""
         section = Section(data, self.file, self.at)
         section.asked, section._opened, section._other_names = self.asked, self._opened, self._other_names
         return section
 
     def _written(self, key: str) -> str:
-        """The name that `key` has here."""
+        """The name of `key` in this file."""
         names = (key, *self._other_names.get(key, ()))
         return next((name for name in names if self.data.get(name) is not None), key)
 
     def get(self, key: str) -> Any:
-        """The value as it stands; None where the key is absent or null."""
+        """The value of a key, unchecked; None if absent or null."""
         written = self._written(key)
         self.asked.update((key, written))
         return self.data.get(written)
 
     def unread(self, known: Collection[str] = ()) -> list[str]:
-        """Keys with a value that nobody asked for and that are not `known`, of the sections opened too."""
+        """Keys with a value that were never read and are not `known`, here and in sections opened."""
         own = [
             f"{self.at}{k}" for k, v in self.data.items() if v is not None and k not in self.asked and k not in known
         ]
@@ -192,11 +192,11 @@ class Section:
         return sorted((*own, *chain.from_iterable(inside)))
 
     def costless(self, *keys: str) -> None:
-        """Says that these keys are known to change nothing that is counted."""
+        """Marks keys as read that have no effect on counts."""
         self.asked.update(keys, (self._written(key) for key in keys))
 
     def first(self, *keys: str) -> str:
-        """The first of several names of one thing that the mapping uses; the first of all if it uses none."""
+        """The first of several equivalent keys that is present; the first key if none is."""
         return next((key for key in keys if self.data.get(key) is not None), keys[0])
 
     def __contains__(self, key: str) -> bool:
@@ -209,7 +209,7 @@ class Section:
         return InputError(f"{self.file}: {self.at}{self._written(key)}: {problem}")
 
     def only(self, known: Iterable[str]) -> None:
-        """Raises InputError at the first key that is not among `known`."""
+        """Raises InputError at the first key that is not in `known`."""
         known = tuple(known)
         for key in self.data:
             if key not in known:
@@ -224,7 +224,7 @@ class Section:
         return opened if opened.data is value else opened.with_data(value)
 
     def sections(self, key: str) -> list[Section]:
-        """The mappings of a list, at least one."""
+        """The mappings in a list of at least one."""
         value = self._required(key)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             raise self.error(key, f"must be a list of mappings; got {_shown(value)}")
@@ -239,14 +239,14 @@ class Section:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts; none where the key is absent."""
+        """A list of texts; empty if the key is absent."""
         value = self.get(key) or []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(key, f"must be a list of texts; got {_shown(value)}")
         return tuple(value)
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`. null counts as absent, as config.json files use it."""
+        """A whole number of at least `least`; null counts as absent, as in config.json files."""
         if default is not None and self.get(key) is None:
             return default
         value = self._required(key)

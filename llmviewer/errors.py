@@ -1,4 +1,4 @@
-"""The one error a user can cause. Its text is one line: where, what must hold, what was given, what to do."""
+"""`InputError`, the error that users can cause: one line with where, what must hold, what was given, what to do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. The command line prints the text and exits with 2.
+    """Invalid input. The command line prints the text and exits with 2.
 
-    reason  the text without `hint`, which is what to do
+    reason  the text without `hint`, which says what to do
     """
 
     def __init__(self, reason: str, *, hint: str = "") -> None:
@@ -17,18 +17,17 @@ class InputError(ValueError):
         self.reason = reason
 
 
-_FEW = 20  # names that can all be told
-_MANY = 6  # names that begin or end alike
-_FAR = 0.4  # the least part of a name that has to be alike for it to be named
+_FEW = 20  # names listed in full
+_MANY = 6  # names listed with the same beginning or end
+_FAR = 0.4  # least similarity of a name to be suggested
 
 
 def suggest(given: str, known: Iterable[str], of: Mapping[str, str] | None = None) -> str:
-    """The clause that names the nearest of `known`: those that begin with `given`, else those that it is the last part
-    of, else those spelt like it.
+    """A clause with the nearest names of `known`: same beginning, else same last part, else similar spelling.
 
-    All of them where none is near and they are few.
+    If no name is near and there are few, it lists all of them.
 
-    of  what each is a name of, where one thing has several: it is told by the nearest
+    of  the thing that each name stands for, if things have several names: each thing is listed once
     """
     names, wanted = list(known), given.lower()
     begin = sorted((name for name in names if wanted and name.startswith(wanted)), key=lambda name: (len(name), name))
@@ -48,7 +47,7 @@ def suggest(given: str, known: Iterable[str], of: Mapping[str, str] | None = Non
 
 
 def _once(names: list[str], of: Mapping[str, str] | None) -> list[str]:
-    """The first name of each thing."""
+    """The first name of each thing that names stand for."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(of[name] if of else name, name)

@@ -1,7 +1,6 @@
-"""Counts as sums of coefficients times features of the workload: what makes a sweep one call and a formula readable.
+"""Forms: counts as sums of coefficients times features of the workload (tokens, attended pairs, cached tokens, ...).
 
-An operator's OPs and bytes do not depend on the workload; the workload only says what the features (tokens, attended
-pairs, cached tokens, ...) amount to. So an operator states a `Form` once; phases, batches and lengths evaluate it.
+An operator states its OPs and bytes as a `Form` once; phases, batches and lengths evaluate it, so a sweep is one call.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Num: TypeAlias = float | npt.NDArray[Any]  # a number, or an array of them: every formula takes both
+Num: TypeAlias = float | npt.NDArray[Any]  # every formula takes numbers and arrays
 
 
 class Stream(NamedTuple):
-    """The part of a pass that some blocks see: `name` is a method of Workload, `arguments` are what it takes."""
+    """The part of a pass that a block processes: `name` is a method of Workload, with `arguments`."""
 
     name: str = ""
     arguments: tuple[float, ...] = ()
@@ -26,65 +25,65 @@ class Stream(NamedTuple):
         return _call(self.name, self.arguments)
 
     def of(self, workload: object) -> object:
-        """The workload of that part."""
+        """The workload of this part."""
         if not self.name:
             return workload
         method: Callable[..., object] = getattr(workload, self.name)
         return method(*self.arguments)
 
 
-WHOLE: Final = Stream()  # all of the pass
-SOURCE: Final = Stream("source")  # what an encoder reads
-TARGET: Final = Stream("target")  # what the decoder beside it writes
+WHOLE: Final = Stream()  # the whole pass
+SOURCE: Final = Stream("source")  # input of an encoder
+TARGET: Final = Stream("target")  # output of its decoder
 
 
 def images(patches: int, tiles: int = 1) -> Stream:
-    """What a tower for pictures reads: `patches` of each, or of each of the `tiles` that one is cut into."""
+    """Input of an image tower: `patches` per image, or per each of its `tiles`."""
     return Stream("images", (patches,) if tiles == 1 else (patches, tiles))
 
 
 def seeing(tokens: int) -> Stream:
-    """What sequences with pictures do, which attend to `tokens` of each besides their own."""
+    """Sequences with images, which attend to `tokens` per image besides their own."""
     return Stream("seeing", (tokens,))
 
 
 def texts(tokens: int) -> Stream:
-    """What is done to all but the `tokens` of each picture."""
+    """All tokens except the `tokens` of each image."""
     return Stream("texts", (tokens,))
 
 
 def sampled(share: float) -> Stream:
-    """What the part `share` of the tokens goes on to."""
+    """The fraction `share` of the tokens, chosen independently."""
     return Stream("sampled", (share,))
 
 
 def together(share: float) -> Stream:
-    """What the part `share` of the passes goes on to with all of its tokens."""
+    """All tokens, in the fraction `share` of the passes."""
     return Stream("together", (share,))
 
 
-SINGLE: Final = Stream("single")  # each sequence as if it were one token
+SINGLE: Final = Stream("single")  # each sequence as a single token
 
 
 def evicted(budget: float) -> Stream:
-    """The pass with no more than `budget` tokens of each sequence left of those before it."""
+    """The pass with at most `budget` earlier tokens per sequence in the cache."""
     return Stream("evicted", (budget,))
 
 
 def thinned(share: float) -> Stream:
-    """What the part `share` of the tokens does, which sees none but its like."""
+    """The fraction `share` of the tokens, which attend only to each other."""
     return Stream("thinned", (share,))
 
 
 def replicas(ranks: float) -> Stream:
-    """What `ranks` devices with as much to do as this one have together."""
+    """The passes of `ranks` devices with equal work, together."""
     return Stream("replicas", (ranks,))
 
 
 class Feature(NamedTuple):
-    """An amount that a workload has: `name` is a method of Workload, `arguments` are what it takes.
+    """An amount of a workload: `name` is a method of Workload, with `arguments`.
 
-    each  arguments for each of several devices, where they differ; `arguments` are those of the first
+    each  arguments per device, if they differ between devices; `arguments` are those of the first
     """
 
     name: str
@@ -103,13 +102,13 @@ class Feature(NamedTuple):
 
 
 def _call(name: str, arguments: tuple[float, ...]) -> str:
-    texts = [f"{a:g}" for a in arguments if a < np.inf]  # a window that is none goes without saying
+    texts = [f"{a:g}" for a in arguments if a < np.inf]  # infinite windows are not shown
     return f"{name}({', '.join(texts)})" if texts else name
 
 
 @dataclass(frozen=True)
 class Form:
-    """sum of coefficient x feature. Adds to forms, multiplies by numbers, in sorted order and without zeros."""
+    """Sum of coefficient x feature, sorted and without zeros. Supports + with forms and * with numbers."""
 
     terms: tuple[tuple[Feature, float], ...] = ()
 
@@ -135,11 +134,11 @@ class Form:
         return bool(self.terms)
 
     def __str__(self) -> str:
-        """Such as "33554432 tokens + 8 pairs(4096)"."""
+        """The form as text, such as "33554432 tokens + 8 pairs(4096)"."""
         return " + ".join(f"{c:.12g} {feature}" for feature, c in self.terms) or "0"
 
     def on(self, stream: Stream) -> Form:
-        """The same amounts of a part of the pass; those that are of a part already stay."""
+        """The form over a part of the pass; terms that are over a part already are unchanged."""
         if stream == WHOLE:
             return self
         return total(Form(((f._replace(stream=stream) if f.stream == WHOLE else f, c),)) for f, c in self.terms)
@@ -148,8 +147,9 @@ class Form:
         return frozenset(feature for feature, _ in self.terms)
 
     def __call__(self, values: Mapping[Feature, Num]) -> Num:
-        """The amount, from the `values` of its features. The order of summation is fixed, so an entry of an array
-        equals the number that the same workload gives alone, to the last bit.
+        """The amount for `values` of its features.
+
+        The order of summation is fixed, so an entry of an array equals the number of the same workload to the last bit.
         """
         total: Num = 0.0
         for feature, c in self.terms:
@@ -163,7 +163,7 @@ def _counts(coefficient: Num) -> bool:
 
 
 def total(forms: Iterable[Form]) -> Form:
-    """The sum of any number of forms."""
+    """The sum of forms."""
     terms: dict[Feature, float] = {}
     for form in forms:
         for feature, c in form.terms:
@@ -172,7 +172,7 @@ def total(forms: Iterable[Form]) -> Form:
 
 
 def evaluate(form: Form, workload: object) -> Num:
-    """What `form` amounts to in `workload`."""
+    """The amount of `form` in `workload`."""
     return form({feature: feature.of(workload) for feature in form.features()})
 
 
@@ -188,7 +188,7 @@ WANTED = _one("wanted")
 
 
 def pairs(window: float = np.inf) -> Form:
-    """(query, key) pairs that a causal mask of `window` keys leaves."""
+    """(query, key) pairs under a causal mask with a window of `window` keys."""
     return _one("pairs", window)
 
 
@@ -198,90 +198,86 @@ def cells(window: float = np.inf) -> Form:
 
 
 def kv_tokens(window: float = np.inf) -> Form:
-    """Cached positions that a pass attends to, its own included."""
+    """Cached positions that a pass attends to, new ones included."""
     return _one("kv_tokens", window)
 
 
 def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
-    """Cached positions read when queries are taken `tile` tokens at a time and each tile reads the keys it needs;
-    once where there are no more than `resident` of them, which can stay while the queries pass.
-    """
+    """Cached positions read if each tile of `tile` queries reads its keys; once, if at most `resident` keys stay."""
     return _one("kv_streams", tile, resident, window)
 
 
 STEADY: Final = frozenset(("one", "sequences", "tokens", "logits", "wanted", "table_rows", "distinct_experts"))
 """Features that are the same in every decode step of a batch, however long its context."""
 
-PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # what starts anew at every multiple of its argument
+PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # features that are periodic in their argument
 
 
 def chunked_pairs(chunk: int) -> Form:
-    """(query, key) pairs left by a causal mask that hides what is before the query's own chunk of positions."""
+    """(query, key) pairs under a causal mask within the query's chunk of positions."""
     return _one("chunked_pairs", chunk)
 
 
 def chunked_kv(chunk: int) -> Form:
-    """Cached positions that such a mask lets a pass attend to."""
+    """Cached positions that a pass attends to under such a mask."""
     return _one("chunked_kv", chunk)
 
 
 def chosen_kv(chosen: int) -> Form:
-    """Cached positions read where every query attends to `chosen` of those before it, or to all if there are fewer."""
+    """Cached positions read if each query attends to at most `chosen` earlier ones."""
     return _one("chosen_kv", chosen)
 
 
 def all_pairs() -> Form:
-    """(token, token) pairs of whole sequences, in which each sees those before and after it."""
+    """(query, key) pairs of whole sequences, without a mask."""
     return _one("cells", np.inf)
 
 
 def touched_kv(density: float) -> Form:
-    """Cached positions read where each query of a sequence reads the part `density` of them, no two the same."""
+    """Cached positions read if queries each read the fraction `density` of them, without overlap."""
     return _one("touched_kv", density)
 
 
 def near_pairs(reach: int) -> Form:
-    """(token, token) pairs no further apart than `reach`, in which each sees those before and after it."""
+    """(query, key) pairs at most `reach` positions apart, before or after."""
     return _one("near_pairs", reach)
 
 
 def cross_pairs() -> Form:
-    """(new token of a decoder, token of its encoder) pairs."""
+    """(new token of the decoder, token of the encoder) pairs."""
     return _one("cross_pairs")
 
 
 def source_kv() -> Form:
-    """Tokens of the encoder, which cross-attention attends to where there is a token to decode."""
+    """Tokens of the encoder that cross-attention reads, if there is a token to decode."""
     return _one("source_kv")
 
 
 def source_tokens() -> Form:
-    """Tokens of the encoder whose keys and values stay."""
+    """Tokens of the encoder whose keys and values are cached."""
     return _one("source_tokens")
 
 
 def chunk_pairs(chunk: int) -> Form:
-    """(query, key) pairs within chunks of that many new tokens."""
+    """(query, key) pairs within chunks of `chunk` new tokens."""
     return _one("chunk_pairs", chunk)
 
 
 def distinct_experts(experts: int, chosen: int, skew: float = 0) -> Form:
-    """Experts that are reached when each token chooses some of them, on average: all alike likely, or with popularities
-    that fall with their rank to the power of `skew`.
-    """
+    """Mean number of distinct experts that a pass uses; popularity falls with rank as rank^-skew."""
     return _one("distinct_experts", experts, chosen, *((skew,) if skew else ()))
 
 
 def any_of(share: float) -> Form:
-    """The chance that at least one token needs what each needs with the probability `share`."""
+    """Probability that at least one token needs what each needs with probability `share`."""
     return _one("distinct_experts", 1, share)
 
 
 def table_rows(rows: int) -> Form:
-    """Rows of a table of `rows` read to look up one for every token."""
+    """Distinct rows of a table of `rows` rows read for one look-up per token, at most."""
     return _one("table_rows", rows)
 
 
 def fft() -> Form:
-    """N log2 n of Fourier transforms over the new tokens of each sequence, of n points, two for each token."""
+    """Sum of n log2 n over sequences, with n points of a Fourier transform, two per new token."""
     return _one("fft")

@@ -1,4 +1,4 @@
-"""A whole answer: one prefill, which yields the first token, and a decode step for each further one."""
+"""Generations: a prefill, which yields the first token, and a decode step per further token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Generation:
     """Lower bounds for `gen` tokens of each of `batch` sequences.
 
     ttft_s        time to first token: the prefill [s]
-    tpot_s        time per output token: mean of the decode steps, nan where there is none [s]
+    tpot_s        time per output token: mean of the decode steps; nan if there is none [s]
     latency_s     prefill and decode steps [s]
     tokens_per_s  generated tokens of all sequences over the latency [1/s]
     """
@@ -42,11 +42,11 @@ def generation(
     images: Num = 0,
     layout: Layout = ALONE,
 ) -> Generation:
-    """Step i attends to prompt + i tokens, its own included, for i = 1 .. gen - 1.
+    """Times of a generation; step i = 1 .. gen - 1 attends to prompt + i tokens, its own included.
 
-    decode_plan  what decode steps run, where that is not `plan`
-    images       pictures in each prompt
-    layout       of the devices that `plan` is for one of
+    decode_plan  plan of decode steps; None: `plan`
+    images       images per prompt
+    layout       layout of all devices; plans are those of one
     """
     ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images)
     decoding = decoding_s(decode_plan or plan, layout, batch=batch, prompt=prompt, gen=gen, images=images)
@@ -57,13 +57,13 @@ def generation(
 
 
 def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
-    """Time of all decode steps, one for each token after the first. [s]"""
+    """Time of all decode steps, one per token after the first. [s]"""
     steps = np.asarray(gen) - 1
     last = prompt + np.maximum(steps, 1)
     share, parts = layout.share(batch), layout.parts(batch)
     lengths = {"first": prompt + 1, "last": last, "prompt": prompt, "images": images}
     decoding = decode_s(plan, batch=share, **lengths)
-    if layout.cuts:  # every lane has all micro-batches to serve before the next step
+    if layout.cuts:  # every lane processes all micro-batches before the next step
         lanes = (decode_s(lane, batch=share, **lengths) for lane in plan.lanes)
         decoding = reduce(np.maximum, (parts * busy for busy in lanes), decoding)
     return np.where(steps > 0, decoding, 0.0)
@@ -78,12 +78,11 @@ def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, im
 def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, images: Num = 0) -> Num:
     """Time of one decode step at each kv_len from `first` to `last`, both included. [s]
 
-    Exact without a loop over steps: between lengths where a mask changes what it hides, how long a resource is busy is
-    linear in kv_len, so an operator's time is the largest of a few lines, and its sum is taken between the points where
-    they cross.
+    Exact without a loop over steps: busy times are piecewise linear in kv_len, with bends where a mask starts to hide
+    keys. Between bends, an operator's time is the largest of a few lines, which is summed between their crossings.
 
-    prompt  tokens of it that an encoder has read, where the model has one
-    images  pictures that the prompt had
+    prompt  tokens processed by the encoder, if the model has one
+    images  images per prompt
     """
     bends, periods = _bends(plan.features, prompt)
     result: Num = 0.0
@@ -99,16 +98,16 @@ def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, 
 
 
 def _bends(features: Iterable[Feature], prompt: Num) -> tuple[list[Num], list[float]]:
-    """The lengths after which features grow otherwise than before, and those whose multiples are such lengths."""
+    """The lengths at which features bend, and the periods of periodic bends."""
     limits = {(f.stream, f.arguments[-1], f.name) for f in features if f.arguments and f.arguments[-1] < inf}
-    shift = {WHOLE: 0, TARGET: prompt - 1}  # a decoder counts from the end of its encoder's input
+    shift = {WHOLE: 0, TARGET: prompt - 1}  # decoder lengths start at the end of the encoder's input
     bends = [limit + shift[stream] for stream, limit, name in limits if stream in shift and name not in PERIODIC]
     periods = {limit for stream, limit, name in limits if stream == WHOLE and name in PERIODIC}
     return bends, sorted(periods)
 
 
 def _segment(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
-    """decode_s where no feature bends; 0 where `last` is before `first`."""
+    """decode_s without bends between `first` and `last`; 0 if `last` < `first`."""
     present = np.less_equal(first, last)
     last = np.maximum(first, last)
     at_first = plan.values(Workload.decode(kv_len=first, **sequences))
@@ -125,7 +124,7 @@ def _segment(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
 
 
 def _sum_of_largest(ends: Sequence[tuple[Num, Num]], steps: Num) -> Num:
-    """Sum over 0 .. steps of the largest of several lines, each given by its values at 0 and at `steps`."""
+    """Sum over 0 .. steps of the maximum of lines, given by their values at 0 and at `steps`."""
     crossings = []
     with np.errstate(invalid="ignore", divide="ignore"):
         for (a0, a1), (b0, b1) in combinations(ends, 2):

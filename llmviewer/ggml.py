@@ -1,4 +1,4 @@
-"""The types in which GGUF files store tensors: blocks of elements with their scales.
+"""ggml types of tensors in GGUF files: blocks of elements with scales.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -16,7 +16,7 @@ _WIDE: Final = {"f32": FP32, "f16": FP16, "bf16": BF16, "f64": NAMED["fp64"]}
 
 @dataclass(frozen=True)
 class Type:
-    """`elements` in a row of a tensor take `nbytes` together."""
+    """A block type: `elements` consecutive elements of a row take `nbytes`."""
 
     name: str
     elements: int
@@ -24,16 +24,17 @@ class Type:
 
     @cached_property
     def format(self) -> Format:
-        """With scales among the bits of an element.
+        """The Format, with scales among the bits per element.
 
-        Codes are integers, or look up such: llama.cpp multiplies them in 8 bits where activations are quantized too.
+        Codes are integers, or indices into tables of integers: llama.cpp multiplies them in 8 bits if activations are
+        quantized too.
         """
         if self.name in _WIDE or self.name in NAMED:
             return _WIDE.get(self.name) or NAMED[self.name]
         return Format(self.name, 8 * self.nbytes / self.elements, "int8")
 
 
-TYPES: Final = {  # by number, as in ggml's type traits
+TYPES: Final = {  # by type number of ggml
     number: Type(*row)
     for number, row in {
         0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),

@@ -1,4 +1,4 @@
-"""A network as operators in launch order, equal layers folded into blocks that repeat, joined by tensor names."""
+"""`Graph`: operators in launch order, joined by tensor names, with equal layers folded into repeating blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .operators.base import KEPT, Operator, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Operators that run one after another, once for each of its layers.
+    """Operators that run in sequence, once per layer of the block.
 
-    input   name by which they read what the pass before them left; "" where they start from token ids
-    output  name of the tensor that they leave for the next repetition or the next block
-    layers  places of its layers among those of the model; empty where the block is no layer and runs once
-    kept    tensors that stay in memory until the block ends, read again or not
-    stream  the part of a pass that it sees: of an encoder or a tower, not all tokens
-    stage   the stage of a pipeline that runs it
-    given   tensors that blocks before have left, which every repetition reads besides its input
+    input   name of the tensor from the block or repetition before; "": starts from token ids
+    output  name of the tensor for the next repetition or block
+    layers  indices of its layers in the model; empty: no layer, runs once
+    kept    tensors that stay in memory until the block ends
+    stream  the part of a pass that it processes; not all tokens in encoders and towers
+    stage   pipeline stage that runs it
+    given   outputs of earlier blocks that every repetition reads besides its input
     """
 
     name: str
@@ -36,12 +36,12 @@ class Block:
 
     @property
     def repeat(self) -> int:
-        """How often it runs in a pass."""
+        """Number of runs per pass."""
         return len(self.layers) or 1
 
     @property
     def main(self) -> bool:
-        """Whether it works on the tokens that are written, and not beside them on an encoder's or on pictures."""
+        """Whether it processes the generated sequence, not the input of an encoder or images."""
         return self.stream in (WHOLE, TARGET) or self.stream.name == "seeing"
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
@@ -50,10 +50,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Graph:
-    """Blocks, in the order of their first layers. Layers that are alike are one block wherever they stand, so
-    alternating kinds of layer are two blocks. Names of operators are unique in a block.
+    """Blocks in the order of their first layers.
 
-    prediction  blocks that predict further tokens: no part of a pass until predicting() makes them one
+    Equal layers are one block even if not adjacent, so two alternating kinds of layers are two blocks. Operator names
+    are unique within a block.
+
+    prediction  multi-token prediction blocks, part of a pass only after predicting()
     """
 
     blocks: tuple[Block, ...]
@@ -69,43 +71,43 @@ class Graph:
         return Graph(tuple(map(f, self.blocks)))
 
     def of_stage(self, stage: int) -> Graph:
-        """The blocks that a stage of a pipeline runs."""
+        """The blocks of a pipeline stage."""
         return Graph(tuple(block for block in self.blocks if block.stage == stage))
 
     def then(self, *transforms: Transform) -> Graph:
         return reduce(lambda graph, transform: transform(graph), transforms, self)
 
     def predicting(self) -> Graph:
-        """The graph whose passes also predict further tokens."""
+        """The graph with multi-token prediction blocks in every pass."""
         return Graph((*self.blocks, *self.prediction))
 
     @property
     def parameters(self) -> int:
-        """Numbers that were learned, shared ones once."""
+        """Number of parameters; shared ones count once."""
         return sum(b.repeat * sum(w.numel for w in op.weights if not w.tied) for b, op in self)
 
     @property
     def active_parameters(self) -> float:
-        """Those that take part in one token."""
+        """Number of parameters used per token."""
         return sum(b.repeat * sum(w.active * w.numel for w in op.weights if not w.tied) for b, op in self)
 
     @property
     def layers(self) -> int:
-        """How many layers the model has, those of encoders and towers beside it apart."""
+        """Number of layers, without those of encoders and towers."""
         return sum(len(block.layers) for block in self.blocks if block.main)
 
     def check(self) -> Graph:
-        """Itself, if it can be run as it stands.
+        """The graph itself, after a consistency check.
 
-        Raises RuntimeError where a tensor is read before it is written, or written in one format and read in another:
-        a mistake in an architecture or a transform.
+        Raises RuntimeError if a tensor is read before it is written, or in another format than written: a bug in an
+        architecture or a transform.
         """
-        left: dict[str, Tensor] = {}  # what blocks leave
+        left: dict[str, Tensor] = {}  # outputs of blocks
         for block in self.blocks:
             known: dict[str, Tensor] = {}
             for name in block.given:
                 if name not in left:
-                    raise RuntimeError(f"{block.name} is given {name}, which no block before it leaves")
+                    raise RuntimeError(f"{block.name} reads {name}, which no block before it writes")
                 known[name] = left[name]
             for op in block.operators:
                 for t in op.inputs:
@@ -120,7 +122,7 @@ class Graph:
                 for t in op.outputs:
                     known[t.name] = t
             if block.output not in known:
-                raise RuntimeError(f"{block.name} leaves {block.output}, which nothing in it writes")
+                raise RuntimeError(f"{block.name} must write its output {block.output}; no operator does")
             left[block.output] = known[block.output]
         return self
 

@@ -1,6 +1,6 @@
-"""Files of models on the Hugging Face hub, through huggingface_hub, which is imported when one is asked for.
+"""Files of models on the Hugging Face hub, through huggingface_hub, which is imported on first use.
 
-It honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, and keeps what it fetched. Only data is fetched: code of a
+HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE apply, and files are cached. Only data files are downloaded; code of a
 repository is neither downloaded nor run.
 """
 
@@ -16,22 +16,22 @@ from .documents import MOST_BYTES
 from .errors import InputError
 
 _NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@([\w./-]+))?")
-_ERROR: Final = 40  # of the standard library's logging
+_ERROR: Final = 40  # level of the standard library's logging
 
 
 class NotOnHubError(InputError):
-    """The hub has no such repository, or not for this user."""
+    """The repository does not exist, or this user has no access to it."""
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name may be one of the hub: org/name or org/name@revision."""
+    """Whether `name` has the form of a hub name: org/name or org/name@revision."""
     return _NAME.fullmatch(name) is not None
 
 
 def fetch(name: str, file: str) -> Path | None:
-    """The path of a file of a repository, fetched unless it is in the cache; None where the repository has none such.
+    """The path of a repository file, downloaded or cached; None if the repository lacks it.
 
-    Raises InputError where it cannot be had.
+    Raises InputError if it cannot be downloaded.
     """
     match = _NAME.fullmatch(name)
     assert match
@@ -57,9 +57,7 @@ def fetch(name: str, file: str) -> Path | None:
 
 
 def _ask(repository: str, revision: str | None, file: str) -> int:
-    """The bytes that a file has; asks once whether it is there. hf_hub_download() would ask for half a minute before it
-    says that it is not to be had.
-    """
+    """The size of a file, by a single request; hf_hub_download() retries for half a minute before it fails."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repository, file, revision=revision)
@@ -68,7 +66,7 @@ def _ask(repository: str, revision: str | None, file: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, which a file of some kilobytes does not need, and without logs of what is told anyway."""
+    """Suppresses progress bars and logs of the library."""
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -85,9 +83,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _instead(error: Exception, name: str, file: str) -> Path | None:
-    """What the cache has of a file that the hub does not give.
+    """The cached path of a file that the hub did not return, or None if the repository lacks it.
 
-    Raises InputError where that is nothing.
+    Raises InputError if it is not cached either.
     """
     from huggingface_hub import errors, try_to_load_from_cache
 
@@ -121,7 +119,7 @@ def _refused(error: Exception, name: str) -> InputError:
 
 
 def _unreached(error: Exception, name: str, file: str) -> str:
-    """Why a file is neither here nor could be had: asked not to, an answer that is no file, or no answer."""
+    """Why a file is neither cached nor downloadable: offline mode, an unexpected response, or no response."""
     from huggingface_hub import constants, errors
 
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
@@ -129,7 +127,7 @@ def _unreached(error: Exception, name: str, file: str) -> str:
         return f"{name}: its {file} is not in the cache {cache}, and HF_HUB_OFFLINE is set; unset it"
     if isinstance(error, errors.HfHubHTTPError):
         hint = "; set HF_TOKEN to a token that may read it" if error.response.status_code in (401, 403) else ""
-        answer = error.response  # of httpx, or of requests in huggingface_hub before 1.0
+        answer = error.response  # httpx; requests in huggingface_hub before 1.0
         phrase = getattr(answer, "reason_phrase", "") or getattr(answer, "reason", "")
         said = f"{error.response.status_code} {phrase}".strip()
         return f"{name}: {where} answers {said!r} for {file}{hint}"

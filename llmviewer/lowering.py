@@ -1,4 +1,4 @@
-"""What a device runs of a model: its graphs under techniques, shared out and in their formats, and their plans."""
+"""Lowering: the graphs that a device runs, with techniques, layout and formats applied, and their plans."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from .transforms.survey import survey
 
 
 class Attention(StrEnum):
-    """eager: three launches, scores in memory; flash: one launch, scores on the chip."""
+    """eager: three launches with scores in memory; flash: one launch with scores on the chip."""
 
     EAGER = "eager"
     FLASH = "flash"
 
 
 class Mla(StrEnum):
-    """How latent attention is computed. naive: expand the cache; absorbed: bring the queries to it; auto: naive in a
-    prefill, absorbed in a decode step and where an indexer chooses keys for every query, as serving engines do.
+    """How latent attention is computed.
+
+    naive: the cache is expanded. absorbed: queries are projected into the latent space. auto: naive in prefill,
+    absorbed in decode and with indexers that choose keys per query, as in serving engines.
     """
 
     AUTO = "auto"
@@ -45,7 +47,7 @@ class Mla(StrEnum):
 
 
 class Accounting(StrEnum):
-    """faithful: what the model's kernels have to do; survey: as "LLM Inference Unveiled" counts (arXiv:2402.16363)."""
+    """faithful: the work of the model's kernels; survey: as "LLM Inference Unveiled" counts (arXiv:2402.16363)."""
 
     FAITHFUL = "faithful"
     SURVEY = "survey"
@@ -53,7 +55,7 @@ class Accounting(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """All that graphs and plans depend on. `techniques` are those that change them."""
+    """Everything that graphs and plans depend on; `techniques` are those that change them."""
 
     model: Model
     hardware: Hardware
@@ -67,20 +69,18 @@ class Lowering:
     techniques: tuple[Technique, ...]
 
     def remembered(self) -> Lowering:
-        """The one that equals it of those that were asked for lately, with what it has worked out."""
+        """An equal recent Lowering with its cached graphs and plans, if there is one; else this one."""
         return _remembered(self)
 
     @cached_property
     def graph(self) -> Graph:
-        """What a prefill runs."""
+        """The graph of a prefill."""
         absorbed = self.mla is Mla.ABSORBED or (self.mla is Mla.AUTO and self._has(Indexer))
         return self._lowered(absorbed=absorbed, decode=False)
 
     @cached_property
     def decode_graph(self) -> Graph:
-        """What a decode step runs: the same graph, but for latent attention, context parallelism and a cache that is
-        fetched.
-        """
+        """The graph of a decode step; it differs in latent attention, context parallelism and offloaded caches."""
         absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
         apart = absorbed and self.mla is Mla.AUTO and not self._has(Indexer)
         differs = self._placed_apart or self.offload.kv > 0 or apart
@@ -88,29 +88,29 @@ class Lowering:
 
     @property
     def _placed_apart(self) -> bool:
-        """Whether ranks or techniques tell decode steps from prefills."""
+        """Whether layout or techniques differ between decode steps and prefills."""
         return self.layout.cp > 1 or any(one.decode_alone for one in self.techniques)
 
     def _has(self, kind: type[Operator]) -> bool:
         return any(isinstance(op, kind) for _, op in self._changed(decode=False))
 
     def _changed(self, *, decode: bool) -> Graph:
-        """The model's graph as techniques change it, before everything else."""
+        """The model's graph with techniques, before all other lowering."""
         return self.model.graph.then(*(partial(one.network, decode=decode) for one in self.techniques))
 
     @cached_property
     def plan(self) -> Plan:
-        """A prefill, laid out on the device."""
+        """The plan of a prefill."""
         return plan(self.graph, self.linked)
 
     @cached_property
     def decode_plan(self) -> Plan:
-        """A decode step, laid out on the device."""
+        """The plan of a decode step."""
         return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.linked)
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What they hold in memory, before techniques say of which passes."""
+        """The memory of both graphs, for passes not yet changed by techniques."""
         return Footprint.of(self.graph, self.decode_graph, self.layout, self.offload)
 
     @cached_property
@@ -119,11 +119,11 @@ class Lowering:
 
     @cached_property
     def linked(self) -> Hardware:
-        """The device with the links that it uses."""
+        """The device with the rates of the links that it uses."""
         return self.offload.linked(self._network.linked())
 
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
-        """The model's graph under the techniques asked for."""
+        """The lowered graph."""
         latent = (absorb,) if absorbed else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
@@ -136,7 +136,7 @@ class Lowering:
         return (self._stored(decode=True) if apart else self._quantized).then(*latent, *flash, *ours, *away, *joined)
 
     def _check_one_precision(self) -> None:
-        """Raises InputError where operators have several, which the survey's accounting does not know."""
+        """Raises InputError for several precisions, which survey accounting does not support."""
         asked, must = self.quantization, "accounting survey has one precision for all operators"
         if asked.overrides and asked == self.model.quantization:
             hint = "give one with --quant, such as W16A16"
@@ -148,14 +148,14 @@ class Lowering:
 
     @cached_property
     def _quantized(self) -> Graph:
-        """What a prefill runs, and a decode step that is not _placed_apart."""
+        """The quantized graph of a prefill, and of a decode step unless _placed_apart."""
         return self._stored(decode=False)
 
     def _stored(self, *, decode: bool) -> Graph:
         return self._placed(decode=decode).then(quantize(self.quantization, self.model.graph))
 
     def _placed(self, *, decode: bool) -> Graph:
-        """What each device runs of the model as techniques change it, alike in all precisions."""
+        """The graph of one device, with techniques and layout, before quantization."""
         base = replace(
             self,
             quantization=AS_IT_IS,
@@ -168,12 +168,12 @@ class Lowering:
 
     @cached_property
     def part(self) -> Graph:
-        """What each device runs of a prefill, before formats and kernels are chosen."""
+        """The graph of one device in a prefill, before formats and kernels are chosen."""
         return self._shared_out(decode=False)
 
     @cached_property
     def decode_part(self) -> Graph:
-        """The same of a decode step."""
+        """The graph of one device in a decode step, before formats and kernels are chosen."""
         return self._shared_out(decode=True)
 
     def _shared_out(self, *, decode: bool) -> Graph:

@@ -1,4 +1,4 @@
-"""What has to be in memory at once: weights, KV cache, and the activations that are alive at the worst moment."""
+"""Peak memory: weights, KV cache, and live activations."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .parallel.layout import ALONE, Layout
 from .transforms.offload import HOST, ON_DEVICE, STORAGE, Offload
 from .workload import Workload
 
-_MOST = 1 << 40  # where a search for the largest batch or context gives up: nothing holds it back
+_MOST = 1 << 40  # limit of the search for the largest batch or context: unlimited
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes at the peak of a request, and what more would fit.
+    """Bytes at the peak of a request, and the largest batch and context that fit.
 
-    host_bytes, storage_bytes  weights and cache that lie there instead of in device memory
+    host_bytes, storage_bytes  offloaded weights and cache
     """
 
     weight_bytes: float
     kv_cache_bytes: float
     activation_bytes: float
     capacity_bytes: float
-    max_batch: int | None  # sequences of this length; 0 where not one fits, None where nothing limits them
-    max_context: int | None  # prompt and generated tokens of this batch; likewise
+    max_batch: int | None  # sequences of this length; 0: none fits, None: unlimited
+    max_context: int | None  # prompt and generated tokens at this batch; 0 and None as above
     host_bytes: float = 0.0
     storage_bytes: float = 0.0
 
@@ -45,13 +45,15 @@ class Memory:
 
 
 def weight_bytes(graph: Graph) -> float:
-    """All weights, shared ones once. [B]"""
+    """Bytes of all weights; shared ones count once. [B]"""
     return sum(block.repeat * sum(w.stored_bytes for w in op.weights) for block, op in graph)
 
 
 def live_bytes(block: Block) -> tuple[Form, ...]:
-    """Activations that are alive while each operator of a block runs: what it reads and writes, what a later one reads,
-    and what the block leaves. Every tensor has a place of its own. [B]
+    """Live activations during each operator of a block. [B]
+
+    Live are its inputs and outputs, tensors that later operators read, and outputs of the block. Tensors do not share
+    memory.
     """
     size: dict[str, Form] = {}
     first: dict[str, int] = {}
@@ -73,7 +75,7 @@ def live_bytes(block: Block) -> tuple[Form, ...]:
 
 
 def peaks(graph: Graph) -> tuple[Form, ...]:
-    """The live sets that can be the largest: those that no other exceeds in every feature. [B]"""
+    """The live sets that can be the largest: those that no other exceeds in all features. [B]"""
     largest: list[Form] = []
     for form in dict.fromkeys(form for block in graph.blocks for form in live_bytes(block)):
         if not any(_within(form, other) for other in largest):
@@ -87,19 +89,19 @@ def _within(form: Form, other: Form) -> bool:
 
 
 def activation_bytes(graph: Graph, workload: Workload) -> Num:
-    """The most that live activations take in one pass of `workload`. [B]"""
+    """Peak of live activations in one pass of `workload`. [B]"""
     return _largest_of(peaks(graph), workload)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """What one stage of a pipeline needs. [B]"""
+    """Memory of one pipeline stage. [B]"""
 
     weight_bytes: float
     kv_cache: Form
-    live: tuple[Form, ...]  # the live sets that can be the largest in a prefill
-    decode_live: tuple[Form, ...]  # and in a decode step
-    weights_away: float  # weights and cache that lie elsewhere
+    live: tuple[Form, ...]  # candidates for the largest live set in a prefill
+    decode_live: tuple[Form, ...]  # the same in a decode step
+    weights_away: float  # offloaded weights
     cache_away: Form
 
     @classmethod
@@ -122,7 +124,7 @@ def _as_asked(workload: Workload) -> Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """What becomes of the passes that are asked for, and of the sequences whose cache is held in the end."""
+    """Changes of techniques to passes, and to the sequences whose cache is held at the end."""
 
     prefill: Callable[[Workload], Workload] = _as_asked
     step: Callable[[Workload], Workload] = _as_asked
@@ -131,9 +133,9 @@ class Shapes:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a graph needs of a device's memory, before the workload is known; in a pipeline, of the fullest. [B]
+    """Memory of a graph on a device, for any workload; in a pipeline, on the fullest device. [B]
 
-    beside  what other networks need that are held too, and run when this one does not
+    beside  memory of other networks, which do not run at the same time
     """
 
     stages: tuple[_Stage, ...]
@@ -150,18 +152,18 @@ class Footprint:
         layout: Layout = ALONE,
         offload: Offload = ON_DEVICE,
     ) -> Footprint:
-        """`decode_graph` is what decode steps run, where that is not `graph`."""
+        """The footprint of a graph; `decode_graph` is that of decode steps, None: `graph`."""
         if layout.pp == 1:
             return cls(stages=(_Stage.of(graph, decode_graph),), layout=layout, offload=offload)
         pairs = ((graph.of_stage(n), decode_graph and decode_graph.of_stage(n)) for n in range(layout.pp))
         return cls(stages=tuple(_Stage.of(one, step) for one, step in pairs), layout=layout, offload=offload)
 
     def decoding(self) -> Footprint:
-        """Of a device that takes decode steps alone."""
+        """The footprint of a device that only runs decode steps."""
         return replace(self, stages=tuple(replace(stage, live=(Form(),)) for stage in self.stages))
 
     def narrowest(self, capacity: float, tokens: float) -> Footprint:
-        """Of the stage of a pipeline whose memory sequences of so many tokens fill first."""
+        """The footprint of the pipeline stage that sequences of `tokens` tokens fill first."""
         held = Workload.decode(batch=1.0, kv_len=tokens)
 
         def sequences(stage: _Stage) -> float:
@@ -170,13 +172,13 @@ class Footprint:
         return replace(self, stages=(min(self.stages, key=sequences),))
 
     def cache_bytes(self, tokens: Num) -> Num:
-        """What the cache of a sequence of so many tokens takes, of the first stage. [B]"""
+        """Cache of a sequence of `tokens` tokens in the first stage. [B]"""
         return evaluate(self.stages[0].kv_cache, Workload.decode(batch=1.0, kv_len=tokens))
 
     def parts(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> tuple[Num, Num, Num]:
-        """Weights, cache of prompt and generated tokens, and live activations, where they are most together.
+        """(weights, cache of prompt and generated tokens, live activations) on the device with the largest sum. [B]
 
-        Activations are those of the worse of the prefill, with `images` in each prompt, and the last decode step.
+        Activations are the larger of those of the prefill, with `images` per prompt, and of the last decode step.
         """
         local, share = self.layout.local(batch), self.layout.alive(batch)
         last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
@@ -195,11 +197,11 @@ class Footprint:
         return fullest
 
     def total_bytes(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
-        """All of them together."""
+        """The sum of parts(). [B]"""
         return sum(self.parts(batch=batch, prompt=prompt, gen=gen, images=images), start=0.0)
 
     def away(self, place: str, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
-        """Weights and cache that lie in `place`; in a pipeline, of the stage with the most. [B]"""
+        """Weights and cache offloaded to `place`; in a pipeline, of the stage with the most. [B]"""
         last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
         full = self.shapes.kept(Workload.decode(batch=self.layout.local(batch), **last))
         each = (
@@ -217,7 +219,7 @@ def _chosen(first: Num, ours: tuple[Num, Num, Num], others: tuple[Num, Num, Num]
 def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, gen: int, images: int = 0) -> Memory:
     """The peak of a request of `batch` sequences, and the largest batch and context within `capacity`. [B]
 
-    images  pictures in each prompt
+    images  images per prompt
     """
     longest = _largest(lambda n: footprint.total_bytes(batch=batch, prompt=n, gen=gen, images=images) <= capacity)
     weights, cache, live = footprint.parts(batch=batch, prompt=prompt, gen=gen, images=images)
@@ -234,7 +236,7 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
 
 
 def largest_batch(footprint: Footprint, capacity: float, *, prompt: int, gen: int, images: int = 0) -> int | None:
-    """Sequences that fit `capacity`; 0 where not one does, None where nothing limits them."""
+    """The largest batch that fits `capacity` [B]; 0: none fits, None: unlimited."""
     return _largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen, images=images) <= capacity)
 
 
@@ -243,9 +245,9 @@ def _largest_of(forms: tuple[Form, ...], workload: Workload) -> Num:
 
 
 def _largest(fits: Callable[[Num], Num], fan: int = 64) -> int | None:
-    """The largest whole number from 1 that `fits`, which holds up to some number and not above; 0 if none, None if all.
+    """The largest whole number from 1 that `fits`, a monotonic predicate; 0 if none does, None if all do.
 
-    Looks at `fan` numbers at a time.
+    `fan` numbers are tested at a time.
     """
     low, high = 0, _MOST
     while high - low > 1:

@@ -1,4 +1,4 @@
-"""A model: its graph, and the few facts about it that are not in the graph."""
+"""`Model`: a graph and its metadata."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .workload import Workload
 class Model:
     """A network as published, before any technique is applied.
 
-    format       what weights and activations are stored in, or were before they were quantized
-    quantization what was quantized when it was published; an analysis that asks for no other uses it
-    max_context  tokens that its positions are made for; 0 where it says nothing
-    max_answer   those of its decoder, where they are others
-    notes        what a reader of the results should know, such as fields of its file that nothing read
-    unknown      what of its quantization is not known here, so that its weights may be of another size; "" where all is
-    predicting   the same with its layers that predict further tokens; None where there are none
+    format       format of weights and activations, before quantization
+    quantization published quantization, the default of an analysis
+    max_context  longest context; 0: unknown
+    max_answer   longest context of the decoder, if it differs
+    notes        notes for the report, such as config fields that were not read
+    unknown      unsupported settings of its quantization, so that its weights may have another size; "": none
+    predicting   the model with its multi-token prediction layers; None if it has none
     """
 
     name: str
@@ -50,16 +50,16 @@ class Model:
     predicting: Model | None = field(default=None, repr=False)
 
     def __hash__(self) -> int:
-        """By its name, as graphs are long."""
+        """Hash of the name, because graphs are long."""
         return hash(self.name)
 
     def __repr__(self) -> str:
-        """Its name, as what is found of it holds it many times."""
+        """The name only, because results contain the model many times."""
         return f"Model({self.name!r})"
 
     @cached_property
     def published(self) -> Graph:
-        """The graph in the formats that it was published in."""
+        """The graph in its published formats."""
         return self.graph if self.quantization == AS_IT_IS else self.graph.then(quantize(self.quantization))
 
     @cached_property
@@ -68,32 +68,30 @@ class Model:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that take part in one token: all of a dense model's, the chosen experts of a sparse one's; tables
-        and the head among them.
-        """
+        """Parameters used per token, with embedding tables and head; of experts, only the chosen ones."""
         return round(self.graph.active_parameters)
 
     @cached_property
     def looked_up_parameters(self) -> int:
-        """Of those, the tables of which a token takes a row and no more, as no head shares them."""
+        """Of these, the parameters of tables of which a token reads one row, as no head shares them."""
         tied = {w.shape for _, op in self.graph for w in op.weights if w.tied}
         tables = (w for _, op in self.graph if isinstance(op, Embedding) for w in op.weights)
         return sum(w.numel for w in tables if w.shape not in tied)
 
     @cached_property
     def attention(self) -> str:
-        """Its kinds of attention with their windows, and state where some layers keep one."""
+        """Its kinds of attention with their windows, and "state" if some layers have one."""
         kinds = [f"{kind} {mask}".rstrip() for kind, mask in self._heads]
         return ", ".join((*dict.fromkeys(kinds), *self._recurrent))
 
     @cached_property
     def attention_kinds(self) -> tuple[str, ...]:
-        """MHA, GQA, MQA or MLA, and state."""
+        """Its kinds of attention: MHA, GQA, MQA, MLA, state."""
         return (*dict.fromkeys(kind for kind, _ in self._heads), *self._recurrent)
 
     @cached_property
     def _heads(self) -> list[tuple[str, Mask]]:
-        """The kind of attention and the mask of every product of queries and keys."""
+        """(kind of attention, mask) of every product of queries and keys."""
         found = []
         for block in self.graph.blocks:
             latent = any(isinstance(op, LatentExpansion) for op in block.operators)
@@ -108,55 +106,55 @@ class Model:
 
     @cached_property
     def generates(self) -> bool:
-        """Whether it writes token by token: some of a pass stays for the next one. An encoder reads and is done."""
+        """Whether it generates token by token, with a cache or state; encoders do not."""
         return any(op.state() for block, op in self.graph if block.main)
 
     @cached_property
     def image_tokens(self) -> int:
-        """Tokens that one picture puts into the prompt; 0 where there are none."""
+        """Tokens per image in the prompt; 0 if it takes no images."""
         one = Workload.prefill(batch=1, prompt=1, images=1)
         rows = (evaluate(op.features.rows, one) for _, op in self.graph if isinstance(op, Place) and not op.adds)
         return int(next(rows, 0))
 
     @cached_property
     def sees(self) -> bool:
-        """Whether a tower for pictures, or for sound, stands beside what reads the prompt."""
+        """Whether it has an image or audio tower."""
         return any(block.stream.name == "images" for block in self.graph.blocks)
 
     @cached_property
     def hears(self) -> bool:
-        """Whether what it sees is sound."""
+        """Whether its tower is for audio."""
         return any(isinstance(op, Conv1d) and block.stream.name == "images" for block, op in self.graph)
 
     @cached_property
     def picture(self) -> int:
-        """Tokens of a picture, where that is what the model reads; 0 where it reads a prompt."""
+        """Tokens per image, if images are its only input; 0 if it processes a prompt."""
         return next((op.tokens for block, op in self.graph if isinstance(op, Patches) and block.main), 0)
 
     @cached_property
     def encodes(self) -> bool:
-        """Whether an encoder reads the prompt, and a decoder beside it writes."""
+        """Whether it is an encoder-decoder model."""
         return any(block.stream == TARGET for block in self.graph.blocks)
 
     @cached_property
     def crosses(self) -> bool:
-        """Whether some of its attention is to what an encoder has read, or to pictures, beside the prompt's tokens."""
+        """Whether it has cross-attention to an encoder or to images."""
         return any(isinstance(mask, Across) for _, mask in self._heads)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """What the cache grows by with every token of one sequence, within any window, as published. [B]"""
+        """Growth of the cache per token of a sequence, within all windows, in published formats. [B]"""
         cache = kv_cache_bytes(self.published, batch=1, context=np.array([1.0, 2.0]))
         return float(np.diff(np.broadcast_to(cache, 2))[0])
 
 
 def kv_cache(graph: Graph) -> Form:
-    """The KV cache of a decode step's sequences; layers with a window keep its last tokens. [B]"""
+    """The KV cache of the sequences of a decode step; layers with a window keep its last tokens. [B]"""
     return total(block.repeat * tensor.held_bytes.on(block.stream) for block, tensor in _kept(graph))
 
 
 def kv_cache_away(graph: Graph) -> Form:
-    """What of it lies outside of device memory. [B]"""
+    """The offloaded part of the KV cache. [B]"""
     return total(block.repeat * tensor.away * tensor.kept_bytes.on(block.stream) for block, tensor in _kept(graph))
 
 
@@ -167,7 +165,7 @@ def _kept(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
 def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num, prompt: Num = 0, images: Num = 0) -> Num:
     """The KV cache of `batch` sequences of `context` tokens. [B]
 
-    prompt  tokens of it that an encoder has read, where the model has one
-    images  pictures that each prompt had
+    prompt  tokens processed by the encoder, if the model has one
+    images  images per prompt
     """
     return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context, prompt=prompt, images=images))

@@ -1,4 +1,4 @@
-"""models/*.yaml and Hugging Face config.json files, here or on the hub -> Model."""
+"""Loading models: models/*.yaml, config.json, GGUF and safetensors files, the Hugging Face hub, callables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_MODELOPT: Final = "hf_quant_config.json"  # where modelopt says what config.json does not
-_ADAPTER: Final = "adapter_config.json"  # of a folder that is an adapter, as huggingface/peft keeps it
+_MODELOPT: Final = "hf_quant_config.json"  # modelopt's quantization settings
+_ADAPTER: Final = "adapter_config.json"  # of an adapter of huggingface/peft
 _CONTEXT: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -36,7 +36,7 @@ _CONTEXT: Final = (
     "max_source_positions",
 )
 _PREDICTING: Final = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")
-# Fields of config.json that change what is computed, not how much of it.
+# Fields of config.json without effect on the amount of work.
 _COSTLESS_FIELDS: Final = """
     _name_or_path architectures auto_map transformers_version use_cache torch_dtype dtype model_type pretraining_tp
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class
@@ -56,16 +56,18 @@ _COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 
 @cache
 def model_names() -> tuple[str, ...]:
-    """The models that ship."""
+    """Names of the shipped models."""
     return tuple(sorted(path.stem for path in data_dir("models").glob("*.yaml")))
 
 
 def load_model(name: str) -> Model:
-    """A model by its name or an alias of it, the path of a YAML file or config.json, a GGUF or safetensors file, a
-    folder with a config.json, org/name or org/name@revision on the Hugging Face hub, or package.module:callable, which
-    returns a torch.nn.Module.
+    """The model of a name.
 
-    Raises InputError, with the nearest names, where there is none such, or where the file is wrong.
+    `name` is a name or alias of a shipped model; the path of a YAML file, a config.json, a GGUF or safetensors file, or
+    a folder with a config.json; org/name or org/name@revision on the Hugging Face hub; or package.module:callable,
+    which returns a torch.nn.Module.
+
+    Raises InputError if there is no such model, with the nearest names, or if the file is invalid.
     """
     if not isinstance(name, str):
         raise InputError(f"model must be text; got {name!r}")
@@ -74,19 +76,19 @@ def load_model(name: str) -> Model:
         return _shipped(folder / f"{wanted}.yaml")
     if local := _from_path(name):
         return local
-    if _CALLABLE.fullmatch(name):  # code of the user's, which only an explicit name runs
+    if _CALLABLE.fullmatch(name):  # the user's code, which only an explicit name runs
         from .tracing import load_traced
 
         return load_traced(name)
     files = sorted(folder.glob("*.yaml"))
-    for path in files:  # to parse them all takes longer than the rest
+    for path in files:  # parsing all of them is slow
         if wanted in _lowered(path) and wanted in _aliases(path):
             return _shipped(path)
     if is_there(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
-        raise InputError(f"{name}: is no model file; give a {endings}")
+        raise InputError(f"{name}: must be a model file; give a {endings}")
     if ".py:" in name:
-        raise InputError(f"{name}: give a module by its name, as Python imports it: package.module:callable")
+        raise InputError(f"{name}: must be importable by name: package.module:callable")
     check_path(name)
     if "," in name:
         raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")
@@ -108,7 +110,7 @@ def _aliases(path: Path) -> tuple[str, ...]:
 
 
 def _from_path(name: str) -> Model | None:
-    """The model of a file or a folder; None where `name` is neither."""
+    """The model of a file or folder; None if `name` is neither."""
     readers: dict[str, Callable[[Path], Model]] = {
         ".yaml": _from_yaml,
         ".yml": _from_yaml,
@@ -135,19 +137,19 @@ def _from_json(path: Path) -> Model:
 
 
 def _check_adapter(folder: Path, given: str) -> None:
-    """Raises InputError where a folder holds an adapter and no model."""
+    """Raises InputError if a folder holds an adapter and no model."""
     if (folder / _ADAPTER).is_file() and not (folder / "config.json").is_file():
         raise _is_adapter(read_json(folder / _ADAPTER), given)
 
 
 def _is_adapter(config: Section, given: str) -> InputError:
-    """What to give in the place of an adapter."""
+    """The error for an adapter, with the model to give instead."""
     kind, base = config.text("peft_type", "LORA"), config.text("base_model_name_or_path", "")
     instead = f"give its base model{f', {base}' if base and base.isprintable() else ''}"
     if kind != "LORA":
         return InputError(f"{given}: is an adapter, not a model, of a kind that nothing here counts; {instead}")
     modules = config.get("target_modules")
-    texts = () if isinstance(modules, str) else config.texts("target_modules")  # one text is a pattern of another kind
+    texts = () if isinstance(modules, str) else config.texts("target_modules")  # a single text is a regular expression
     targets = "+".join(dict.fromkeys(text.rpartition(".")[2] for text in texts))
     ranked = f"rank={config.integer('r')}" if config.get("r") is not None else ""
     told = ",".join(filter(None, (ranked, targets and f"targets={targets}")))
@@ -168,7 +170,7 @@ def _from_safetensors(path: Path) -> Model:
 
 
 def _from_folder(folder: Path) -> Model:
-    """The model of a config.json, and where a checkpoint lies beside it, what that holds."""
+    """The model of a folder with config.json, with stored formats if it has a checkpoint."""
     from .stored.safetensors_files import is_checkpoint
 
     model = _from_json(folder / "config.json")
@@ -223,7 +225,7 @@ def _from_hub(name: str, nearest: str) -> Model:
     if path is None:
         try:
             adapter = fetch(name, _ADAPTER)
-        except InputError:  # of a file that it may well not have
+        except InputError:  # of an optional file
             adapter = None
         if adapter:
             raise _is_adapter(_fetched(adapter, f"{name} {_ADAPTER}"), name)
@@ -243,7 +245,7 @@ def _from_hub(name: str, nearest: str) -> Model:
 
 
 def _fetched(path: Path, where: str) -> Section:
-    """A file of the hub, named as it is there and not as the cache has it."""
+    """A downloaded file; errors show its name on the hub, not its cache path."""
     try:
         return Section(read_json(path).data, where)
     except InputError as error:
@@ -286,7 +288,7 @@ def _from_config(
     graph = builder(config)(config, fmt).check()
     stored = _published(config, beside)
     quantization = _quantization(stored, graph, fmt)
-    unread = config.unread(_COSTLESS | {"quantization_config"})  # of which _published says what is not known
+    unread = config.unread(_COSTLESS | {"quantization_config"})  # _published reports what is not supported
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
     model = Model(
         name=name,
@@ -310,7 +312,7 @@ def _from_config(
 
 
 def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
-    """`config` with the model_type of the class that it names, where it has none of its own, and a note of that."""
+    """`config`, with the model_type of its class and a note if it has none itself."""
     if config.get("model_type") is not None:
         return config, ()
     from .architectures import model_types
@@ -330,7 +332,7 @@ def _says_quantization(config: Section) -> bool:
 
 
 def _published(config: Section, beside: Section | None) -> Stored | None:
-    """How a model was quantized when it was published; None where nothing is said of it."""
+    """The published quantization of a model; None if the config has none."""
     if beside is None and not _says_quantization(config):
         return None
     from .stored.quantization_config import read_published
@@ -347,7 +349,7 @@ def _quantization(stored: Stored | None, graph: Graph, fmt: Format) -> Quantizat
 
 
 def _format(config: Section) -> tuple[Format, tuple[str, ...]]:
-    """What the checkpoint is stored in, and a note where the config does not say."""
+    """The format of the checkpoint, and a note if the config does not give it."""
     places = [section for section in (config, _text(config)) if section.get(section.first("torch_dtype", "dtype"))]
     if places:
         return _DTYPES[places[0].choice(places[0].first("torch_dtype", "dtype"), _DTYPES)], ()
@@ -359,13 +361,13 @@ def _format(config: Section) -> tuple[Format, tuple[str, ...]]:
 
 @cache
 def _mostly_bf16(model_type: str) -> bool:
-    """Whether most models that ship of a model_type are stored in bf16."""
+    """Whether most shipped models of a model_type are stored in bf16."""
     every = map(read_text, data_dir("models").glob("*.yaml"))
     texts = [text for text in every if f"model_type: {model_type}\n" in text]
     return 2 * sum("torch_dtype: bfloat16" in text for text in texts) > len(texts)
 
 
 def _text(config: Section) -> Section:
-    """The part of a config that describes the decoder: of a model of several modalities, its text_config."""
+    """The section of a config for the decoder: text_config in multimodal models."""
     key = config.first("text_config", "llm_config", "thinker_config")
     return _text(config.section(key)) if config.get(key) is not None else config

@@ -1,7 +1,7 @@
-"""What others add without a change here: Python whose import registers techniques and architectures.
+"""Plugins: Python modules that register techniques and architectures when imported.
 
-The variable LLMVIEWER_PLUGINS names .py files, or modules as Python imports them, parted as in PATH. Packages that are
-installed name such modules as entry points of the group "llmviewer".
+The variable LLMVIEWER_PLUGINS lists .py files or module names, separated as in PATH. Installed packages name such
+modules as entry points of the group "llmviewer".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _GROUP: Final = "llmviewer"
 
 
 def load_plugins() -> None:
-    """Imports each of them once.
+    """Imports each plugin once.
 
-    Raises InputError where one cannot be imported.
+    Raises InputError if one cannot be imported.
     """
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         _load(name, f"{VARIABLE}: {name}")
@@ -40,7 +40,7 @@ def _installed() -> tuple[tuple[str, str], ...]:
 
 def _load(name: str, told: str) -> None:
     if name.endswith(".py") and not Path(name).is_file():
-        raise InputError(f"{told}: must be a .py file that is there, or a module as Python imports it")
+        raise InputError(f"{told}: must be an existing .py file or an importable module")
     try:
         if name.endswith(".py"):
             _import_file(str(Path(name).resolve()))
@@ -51,11 +51,11 @@ def _load(name: str, told: str) -> None:
 
 
 def _import_file(path: str) -> None:
-    """As import_module, of a module whose name is its path."""
+    """Imports a file as a module whose name is its path."""
     if path in sys.modules:
         return
     spec = spec_from_file_location(path, path)
-    assert spec is not None  # as it ends in .py
+    assert spec is not None  # because it ends in .py
     assert spec.loader is not None
     sys.modules[path] = module_from_spec(spec)
     try:

@@ -1,4 +1,4 @@
-"""Number formats as they are stored, the types they are multiplied in, and the notation for both (W4A16g128)."""
+"""Storage formats, the data types they are multiplied in, and the notation for both (W4A16g128)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .errors import InputError
 
 @dataclass(frozen=True)
 class Format:
-    """How elements of a tensor are stored.
+    """Storage format of the elements of a tensor.
 
-    bits      of one element, may be fractional (1.58 for ternary weights)
-    compute   the type a matrix unit multiplies it in, where it has it: a key of WIDER
-    group     elements that share a scale (and a zero point); 0 where the shared numbers are too few to count
+    bits      bits per element; may be fractional (1.58 for ternary weights)
+    compute   data type of multiplication on units that support it: a key of WIDER
+    group     elements that share a scale (and a zero point); 0: too few scales to count
     """
 
     name: str
@@ -28,21 +28,21 @@ class Format:
 
     @property
     def stored_bits(self) -> float:
-        """Bits an element takes in memory, its part of scales and zero points included (arXiv:2404.14294, eq. 9)."""
+        """Bits per element in memory, with its share of scales and zero points (arXiv:2404.14294, eq. 9)."""
         return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
 
     def __str__(self) -> str:
         return f"{self.name} g{self.group}" if self.group != _own_group(self) else self.name
 
 
-# Types that hold every value of the key (fp16 and bf16 stand in for each other, as the field has it), narrowest first.
+# Types that represent all values of the key, narrowest first; fp16 and bf16 count as interchangeable, as is common.
 WIDER: Final[dict[str, tuple[str, ...]]] = {
     "int4": ("int8", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64"),
     "int8": ("fp16", "bf16", "tf32", "fp32", "fp64"),
     "fp4": ("fp6", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64"),
     "fp6": ("fp8", "fp16", "bf16", "tf32", "fp32", "fp64"),
     "fp8": ("fp16", "bf16", "tf32", "fp32", "fp64"),
-    "table": ("fp16", "bf16", "tf32", "fp32", "fp64"),  # look-up codes: no unit multiplies them as they are
+    "table": ("fp16", "bf16", "tf32", "fp32", "fp64"),  # look-up codes: no unit multiplies them directly
     "fp16": ("bf16", "tf32", "fp32", "fp64"),
     "bf16": ("fp16", "tf32", "fp32", "fp64"),
     "tf32": ("fp32", "fp64"),
@@ -53,7 +53,7 @@ WIDER: Final[dict[str, tuple[str, ...]]] = {
 FP32 = Format("fp32", 32, "fp32")
 FP16 = Format("fp16", 16, "fp16")
 BF16 = Format("bf16", 16, "bf16")
-HALF = Format("16 bits", 16, "fp16")  # the 16-bit format that a model has, fp16 where it has none
+HALF = Format("16 bits", 16, "fp16")  # the model's 16-bit format, else fp16
 
 NAMED: Final[dict[str, Format]] = {
     f.name: f
@@ -74,14 +74,14 @@ NAMED: Final[dict[str, Format]] = {
     )
 }
 _SYNONYMS: Final = {"fp8": "fp8_e4m3", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "half": "fp16"}
-_ALONE: Final = {  # a format named without W, A or KV: the use the field makes of it
+_ALONE: Final = {  # operands of a format named without W, A or KV, by common usage
     "fp16": "WA", "bf16": "WA", "fp32": "WA", "fp8_e4m3": "WA", "fp8_e5m2": "WA", "int8": "WA", "int4": "W",
     "nf4": "W", "mxfp8": "WA", "mxfp6": "W", "mxfp4": "W", "nvfp4": "WA",
 }  # fmt: skip
 
 
 def resolved(fmt: Format, own: Format) -> Format:
-    """`fmt` as it is, or where it is HALF the 16-bit format that stands for beside a model's `own`."""
+    """`fmt`, or for HALF the 16-bit format of a model whose format is `own`."""
     if fmt != HALF:
         return fmt
     return own if own.bits == HALF.bits else FP16
@@ -89,9 +89,9 @@ def resolved(fmt: Format, own: Format) -> Format:
 
 @cache
 def product(a: Format, b: Format) -> str:
-    """The type in which `a` and `b` are multiplied: their own where they share it, else the narrowest that holds both.
+    """The data type in which `a` and `b` are multiplied: their common one, else the narrowest that represents both.
 
-    A low-bit unit is of use only if all operands have its type (arXiv:2402.16363, section 3.1.1): W8A16 is fp16 work.
+    A low-bit unit is used only if all operands have its type (arXiv:2402.16363, section 3.1.1): W8A16 is fp16 work.
     """
     holds = [{f.compute, *WIDER[f.compute]} - {"table"} for f in (a, b)]
     common = holds[0] & holds[1]
@@ -101,9 +101,9 @@ def product(a: Format, b: Format) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What a quantization asks for. None keeps what the model has. `text` is how the user wrote it.
+    """Formats of a quantization; None: that of the model. `text`: as the user wrote it.
 
-    Fewer than 16 bits are for the operands of matrix products and for the cache; 16 and more are for everything.
+    Formats below 16 bits apply to operands of matrix products and the cache, others to everything.
     """
 
     text: str = "as published"
@@ -116,15 +116,15 @@ class Scheme:
 
     @cached_property
     def _hash(self) -> int:
-        """Of its formats, once: a checkpoint names schemes for each of thousands of matrices."""
+        """Cached hash of the formats, because checkpoints have thousands of schemes."""
         return hash((self.text, self.weight, self.activation, self.kv_cache))
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the hash, which text has another in every process."""
+        """The state without the hash, which differs between processes."""
         return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     def over(self, other: Scheme) -> Scheme:
-        """What this scheme says, and where it says nothing what `other` does."""
+        """The scheme, with formats of `other` where it has none."""
         return Scheme(
             text=self.text,
             weight=self.weight or other.weight,
@@ -138,7 +138,7 @@ AS_PUBLISHED = Scheme()
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
 _PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE)
-_WHOLE: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format of the model, and perhaps a cache behind it
+_WHOLE: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format, perhaps with a cache format after it
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
     f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_ALONE, 'fp8')))} "
@@ -148,9 +148,11 @@ _NOTATION: Final = (
 
 
 def parse_scheme(text: str) -> Scheme:
-    """Read the field's notation. A group size follows what it belongs to, or the activations for the weights.
+    """The Scheme of a text in common notation, such as "W4A16g128".
 
-    Raises InputError with the notation where the text does not parse.
+    A group size follows the format it belongs to; after activations without one, it belongs to the weights.
+
+    Raises InputError, with the notation, if the text does not parse.
     """
     whole = text.strip().lower()
     found: dict[str, Format] = {}
@@ -164,9 +166,9 @@ def parse_scheme(text: str) -> Scheme:
             raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
         group = int(match[3]) if match[3] else 0
         if match[3] and not group:
-            raise InputError(f"quantization {text!r}: a group has at least one value; got g{match[3]}")
+            raise InputError(f"quantization {text!r}: a group must have at least one value; got g{match[3]}")
         if group and match[1] == "a" and "w" in found and not found["w"].group:
-            found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is the weights'
+            found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is that of the weights
             group = 0
         found[match[1]] = _grouped(_format(match[2], text), group, text)
         position = match.end()
@@ -176,13 +178,13 @@ def parse_scheme(text: str) -> Scheme:
 
 
 def notation(scheme: Scheme) -> str:
-    """What parse_scheme() reads as `scheme`, where its formats have a notation; "" where it says nothing."""
+    """The text that parse_scheme() reads as `scheme`; "" if the scheme sets nothing."""
     weight, activation, cache = scheme.weight, scheme.activation, scheme.kv_cache
     if weight and weight == activation == NAMED.get(weight.name) and not cache and not weight.name.startswith("int"):
         return _name(weight)
     uses = [("W", weight), ("A", activation), ("KV", cache)]
     groups = {use: f"g{fmt.group}" if fmt and fmt.group != _own_group(fmt) else "" for use, fmt in uses}
-    if groups["A"]:  # before the weights, as a group behind both is theirs
+    if groups["A"]:  # before the weights: a group after both would be theirs
         uses[:2] = reversed(uses[:2])
     elif activation:  # W4A16g128
         groups["W"], groups["A"] = "", groups["W"]
@@ -190,19 +192,19 @@ def notation(scheme: Scheme) -> str:
 
 
 def _name(fmt: Format) -> str:
-    """As a scheme has it: integers, and what a model has in 16 bits, by their bits."""
+    """The name of a format in a scheme: bits for integers and for the model's 16-bit format."""
     if fmt.name.startswith("int") or fmt.name == HALF.name:
         return f"{fmt.bits:g}"
     return "fp8" if fmt.name == _SYNONYMS["fp8"] else fmt.name
 
 
 def _own_group(fmt: Format) -> int:
-    """Which the name stands for."""
+    """The group size that the name implies."""
     return NAMED[fmt.name].group if fmt.name in NAMED else 0
 
 
 def _format(text: str, scheme: str) -> Format:
-    """A format by name or by bits: 16 is the model's own, others are integers."""
+    """The format of a name or of bits: 16 is that of the model, others are integers."""
     if not text[0].isdigit():
         return NAMED[_SYNONYMS.get(text, text)]
     bits = float(text)
@@ -216,7 +218,7 @@ def _format(text: str, scheme: str) -> Format:
 
 
 def _grouped(fmt: Format, group: int, scheme: str) -> Format:
-    """`fmt` with a 16-bit scale, and for integers a zero point of their own width, per `group` elements."""
+    """`fmt` with a 16-bit scale per `group` elements, and for integers a zero point of their width."""
     if not group:
         return fmt
     if fmt.bits >= HALF.bits or fmt.group:

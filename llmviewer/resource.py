@@ -1,4 +1,4 @@
-"""What an operator uses up and a machine supplies at a rate."""
+"""Resources, which operators need in amounts and devices supply at rates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Unit(StrEnum):
-    """The parts of a machine that can be kept busy."""
+    """Kinds of resources of a device."""
 
     MATRIX = "matrix"  # OPs of matrix multiplication: tensor cores, AMX, systolic arrays
     VECTOR = "vector"  # OPs of everything else
     MEMORY = "memory"  # bytes between the device's main memory and the chip
-    LINK = "link"  # bytes that leave a device or come to it, by tier: scale_up, scale_out, host, storage
-    HOP = "hop"  # messages that wait for each other on such a link; each holds it up by its latency
+    LINK = "link"  # bytes to or from a device, by tier: scale_up, scale_out, host, storage
+    HOP = "hop"  # consecutive messages on a link; each takes its latency
 
 
 class Resource(NamedTuple):
@@ -27,7 +27,7 @@ class Resource(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """The word for being limited by it: "memory", "link" or "compute"."""
+        """The name of the bound by this resource: "memory", "link" or "compute"."""
         return str(self.unit) if self.unit in (Unit.MEMORY, Unit.LINK) else "compute"
 
 

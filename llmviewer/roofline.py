@@ -1,4 +1,4 @@
-"""The roofline: a launch takes at least as long as the resource it keeps busy longest (doi:10.1145/1498765.1498785)."""
+"""The roofline: a launch takes at least as long as its busiest resource (doi:10.1145/1498765.1498785)."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from .workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedOperator:
-    """An operator on a machine, before the workload is known."""
+    """An operator on a device, for any workload."""
 
     operator: Operator
     block: Block
     work: Work
-    busy_s: Mapping[Resource, Form]  # how long each resource of the machine is kept busy by one launch [s]
-    compute: Resource  # the unit and data type on this machine that does the most of the arithmetic
+    busy_s: Mapping[Resource, Form]  # busy time of each resource per launch [s]
+    compute: Resource  # unit and data type of the device that does most of the arithmetic
 
 
 Lane: TypeAlias = tuple[int, bool]
 
 
 def lane(row: PlannedOperator | OperatorEstimate) -> Lane:
-    """What an operator shares its device with for one micro-batch, while others have the other lanes: the launches of a
-    stage of a pipeline, or what computes, or travels, where two batches overlap.
+    """The lane of an operator: lanes run concurrently on different micro-batches.
+
+    Lanes are pipeline stages; with two overlapping batches, computation and communication.
     """
     return row.block.stage, row.operator.beside
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorEstimate:
-    """One operator in one pass. Numbers or arrays over the workload; of one launch, `repeat` of which are run."""
+    """One of `repeat` launches of an operator in a pass; numbers, or arrays over the workload."""
 
     operator: Operator
     block: Block
@@ -51,9 +52,9 @@ class OperatorEstimate:
     activation_bytes: Num  # [B]
     kv_bytes: Num  # [B]
     link_bytes: Num  # [B]
-    busy_s: Mapping[Resource, Num]  # how long each resource is kept busy [s]
-    wanted: Resource  # the unit and data type that the operands ask for
-    compute: Resource  # what does it on this machine
+    busy_s: Mapping[Resource, Num]  # busy time of each resource [s]
+    wanted: Resource  # unit and data type of the operands
+    compute: Resource  # unit and data type that do it on the device
 
     @property
     def repeat(self) -> int:
@@ -61,12 +62,12 @@ class OperatorEstimate:
 
     @property
     def bytes(self) -> Num:
-        """All memory traffic. [B]"""
+        """Memory traffic. [B]"""
         return self.weight_bytes + self.activation_bytes + self.kv_bytes
 
     @cached_property
     def time_s(self) -> Num:
-        """The bound: no kernel that does this work on this machine is faster. [s]"""
+        """The bound: no kernel that does this work on this device is faster. [s]"""
         return reduce(np.maximum, self.busy_s.values())
 
     @property
@@ -76,12 +77,12 @@ class OperatorEstimate:
 
     @property
     def attainable(self) -> Num:
-        """OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs. [OP/s]"""
+        """OPs over the bound; min(peak, intensity x bandwidth) if one unit does all OPs. [OP/s]"""
         return _ratio(self.ops, self.time_s)
 
     @cached_property
     def limiting(self) -> Any:
-        """The Resource that sets the bound; an array of them where the workload is one."""
+        """The Resource that sets the bound; an array if the workload is one."""
         resources: npt.NDArray[Any] = np.empty(len(self.busy_s), dtype=object)
         resources[:] = list(self.busy_s)
         return resources[np.argmax(np.stack(np.broadcast_arrays(*self.busy_s.values())), axis=0)]
@@ -94,17 +95,17 @@ class Estimate:
     operators: tuple[OperatorEstimate, ...]
 
     def sum(self, field: str) -> Num:
-        """An amount or `time_s` of all launches of all operators together."""
+        """The sum of a field, such as an amount or `time_s`, over all launches."""
         return sum((row.repeat * getattr(row, field) for row in self.operators), start=0.0)
 
     @property
     def time_s(self) -> Num:
-        """Launches follow each other; within one, everything overlaps. [s]"""
+        """Time of all launches in sequence; within a launch, all resources overlap. [s]"""
         return self.sum("time_s")
 
     @property
     def waits_s(self) -> dict[str, float]:
-        """Of a single workload, the time by what bounds it: "memory", "link" or "compute". [s]"""
+        """Time by bound ("memory", "link" or "compute"), of a single workload. [s]"""
         found: dict[str, float] = {}
         for row in self.operators:
             bound = max(row.busy_s, key=row.busy_s.__getitem__).bound
@@ -114,14 +115,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph on a machine: all that can be worked out before the workload is known."""
+    """A graph on a device, for any workload."""
 
     operators: tuple[PlannedOperator, ...] = field(repr=False)
 
     @cached_property
     def features(self) -> frozenset[Feature]:
-        """The features of a workload that its times depend on."""
-        works = {id(row.work): row.work for row in self.operators}  # which blocks have in common
+        """Features of the workload that its times depend on."""
+        works = {id(row.work): row.work for row in self.operators}  # blocks share some
         return frozenset(f for work in works.values() for form in work.forms for f in form.features())
 
     def values(self, workload: Workload) -> dict[Feature, Num]:
@@ -142,13 +143,13 @@ class Plan:
 
     @cached_property
     def stages(self) -> tuple[Plan, ...]:
-        """The parts of it that the stages of a pipeline run."""
+        """The plans of the pipeline stages."""
         last = max(row.block.stage for row in self.operators)
         return tuple(Plan(tuple(r for r in self.operators if r.block.stage == n)) for n in range(last + 1))
 
     @cached_property
     def lanes(self) -> tuple[Plan, ...]:
-        """The parts of it that are busy at the same time, each with another micro-batch."""
+        """The concurrent parts of the plan, each with another micro-batch."""
         return tuple(Plan(tuple(r for r in self.operators if lane(r) == one)) for one in self._lanes)
 
     @cached_property
@@ -157,16 +158,16 @@ class Plan:
 
     @cached_property
     def ops(self) -> Form:
-        """The model's arithmetic in one pass. [OP]"""
+        """OPs of the model in one pass. [OP]"""
         return total(row.block.repeat * row.work.ops for row in self.operators)
 
     @cached_property
     def bytes(self) -> Form:
-        """All memory traffic of one pass. [B]"""
+        """Memory traffic of one pass. [B]"""
         return total(row.block.repeat * row.work.nbytes for row in self.operators)
 
     def seconds(self, values: Mapping[Feature, Num]) -> Num:
-        """Estimate.time_s without holding the operators: those that are alike are worked out once. [s]"""
+        """Estimate.time_s, computed once for equal operators. [s]"""
         result: Num = 0.0
         for forms, launches in self.alike:
             result = result + launches * reduce(np.maximum, (form(values) for form in forms))
@@ -177,13 +178,13 @@ class Plan:
         return self.seconds(self.values(workload))
 
     def in_parts(self, values: Mapping[Feature, Num], parts: Num, *, turns: bool) -> Num:
-        """Time of a pass of a batch that is cut into `parts` micro-batches: in a pipeline, that of all stages for the
-        first of them, and of the slowest stage for each further one. [s]
+        """Time of a pass of a batch cut into `parts` micro-batches. [s]
 
-        turns  whether the next pass waits for this one, as decode steps do: then it is the time from one to the next,
-               the longer of all stages for one micro-batch and the slowest stage for all of them
+        In a pipeline: all stages for the first micro-batch, and the slowest stage for each further one. Two overlapping
+        batches alternate in every layer, so computation or communication is busy with both.
 
-        Where two batches overlap they take turns in every layer: what computes is busy with both, or what travels.
+        turns  whether the next pass waits for this one, as decode steps do: the time between passes is then the longer
+               of all stages for one micro-batch and the slowest stage for all micro-batches
         """
         through = self.seconds(values)
         if len(self._lanes) < 2:
@@ -193,7 +194,7 @@ class Plan:
 
     @cached_property
     def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
-        """Distinct sets of busy times, and how many launches have each."""
+        """Distinct sets of busy times, with their numbers of launches."""
         launches: dict[tuple[Form, ...], int] = {}
         for row in self.operators:
             forms = tuple(row.busy_s.values())
@@ -202,21 +203,21 @@ class Plan:
 
 
 def overlapping(lanes: Iterable[Lane]) -> bool:
-    """Whether they are those of two batches that overlap."""
+    """Whether the lanes are those of two overlapping batches."""
     return any(beside for _, beside in lanes)
 
 
 def in_parts(through: Num, slowest: Num, parts: Num, *, turns: bool) -> Num:
-    """Plan.in_parts() where a micro-batch takes `through` in all lanes and `slowest` in the longest one. [s]"""
+    """Plan.in_parts() for a micro-batch that takes `through` in all lanes and `slowest` in the slowest lane. [s]"""
     return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
 
 
 def plan(graph: Graph, hardware: Hardware) -> Plan:
-    """`graph` laid out on `hardware`.
+    """The plan of `graph` on `hardware`.
 
-    Raises InputError where the hardware has no unit for the data type of an operator.
+    Raises InputError if the hardware has no unit for the data type of an operator.
     """
-    worked: dict[tuple[Operator, Stream], PlannedOperator] = {}  # blocks have many alike
+    worked: dict[tuple[Operator, Stream], PlannedOperator] = {}  # many operators are equal
     planned = []
     for block, op in graph:
         one = worked.get((op, block.stream)) or _planned(op, block, hardware)
@@ -237,10 +238,9 @@ def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
 
 
 def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:
-    """The resource that a launch keeps busy by using `supplied`: one of `busy` where both are the same hardware.
+    """The resource that a launch occupies by using `supplied`: one of `busy` if that is the same hardware.
 
-    The lanes of a unit are the same in all data types, so work in two of them adds up, under the name of the first; a
-    message holds up the link that it is sent on.
+    Work of a unit in several data types adds up, under the first data type; latencies of messages occupy their link.
     """
     if supplied.unit is Unit.HOP:
         return link(supplied.dtype)
@@ -250,12 +250,12 @@ def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:
 
 
 def estimate(graph: Graph, workload: Workload, hardware: Hardware) -> Estimate:
-    """Every operator of `graph` in one pass of `workload` on `hardware`: the lower bound of its time, and why."""
+    """Lower bounds, and what sets them, of every operator of `graph` in a pass of `workload` on `hardware`."""
     return plan(graph, hardware).estimate(workload)
 
 
 def _ratio(amount: Num, per: Num) -> Num:
-    """0 where there is nothing of either, as in a prediction head when no logits are wanted."""
+    """`amount` / `per`; 0 if both are 0, as in a prediction head when no logits are needed."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(np.greater(per, 0), np.divide(amount, per), 0.0)[()]
 

@@ -1,4 +1,4 @@
-"""What is asked: a model on a device, for a workload, under techniques. The one place that puts them together."""
+"""`Setting`: a model on a device with techniques; the only module that combines them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
 
-_MOST_STEPS: Final = 1 << 24  # of a generation, whose lengths take 128 MB
+_MOST_STEPS: Final = 1 << 24  # of a generation; arrays of their lengths take 128 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A model on a device under techniques; workloads are given to what it makes."""
+    """A model on a device with techniques, for any workload."""
 
     model: Model
     hardware: Hardware
@@ -49,13 +49,13 @@ class Setting:
     expert_skew: float = 0
     layout: Layout = ALONE
     offload: Offload = ON_DEVICE
-    decodes_only: bool = False  # other devices read the prompts
+    decodes_only: bool = False  # whether prefills run on other devices
     techniques: tuple[Technique, ...] = ()
-    unnamed: Quantization | None = None  # the precision without the technique that names another one
-    library: str = ""  # of the kernels whose times are expected; if "", the one that was measured most on the device
-    engine: Engine | None = None  # that launches the kernels; without one they follow each other without gaps
-    profiles: tuple[Profile, ...] = ()  # used before those that ship
-    bound: bool = False  # whether nothing is expected of measured kernels
+    unnamed: Quantization | None = None  # the precision without a technique that sets one
+    library: str = ""  # kernel library of expected times; "": the one with most measurements on the device
+    engine: Engine | None = None  # serving engine; None: launches without gaps
+    profiles: tuple[Profile, ...] = ()  # take precedence over shipped ones
+    bound: bool = False  # whether to give lower bounds only
 
     @classmethod
     def of(
@@ -78,10 +78,11 @@ class Setting:
         profiles: Sequence[str | Path | Profile] = (),
         bound: bool = False,
     ) -> Setting:
-        """From what a user writes. Attention is flash, but eager in the survey's accounting, and as the engine has it,
-        unless said otherwise.
+        """The setting of arguments as users write them.
 
-        Raises InputError where something is not known or does not parse.
+        The default attention is that of the engine if one is given, eager in survey accounting, else flash.
+
+        Raises InputError if a name is unknown or an argument does not parse.
         """
         arguments.check(
             model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla
@@ -122,54 +123,56 @@ class Setting:
         ).agreed()
 
     def agreed(self) -> Self:
-        """Itself.
+        """The setting itself, after checks.
 
-        Raises InputError, with the reason, where a technique makes no sense here or beside another one.
+        Raises InputError, with the reason, if a technique does not apply here or cannot be combined with another.
         """
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
             passes = arranges([one])
             if passes and not self.model.generates:
-                raise InputError(f"{one.name}: {self.model.name} does not generate: there are no passes to arrange")
+                raise InputError(
+                    f"{one.name}: {self.model.name} does not generate, so it has no decode passes to change"
+                )
             reason = one.refuses(self, others)
             if altered(one, "step", "schedule") and self.layout.pp > 1:
-                reason = reason or "in a pipeline, how its passes follow each other is not known here; leave out pp"
+                reason = reason or "is not supported in a pipeline; leave out pp"
             if self.accounting is Accounting.SURVEY and altered(one, "lowered"):
-                reason = reason or "accounting survey has conventions of its own; use faithful"
+                reason = reason or "is not supported in survey accounting; use faithful"
             if reason:
                 raise InputError(f"{one.name}: {reason}")
         return self
 
     @cached_property
     def lowering(self) -> Lowering:
-        """Its graphs and plans, which all settings share that differ in passes and expectations alone."""
+        """Graphs and plans, shared by settings that differ only in passes and expected kernels."""
         own = {f.name: getattr(self, f.name) for f in fields(Lowering)}
         changing = (one for one in self.techniques if altered(one, "network", "lowered") or one.decode_alone)
         return Lowering(**(own | {"techniques": tuple(changing)})).remembered()
 
     @property
     def graph(self) -> Graph:
-        """What a prefill runs."""
+        """The graph of a prefill."""
         return self.lowering.graph
 
     @property
     def decode_graph(self) -> Graph:
-        """What a decode step runs."""
+        """The graph of a decode step."""
         return self.lowering.decode_graph
 
     @property
     def plan(self) -> Plan:
-        """A prefill, laid out on the device."""
+        """The plan of a prefill."""
         return self.lowering.plan
 
     @property
     def decode_plan(self) -> Plan:
-        """A decode step, laid out on the device."""
+        """The plan of a decode step."""
         return self.lowering.decode_plan
 
     @property
     def linked(self) -> Hardware:
-        """The device with the links that it uses."""
+        """The device with the rates of the links that it uses."""
         return self.lowering.linked
 
     def plan_of(self, phase: str) -> Plan:
@@ -182,16 +185,16 @@ class Setting:
         return plan.in_parts(plan.values(workload), self.layout.parts(batch), turns=phase == "decode")
 
     def expected_time(self, phase: str, workload: Workload, batch: Num) -> Interval | None:
-        """What the same is expected to take; None where no more than the bound is known. [s]"""
+        """The expected time of a phase, as in time_s(); None if only the bound is known. [s]"""
         found = self.expected_pass(phase, workload)
         return self.expected(phase, found, batch) if found else None
 
     def expected(self, phase: str, found: ExpectedPass, batch: Num) -> Interval:
-        """What the same is expected to take, `found` being that of one micro-batch."""
+        """The expected time of a phase, from that of one micro-batch. [s]"""
         return found.in_parts(self.layout.parts(batch), turns=phase == "decode")
 
     def expected_pass(self, phase: str, workload: Workload) -> ExpectedPass | None:
-        """A micro-batch as measured kernels are expected to run it; None where only its bound is known."""
+        """The expected pass of a micro-batch; None if only its bound is known."""
         found = self.kernels.run(self.plan_of(phase), workload) if self.kernels else None
         return found if found and found.modelled else None
 
@@ -206,14 +209,14 @@ class Setting:
 
     @property
     def why_bound_alone(self) -> str:
-        """Why nothing is to be expected of kernels; "" where it is."""
+        """Why there are no expected times; "" if there are."""
         if self.bound:
             return "nothing else was asked for"
         return "survey accounting counts what no kernel does" if self.accounting is Accounting.SURVEY else ""
 
     @cached_property
     def kernels(self) -> Kernels | None:
-        """Of which times are expected, if any are."""
+        """The measured kernels of expected times; None if there are none."""
         if self.why_bound_alone:
             return None
         if self.profiles:
@@ -221,25 +224,24 @@ class Setting:
         return _shipped(self.hardware, self.library, self.engine)
 
     def prefill(self, workload: Workload) -> Workload:
-        """What techniques make of the pass that reads the prompts."""
+        """The pass that processes the prompts, as changed by techniques."""
         return reduce(lambda pass_, one: one.prefill(pass_), self.techniques, workload)
 
     def step(self, workload: Workload) -> Workload:
-        """What techniques make of a decode step."""
+        """A decode step, as changed by techniques."""
         return reduce(lambda pass_, one: one.step(pass_), self.techniques, workload)
 
     def kept(self, workload: Workload) -> Workload:
-        """Of which sequences techniques hold the cache in the end."""
+        """The sequences whose cache is held at the end, as changed by techniques."""
         return reduce(lambda pass_, one: one.kept(pass_), self.techniques, workload)
 
     def schedule(self, *, batch: Num, prompt: int, gen: int, images: int = 0) -> Schedule:
-        """The passes of a generation under the techniques: a prefill and a decode step for each token after the first,
-        where there are none.
+        """The passes of a generation with the techniques; without any, a prefill and a decode step per further token.
 
-        Raises InputError where so many steps are too many to be looked at one by one.
+        Raises InputError if there are too many steps.
         """
         if gen > _MOST_STEPS:
-            raise InputError(f"gen must be at most {_MOST_STEPS}, as each step is looked at by itself; got {gen}")
+            raise InputError(f"gen must be at most {_MOST_STEPS}, because steps are computed one by one; got {gen}")
         share, parts = self.layout.share(batch), self.layout.parts(batch)
         first = Workload.prefill(batch=share, prompt=prompt, images=images)
         steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt, images=images)
@@ -254,10 +256,11 @@ class Setting:
         return reduce(lambda schedule, one: one.schedule(schedule, self), self.techniques, plain)
 
     def helper(self, model: Model, quant: str | None) -> Setting:
-        """Another model on the same device, in another precision or, where it is None, in that of all linears of this
-        one; techniques leave it alone.
+        """Another model on the same devices, without techniques.
 
-        Raises InputError where it cannot be laid out as this one is.
+        quant  its precision; None: that of this setting for all linears
+
+        Raises InputError if it cannot have the same layout.
         """
         own = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
         quantization = parse_quantization(quant).over(model.quantization) if quant else own
@@ -266,20 +269,20 @@ class Setting:
             made.graph  # noqa: B018  # which lays it out
         except InputError as error:
             both = f"{model.name} runs beside {self.model.name} in the same layout"
-            hint = f"choose another model in place of {model.name}"  # the error's own is of degrees that suit it alone
+            hint = f"choose another model in place of {model.name}"  # the error suggests other degrees
             raise InputError(f"{both}: {error.reason}", hint=hint) from None
         return made
 
     def bare(self) -> Self:
-        """The same without techniques."""
+        """The setting without techniques."""
         return replace(self, techniques=(), quantization=self.unnamed or self.quantization, unnamed=None)
 
     def planned(self, graph: Graph) -> Plan:
-        """A graph that has been lowered, laid out on the device."""
+        """The plan of a lowered graph on the device."""
         return plan(graph, self.linked)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
-        """The same with another precision or attention, where one is given, as a user writes it."""
+        """The setting with another precision or attention, as users write them; None: unchanged."""
         return replace(
             self,
             quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
@@ -288,12 +291,12 @@ class Setting:
 
 
 def arranges(techniques: Iterable[Technique]) -> bool:
-    """Whether a generation is other passes than a prefill and a decode step for each token after the first."""
+    """Whether techniques change the passes of a generation: a prefill and a decode step per further token."""
     return any(altered(one, "prefill", "step", "kept", "schedule") for one in techniques)
 
 
 def check_images(model: Model, *, prompt: int, images: int) -> None:
-    """Raises InputError where the model sees no pictures, or a prompt has no room for so many."""
+    """Raises InputError if the model takes no images, or the prompt is too short for them."""
     if images and not model.sees:
         raise InputError(f"images must be 0: {model.name} has no tower for pictures; got {images}")
     if prompt < images * model.image_tokens:
@@ -302,7 +305,7 @@ def check_images(model: Model, *, prompt: int, images: int) -> None:
 
 
 def check_countable(batch: int, tokens: int) -> None:
-    """Raises InputError where `batch` sequences of `tokens` are too many to be counted exactly."""
+    """Raises InputError if `batch` sequences of `tokens` tokens cannot be counted exactly."""
     if batch * tokens > LARGEST:
         must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
         raise InputError(f"{must}; got {batch} x {tokens}")
@@ -311,7 +314,7 @@ def check_countable(batch: int, tokens: int) -> None:
 def whole(name: str, value: object, least: int = 1) -> int:
     """`value` as an int.
 
-    Raises InputError where it is no whole number from `least` to 2**53, up to which floats are exact.
+    Raises InputError if it is no whole number from `least` to 2**53, up to which floats are exact.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}; got {value!r}")
@@ -321,46 +324,48 @@ def whole(name: str, value: object, least: int = 1) -> int:
 
 
 def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:
-    """The model with its layers that predict further tokens.
+    """The model with its multi-token prediction layers.
 
-    Raises InputError where it has none, and where a technique drafts with them.
+    Raises InputError if it has none, or if a technique drafts with them.
     """
     for one in techniques:
         if one.predicts:
             layers = f"the layers that --with {one.name} drafts with between passes"
             raise InputError(f"mtp: runs in every pass {layers}; leave one out")
     if model.predicting is None:
-        raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
+        raise InputError(f"mtp: {model.name} has no known multi-token prediction layers")
     return model.predicting
 
 
 @lru_cache(maxsize=16)
 def _shipped(hardware: Hardware, library: str, engine: Engine | None) -> Kernels:
-    """Those of the profiles that ship, which settings share, as they remember what they were asked."""
+    """Kernels of the shipped profiles, shared between settings because they cache results."""
     return Kernels(hardware, library, engine=engine)
 
 
 def _engine(name: str, library: str, accounting: Accounting, kernels: Kernels) -> Engine:
     """The engine of a name.
 
-    Raises InputError where there is none such, where something else that is given excludes it, and where nothing is
-    known of kernels on the device.
+    Raises InputError if there is no such engine, if another argument excludes it, or if no kernels are known on the
+    device.
     """
     engine = find_engine(name, library)
     if accounting is Accounting.SURVEY:
         raise InputError("engine: survey accounting counts what no kernel does; use faithful")
     if isinstance(kernels.device, str):
-        raise InputError(f"engine: nothing is known of kernels on {kernels.hardware.name}: {kernels.device}")
+        raise InputError(f"engine: no kernels are known on {kernels.hardware.name}: {kernels.device}")
     return engine
 
 
 def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None:
-    """The precision asked for, by --quant or by a technique.
+    """The precision that --quant or a technique sets.
 
-    Raises InputError where more than one says it.
+    Raises InputError if more than one sets it.
     """
     named = [one for one in techniques if one.quant]
     if named and (given or len(named) > 1):
         other = f"--quant {given}" if given else named[1].name
-        raise InputError(f"{named[0].name}: is {named[0].quant}, and {other} says the precision too; give one of them")
+        raise InputError(
+            f"{named[0].name}: is {named[0].quant}, and {other} also sets the precision; give one of the two"
+        )
     return named[0].quant if named else given

@@ -1,4 +1,4 @@
-"""What one forward pass is asked to do: sequences of q_len new tokens that attend to kv_len tokens."""
+"""`Workload`: one forward pass over sequences of q_len new tokens that attend to kv_len tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .forms import Num
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """`batch` sequences alike, or a part of what happens to each. Fields are numbers or arrays that broadcast.
+    """`batch` equal sequences, or a part of them. Fields are numbers, or arrays that broadcast.
 
-    q_len   new tokens of each sequence in this pass
-    kv_len  tokens each attends to, the new ones included
-    logits  positions of each whose logits are wanted
-    source  of kv_len, those that an encoder has read or reads; of use to encoder-decoder models alone
-    images  pictures of each sequence that a tower reads in this pass
-    seen    pictures of each that it has read so far; of use to models that keep keys and values of them apart
+    q_len   new tokens per sequence in this pass
+    kv_len  tokens per sequence that are attended to, new ones included
+    logits  positions per sequence that need logits
+    source  tokens of kv_len that are the encoder's, in encoder-decoder models
+    images  images per sequence that a tower processes in this pass
+    seen    images per sequence processed so far, for models with a separate cache for images
     """
 
     batch: Num
@@ -35,35 +35,35 @@ class Spans:
 
     @property
     def past(self) -> Num:
-        """Tokens of each that earlier passes have left."""
+        """Tokens per sequence of earlier passes."""
         return self.kv_len - self.q_len
 
     def times(self, number: Num) -> Spans:
-        """`number` times as many sequences."""
+        """The spans with `number` times as many sequences."""
         return replace(self, batch=self.batch * number)
 
     def of_source(self) -> Spans:
-        """What the encoder reads in this pass: the part of the new tokens that is its input."""
+        """The encoder's part: the new tokens that are its input."""
         total, past = np.minimum(self.kv_len, self.source), np.minimum(self.past, self.source)
         return Spans(batch=self.batch, q_len=total - past, kv_len=total, logits=0)
 
     def of_target(self) -> Spans:
-        """What the decoder beside it reads: a token to start with when the source is complete, and those it wrote."""
+        """The decoder's part: a start token once the source is complete, and the tokens it generated."""
         total, past = (np.maximum(length - self.source + 1, 0) for length in (self.kv_len, self.past))
         new, read = total - past, np.minimum(self.kv_len, self.source)
         return Spans(batch=self.batch, q_len=new, kv_len=total, logits=np.minimum(self.logits, new), source=read)
 
     def of_images(self, patches: float, tiles: float) -> Spans:
-        """What a tower reads: tiles of pictures as sequences of `patches`."""
+        """An image tower's part: tiles as sequences of `patches` patches."""
         return Spans(batch=self.batch * self.images * tiles, q_len=patches, kv_len=patches, logits=0)
 
     def of_texts(self, tokens: float) -> Spans:
-        """The new tokens that are none of the `tokens` of each picture."""
+        """The new tokens without the `tokens` of each image."""
         new = np.maximum(self.q_len - self.images * tokens, 0)
         return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=self.logits)
 
     def of_seen(self, tokens: float) -> Spans:
-        """What cross-attention to `tokens` of each picture has to do: nothing where no picture was seen."""
+        """The part of cross-attention to `tokens` per image; empty if there are no images."""
         new, read = self.q_len * np.minimum(self.seen, 1), self.seen * tokens
         return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=0, source=read)
 
@@ -114,14 +114,14 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences(Spans):
-    """Spans that a pass can be asked for.
+    """Validated spans.
 
-    Raises InputError where batch or q_len is below 1, kv_len below q_len, or logits outside 0..q_len.
+    Raises InputError if batch or q_len is below 1, kv_len below q_len, or logits outside 0..q_len.
     """
 
     def __post_init__(self) -> None:
         for name, value in tuple(vars(self).items()):
-            if isinstance(value, np.ndarray | np.generic):  # whole numbers of few bits would overflow
+            if isinstance(value, np.ndarray | np.generic):  # small integer types would overflow
                 object.__setattr__(self, name, np.asarray(value, dtype=np.float64)[()])
         for name in ("batch", "q_len"):
             if not np.greater_equal(getattr(self, name), 1).all():
@@ -140,7 +140,7 @@ class Sequences(Spans):
 
 @dataclass(frozen=True, kw_only=True)
 class Thinned(Spans):
-    """Spans of whose tokens, new and before, only the part `share` takes part."""
+    """Spans of which only the fraction `share` of all tokens, new and cached, takes part."""
 
     share: float
 
@@ -154,95 +154,95 @@ class Thinned(Spans):
         return np.minimum(self.share * self.q_len, 1.0) * super().kv_streams(tile, resident, window)
 
     def _kv_tiled(self, tile: float, window: float) -> Num:
-        """Queries of a tile are as many places apart as it takes to have them all; of those keys too a part is left."""
+        """Queries of a tile span 1 / `share` times as many positions, of whose keys the fraction `share` is left."""
         return self.share * super()._kv_tiled(tile / self.share, window)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One forward pass. Operators see the features below and never a phase, so each needs one formula.
+    """One forward pass. Operators use the features below and never a phase, so each needs one formula.
 
-    Prefill, decode, chunked prefill, speculative verification and mixed batches differ in q_len and kv_len alone.
+    Prefill, decode, chunked prefill, speculative verification and mixed batches differ only in q_len and kv_len.
     """
 
     groups: tuple[Spans, ...]
 
     @classmethod
     def prefill(cls, *, batch: Num, prompt: Num, images: Num = 0) -> Workload:
-        """All of a prompt at once, with the pictures that it has."""
+        """A whole prompt in one pass, with its images."""
         return cls((Sequences(batch=batch, q_len=prompt, kv_len=prompt, source=prompt, images=images, seen=images),))
 
     @classmethod
     def decode(cls, *, batch: Num, kv_len: Num, prompt: Num = 0, images: Num = 0) -> Workload:
-        """One new token that attends to `kv_len` tokens, itself included.
+        """One new token per sequence that attends to `kv_len` tokens, itself included.
 
-        prompt  those of them that were an encoder's input, where the model has one
-        images  pictures that the prompt had
+        prompt  tokens that were the encoder's input, if the model has one
+        images  images per prompt
         """
         return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len, source=prompt, seen=images),))
 
     @classmethod
     def chunk(cls, *, batch: Num, chunk: Num, past: Num) -> Workload:
-        """`chunk` tokens of a prompt of which `past` are in the cache."""
+        """`chunk` tokens of a prompt after `past` cached ones."""
         return cls((Sequences(batch=batch, q_len=chunk, kv_len=past + chunk),))
 
     @classmethod
     def verify(cls, *, batch: Num, draft: Num, past: Num) -> Workload:
-        """`draft` proposed tokens and the one they follow, logits wanted for all."""
+        """`draft` drafted tokens and the one before them, with logits for all."""
         q_len = draft + 1
         return cls((Sequences(batch=batch, q_len=q_len, kv_len=past + q_len, logits=q_len),))
 
     def __add__(self, other: Workload) -> Workload:
-        """Both in one pass, as a scheduler that mixes prefill chunks into decode batches does."""
+        """Both in one pass, as in a batch of prefill chunks and decode steps."""
         return Workload(self.groups + other.groups)
 
     def source(self) -> Workload:
-        """The part of the pass that an encoder sees."""
+        """The encoder's part of the pass."""
         return _Part(tuple(s.of_source() for s in self.groups))
 
     def target(self) -> Workload:
-        """The part of the pass that the decoder beside it sees."""
+        """The decoder's part of the pass, after an encoder."""
         return _Target(tuple(s.of_target() for s in self.groups))
 
     def images(self, patches: float, tiles: float = 1) -> Workload:
-        """The part of the pass that a tower sees, which cuts each picture into `tiles`, and those into `patches`."""
+        """An image tower's part of the pass: `tiles` per image, `patches` per tile."""
         return _Part(tuple(s.of_images(patches, tiles) for s in self.groups))
 
     def texts(self, tokens: float) -> Workload:
-        """The part of the pass that is no picture, where each takes `tokens` of the new ones."""
+        """The part of the pass without images, of `tokens` new tokens each."""
         return _Part(tuple(s.of_texts(tokens) for s in self.groups))
 
     def seeing(self, tokens: float) -> Workload:
-        """The part of the pass whose sequences have pictures, with `tokens` of each to attend to besides their own."""
+        """The sequences with images, which attend to `tokens` per image besides their own."""
         return _Target(tuple(s.of_seen(tokens) for s in self.groups))
 
     def replicas(self, ranks: float) -> Workload:
-        """What `ranks` devices that each have such a pass have together."""
+        """The passes of `ranks` devices with equal work, together."""
         return _Part(tuple(s.times(ranks) for s in self.groups))
 
     def sampled(self, share: float) -> Workload:
-        """The work on the part `share` of the tokens that goes on, each token by itself."""
+        """The fraction `share` of the tokens, chosen independently."""
         return _Sampled(tuple(s.times(share) for s in self.groups), share=share)
 
     def together(self, share: float) -> Workload:
-        """The work on the part `share` of such passes that goes on with all of its tokens, on average."""
+        """All tokens in the fraction `share` of such passes, on average."""
         return _Together(tuple(s.times(share) for s in self.groups), share=share)
 
     def thinned(self, share: float) -> Workload:
-        """What the part `share` of the tokens does, which sees none but its like."""
+        """The fraction `share` of the tokens, which attend only to each other."""
         values = ({f.name: getattr(s, f.name) for f in fields(Spans)} for s in self.groups)
         return _Thinned(tuple(Thinned(**value, share=share) for value in values), share=share)
 
     def single(self) -> Workload:
-        """Each sequence as if it were one token."""
+        """Each sequence as a single token."""
         return Workload(tuple(Spans(batch=s.batch, q_len=1, kv_len=1) for s in self.groups))
 
     def evicted(self, budget: float) -> Workload:
-        """The same where no more than `budget` tokens of each sequence are left of those before the pass."""
+        """The pass with at most `budget` earlier tokens per sequence in the cache."""
         return Workload(tuple(replace(s, kv_len=s.q_len + np.minimum(s.past, budget)) for s in self.groups))
 
     def one(self) -> Num:
-        """Once per pass, whatever it holds: the reading of a weight."""
+        """1 per pass, such as for reading a weight."""
         return 1.0
 
     def sequences(self) -> Num:
@@ -254,43 +254,43 @@ class Workload:
         return self._sum(lambda s: s.q_len)
 
     def logits(self) -> Num:
-        """Positions whose logits are wanted."""
+        """Positions that need logits."""
         return self._sum(lambda s: s.logits)
 
     def wanted(self) -> Num:
-        """1 where any logits are wanted, else 0: whether the prediction head is run."""
+        """1 if any logits are needed, so that the prediction head runs; else 0."""
         return np.minimum(self.logits(), 1.0)
 
     def table_rows(self, rows: float) -> Num:
-        """Rows of a table that are read to look up a row for every token: no more than it has."""
+        """Rows of a table read for one look-up per token, at most all of them."""
         return np.minimum(self.tokens(), rows)
 
     def chunked_pairs(self, chunk: float) -> Num:
-        """(query, key) pairs where a query sees the keys of its own chunk of positions, none after it."""
+        """(query, key) pairs under a causal mask within the query's chunk of positions."""
         return self._sum(lambda s: s.chunked_pairs(chunk))
 
     def chunked_kv(self, chunk: float) -> Num:
-        """Cached positions that such queries attend to."""
+        """Cached positions that a pass attends to under such a mask."""
         return self._sum(lambda s: s.chunked_kv(chunk))
 
     def chosen_kv(self, chosen: float) -> Num:
-        """Cached positions read by queries that attend to `chosen` keys each: no fewer than where all differ."""
+        """Cached positions read by queries that attend to `chosen` different keys each."""
         return self._sum(lambda s: np.minimum(s.kv_len, chosen * s.q_len))
 
     def kv_pages(self, page: float, window: float) -> Num:
-        """Cached positions that pages of `page` tokens have room for, the last one of each sequence not full."""
+        """Positions in the pages of `page` tokens that sequences occupy, with a partly filled last page."""
         return self._sum(lambda s: np.ceil(s.kv_tokens(window) / page) * page)
 
     def touched_kv(self, density: float) -> Num:
-        """Cached positions that a sequence's queries read, each the part `density` of all, no two the same."""
+        """Cached positions read if queries each read the fraction `density` of them, without overlap."""
         return self._sum(lambda s: np.minimum(density * s.q_len, 1.0) * s.kv_len)
 
     def near_pairs(self, reach: float) -> Num:
-        """(token, token) pairs no further apart than `reach`, before or after."""
+        """(query, key) pairs at most `reach` positions apart, before or after."""
         return self._sum(lambda s: s.near_pairs(reach))
 
     def cross_pairs(self) -> Num:
-        """(new token of a decoder, token of its encoder) pairs."""
+        """(new token of the decoder, token of the encoder) pairs."""
         return self._sum(lambda s: s.of_target().q_len * s.source)
 
     def source_kv(self) -> Num:
@@ -298,16 +298,17 @@ class Workload:
         return self._sum(lambda s: np.minimum(s.of_target().q_len, 1) * s.source)
 
     def source_tokens(self) -> Num:
-        """Tokens that the encoder has read so far."""
+        """Tokens that the encoder has processed so far."""
         return self._sum(lambda s: np.minimum(s.kv_len, s.source))
 
     def chunk_pairs(self, chunk: float) -> Num:
-        """Pairs of a new token and one not after it in the same chunk; chunks begin where the pass does."""
+        """Pairs of a new token and one up to it in the same chunk; chunks start with the pass."""
         return self._sum(lambda s: s.chunk_pairs(chunk))
 
     def distinct_experts(self, experts: float, chosen: float, skew: float = 0) -> Num:
-        """E (1 - (1 - k/E)^tokens): experts that at least one token reaches, where all are alike likely; with a skew,
-        the sum of 1 - (1 - q)^tokens over experts with their shares q of the tokens.
+        """E (1 - (1 - k/E)^tokens): mean distinct experts that tokens use, if all are equally likely.
+
+        With a skew, the sum of 1 - (1 - q)^tokens over experts, with q their fractions of the tokens.
         """
         tokens = self.tokens()
         if not skew:
@@ -315,14 +316,12 @@ class Workload:
         return reduce(add, (1 - (1 - share) ** tokens for share in popularity(int(experts), int(chosen), skew)))
 
     def expert_rows(self, experts: float, chosen: float, factor: float) -> Num:
-        """Rows that experts take, each of which has places for `factor` times its even part of the tokens: a whole
-        number of them, at least one.
-        """
+        """Rows of all experts, each with `factor` times its equal share of the tokens, rounded, at least one."""
         rows: Num = experts * np.maximum(np.rint(factor * chosen * self.tokens() / experts), 1.0)
         return rows
 
     def pairs(self, window: float) -> Num:
-        """(query, key) pairs left by a causal mask of `window` keys."""
+        """(query, key) pairs under a causal mask with a window of `window` keys."""
         return self._sum(lambda s: s.pairs(window))
 
     def cells(self, window: float) -> Num:
@@ -334,11 +333,11 @@ class Workload:
         return self._sum(lambda s: s.kv_tokens(window))
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
-        """Cached positions read when each tile of queries reads the keys it needs, unless `resident` can stay."""
+        """Cached positions read if each tile of queries reads its keys; once, if at most `resident` keys stay."""
         return self._sum(lambda s: s.kv_streams(tile, resident, window))
 
     def fft(self) -> Num:
-        """N log2 n of transforms over all new tokens of a sequence, each with a zero beside it; none for one token."""
+        """Sum of n log2 n over sequences, with n twice the new tokens (zero-padded); 0 for one token."""
         return self._sum(lambda s: s.fft())
 
     def _sum(self, f: Callable[[Spans], Num]) -> Num:
@@ -346,7 +345,7 @@ class Workload:
 
 
 class _Part(Workload):
-    """What some blocks see of a pass, which may be nothing: then they do not run."""
+    """A part of a pass; blocks of an empty part do not run."""
 
     def one(self) -> Num:
         return np.minimum(self.tokens(), 1.0)
@@ -357,7 +356,7 @@ class _Part(Workload):
 
 @dataclass(frozen=True)
 class _Sampled(Workload):
-    """What some tokens do: what a pass does once is done if there is any of them."""
+    """Some tokens of a pass; amounts once per pass count with the probability that there is one."""
 
     share: float = 1.0
 
@@ -367,7 +366,7 @@ class _Sampled(Workload):
 
 @dataclass(frozen=True)
 class _Together(_Sampled):
-    """What some passes do, over all of them: what a pass does once is done in these."""
+    """A fraction of passes, averaged; amounts once per pass count in these."""
 
     def one(self) -> Num:
         return self.share
@@ -375,14 +374,14 @@ class _Together(_Sampled):
 
 @dataclass(frozen=True)
 class _Thinned(_Sampled):
-    """The same of Thinned sequences, whose lengths are those of all tokens."""
+    """Some tokens of Thinned sequences, whose lengths count all tokens."""
 
     def tokens(self) -> Num:
         return self.share * super().tokens()
 
 
 class _Target(_Part):
-    """What a decoder sees, whose spans count no token of its encoder's input, or of pictures."""
+    """The decoder's part; its spans count no tokens of the encoder's input or of images."""
 
     def cross_pairs(self) -> Num:
         return self._sum(lambda s: s.q_len * s.source)
@@ -395,7 +394,7 @@ class _Target(_Part):
 
 
 def _triangles(length: Num, chunk: float) -> Num:
-    """Pairs of a position and one not after it in the same chunk, up to `length`."""
+    """Pairs of positions and earlier or equal ones in the same chunk, up to `length`."""
     full: Num = np.floor_divide(length, chunk)
     rest = length - full * chunk
     pairs: Num = full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
@@ -404,16 +403,16 @@ def _triangles(length: Num, chunk: float) -> Num:
 
 @cache
 def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
-    """The part of all tokens that each expert gets, in order of popularity, which is rank^-skew; they sum to `chosen`.
+    """The fraction of all tokens that each expert gets, the most popular first; fractions sum to `chosen`.
 
-    A token takes an expert once. What would be more than all tokens is all of them, and the others share the places
-    that are left in proportion to their popularity.
+    Popularity is rank^-skew. A token uses an expert at most once, so fractions are capped at 1; the others share the
+    rest in proportion to popularity.
     """
     rank = np.arange(1, experts + 1, dtype=np.float64)
-    rest = np.ones(experts)  # popularity of an expert and all after it, over its own: powers of ranks would underflow
+    rest = np.ones(experts)  # popularity from each rank on, relative to that rank: avoids underflow
     for i in range(experts - 2, -1, -1):
         rest[i] += rest[i + 1] * (rank[i] / rank[i + 1]) ** skew
-    share = (chosen - np.arange(experts)) / rest  # where all before it get every token
+    share = (chosen - np.arange(experts)) / rest  # if all before it get every token
     full = min(int(np.argmax(share <= 1)), chosen) if np.any(share <= 1) else experts
     found = np.ones(experts)
     if full < experts:

@@ -270,7 +270,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("analyze gpt2 t4 --offload=", "--offload must not be empty; leave it out"),
         ("models ''", "[NAME] must not be empty; leave it out"),
         ("choose gpt2 --users 0", "Invalid value for '--users': 0 is not in the range x>=1."),
-        ("analyze /dev/null t4", f"/dev/null: is no model file; {MODEL_FILES}"),
+        ("analyze /dev/null t4", f"/dev/null: must be a model file; {MODEL_FILES}"),
         ("analyze gpt2 /dev", "/dev: must be a .yaml file, or a name that `llmviewer hardware` lists"),
         ("analyze bert-base-uncased t4 --gen 10",
          "gen is of decode steps, and bert-base-uncased does not generate; leave it out"),

@@ -119,7 +119,7 @@ def test_where_a_technique_makes_no_sense_its_cell_says_why():
         "llama-2-7b", "h100-sxm", quants=["published", "fp8"], techniques=["quantized:scheme=quarot"]
     ).cells
     assert not one.refused
-    assert both.refused.endswith("says the precision too; give one of them")
+    assert both.refused.endswith("also sets the precision; give one of the two")
 
 
 def test_the_page_shows_a_technique():

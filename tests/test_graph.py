@@ -39,7 +39,7 @@ def test_a_graph_that_can_run_is_returned():
         (_block(UP, NORM), "layer.up_proj reads norm, which nothing before it writes"),
         (_block(UP), "layer.up_proj reads norm, which nothing before it writes"),
         (_block(NORM, UP, input="y"), "layer.norm reads x, which nothing before it writes"),
-        (_block(NORM, UP, output="down_proj"), "layer leaves down_proj, which nothing in it writes"),
+        (_block(NORM, UP, output="down_proj"), "layer must write its output down_proj; no operator does"),
         (
             _block(NORM, UP.with_tensors(lambda t: replace(t, format=NAMED["int8"]) if t.name == "norm" else t)),
             "layer.up_proj reads norm as int8; it was written as fp16",

@@ -146,6 +146,6 @@ def test_layers_are_run_in_every_pass_or_draft():
 
 
 def test_a_model_without_some_says_so():
-    message = "mtp: llama-2-7b has no layers that predict further tokens, or none that are known"
+    message = "mtp: llama-2-7b has no known multi-token prediction layers"
     with pytest.raises(InputError, match=message):
         Setting.of("llama-2-7b", "h100-sxm", mtp=True)

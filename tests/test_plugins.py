@@ -50,7 +50,7 @@ def test_plugins_bring_techniques_and_architectures(monkeypatch, tmp_path, capsy
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        (None, "must be a .py file that is there, or a module as Python imports it"),
+        (None, "must be an existing .py file or an importable module"),
         ("import nothing_here", "cannot be imported (ModuleNotFoundError: No module named 'nothing_here')"),
         (OWN.format(name="mtp"), "cannot be imported (RuntimeError: 'mtp' is registered twice: "),
     ],

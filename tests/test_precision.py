@@ -82,7 +82,7 @@ def test_notation_of_the_field(text, weight, activation, kv_cache):
 
 @pytest.mark.parametrize("text", ["W4A16g0", "W4g0", "KV8g00", "w8a8-g0"])
 def test_a_group_has_at_least_one_value(text):
-    with pytest.raises(InputError, match=rf"^quantization '{text}': a group has at least one value; got g0+$"):
+    with pytest.raises(InputError, match=rf"^quantization '{text}': a group must have at least one value; got g0+$"):
         parse_scheme(text)
 
 

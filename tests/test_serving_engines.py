@@ -303,7 +303,7 @@ def test_mistakes_get_one_line(capsys):
     assert said.startswith("llmviewer: no engine 'vlm'; ")
     assert "vllm" in said
     assert said.count("\n") == 1
-    with pytest.raises(InputError, match="engine: nothing is known of kernels on tpu-v5e"):
+    with pytest.raises(InputError, match="engine: no kernels are known on tpu-v5e"):
         simulate("llama-3.2-1b", "tpu-v5e", rate=1, requests=2, engine="vllm")
 
 

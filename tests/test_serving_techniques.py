@@ -383,7 +383,7 @@ def test_what_cannot_be_served_is_said(text, said):
 
 def test_that_a_model_does_not_generate_is_said_before_what_a_technique_lacks():
     with pytest.raises(
-        InputError, match=r"^speculative: bert-base-uncased does not generate: there are no passes to arrange$"
+        InputError, match=r"^speculative: bert-base-uncased does not generate, so it has no decode passes to change$"
     ):
         Setting.of("bert-base-uncased", DEVICE, techniques=["speculative:draft=llama-68m"])
 

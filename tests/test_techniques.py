@@ -176,8 +176,8 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
          "token, by depth, such as 4x2x2; got '4xx2'")),
         (("speculative:draft=flan-t5-base,alpha=.5",), {}, ("speculative: flan-t5-base cannot draft for llama-2-7b: "
          "both must be decoders that generate")),
-        ((SPECULATIVE,), {"of": "bert-base-uncased"}, ("speculative: bert-base-uncased does not generate: there are no "
-         "passes to arrange")),
+        ((SPECULATIVE,), {"of": "bert-base-uncased"}, ("speculative: bert-base-uncased does not generate, so it has "
+         "no decode passes to change")),
         ((SPECULATIVE, "medusa"), {}, "medusa: speculative also drafts tokens; give one of the two"),
         (("medusa:nodes=3",), {}, "medusa: a tree of 3 nodes has no path of 4 tokens; give nodes=4 or more"),
         (("mtp",), {}, "mtp: llama-2-7b has no known multi-token prediction layers"),
@@ -186,8 +186,8 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
          "9000 tokens")),
         (("sparsity:n=4",), {}, "sparsity: n must be less than m=4; got 4"),
         (("sparsity", "pruning"), {}, "pruning: sparsity also sets weights to zero; give one of the two"),
-        (("quantized:scheme=awq",), {"quant": "W8"}, ("quantized: is W4A16g128, and --quant W8 says the precision too; "
-         "give one of them")),
+        (("quantized:scheme=awq",), {"quant": "W8"}, ("quantized: is W4A16g128, and --quant W8 also sets the "
+         "precision; give one of the two")),
         (("no-cache", "best-of"), {}, "no-cache: best-of needs a cache"),
         (("kv-quant",), {"attention": "eager"}, ("kv-quant: eager attention cannot read a cache of mixed "
          "precision; use --attention flash")),
@@ -196,10 +196,8 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
          "the two")),
         (("cross-layer-kv",), {"of": "deepseek-v3"}, ("cross-layer-kv: deepseek-v3 has no layers whose keys and "
          "values are only their own")),
-        (("chunked-prefill",), {"layout": "pp=2"}, ("chunked-prefill: in a pipeline, how its passes follow each other "
-         "is not known here; leave out pp")),
-        (("sparsity",), {"accounting": "survey"}, ("sparsity: accounting survey has conventions of its own; use "
-         "faithful")),
+        (("chunked-prefill",), {"layout": "pp=2"}, "chunked-prefill: is not supported in a pipeline; leave out pp"),
+        (("sparsity",), {"accounting": "survey"}, "sparsity: is not supported in survey accounting; use faithful"),
         (("low-rank:targets=nothing",), {}, ("low-rank: no linear is called 'nothing'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
         (("low-rank:rank=99999999",), {}, ("low-rank: rank must be at most 4096, the largest of any matrix; got "

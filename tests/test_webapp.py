@@ -265,14 +265,14 @@ def test_a_file_of_a_link_has_a_plain_name(name):
             answers.model_file,
             "x.yaml",
             "a: " + "[" * 400_000 + "]" * 400_000,
-            "x.yaml: is not YAML that can be read: nes",
+            "x.yaml: is not readable YAML: nes",
         ),
-        (answers.model_file, "x.json", "[" * 400_000, "x.json: is not JSON that can be read: nested too deeply"),
+        (answers.model_file, "x.json", "[" * 400_000, "x.json: is not readable JSON: nested too deeply"),
         (
             answers.model_file,
             "x.json",
             '{"hidden_size": ' + "9" * 5000 + "}",
-            "x.json: is not JSON that can be read: a n",
+            "x.json: is not readable JSON: a n",
         ),
         (
             answers.hardware_file,

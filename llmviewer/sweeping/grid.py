@@ -132,7 +132,7 @@ def sweep(
     )  # fmt: skip
     check_expected(library, profiles, expected=expected)
     if expected and base.kernels is None:
-        raise InputError("expected: no kernel works as survey accounting counts; use faithful")
+        raise InputError("expected: survey accounting counts what no kernel does; use faithful")
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
     check_numbers(base.model, over, numbers)
     shape = tuple(len(values) for values in over.values())

@@ -428,11 +428,11 @@ def _line(capsys, *arguments):
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "gen=1,2"),
-            "gen is of decode steps, and bert-base-uncased does not generate; leave it out",
+            "gen is of decode steps, which bert-base-uncased does not have; leave it out",
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "batch=1,2", "--kv-len", "7"),
-            "--kv-len is of decode steps, and bert-base-uncased does not generate; leave it out",
+            "--kv-len is of decode steps, which bert-base-uncased does not have; leave it out",
         ),
         (
             ("analyze", "t5-base", "h100-sxm", "--prompt", "100", "--kv-len", "100"),

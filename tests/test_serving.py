@@ -470,7 +470,7 @@ def test_readers_of_a_simulation_may_lie_otherwise():
     assert run.ttft_s.min() == pytest.approx(read + 1000 * 131072 / 50e9)
     with pytest.raises(InputError, match=r"^prefill_layout must be left out without readers"):
         simulate("llama-3.1-8b", "h100-sxm", prefill_layout="tp=2", **asked)
-    with pytest.raises(InputError, match=r"^l4:memory\.bandwidth=2x: l4 is none of the devices"):
+    with pytest.raises(InputError, match=r"^l4:memory\.bandwidth=2x: l4 must be one of the devices given"):
         simulate("llama-3.1-8b", "h100-sxm", readers=1, hardware_set=["l4:memory.bandwidth=2x"], **asked)
 
 

@@ -163,7 +163,7 @@ def test_techniques_are_the_same_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("model", "device", "line"),
     [
-        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm published: gen applies to decode steps, which"),
+        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm published: gen is of decode steps, which"),
         ("llama-2-70b", "rtx-4090", "2 points, 0 of which fit on their device."),
     ],
 )

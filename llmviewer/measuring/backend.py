@@ -1,4 +1,4 @@
-"""What a backend is: kernels that can be launched on a machine, for the launches that are asked for."""
+"""`Backend`: kernels of a library that can be launched on a machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol
 from .problems import Problem
 from .timing import Call, Clock, HungError
 
-_SETS: Final = 256  # of tensors, at most
-_BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
-_WITHIN: Final = 0.25  # of the cache
-AT_ONCE: Final = 2**26  # elements that are looked at, which takes several copies of them in fp32
+_SETS: Final = 256  # most sets of tensors
+_BEYOND: Final = 8  # size of all sets over the cache: caches do not evict the oldest data first
+_WITHIN: Final = 0.25  # size of all sets over the cache, to stay in it
+AT_ONCE: Final = 2**26  # elements compared at once, in several fp32 copies
 _FATAL: Final = (  # CUDA errors after which a process gets nothing more done: cudaError, in cudaGetErrorString's words
     "illegal memory access", "illegal instruction", "global/shared address space", "misaligned address",
     "invalid program counter", "unspecified launch failure", "launch timed out", "hardware stack error",
@@ -22,19 +22,19 @@ _FATAL: Final = (  # CUDA errors after which a process gets nothing more done: c
 
 
 class LaunchError(Exception):
-    """A launch that gave no result, or a wrong one. No row is made of it."""
+    """A launch without a result, or with a wrong one; it gives no row."""
 
 
 def breaks(error: Exception) -> bool:
-    """Whether the device gives this process nothing more after it."""
+    """Whether the device is unusable for this process after `error`."""
     return isinstance(error, HungError) or any(fatal in str(error) for fatal in _FATAL)
 
 
 class Backend(Protocol):
     """Kernels of one library on one device.
 
-    framework  as tables of measurements call the library
-    versions   of packages, and what else decides how fast it is
+    framework  name of the library in tables of measurements
+    versions   versions of packages, and other settings that affect speed
     """
 
     framework: str
@@ -43,40 +43,40 @@ class Backend(Protocol):
     clock: Clock
 
     def own(self) -> Sequence[Problem]:
-        """Launches that no operator of a model is by itself."""
+        """Launches besides those of operators of models."""
 
     def kernels(self, problem: Problem) -> Sequence[str]:
-        """Those that solve a problem, by the names that tables have for them; none where it has none."""
+        """Names, as in tables, of the kernels for a problem; empty if there are none."""
 
     def check(self, problem: Problem, kernel: str) -> None:
-        """A small case against a reference.
+        """Checks a small case against a reference.
 
-        Raises LaunchError where it is wrong.
+        Raises LaunchError if it is wrong.
         """
 
     def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:
-        """A few other ways to cut its work up than the one that the kernel chooses by rule."""
+        """A few tilings other than the one that the kernel chooses by rule."""
 
     def room(self, problem: Problem, kernel: str, memory: float) -> int:
-        """How many sets of its tensors so many bytes hold."""
+        """Number of sets of its tensors that fit in `memory` bytes."""
 
     def calls(self, problem: Problem, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:
-        """Launches on so many sets of tensors of random numbers; each returns what it computed.
+        """Launches on `sets` sets of random tensors; each returns its outputs.
 
-        tiling  one of `tilings`
+        tiling  one of `tilings`; None: that of the rule
 
-        Raises LaunchError where that computes something else than the rule's.
+        Raises LaunchError if the outputs differ from those of the rule's tiling.
         """
 
     def finite(self, outputs: Any) -> bool:
-        """Whether all that a call returned is numbers."""
+        """Whether all outputs of a call are finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sets:
-    """How often the tensors of a launch are there, for a benchmark to go round.
+    """Number of copies of the tensors of a launch, which a benchmark uses in turn.
 
-    loop  as tables of measurements have it: 0 where none is in the cache when its turn comes, else how many all are
+    loop  as in tables of measurements: 0 if no set is cached when its turn comes, else the number of sets
     """
 
     count: int
@@ -84,10 +84,10 @@ class Sets:
 
     @classmethod
     def of(cls, nbytes: float, cache: float, room: int) -> Sets:
-        """So many that the cache has none of them, or, where that takes too many, so few that it has all.
+        """Enough sets that none stays cached, or, if that takes too many, so few that all do.
 
-        nbytes  that are read and written of one of them
-        room    for how many there is memory
+        nbytes  bytes of one set that a launch reads and writes
+        room    number of sets that fit in memory
         """
         most = min(_SETS, room)
         wanted = max(ceil(_BEYOND * cache / nbytes), 1)
@@ -98,7 +98,7 @@ class Sets:
 
 
 def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:
-    """Raises LaunchError where two tensors differ by more than a tolerance."""
+    """Raises LaunchError if two tensors differ by more than a tolerance."""
     if ours.shape != wanted.shape:
         raise LaunchError(f"gives {tuple(ours.shape)} where its reference gives {tuple(wanted.shape)}")
     over = -inf

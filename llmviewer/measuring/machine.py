@@ -1,4 +1,4 @@
-"""What is measured: its name, the state it is in, and its file with what was measured."""
+"""The measured machine: name, state, and a hardware file with measured rates."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ..devices.local import draft
 from ..errors import InputError
 from ..units import parse, si
 
-_REASONS: Final = {  # why clocks are lowered: NVML API reference, NvmlClocksEventReasons
+_REASONS: Final = {  # reasons for lowered clocks: NVML API reference, NvmlClocksEventReasons
     0x4: "power cap", 0x8: "slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake",
 }  # fmt: skip
-_OFTEN_S: Final = 2.0  # between two looks at the clocks of a CPU
+_OFTEN_S: Final = 2.0  # between samples of a CPU's clocks
 _MEASURED: Final = {"title": "measured by llmviewer measure"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is measured.
+    """The measured device.
 
-    name      of its hardware file
-    hardware  by which that is found, where it has one already
-    title     as the machine calls it
+    name      name of its hardware file
+    hardware  name or path of an existing hardware file
+    title     its name in the system
     kind      "cpu" or "gpu"
-    cache     bytes of the last one
-    memory    bytes that are free
-    document  its hardware file, where none ships: a draft that lacks what is measured
+    cache     last-level cache [B]
+    memory    free memory [B]
+    document  draft of its hardware file without measured numbers, if none is shipped
     """
 
     name: str
@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def folder(self) -> Path | None:
-        """Where its file is, if that is not one that ships."""
+        """Folder of its file, if it is not a shipped one."""
         return Path(self.hardware).parent if self.hardware.endswith((".yaml", ".yml")) else None
 
     @property
@@ -59,9 +59,9 @@ class Machine:
 def this_machine(kind: str, hardware: str | None = None) -> Machine:
     """The CPU, or the first GPU.
 
-    hardware  the name or the file of the device, where the machine does not say or is not to decide
+    hardware  name or file of the device, to override detection
 
-    Raises InputError where that is another kind of device, or none is known.
+    Raises InputError if that is another kind of device, or no device is found.
     """
     import torch
 
@@ -102,7 +102,7 @@ def this_machine(kind: str, hardware: str | None = None) -> Machine:
 
 
 def _available() -> float:
-    """Memory that can be had without swapping. [B]"""
+    """Memory available without swapping. [B]"""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -176,13 +176,13 @@ def _said() -> subprocess.Popen[str] | None:
 
 
 def driver() -> str:
-    """The version of the GPU's; "" without one."""
+    """The version of the GPU driver; "" without one."""
     said = _smi("driver_version")
     return said[0] if said else ""
 
 
 def _smi(*fields: str) -> list[str]:
-    """What nvidia-smi says of the first GPU; nothing where there is none."""
+    """Fields of the first GPU from nvidia-smi; empty if there is none."""
     try:
         said = subprocess.run(_query(*fields), capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError):
@@ -195,7 +195,7 @@ def _query(*fields: str) -> list[str]:
 
 
 def gpu_name(said: str) -> str | None:
-    """The file that ships for what the driver calls a GPU; None where there is none."""
+    """Name of the shipped file for a GPU name of the driver; None if there is none."""
     known = said.lower().replace(" ", "-")
     for name in (known, known.removeprefix("nvidia-")):
         try:
@@ -206,16 +206,16 @@ def gpu_name(said: str) -> str | None:
 
 
 def documents() -> list[dict[str, Any]]:
-    """What `llmviewer hardware --local` drafts, parsed: the CPU, then the kinds of GPUs."""
+    """The parsed drafts of `llmviewer hardware --local`: the CPU, then the kinds of GPUs."""
     import yaml
 
     return [one for one in yaml.safe_load_all(draft()) if one]
 
 
 def with_rates(document: Mapping[str, Any], rates: Mapping[str, float], *, year: int, least: bool) -> dict[str, Any]:
-    """A hardware file with what was measured, in SI units by keys such as "memory.bandwidth".
+    """A hardware file with measured `rates`, in SI units by keys such as "memory.bandwidth".
 
-    least  a drafted rate that is higher stays: it is of a clock, and no bound on it may be beaten
+    least  keep a drafted rate that is higher: it follows from the clock, and no measurement may beat the bound
     """
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
     found["sources"] = {**found["sources"], "measured": _MEASURED | {"year": year}}

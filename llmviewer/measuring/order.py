@@ -1,4 +1,4 @@
-"""Which launches to measure first, where there is no time for all."""
+"""The order of measurements, if there is no time for all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 
 def spread(points: npt.ArrayLike) -> list[int]:
-    """The places of points[n, d] so that those up to any of them fill the space of all: corners, then what is between.
+    """Indices of points[n, d] in an order whose beginnings cover the space: corners first, then points between.
 
-    The first is the smallest, and each the farthest from all before it, on the logarithms of its sizes, each scaled to
-    its range.
+    The first point is the smallest; each further one is the farthest from all before it, in logarithms of the sizes,
+    scaled to their ranges.
     """
     logs = np.log2(np.maximum(np.asarray(points, dtype=float), 1))
     logs = (logs - logs.min(axis=0)) / np.maximum(np.ptp(logs, axis=0), 1e-9)

@@ -1,4 +1,4 @@
-"""Which launches to measure: those that the operators of models make, at sizes on a logarithmic grid."""
+"""Launches to measure: those of operators of models, at sizes on a logarithmic grid."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TOKENS: Final = tuple(2**n for n in range(14))  # 1 to 8192
 _BATCHES: Final = tuple(2**n for n in range(9))  # 1 to 256
 _PROMPTS: Final = tuple(2**n for n in range(7, 14))  # 128 to 8192
 _PASTS: Final = tuple(2**n for n in range(7, 16))  # 128 to 32768
-_TABLE: Final = 2**14  # rows of an embedding: of more, those that are picked come from memory as well
-_MOST_TOKENS: Final = 16384  # of a prefill
-_MOST_CACHED: Final = 2**20  # tokens of all sequences together
+_TABLE: Final = 2**14  # rows of an embedding; rows of larger tables come from memory just the same
+_MOST_TOKENS: Final = 16384  # most tokens of a prefill
+_MOST_CACHED: Final = 2**20  # most cached tokens of all sequences
 
 _ANY: Final = "h100-sxm"  # sizes of operators do not depend on the device
 
-# What tables of measurements call operators that move bytes, and what one element of a row is read and written.
+# Names in tables of operators that move bytes, and reads and writes per element of a row.
 ELEMENTWISE: Final = {
     "norm": ("post_attention_layernorm", 2),
     "add": ("add", 3),
@@ -48,10 +48,10 @@ _KINDS: Final[Mapping[type[Operator], str]] = {Add: "add", Activation: "activati
 class Problem:
     """One launch to measure: kernel, shape and types.
 
-    op        of element-wise work, what it computes; of attention "gqa" or a kind of latent attention
-    kv_dtype  of the cache
-    sizes     of its family's columns, and those that say more
-    moved     bytes of element-wise work that is no operator of a model by itself
+    op        elementwise: the function; attention: "gqa" or a kind of latent attention
+    kv_dtype  data type of the cache
+    sizes     columns of its family, and further ones
+    moved     bytes of elementwise work that is no operator of a model
     """
 
     family: str
@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What it shares with others that differ in size only."""
+        """Properties shared with problems that differ only in size."""
         return self.family, self.op, self.dtype, self.kv_dtype
 
     @property
@@ -81,12 +81,12 @@ class Problem:
 
     @property
     def nbytes(self) -> int:
-        """Of all that it reads and writes."""
+        """Bytes read and written."""
         return self._nbytes(whole=False)
 
     @property
     def kept(self) -> int:
-        """Bytes of its tensors, what it leaves alone included: keys before a window, experts that no token is for."""
+        """Bytes of its tensors, with parts not accessed: keys before a window, experts without tokens."""
         return self._nbytes(whole=True)
 
     def _nbytes(self, *, whole: bool) -> int:
@@ -112,7 +112,7 @@ class Problem:
         return int(queries + self["batch"] * seen * self["kv_heads"] * kept * cache_bytes(self.kv_dtype))
 
     def bound(self, device: Device) -> float:
-        """The least time on a device, with nothing in its cache. [s]"""
+        """The lower bound on a device with an empty cache. [s]"""
         family = FAMILIES[self.family]
         wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional, **dict(self.sizes), "bytes": self.nbytes}
         shapes = {name: np.array([float(value)]) for name, value in wanted.items() if isinstance(value, int | float)}
@@ -121,9 +121,9 @@ class Problem:
 
 
 def problems(models: Sequence[str], dtypes: Iterable[str]) -> list[Problem]:
-    """Those of the operators of models, each once.
+    """Distinct problems of the operators of models.
 
-    Raises InputError where a model is not known.
+    Raises InputError if a model is unknown.
     """
     blocks = [block.operators for name in models for block in _blocks(name)]
     found = (one for dtype in dtypes for operators in blocks for one in _of_block(operators, dtype))
@@ -145,7 +145,7 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
             n, k = op.weight.shape
             yield from _asked("gemm", "gemm", dtype, [{"M": m, "N": n, "K": k} for m in _TOKENS])
         if kernel_type(dtype).weight < 2:
-            continue  # what has no weights is of floats of 16 or 32 bits
+            continue  # operators without weights are in 16- or 32-bit floats
         if isinstance(op, LMHead):
             yield from _elementwise("softmax", dtype, cols=op.weight.shape[0])
         elif isinstance(op, FlashAttention):
@@ -177,9 +177,7 @@ def _elementwise(op: str, dtype: str, **columns: int) -> Iterator[Problem]:
 
 
 def _attention(heads: Heads, dtype: str) -> Iterator[Problem]:
-    """Prompts, and tokens after a past: of latent attention the one that is computed from expanded keys and values,
-    and the other from the latent.
-    """
+    """Prompts, and single tokens after a past; with latent attention expanded in prompts and absorbed in steps."""
     window = getattr(heads.mask, "window", inf)
     columns = {
         "q_heads": heads.num_heads, "kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim,

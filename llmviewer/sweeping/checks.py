@@ -65,7 +65,7 @@ def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping
     """Raises InputError if decode steps are given that the model does not have."""
     steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
     if steps and not model.generates:
-        raise InputError(f"{steps[0]} applies to decode steps, which {model.name} does not have; leave it out")
+        raise InputError(f"{steps[0]} is of decode steps, which {model.name} does not have; leave it out")
     if model.encodes and "kv_len" in steps:
         prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
         if min(contexts) <= max(prompts):

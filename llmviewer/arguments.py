@@ -55,7 +55,7 @@ def several(name: str, given: Any) -> tuple[Any, ...]:
 def bound_alone(bound: bool, *kernels: object) -> None:
     """Raises InputError if only lower bounds are wanted and kernels are given."""
     if bound and any(kernels):
-        raise InputError("bound is for lower bounds only; leave out library, engine and profiles")
+        raise InputError("bound must be given without library, engine and profiles; leave them out")
 
 
 def listed(**given: object) -> None:

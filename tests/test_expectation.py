@@ -362,7 +362,7 @@ def test_bounds_alone_are_those_beside_expectations_and_need_no_library():
     assert "expect" not in render_text(alone)
     either = {"library": "vllm"}, {"profiles": ["mine.yaml"]}
     for run, other in product((llmviewer.analyze, llmviewer.compare), either):
-        with pytest.raises(InputError, match=r"^bound is for lower bounds only; leave out library, engine and"):
+        with pytest.raises(InputError, match=r"^bound must be given without library, engine and"):
             run("llama-2-7b", "h100-sxm", bound=True, **other)
 
 

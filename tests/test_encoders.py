@@ -505,7 +505,7 @@ GOLDEN = {
     ("t5-base", "--prompt", "512", "--gen", "64"): [
         "time to first token    264 us; expect",
         "generation             5.31 ms, 12,0",
-        "cross_k_proj       12 7.25G 14.2M 9.44M 9.44M   219 memory fp16  9.85us",
+        "cross_k_proj                     12 7.25G 14.2M 9.44M 9.44M   219 memory fp16  9.85us",
         "cross_attention 12 19.2M     - 36.9k 18.9M  1.02 memory fp16  5.64us",
     ],
 }

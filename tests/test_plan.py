@@ -603,7 +603,7 @@ BAD = [
     (["--prompt", "sharegpt4"], "alike; sharegpt4 has a mean of 2666, and llmviewer simulate takes it as --prompt-len"),
     (["--gen", "uniform:100-300"], "uniform:100-300 has a mean of 200, and llmviewer simulate takes it as --gen-leng"),
     (["--depreciation", "0"], "--depreciation must be a positive number; got 0"),
-    (["--bound", "--engine", "vllm"], "leave out library, engine and profiles"),
+    (["--bound", "--engine", "vllm"], "without library, engine and profiles; leave them out"),
     (["--library", "vlm"], "no kernels of a library 'vlm' were measured; did you mean vllm?"),
     (["--engine", "vlm"], "no engine 'vlm'; did you mean vllm"),
     (["--engine", "vllm", "--library", "trtllm"], "library must be left out beside engine vllm"),

@@ -729,7 +729,7 @@ BAD = [
     (["--rate", "1", "--ttft", "0"], "ttft must be a positive number; got 0"),
     (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
     (["--rate", "1", "--tp", "3"], "tp"),
-    (["--rate", "1", "--bound", "--library", "vllm"], "leave out library, engine and profiles"),
+    (["--rate", "1", "--bound", "--library", "vllm"], "without library, engine and profiles; leave them out"),
     (["--rate", "1", "--library", "vlm"], "no kernels of a library 'vlm' were measured; did you mean vllm?"),
     (["--rate", "1", "--engine", "vllm", "--library", "trtllm"], "library must be left out beside engine vllm"),
     (["--rate", "1", "--hardware-path", "/no/such"], "/no/such"),

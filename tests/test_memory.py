@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -209,6 +210,7 @@ def test_the_largest_batch_within_a_time_per_token_keeps_to_it_and_one_more_does
     assert found.generation == here
     name = "tpot_s" if "bound" in asked else "expected_tpot_s"
     assert getattr(here, name) <= goal < getattr(more, name)
+    assert not re.search(r"\bbatch \d", found.phases.decode.advice)  # no more, which would take longer
 
 
 def test_a_time_per_token_that_all_batches_keep_to_changes_nothing():

@@ -257,7 +257,8 @@ def analyzed(
         return not footprint.fits or float(changed.footprint.total_bytes(**held)) <= footprint.capacity_bytes
 
     cures = cache(partial(find_cures, setting, footprint, **held))
-    told = partial(phase, setting, batch=batch, max_batch=footprint.max_batch, fits=fits, cures=cures)
+    most = footprint.max_batch if tpot is None else batch  # more would take longer than that
+    told = partial(phase, setting, batch=batch, max_batch=most, fits=fits, cures=cures)
     each = {name: told(name, workload) for name, workload in workloads.items()}
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
     schedule = setting.schedule(**asked) if setting.techniques else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from llmviewer.serving.objectives import Objective
@@ -26,8 +27,8 @@ _LEAST: Final = 16  # columns of names beside numbers
 _USUAL: Final = "Techniques have their usual parameters; how much they change the answers is not weighed."
 _LEFT: Final = " Left: what bounds a decode step then."
 _TOUCHES: Final = (
-    " Touches: - leaves the answers as they are; answers: others are written, with the same weights; model: there have "
-    "to be weights that were trained or converted for it."
+    " Touches: - leaves the answers as they are; answers: others are written; draft: there has to be a draft model or "
+    "heads trained for this one; model: there have to be weights that were trained or converted for it."
 )
 _WANTS: Final = re.compile(r"give ([^:]*)|(\w+) must be given(: .*)")
 _NAMES: Final = {
@@ -131,14 +132,17 @@ class Folded(Table):
 
 def tables(found: Advice) -> list[Table]:
     known = "Expected, bound" if found.base.expected else "Bound"
-    alone = _table(
-        "Alone", found, found.alone, ("TTFT", "TPOT"),
-        f"{known}: times better. Relieves: of a device, for each token; passes are those of the model."
-        f"{_TOUCHES}{_LEFT}",
-    )  # fmt: skip
+    about = (
+        f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_TOUCHES}{_LEFT}"
+    )
+    groups = [(needs, list(same)) for needs, same in groupby(found.alone, key=lambda line: line.touches.needs)]
+    alone = [
+        _table(f"Alone, {needs}", found, same, ("TTFT", "TPOT"), about if same[-1] is found.alone[-1] else "")
+        for needs, same in groups
+    ]
     shown = ("TTFT",) if found.wanted is Objective.TTFT else ("TPOT",)
     together = _table("Together, each better than its parts", found, found.together[:_MOST], shown, "")
-    kept: list[Table] = [Folded(**vars(table.without_constants("left"))) for table in (alone, together) if table.body]
+    kept: list[Table] = [Folded(**vars(table.without_constants("left"))) for table in (*alone, together) if table.body]
     return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]
 
 

@@ -407,7 +407,7 @@ def test_a_what_if_needs_a_device_by_name():
         (disaggregate, {"model": 5}, "model must be text or a Model; got 5"),
         (disaggregate, {"batch": np.array([1, 2])}, f"batch {WHOLE} array([1, 2])"),
         (analyze, {"batch": np.array([1, 2])}, f"batch {WHOLE} array([1, 2])"),
-        (recommend, {"without": "speed"}, "without must be one of nothing, answers, model; got 'speed'"),
+        (recommend, {"without": "speed"}, "without must be one of nothing, answers, draft, model; got 'speed'"),
         (recommend, {"without": 1}, "without must be text, or a list of such; got 1"),
         (
             recommend,

@@ -289,9 +289,9 @@ def plan(
 )
 @click.option(
     "--without",
-    type=click.Choice(("answers", "model")),
+    type=click.Choice(("answers", "draft", "model")),
     multiple=True,
-    help="Leave out what changes the answers, or what needs a model made for it. May be repeated.",
+    help="Leave out what changes the answers, or what needs a draft or a model made for it. May be repeated.",
 )
 @shared.library
 @shared.profiles

@@ -89,6 +89,10 @@ class Line:
         """The most that any of them touches."""
         return max((option.touches for option in self.options), key=list(Touches).index)
 
+    def at_hand(self) -> int:
+        """A rank of what has to be there first: the same weights, a draft of its own, other weights."""
+        return [*dict.fromkeys(each.needs for each in Touches)].index(self.touches.needs)
+
     @property
     def relieves(self) -> str:
         """The resource of which less is used, in words: passes where there are fewer, launches where that is what is
@@ -107,7 +111,8 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The answer. `alone` and `together` have the best first, by what is expected where that is known.
+    """The answer. `alone` and `together` have first what the same weights do, then what takes a draft of its own, then
+    what takes other weights; of each the best first, by what is expected where that is known.
 
     idle     options that would not help, or make it worse
     large    options with which it does not fit the memory
@@ -188,7 +193,8 @@ def recommend(
     wanted       "latency", "ttft", "tpot" or "throughput"
     given        techniques that are in use already; the other arguments are as those of analyze()
     max_devices  up to which tensor parallelism is tried
-    without      "answers" and "model" leave out what changes the answers, and what needs a model that was made for it
+    without      "answers", "draft" and "model" leave out what changes the answers, and what needs a draft or a model
+                 that was made for it
     progress     is told of options and combinations done, and of how many there may be
 
     Raises InputError where something given cannot be used, or where the model does not generate.
@@ -217,8 +223,8 @@ def recommend(
     together = trial.together(lines, len(options))
     progress(steps, steps)
     return Advice(
-        wanted=aim, given=used, without=left, base=base, together=together,
-        alone=tuple(line for line in fitting if line.likely > _LEAST or not base.fits),
+        wanted=aim, given=used, without=left, base=base, together=tuple(sorted(together, key=Line.at_hand)),
+        alone=tuple(sorted((line for line in fitting if line.likely > _LEAST or not base.fits), key=Line.at_hand)),
         idle=tuple(line for line in fitting if line.likely <= _LEAST and base.fits),
         large=tuple(line for line in lines if not line.result.fits),
         refused=(*(pair for pair in without_usual(base.setting.techniques) if pair[0].touches not in left), *refused),

@@ -37,12 +37,20 @@ class Touches(StrEnum):
 
     NOTHING  the same weights generate the same text
     ANSWERS  the same weights generate other text, or get another prompt
+    DRAFT    needs a draft model or draft heads beside the same weights
     MODEL    needs weights that were trained, converted or pruned for it
     """
 
     NOTHING = "nothing"
     ANSWERS = "answers"
+    DRAFT = "draft"
     MODEL = "model"
+
+    @property
+    def needs(self) -> str:
+        """What has to be there before it can be switched on."""
+        own = {Touches.DRAFT: "with a draft or heads of its own", Touches.MODEL: "with weights made for it"}
+        return own.get(self, "with the same weights")
 
 
 class Network(Protocol):

@@ -96,7 +96,7 @@ class Medusa(Drafting):
     """
 
     usual = 2.57
-    touches = Touches.MODEL
+    touches = Touches.DRAFT
 
     heads: int = parameter("heads, each for one more token ahead", 4, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 64, least=1, most=4096)
@@ -157,7 +157,7 @@ class Eagle(Drafting):
     """
 
     usual = 3.6
-    touches = Touches.MODEL
+    touches = Touches.DRAFT
 
     draft_depth: int = parameter("tokens drafted in sequence", 5, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 25, least=1, most=4096)

@@ -14,7 +14,7 @@ from ..model_files import load_model
 from . import technique
 from ._drafting import Drafting, vocabulary
 from ._parameters import parameter
-from ._technique import Drafter, Machine, Technique
+from ._technique import Drafter, Machine, Technique, Touches
 
 
 @technique("speculative")
@@ -34,6 +34,8 @@ class Speculative(Drafting):
     tokens per pass.
     Not modeled: the draft model's pass over the last token if all were accepted; sampling from the distributions.
     """
+
+    touches = Touches.DRAFT
 
     draft: str = parameter("draft model: any MODEL that `llmviewer analyze` accepts")
     gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64)

@@ -20,6 +20,7 @@ from .expectation.expected import ExpectedPass, Interval
 from .expectation.kernels import Kernels
 from .expectation.library import check_library
 from .expectation.profile import Profile, read_given
+from .expectation.whole_passes import backend_of
 from .forms import Num
 from .graph import Graph
 from .lowering import Accounting, Attention, Lowering, Mla
@@ -102,6 +103,8 @@ class Setting:
         own = _predicting(own, ours) if mtp else own
         named, published = _one_quant(quant, ours), own.quantization
         asked = parse_quantization(named).over(published) if named else published
+        if made and made.whole:
+            asked = backend_of(made.name, device).operands(asked, own.graph)
         if own.unknown and not asked.scheme.weight:
             raise InputError(f"{own.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
         return cls(
@@ -352,7 +355,7 @@ def _engine(name: str, library: str, accounting: Accounting, kernels: Kernels) -
     engine = find_engine(name, library)
     if accounting is Accounting.SURVEY:
         raise InputError("engine: survey accounting counts what no kernel does; use faithful")
-    if isinstance(kernels.device, str):
+    if isinstance(kernels.device, str) and not engine.whole:
         raise InputError(f"engine: no kernels are known on {kernels.hardware.name}: {kernels.device}")
     return engine
 

@@ -84,9 +84,11 @@ def sequences(analysis: Analysis) -> str:
 
 
 def launched(analysis: Analysis) -> str:
-    """Such as ", engine vllm with kernels of vllm"; nothing where no engine was asked for."""
+    """The engine, and whose kernels it runs if not its own, such as ", engine openppl with kernels of cublas"."""
     asked = analysis.inputs
-    return f", engine {asked.engine} with kernels of {asked.library}" if asked.engine else ""
+    if not asked.engine:
+        return ""
+    return f", engine {asked.engine}" + (f" with kernels of {asked.library}" if asked.library != asked.engine else "")
 
 
 def devices(analysis: Analysis) -> str:
@@ -236,7 +238,10 @@ def _what_is_expected(analysis: Analysis) -> str:
     if analysis.generation.expected_latency_s is None:
         return ""
     name = analysis.inputs.engine
-    gaps = f"{find_engine(name).said} Brackets are of kernels alone" if name else "without gaps between launches"
+    engine = find_engine(name) if name else None
+    gaps = engine.said if engine else "without gaps between launches"
+    if engine and not engine.whole:
+        gaps += " Brackets are of kernels alone"
     return f"; expected times are those of real kernels, 8 of 10 within the brackets; {gaps}"
 
 

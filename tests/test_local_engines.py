@@ -1,148 +1,177 @@
-"""Engines of users at home, as measured: local_engines.csv, to which nothing was fitted.
+"""llama.cpp and MLX as their users measured them: local_engines.csv, to which profiles/engines/*.yaml were fitted.
 
-llama-bench writes single tokens after few others (128 of them: 64 on average) and reads prompts that nothing is before.
 Tables of discussions 4167 (Apple), 10879 (Vulkan), 15013 (CUDA) and 15021 (ROCm) of ggml-org/llama.cpp were read where
-others quote them.
+others quote them. `past` is the mean number of tokens before those of a pass.
 """
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
+from llmviewer.errors import InputError
 from llmviewer.expectation.device import find
+from llmviewer.expectation.engines import find_engine
+from llmviewer.expectation.profile import FOLDER
+from llmviewer.expectation.whole_passes import LEVELS, PHASES, backend_of
+from llmviewer.reports.text import headline
 from llmviewer.resource import matrix
+from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
-from .documented import names, rows, text
+from .documented import rows, text
+from .oracle import make_engines
 
-POINTS = Path(__file__).with_name("local_engines.csv")
-FEW = Path(__file__).with_name("local_few_tokens.csv")  # prompts read a few tokens at a time (llama-bench -ub)
-# Kernels that quantize activations to 8 bits and multiply integers; F16 weights are multiplied as they are. Those of
-# Metal widen weights instead.
-INTEGERS = {"llama.cpp CUDA", "llama.cpp Vulkan", "llama.cpp ROCm"}
+ENGINES = list(make_engines.BACKENDS)
+BACKENDS = [(engine, place) for engine in ENGINES for place in range(len(make_engines.BACKENDS[engine]))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    engine: str
-    device: str
-    quant: str
-    prompt: bool
-    measured_s: float
-    bound_s: float
-    expected_s: float
-    low_s: float
-    high_s: float
-
-    @property
-    def ratio(self) -> float:
-        return self.expected_s / self.measured_s
-
-    @property
-    def inside(self) -> bool:
-        return self.low_s <= self.measured_s <= self.high_s
+def documents(engine):
+    return yaml.safe_load((FOLDER / "engines" / f"{engine}.yaml").read_text())["backends"]
 
 
-def predicted() -> Iterator[Point]:
-    with POINTS.open() as file:
-        for row in csv.DictReader(file):
-            quant, changes = row["quant"] or None, ()
-            if quant == "F16":
-                # cuBLAS adds up in fp16 for llama.cpp, which GeForce cards do at twice the rate of the file
-                quant, changes = "fp16", ("matrix.fp16=2x",) if row["engine"] == "llama.cpp CUDA" else ()
-            elif "llama.cpp" in row["engine"]:
-                quant += ",A8g32" if row["engine"] in INTEGERS else ",Afp16"
-            prompt = int(row["prompt"] or 0)
-            if prompt:
-                workload = Workload.prefill(batch=1, prompt=prompt)
-            else:
-                workload = Workload.decode(batch=1, kv_len=int(row["kv_len"]), prompt=8)
-            phase = "prefill" if prompt else "decode"
-            bound_s, *found = one_pass(row["model"], row["device"], quant, phase, workload, changes=changes)
-            yield Point(
-                engine=row["engine"], device=row["device"], quant=row["quant"], prompt=bool(prompt),
-                measured_s=(prompt or 1) / float(row["tokens_per_s"]), bound_s=bound_s,
-                **dict(zip(("expected_s", "low_s", "high_s"), found, strict=True)),
-            )  # fmt: skip
+def passes_of(engine, place):
+    head, names = make_engines.BACKENDS[engine][place]
+    return [one for one in make_engines.measured() if one.engine in names and one.fits(head)]
 
 
-def one_pass(model, device, quant, phase, workload, *, changes=()):
-    """The bound, what is expected, and from where to where four fifths lie. [s]"""
-    setting = Setting.of(model, device, quant=quant, hardware_set=changes)
-    found = setting.expected_time(phase, workload, 1)
-    return float(setting.time_s(phase, workload, 1)), *(each.item() for each in (found.expected, found.low, found.high))
+def test_nothing_was_measured_faster_than_the_bound():
+    """F16 prompts on GeForce cards are summed in fp16, at twice the rate that their files have."""
+    every = make_engines.measured()
+    assert len(every) > 350
+    halves = [one for one in every if one.quant == "F16" and "CUDA" in one.engine]
+    assert [one for one in every if one.time_s < one.bound_s and one not in halves] == []
+    assert [one for one in halves if one.time_s < one.bound_s / 2] == []
 
 
-@pytest.fixture(scope="module")
-def points():
-    return list(predicted())
+@pytest.mark.parametrize(("engine", "place"), BACKENDS)
+def test_profiles_have_the_factors_that_fit_the_passes(engine, place):
+    passes, told = passes_of(engine, place), documents(engine)[place]
+    assert told["passes"] == len(passes)
+    for (name, key), value in make_engines.fit(passes).items():
+        known = told[name][key] if name in make_engines.VARYING else told[name]
+        assert known == pytest.approx(value, rel=0.02, abs=0.02), (name, key)
 
 
-def test_nothing_was_measured_faster_than_the_bound(points):
-    assert len(points) > 200
-    assert [p for p in points if p.measured_s < p.bound_s] == []
+def test_errors_are_of_passes_that_were_held_out():
+    (place,) = (i for i, (head, _) in enumerate(make_engines.BACKENDS["llama.cpp"]) if head.get("hbm") is False)
+    found = make_engines.errors(passes_of("llama.cpp", place))
+    for level in LEVELS:
+        for phase in PHASES:
+            known = documents("llama.cpp")[place]["errors"][level][phase]
+            assert known == pytest.approx(found[level][phase], rel=0.02), (level, phase)
 
 
-@pytest.fixture(scope="module")
-def few():
-    """(device, tokens of a pass, bound / measured, expected / measured), whatever is before them in a short prompt."""
-    with FEW.open() as file:
-        rows = list(csv.DictReader(file))
-    found = []
-    for row in rows:
-        tokens, quant = int(row["tokens"]), f"{row['quant']},A8g32"
-        bound_s, expected_s, *_ = one_pass(
-            row["model"], row["device"], quant, "prefill", Workload.prefill(batch=1, prompt=tokens)
-        )
-        measured_s = tokens / float(row["tokens_per_s"])
-        found.append((row["device"], tokens, bound_s / measured_s, expected_s / measured_s))
-    return found
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_setting_with_the_engine_expects_what_the_factors_say(engine):
+    """The same time as the sum over amounts, and four in five of the measured times within the brackets."""
+    inside = []
+    for place in range(len(make_engines.BACKENDS[engine])):
+        passes = passes_of(engine, place)
+        factors = make_engines.fit(passes)
+        for one in passes:
+            quant = "fp16" if one.quant == "F16" else one.quant or None
+            setting = Setting.of(one.model, one.device, quant=quant, engine=engine)
+            found = setting.expected_time(
+                "prefill", Workload.chunk(batch=one.batch, chunk=one.tokens, past=one.past), one.batch
+            )
+            expected, low, high = found.numbers()
+            assert low < expected < high
+            assert expected >= one.bound_s * (1 - 1e-9)
+            assert expected == pytest.approx(make_engines.expected_s(one, factors), rel=0.03)
+            inside.append(low <= one.time_s <= high)
+    assert np.mean(inside) > 0.75
 
 
-def test_a_few_tokens_take_no_less_than_the_bound(few):
-    assert len(few) == 64
-    assert max(bound for *_, bound, _ in few) < 1
+def test_many_workloads_at_once_are_each_as_alone():
+    setting = Setting.of("llama-3-8b", "rtx-4090", quant="Q4_K_M", engine="llama.cpp")
+    batch = np.array([1, 4, 8, 9, 64])
+    together = setting.expected_time("decode", Workload.decode(batch=batch, kv_len=1000), batch)
+    for place, number in enumerate(batch.tolist()):
+        alone = setting.expected_time("decode", Workload.decode(batch=number, kv_len=1000), number)
+        for side in ("expected", "low", "high"):
+            assert getattr(alone, side).item() == pytest.approx(getattr(together, side)[place])
 
 
 @pytest.mark.parametrize(
-    ("devices", "low", "high"),
-    [(("rtx-3090", "rtx-4090", "rtx-5090"), 0.75, 0.95), (("mi100", "v100-pcie-32gb"), 0.45, 0.7)],
+    ("engine", "device", "quant"), [("llama.cpp", "rtx-4090", "Q4_0"), ("mlx", "m4-max", "W4A16g64")]
 )
-def test_a_few_tokens_take_about_as_long_as_expected(few, devices, low, high):
-    """Kernels of llama.cpp for 3 to 64 tokens are slower than those that libraries have for narrow weights."""
-    assert low < np.median([expected for device, *_, expected in few if device in devices]) < high
+def test_simulated_steps_are_those_of_the_engine(engine, device, quant):
+    setting = Setting.of("llama-3-8b", device, quant=quant, engine=engine)
+    steps, bound = Steps(setting, expected=True), Steps(setting, expected=False)
+    for batch, kv_len in ((1.0, 1088.0), (4.0, 300.0), (40.0, 700.0)):
+        found = steps.decode_s(batch=batch, kv_len=kv_len)
+        own = setting.expected_time("decode", Workload.decode(batch=batch, kv_len=kv_len), batch)
+        assert found == pytest.approx(own.expected.item(), rel=0.06)
+        assert found >= bound.decode_s(batch=batch, kv_len=kv_len)
 
 
-def test_tokens_are_written_about_as_fast_as_expected(points):
-    """Four in five within the interval, as it says."""
-    written = [p for p in points if not p.prompt]
-    assert 0.9 < np.median([p.ratio for p in written]) < 1
-    assert np.mean([p.inside for p in written]) > 0.75
-    for engine, low, high in (("llama.cpp CUDA", 0.9, 1.1), ("llama.cpp Vulkan", 0.9, 1.1), ("MLX", 0.9, 1.2)):
-        assert low < np.median([p.ratio for p in written if p.engine == engine]) < high
+def test_what_an_engine_says_of_itself():
+    for name in ENGINES:
+        assert "factors fitted to passes that its users measured" in find_engine(name).said
+    found = headline(analyze("llama-3-8b", "m4-max", engine="mlx"))
+    assert found.endswith(", engine mlx")
 
 
-@pytest.mark.parametrize(("quant", "low", "high"), [("F16", 0.9, 1.1), ("Q8_0", 0.8, 1), ("Q4_0", 0.7, 0.9)])
-def test_tokens_on_macs(points, quant, low, high):
-    """Two dies of an Ultra, and fewer bytes beside as many launches, are further from it."""
-    assert (
-        low < np.median([p.ratio for p in points if p.quant == quant and not p.prompt and "Metal" in p.engine]) < high
+@pytest.mark.parametrize(
+    ("device", "quant", "text"),
+    [
+        ("rtx-4090", "Q4_K_M", "Q4_K_M,A8g32"),
+        ("m2-max", "Q4_K_M", "Q4_K_M,A16"),
+        ("rtx-4090", "Q4_K_M,A16", "Q4_K_M,A16"),
+        ("rtx-4090", "W8A16", "W8A16"),
+        ("rtx-4090", "W8", "W8, *=A8g32"),
+        ("rtx-4090", None, "published"),
+    ],
+)
+def test_activations_are_those_of_the_backend(device, quant, text):
+    setting = Setting.of("llama-3-8b", device, quant=quant, engine="llama.cpp")
+    assert str(setting.quantization) == (text if quant else str(Setting.of("llama-3-8b", device).quantization))
+    assert setting.graph.parameters == Setting.of("llama-3-8b", device, quant=quant).graph.parameters
+
+
+def test_weights_are_those_of_the_file():
+    """Adding activations leaves each tensor the format of its file type."""
+    with_engine, without = (
+        analyze("llama-3-8b", "rtx-4090", quant="Q4_K_M", engine=engine).memory.weight_bytes
+        for engine in ("llama.cpp", "")
     )
+    assert with_engine == without
 
 
-def test_prompts_on_macs(points):
-    read = [p for p in points if p.prompt and p.engine == "llama.cpp Metal"]
-    assert 0.95 < np.median([p.ratio for p in read]) < 1.15
-    assert np.mean([p.inside for p in read]) > 0.7
+@pytest.mark.parametrize("device", ["tpu-v5e", "gaudi-3", "epyc-9654"])
+def test_devices_without_a_backend_are_refused(device):
+    with pytest.raises(InputError, match=r"llama\.cpp was measured on GPUs of nvidia, apple, amd, intel"):
+        Setting.of("llama-3-8b", device, engine="llama.cpp")
+
+
+def test_a_device_without_passes_has_the_factors_of_its_architecture():
+    backend = backend_of("llama.cpp", load_hardware("rtx-4060-ti-16gb"))
+    result = analyze("llama-3-8b", "rtx-4060-ti-16gb", quant="Q4_0", engine="llama.cpp", prompt=512)
+    sources = {op.expectation_source for op in result.phases.prefill.operators}
+    assert sources == {f"transferred from ada devices, llama.cpp {backend.title}, whole passes"}
+
+
+def test_the_page_says_how_far_off_engines_are():
+    told = {cells[0]: cells[1:] for cells in rows("serving.md", "| engine | of the device |")}
+    found = {}
+    for engine in ENGINES:
+        for backend in documents(engine):
+            name = "MLX" if engine == "mlx" else f"{engine}, {backend['title']}"
+            for phase in PHASES:
+                errors = (backend["errors"][level][phase] for level in LEVELS)
+                found[f"{name}: {phase}"] = [
+                    f"{100 * e['median']:.0f} % of {e['passes']}" if e["passes"] else "" for e in errors
+                ]
+    assert told == found
+    with make_engines.ROWS.open() as file:
+        every = [row for row in csv.DictReader(file) if row["engine"].startswith(("llama.cpp", "MLX"))]
+    devices = len({row["device"] for row in every})
+    assert f"{len(every)} speeds of {devices} GPUs from public tables" in text("serving.md")
 
 
 @pytest.mark.parametrize("name", ["m3", "m3-pro", "m3-ultra", "m4", "m4-pro", "m4-max", "m5-max"])
@@ -168,33 +197,3 @@ def test_without_matrix_units_one_row_is_no_tile():
     assert matrix("fp16") not in load_hardware("m2-max").rates
     total = analyze("llama-2-7b", "m2-max", prompt=8, gen=2, kv_len=64).phases.decode.total
     assert 1.15 < total.expected_time_s / total.bound_time_s < 1.4
-
-
-def test_the_page_says_how_far_off_engines_are(points):
-    engine = ""
-    for title, weights, *told in rows("serving.md", "| engine | weights |"):
-        engine = title.partition(" (")[0].replace(",", "") or engine
-        for prompt in (False, True):
-            asked = [p for p in points if p.engine == engine and p.prompt == prompt]
-            asked = [p for p in asked if p.quant == weights] or asked
-            ours, inside = told[2 * prompt : 2 * prompt + 2]
-            if not asked:
-                assert ours == inside == ""
-                continue
-            ratios = [p.ratio for p in asked]
-            least, middle, most = np.quantile(ratios, (0.1, 0.5, 0.9))
-            assert ours == f"{middle:.2f} ({least:.2f} to {most:.2f})", (engine, weights, prompt)
-            share = f"{100 * np.mean([p.inside for p in asked]):.0f} %"
-            assert inside == (share if prompt else f"{share} of {len(asked)}"), (engine, weights, prompt)
-    halves = [[p for p in points if p.prompt == prompt] for prompt in (False, True)]
-    middles = [f"{np.median([p.ratio for p in half]):.2f}" for half in halves]
-    inside = [f"({100 * np.mean([p.inside for p in half]):.0f} % inside)" for half in halves]
-    told = f"{middles[0]} for tokens {inside[0]} and {middles[1]} for prompts {inside[1]}"
-    assert f"the median of all is {told}" in text("serving.md")
-
-
-def test_the_page_says_how_far_off_a_few_tokens_are(few):
-    for devices, count, told, _ in rows("serving.md", "| device | passes |"):
-        ratios = [expected for device, *_, expected in few if device in names(devices)]
-        assert int(count) == len(ratios), devices
-        assert told == f"{min(ratios):.2f}, {np.median(ratios):.2f}, {max(ratios):.2f}", devices

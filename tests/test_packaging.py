@@ -38,7 +38,7 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
     for kind in ("hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
-        assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).iterdir() if path.is_file()}
+        assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).rglob("*") if path.is_file()}
     assert "llmviewer/reports/templates/analysis.html.j2" in names
     assert "llmviewer/webapp/assets/style.css" in names
     assert "llmviewer/py.typed" in names

@@ -140,9 +140,9 @@ engine = click.option(
     "--engine",
     metavar="NAME",
     default="",
-    help="Serving engine that launches the kernels: huggingface, deepspeed, vllm, sglang, openppl, flashdecoding++, "
-    "lightllm or tensorrt-llm. It brings its kernel library, in place of --library, and what its host adds to every "
-    "step. If not given, there are no gaps between kernels.",
+    help="Serving engine that launches the kernels: vllm, sglang, tensorrt-llm, llama.cpp, mlx, huggingface, "
+    "deepspeed, openppl, flashdecoding++ or lightllm. It brings its kernels, in place of --library, and what its host "
+    "adds to every step. If not given, there are no gaps between kernels.",
 )
 
 

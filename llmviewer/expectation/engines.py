@@ -20,6 +20,7 @@ from ..forms import Num
 
 TABLE: Final = "arXiv:2404.14294, table 6"
 SERVERS: Final = "tables of whole servers (docs/serving.md)"
+LOCAL: Final = "docs/serving.md#local-engines"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ class Engine:
     defaults  its schedulers, of which the last that is meant on a device is
     block     tokens of a block of its cache
     row       of the table; None where it was not among those measured there
+    whole     whether its whole passes were measured and no single kernel (whole_passes.py)
     """
 
     name: str
@@ -91,7 +93,8 @@ class Engine:
     host: Host = IDLE
     defaults: tuple[Default, ...]
     block: int = 16
-    row: Row | None
+    row: Row | None = None
+    whole: bool = False
     note: str
 
     def default_on(self, hardware: Hardware) -> Default:
@@ -102,6 +105,8 @@ class Engine:
     @property
     def said(self) -> str:
         """How its times come about, in words."""
+        if self.whole:
+            return f"{self.title}: factors fitted to passes that its users measured ({LOCAL}). {self.note}"
         if self.row is None:
             how = f"nothing was fitted, and it is held to {SERVERS}, as it has no row in {TABLE}"
         else:
@@ -159,6 +164,16 @@ ENGINES: Final = {
             row=Row(92.512),
             note="Paged cache, in-flight batching: whole prompts, 8192 tokens together, are read beside those that "
             "decode.",
+        ),
+        Engine(  # its scheduler: defaults of --ubatch-size and --parallel (pull 16736)
+            name="llama.cpp", title="llama.cpp", library="llama.cpp", whole=True, block=1,
+            defaults=(Default("chunked:512", max_batch=4),),
+            note="Its server has four slots, which decode beside 512 tokens of prompts.",
+        ),
+        Engine(  # its scheduler: defaults of --prefill-step-size and --decode-concurrency of mlx_lm.server
+            name="mlx", title="MLX", library="mlx", whole=True, block=1,
+            defaults=(Default("prefill-chunks:2048", max_batch=32),),
+            note="mlx_lm reads prompts in chunks of 2048 tokens.",
         ),
     )
 }  # fmt: skip

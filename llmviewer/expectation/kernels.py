@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ..devices.hardware import Hardware
+from ..errors import InputError
 from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
+from .device import Device
 from .engines import IDLE, Engine
 from .expected import ExpectedLaunch, ExpectedPass, together
 from .families._family import Array
-from .launches import Kernel, Launch, launches
+from .launches import AMOUNTS, Kernel, Launch, launches
 from .profile import Profile
 from .sources import unknown
 from .times import Asked, Times
 from .transfer import bound_only
+from .whole_passes import Backend, backend_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,16 @@ class Kernels(Times):
         super().__init__(hardware, library, profiles)
         self.host = engine.host if engine else IDLE
         self.factor = engine.kernels if engine else 1.0
+        self._backend = _backend(engine, hardware)
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
+
+    @cached_property
+    def device(self) -> Device | str:
+        """The device as kernel models need it, or why kernels cannot be laid out on it."""
+        return self._backend if isinstance(self._backend, str) else super().device
+
+    def others(self, kernel: Kernel) -> tuple[str, ...]:
+        return () if kernel.family == AMOUNTS else super().others(kernel)
 
     def laid(
         self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, Launch] | None = None
@@ -109,6 +122,20 @@ class Kernels(Times):
         """The same of all operators of a plan."""
         return self.expect(plan.estimate(workload).operators, workload)
 
+    def _worked_out(self, asked: Sequence[Asked]) -> list[ExpectedLaunch | None]:
+        """Expected times of kernels, those of whole passes by the factors of the engine's backend."""
+        rest = iter(super()._worked_out([one for one in asked if one.kernel.family != AMOUNTS]))
+        return [self._by_amounts(one) if one.kernel.family == AMOUNTS else next(rest) for one in asked]
+
+    def _by_amounts(self, asked: Asked) -> ExpectedLaunch | None:
+        if not isinstance(self._backend, Backend) or not asked.chosen.any():
+            return None
+        found = self._backend.expect(asked.kernel, self.hardware)
+        expected, low, high = (
+            np.where(asked.chosen, time_s, 0.0) for time_s in (found.expected, found.low, found.high)
+        )
+        return found.taking(expected, low, high, found.often)
+
     def _launch(self, launch: Launch, bound: Array, times: Mapping[int, ExpectedLaunch | None]) -> ExpectedLaunch:
         """What `times` of its kernels, by their identities, make of it."""
         if not launch.sending or isinstance(self.device, str):
@@ -139,6 +166,16 @@ class Kernels(Times):
             source = unknown(f"{launch.remark}, at least {found.source}")
             return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())
         return replace(found, source=f"{found.source}; {launch.remark}") if launch.remark else found
+
+
+def _backend(engine: Engine | None, hardware: Hardware) -> Backend | str | None:
+    """The backend of an engine whose whole passes were measured, or why it has none for a device; None for others."""
+    if engine is None or not engine.whole:
+        return None
+    try:
+        return backend_of(engine.name, hardware)
+    except InputError as error:
+        return str(error)
 
 
 def _run(kernel: Kernel, times: Mapping[int, ExpectedLaunch | None]) -> ExpectedLaunch | None:

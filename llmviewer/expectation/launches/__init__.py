@@ -25,9 +25,10 @@ from ._experts import experts, moe
 from ._kernel import Kernel, Launch, Sending
 from ._movers import STREAMS, mover
 from ._products import ALONE, gemm, products
+from ._whole import AMOUNTS, WHOLE, by_amounts
 from ._work import Work, stream_of
 
-__all__ = ["STRAIGHT", "Kernel", "Launch", "Sending", "counted", "launches"]
+__all__ = ["AMOUNTS", "STRAIGHT", "Kernel", "Launch", "Sending", "counted", "launches"]
 
 _INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or of its bytes alone"
 _LEAST_CACHED: Final = 8  # bits of the caches that were measured
@@ -56,7 +57,7 @@ def launches(
     known = {} if known is None else known
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
         works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
-        found.extend(_of_block(works, [] if library in ALONE else experts(works), known))
+        found.extend(_of_block(works, [] if library in (*ALONE, *WHOLE) else experts(works), known))
     return tuple(found)
 
 
@@ -68,7 +69,8 @@ def _of_block(
     fused  experts that are one launch
     known  launches of blocks before it, which it has too where its operators are the very same
     """
-    joined = {place: members for members in (*fused, *products(works)) for place in members}
+    whole = any(work.library in WHOLE for work in works.values())
+    joined = {place: members for members in (*fused, *(() if whole else products(works))) for place in members}
     for place, work in works.items():
         members = joined.get(place, (place,))
         if place != members[0]:
@@ -99,6 +101,8 @@ def _launch(place: int, work: Work) -> Launch:
         return Launch(
             members=members, kernels=kernels, sending=sending(op), remark=remark, partial=bool(kernels and remark)
         )  # fmt: skip
+    if work.library in WHOLE:
+        return by_amounts(place, work)
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
         known = isinstance(op.heads.mask, Causal | Everything | Across)

@@ -1,0 +1,53 @@
+"""Operators of engines whose whole passes were measured, but no single kernel: one launch each, by its amounts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ...forms import Num
+from ...operators.attention import Attention
+from ...operators.base import Operator
+from ...operators.fused import Fused
+from ...operators.linear import Linear
+from ...precision import HALF
+from ..families import Stack
+from ._kernel import Kernel, Launch
+from ._work import Work
+
+WHOLE: Final = ("llama.cpp", "mlx")  # libraries of such engines
+AMOUNTS: Final = "amounts"  # the family of these kernels
+PRODUCT, HALF_PRODUCT, ATTENTION, OTHER = "product", "product of 16 bits", "attention", "other"
+
+
+def by_amounts(place: int, work: Work) -> Launch:
+    """The launch of an operator. Shapes of its kernel:
+
+    weights, cache, moved  bytes of weights, KV cache and activations
+    ops                    OPs, of the unit and data type that `stack.dtype` names
+    rows                   rows of the activations that each weight is multiplied with
+    tokens                 new tokens of the pass
+    """
+    row, often = work.row, work.often
+    weights: Num = row.weight_bytes / often
+    linear = _linear(work.op)
+    kind, rows = OTHER, np.zeros(1)
+    if linear:
+        kind = PRODUCT if linear.weight.format.bits < HALF.bits else HALF_PRODUCT
+        elements = np.maximum(weights * 8 / linear.weight.format.stored_bits, 1)
+        rows = work.ops / (2 * elements)
+    elif isinstance(work.op, Attention):
+        kind = ATTENTION
+    shapes = {
+        "weights": weights, "cache": row.kv_bytes / often, "moved": row.activation_bytes / often, "ops": work.ops,
+        "rows": rows, "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
+    }  # fmt: skip
+    stack = Stack(library=work.library, dtype=row.wanted.dtype, kernel=kind)
+    return Launch(members=(place,), kernels=(Kernel(family=AMOUNTS, stack=stack, shapes=shapes),))
+
+
+def _linear(op: Operator) -> Linear | None:
+    """The first product with weights that a launch does; None if it does none."""
+    parts = op.parts if isinstance(op, Fused) else (op,)
+    return next((part for part in parts if isinstance(part, Linear)), None)

@@ -1,0 +1,183 @@
+"""Engines of which whole passes were measured (tokens per second), but no single kernel.
+
+A launch takes a sum of terms, each an amount at the full rate of the device times a factor:
+
+    launch_us + weights bytes / bandwidth x weights + cache bytes / bandwidth x cache
+    + activation bytes / bandwidth x moved + OPs / rate x products, few_rows, half or attention
+
+Sums of terms are linear in the factors, so a pass has the factors of its launches, and they can be fitted to passes.
+`few_rows` is for products of at most FEW_ROWS rows, which llama.cpp computes on vector units (mul_mat_vec_q). Factors
+that differ by architecture have the one of the device if its passes were measured, else that of its architecture, else
+that of the backend. Factors and errors are in profiles/engines/, as tests/oracle/make_engines.py fits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from ..devices.hardware import Hardware
+from ..documents import Section, read_yaml
+from ..errors import InputError
+from ..graph import Graph
+from ..operators.linear import Linear
+from ..precision import HALF
+from ..resource import MEMORY, matrix, vector
+from ..transforms.quantize import Quantization, parse_quantization
+from .expected import ExpectedLaunch
+from .families._family import MICROSECOND, Array
+from .launches import Kernel
+from .launches._whole import ATTENTION, OTHER, PRODUCT
+from .profile import FOLDER
+
+FEW_ROWS: Final = 8  # MMVQ_MAX_BATCH_SIZE of ggml/src/ggml-cuda/mmvq.cuh
+COMMON: Final = ("launch_us", "weights", "cache", "moved", "few_rows", "half")  # factors of all devices of a backend
+VARYING: Final = ("products", "attention")  # by architecture
+LEVELS: Final = ("device", "architecture", "backend")  # what the factors of a device come from, the nearest first
+PHASES: Final = ("few tokens", "prompts")  # passes of at most FEW_ROWS tokens, and of more
+_LATENCY: Final = 0.5  # share of launch_us from which a launch is in the latency regime
+
+
+def terms(kernel: Kernel, hardware: Hardware) -> dict[str, Array]:
+    """Amounts of one launch at full rates, by factor. [s]; for launch_us [1e-6]"""
+    sizes, bandwidth = kernel.shapes, hardware.rates[MEMORY]
+    found: dict[str, Array] = {"launch_us": np.full(1, MICROSECOND)}
+    found |= {name: np.atleast_1d(sizes[name]) / bandwidth for name in ("weights", "cache", "moved")}
+    if kernel.stack.kernel == OTHER:
+        return found
+    ops = np.atleast_1d(sizes["ops"])
+    time_s = ops / hardware.rates[hardware.supply(matrix(kernel.stack.dtype))]
+    if kernel.stack.kernel == ATTENTION:
+        return found | {"attention": time_s}
+    few, narrow = np.less_equal(sizes["rows"], FEW_ROWS), kernel.stack.kernel == PRODUCT
+    on_vectors = np.where(few & narrow, ops / hardware.rates[vector("fp32")], 0)
+    return found | {"few_rows": on_vectors, "products" if narrow else "half": np.where(few, 0, time_s)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Kernels of an engine for devices of some makers.
+
+    engine, title  its engine, and its own name, such as "CUDA"
+    vendors        makers of its devices
+    hbm            whether only devices with stacked memory are its, or only others; None: all
+    activations    the format to which it quantizes activations for products with narrow weights; "" for none
+    common         factors of COMMON
+    varying        of each factor of VARYING its values, by device, architecture or "" for all others
+    errors         by level and phase, the quotients of measured and expected time between which 80 % are
+    """
+
+    engine: str
+    title: str
+    vendors: tuple[str, ...]
+    hbm: bool | None
+    activations: str
+    common: Mapping[str, float]
+    varying: Mapping[str, Mapping[str, float]]
+    errors: Mapping[tuple[str, str], tuple[float, float]]
+
+    def runs_on(self, hardware: Hardware) -> bool:
+        """Whether it is the backend of a device."""
+        other = self.hbm is not None and self.hbm != has_hbm(hardware)
+        return hardware.vendor in self.vendors and hardware.kind in ("gpu", "") and not other
+
+    def operands(self, quantization: Quantization, graph: Graph) -> Quantization:
+        """A precision of a model with the activations of these kernels, unless it names others.
+
+        Products with weights of 16 bits keep the model's activations.
+        """
+        named = quantization.scheme.activation or any(one.scheme.activation for one in quantization.overrides)
+        weight = quantization.scheme.weight
+        formats = (op.weight.format for _, op in graph if isinstance(op, Linear))
+        narrow = weight.bits < HALF.bits if weight else any(one.bits < HALF.bits for one in formats)
+        if named or not narrow or not self.activations:
+            return quantization
+        if quantization.mixture:
+            made = parse_quantization(f"{quantization.mixture.name},{self.activations}")
+            return replace(made, overrides=quantization.overrides)
+        change = parse_quantization(f"*={self.activations}").overrides
+        text = f"{quantization}, {change[0].text}"
+        return replace(quantization, overrides=(*quantization.overrides, *change), text=text)
+
+    def expect(self, kernel: Kernel, hardware: Hardware) -> ExpectedLaunch:
+        """The expected time of one launch."""
+        level, factors = self._factors(hardware)
+        parts = {name: factors[name] * value for name, value in terms(kernel, hardware).items()}
+        time_s: Array = sum(parts.values(), start=np.zeros(1))
+        few = np.less_equal(kernel.shapes["tokens"], FEW_ROWS)
+        low, high = (np.where(few, *(self.errors[level, phase][side] for phase in PHASES)) * time_s for side in (0, 1))
+        return ExpectedLaunch(
+            expected=time_s, low=low, high=high, latency=parts["launch_us"] > _LATENCY * time_s,
+            source=self._source(level, hardware), stacks=(f"{self.engine} {self.title}",),
+        )  # fmt: skip
+
+    def _factors(self, hardware: Hardware) -> tuple[str, dict[str, float]]:
+        """Where the factors of products come from, and all factors."""
+        names = (hardware.name, architecture(hardware), "")
+        found = {name: next(known[key] for key in names if key in known) for name, known in self.varying.items()}
+        level = next(level for level, key in zip(LEVELS, names, strict=True) if key in self.varying["products"])
+        return level, {**self.common, **found}
+
+    def _source(self, level: str, hardware: Hardware) -> str:
+        if level == "device":
+            return f"calibrated on {hardware.name} {self.engine} {self.title}, whole passes"
+        whose = f"{hardware.architecture} devices" if level == "architecture" else "other devices"
+        return f"transferred from {whose}, {self.engine} {self.title}, whole passes"
+
+
+def architecture(hardware: Hardware) -> str:
+    """The key of a device's architecture: an architecture with and without stacked memory counts as two."""
+    return f"{hardware.architecture}, HBM" if has_hbm(hardware) else hardware.architecture
+
+
+def has_hbm(hardware: Hardware) -> bool:
+    """Whether the memory of a device is stacked, as that of data-center devices is."""
+    return any(fact.key == "memory.type" and str(fact.value).startswith("HBM") for fact in hardware.facts)
+
+
+@cache
+def backends(engine: str) -> tuple[Backend, ...]:
+    """The backends of an engine; none if its kernels are those of a library."""
+    path = FOLDER / "engines" / f"{engine}.yaml"
+    if not path.is_file():
+        return ()
+    return tuple(_backend(engine, part) for part in read_yaml(path).sections("backends"))
+
+
+def backend_of(engine: str, hardware: Hardware) -> Backend:
+    """The backend of an engine that runs on a device.
+
+    Raises InputError if none of its measured backends does.
+    """
+    known = backends(engine)
+    for one in known:
+        if one.runs_on(hardware):
+            return one
+    makers = ", ".join(dict.fromkeys(vendor for one in known for vendor in one.vendors))
+    raise InputError(f"engine: {engine} was measured on GPUs of {makers}, not on devices like {hardware.name}")
+
+
+def _backend(engine: str, part: Section) -> Backend:
+    errors = part.section("errors")
+    return Backend(
+        engine=engine,
+        title=part.text("title"),
+        vendors=part.texts("vendors"),
+        hbm=part.flag("hbm", False) if "hbm" in part else None,
+        activations=part.text("activations", ""),
+        common={name: part.number(name) for name in COMMON},
+        varying={
+            name: {"" if key == "others" else key: part.section(name).number(key) for key in part.section(name)}
+            for name in VARYING
+        },
+        errors={
+            (level, phase): (found.number("low"), found.number("high"))
+            for level in LEVELS
+            for phase in PHASES
+            for found in [errors.section(level).section(phase)]
+        },
+    )

@@ -41,7 +41,7 @@ BACKENDS: Final = {
     ),
     "mlx": (({"title": "Metal", "vendors": ["apple"]}, ["MLX"]),),
 }  # fmt: skip
-OLD: Final = "XiongjieDai"  # of May 2024: before llama.cpp used tensor cores for integers (pull 7676)
+OLD: Final = "XiongjieDai"  # of May 2024: kernels of these types were rewritten since (pulls 7676, 7860)
 USUAL: Final = {"launch_us": 4.0, "weights": 1.15, "cache": 1.5, "moved": 1.5, "few_rows": 2.0, "half": 1.5}
 PRIOR: Final = 0.3  # weight of a factor's prior, beside 1 of a row
 ROUNDS: Final = 40  # of reweighting
@@ -97,7 +97,7 @@ def _read() -> Iterator[Pass]:
     }
     with ROWS.open() as file:
         for row in csv.DictReader(file):
-            old = row["engine"] == "llama.cpp CUDA" and row["source"].startswith(OLD) and row["tokens"] != "1"
+            old = row["quant"] == "Q4_K_M" and row["source"].startswith(OLD)
             if row["engine"] not in kinds or old:
                 continue
             engine, activations = kinds[row["engine"]]
@@ -143,12 +143,10 @@ def fit(passes: Sequence[Pass]) -> dict[tuple[str, str], float]:
         "products": sorted({one.architecture for one in prompts if one.amounts["products"] > one.time_s / TELLING}),
         "attention": sorted({one.architecture for one in prompts if one.amounts["attention"] > one.time_s / TELLING}),
     }
-    names = [(name, OTHERS) for name in (*COMMON, *VARYING)]
-    found = dict.fromkeys(names, 1.0)
     usual = {**{(name, OTHERS): value for name, value in USUAL.items()}, ("products", OTHERS): 3.0,
              ("attention", OTHERS): 3.0}  # fmt: skip
     found = _solved(passes, usual, 0.1 * PRIOR)  # of all devices together, which is the prior of each architecture
-    split = found | {(name, key): found[name, OTHERS] for name in VARYING for key in own[name]}
+    split = usual | {(name, key): found[name, OTHERS] for name in VARYING for key in (OTHERS, *own[name])}
     found = _solved(passes, split, PRIOR)
     for name in VARYING:
         known = [found[name, key] for key in own[name]]
@@ -167,7 +165,7 @@ def _solved(
     for _ in range(ROUNDS):
         matrix = np.vstack([amounts * weights[:, None], np.diag(prior / middle)])
         wanted = np.concatenate([weights, np.full(len(names), prior)])
-        factors = lsq_linear(matrix, wanted, bounds=(least, np.full(len(names), np.inf)), tol=1e-12).x
+        factors = lsq_linear(matrix, wanted, bounds=(least, np.full(len(names), np.inf)), method="bvls").x
         errors = np.log(amounts @ factors)
         weights = (1 + (errors / TYPICAL) ** 2) ** -0.25
     return dict(zip(names, map(float, factors), strict=True))

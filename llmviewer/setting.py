@@ -95,16 +95,14 @@ class Setting:
         counted = arguments.among("accounting", accounting, Accounting)
         device = loaded(hardware, hardware_set)
         measured = read_given(profiles)
-        made = _engine(engine, library, counted, Kernels(device, profiles=measured)) if engine else None
+        made = engine_on(engine, device, library=library, accounting=counted, profiles=measured)
         usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
         usual = arguments.among("attention", made.attention, Attention) if made else usual
         own = load_model(model) if isinstance(model, str) else model
         ours = parse_techniques(techniques)
         own = _predicting(own, ours) if mtp else own
         named, published = _one_quant(quant, ours), own.quantization
-        asked = parse_quantization(named).over(published) if named else published
-        if made and made.whole:
-            asked = backend_of(made.name, device).operands(asked, own.graph)
+        asked = _precision(named, own, made, device)
         if own.unknown and not asked.scheme.weight:
             raise InputError(f"{own.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
         return cls(
@@ -288,7 +286,7 @@ class Setting:
         """The setting with another precision or attention, as users write them; None: unchanged."""
         return replace(
             self,
-            quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
+            quantization=_precision(quant, self.model, self.engine, self.hardware) if quant else self.quantization,
             attention=arguments.among("attention", attention, Attention) if attention else self.attention,
         )
 
@@ -346,18 +344,39 @@ def _shipped(hardware: Hardware, library: str, engine: Engine | None) -> Kernels
     return Kernels(hardware, library, engine=engine)
 
 
-def _engine(name: str, library: str, accounting: Accounting, kernels: Kernels) -> Engine:
-    """The engine of a name.
+def engine_on(
+    name: str,
+    hardware: Hardware,
+    *,
+    library: str = "",
+    accounting: Accounting = Accounting.FAITHFUL,
+    profiles: Sequence[Profile] = (),
+) -> Engine | None:
+    """The engine of a name on a device; None for "".
 
     Raises InputError if there is no such engine, if another argument excludes it, or if no kernels are known on the
     device.
     """
+    if not name:
+        return None
     engine = find_engine(name, library)
     if accounting is Accounting.SURVEY:
         raise InputError("engine: survey accounting counts what no kernel does; use faithful")
-    if isinstance(kernels.device, str) and not engine.whole:
-        raise InputError(f"engine: no kernels are known on {kernels.hardware.name}: {kernels.device}")
+    why = Kernels(hardware, profiles=profiles, engine=engine).device
+    if isinstance(why, str):
+        raise InputError(why if engine.whole else f"engine: no kernels are known on {hardware.name}: {why}")
     return engine
+
+
+def _precision(quant: str | None, model: Model, engine: Engine | None, hardware: Hardware) -> Quantization:
+    """A precision as users write it, with the activations that the kernels of an engine have; None: as published.
+
+    Raises InputError if the precision does not parse, or the engine does not run on the device.
+    """
+    asked = parse_quantization(quant).over(model.quantization) if quant else model.quantization
+    if engine is None or not engine.whole:
+        return asked
+    return backend_of(engine.name, hardware).operands(asked, model.graph)
 
 
 def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None:

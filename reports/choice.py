@@ -56,6 +56,7 @@ def headline(choice: Choice) -> str:
         f"{seconds(limits.tpot_s)} a token at most" if limits.tpot_s else "",
         "native data types alone" if limits.native else "",
         f"at most {choice.max_devices} devices of a kind" if choice.max_devices > 1 else "",
+        f"engine {choice.comparison.engine}" if choice.comparison.engine else "",
         f"what if {', '.join(choice.comparison.hardware_set)}" if choice.comparison.hardware_set else "",
     ]
     said = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, asked)))

@@ -91,6 +91,7 @@ def headline(comparison: Comparison) -> str:
     lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
     laid = f", laid out as {', '.join(map(str, comparison.layouts))}" if comparison.layouts else ""
     under = f", with {' and '.join(comparison.techniques)}" if comparison.techniques else ""
+    under += f", engine {comparison.engine}" if comparison.engine else ""
     under += f", what if {', '.join(comparison.hardware_set)}" if comparison.hardware_set else ""
     return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention{under}"
 

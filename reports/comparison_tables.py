@@ -119,9 +119,7 @@ def _whose(cell: Cell) -> str:
 
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     """Bounds and what to expect, side by side, of those of which more than the bound is known."""
-    whose = (
-        f"of {comparison.library}" if comparison.library else "of the library of which most was measured on the device"
-    )
+    whose = f"of {comparison.library or comparison.engine or 'the library of which most was measured on the device'}"
     shown = list(cells)
     body = tuple(
         (

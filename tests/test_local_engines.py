@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from llmviewer import analyze
+from llmviewer import analyze, choose, compare
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import find
@@ -19,6 +19,7 @@ from llmviewer.expectation.profile import FOLDER
 from llmviewer.expectation.whole_passes import LEVELS, PHASES, backend_of
 from llmviewer.reports.text import headline
 from llmviewer.resource import matrix
+from llmviewer.serving.planning import plan
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
@@ -121,7 +122,7 @@ def test_what_an_engine_says_of_itself():
     ("device", "quant", "text"),
     [
         ("rtx-4090", "Q4_K_M", "Q4_K_M,A8g32"),
-        ("m2-max", "Q4_K_M", "Q4_K_M,A16"),
+        ("m2-max", "Q4_K_M", "Q4_K_M"),
         ("rtx-4090", "Q4_K_M,A16", "Q4_K_M,A16"),
         ("rtx-4090", "W8A16", "W8A16"),
         ("rtx-4090", "W8", "W8, *=A8g32"),
@@ -154,6 +155,35 @@ def test_a_device_without_passes_has_the_factors_of_its_architecture():
     result = analyze("llama-3-8b", "rtx-4060-ti-16gb", quant="Q4_0", engine="llama.cpp", prompt=512)
     sources = {op.expectation_source for op in result.phases.prefill.operators}
     assert sources == {f"transferred from ada devices, llama.cpp {backend.title}, whole passes"}
+
+
+def test_devices_are_compared_as_each_alone():
+    """Whichever comes first: Apple's kernels take as long with activations of 8 bits in the precision."""
+    names = ["m4-max", "tpu-v5e", "rtx-4090", "rx-7900-xtx"]
+    found = compare("llama-3-8b", names, quants=["Q4_K_M"], engine="llama.cpp", prompt=512)
+    assert [cell.refused for cell in found.cells] == ["", "no kernels of llama.cpp are known on it", "", ""]
+    for cell in found.answered:
+        alone = analyze("llama-3-8b", cell.hardware.name, quant="Q4_K_M", engine="llama.cpp", prompt=512)
+        times = found.expected(cell)
+        assert times.ttft.expected[0] == pytest.approx(alone.generation.expected_ttft_s, rel=0.005)
+        assert times.tpot.expected[0] == pytest.approx(alone.generation.expected_tpot_s, rel=0.005)
+    assert found.to_dict()["inputs"]["engine"] == "llama.cpp"
+    with pytest.raises(InputError, match="was measured on GPUs"):
+        compare("llama-3-8b", ["tpu-v5e"], engine="llama.cpp")
+
+
+def test_devices_are_chosen_and_planned_with_the_engine():
+    names = ["rtx-4090", "m4-max", "tpu-v5e"]
+    chosen = choose("llama-3-8b", quants=["Q4_K_M"], hardware=names, engine="llama.cpp")
+    assert [one.cell.hardware.name for one in chosen.ranked] == ["rtx-4090", "m4-max"]
+    assert [one.factor for one in chosen.rejected] == ["engine"]
+    plans = [
+        plan("llama-3-8b", rate=0.1, hardware=order, quants=["Q4_K_M"], engine="llama.cpp", max_devices=1, by="devices")
+        for order in (names, names[::-1])
+    ]
+    found = [{one.hardware.name: one.tpot_s for one in each.each} for each in plans]
+    assert set(found[0]) == {"rtx-4090", "m4-max"}
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_the_page_says_how_far_off_engines_are():

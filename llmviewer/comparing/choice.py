@@ -157,6 +157,7 @@ def choose(
     bound: bool = False,
     hardware_set: Sequence[str] = (),
     library: str = "",
+    engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> Choice:
@@ -174,7 +175,7 @@ def choose(
     native       only precisions that the device's matrix units support
     years        time of continuous use over which a purchase price is spread; None: only cloud prices count
     bound        lower bounds only, no expected times; the ranking is by bounds in any case
-    library, profiles, hardware_set  as in analyze()
+    library, engine, profiles, hardware_set  as in analyze()
     progress     called with the number of finished combinations of precision and number of devices, and of all
 
     Raises InputError if an argument is invalid or the model does not generate.
@@ -187,10 +188,10 @@ def choose(
     most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
+    ways = [Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)]
     comparison = compare(
         own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)],
-        progress=progress,
+        engine=engine, profiles=profiles, hardware_set=hardware_set, layout=ways, progress=progress,
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:

@@ -18,14 +18,15 @@ from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile, read_given
+from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout, parse_layout
-from ..setting import Setting, whole
+from ..setting import Setting, engine_on, whole
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from .breakdown import RESOURCES
-from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
+from .cells import ENGINE, LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
 from .crossings import Crossing, crossings_of
 from .fleet import Known
 
@@ -44,6 +45,7 @@ class Comparison:
     bound         whether there are no expected times
     hardware_set  what-ifs on all devices
     library       kernel library given; "": none
+    engine        serving engine given; "": none
     profiles      profiles given; files by path
     """
 
@@ -55,6 +57,7 @@ class Comparison:
     techniques: tuple[str, ...]
     hardware_set: tuple[str, ...]
     library: str
+    engine: str
     profiles: tuple[str, ...]
     cells: tuple[Cell, ...] = field(repr=False)
 
@@ -150,7 +153,10 @@ class Comparison:
     @property
     def said(self) -> dict[str, Any]:
         """The arguments on devices and expected kernels, as in the JSON document."""
-        said = {"hardware_set": list(self.hardware_set), "library": self.library, "profiles": list(self.profiles)}
+        said = {
+            "hardware_set": list(self.hardware_set), "library": self.library, "engine": self.engine,
+            "profiles": list(self.profiles),
+        }  # fmt: skip
         return {name: value for name, value in said.items() if value}
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,6 +205,7 @@ def compare(
     bound: bool = False,
     hardware_set: Sequence[str] = (),
     library: str = "",
+    engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> Comparison:
@@ -213,19 +220,19 @@ def compare(
     years         time of continuous use over which a purchase price is spread; None: only cloud prices count
     bound         lower bounds only, no expected times, in a tenth of the time
     hardware_set  what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
-    library, profiles  as in analyze()
+    library, engine, profiles  as in analyze()
     progress      called with the number of finished combinations of model, precision and layout, and of all
 
     Raises InputError if an argument is invalid or given twice. A cell is refused, with the reason, if its device lacks
-    a unit for the precision, links for the layout or the number that a what-if multiplies, or if its model cannot be
-    laid out so or does not allow a technique.
+    a unit for the precision, links for the layout, kernels of the engine or the number that a what-if multiplies, or if
+    its model cannot be laid out so or does not allow a technique.
     """
     fullest = isinstance(batch, str) and batch == MAX
     batches = (1,) if fullest else tuple(whole("batch", b) for b in arguments.counts(batch))
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     arguments.positive(years=years)
-    arguments.check(library=library)
-    arguments.bound_alone(bound, library, profiles)
+    arguments.check(library=library, engine=engine)
+    arguments.bound_alone(bound, library, engine, profiles)
     arguments.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
     devices, lacking = _changed(arguments.several("hardware", hardware), hardware_set)
     named = [load_model(m) if isinstance(m, str) else m for m in arguments.several("models", models)]
@@ -239,21 +246,22 @@ def compare(
             raise InputError(f"{name}: nothing to compare")
         arguments.each_once(name, values)
     known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
-    bases = [Setting.of(model, devices[0], library=library, profiles=measured) for model in named]
+    first, unable = _able(engine, library, devices, measured)
+    bases = [Setting.of(model, first, library=library, engine=engine, profiles=measured) for model in named]
     settings = list(product(bases, allowed, ways))
     cells: list[Cell] = []
     for done, (base, quant, way) in enumerate(settings, 1):
         one, why = _setting(base, quant, way, ours)
-        refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
+        refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else {**lacking, **unable}
         found = cells_of(one, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
         cells += (_fullest(cell, known) if fullest else cell for cell in found)
         progress(done, len(settings))
-    if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
+    if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF, ENGINE) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(
         batches=() if fullest else batches, prompt=prompt, gen=gen, years=years, bound=bound,
         techniques=tuple(map(str, ours)),
-        hardware_set=tuple(hardware_set), library=library,
+        hardware_set=tuple(hardware_set), library=library, engine=engine,
         profiles=tuple(dict.fromkeys(profile.name for profile in measured)), cells=tuple(cells),
     )  # fmt: skip
 
@@ -278,6 +286,26 @@ def _changed(
     return devices, lacking
 
 
+def _able(
+    engine: str, library: str, devices: Sequence[Hardware], profiles: Sequence[Profile]
+) -> tuple[Hardware, dict[int, tuple[str, str]]]:
+    """The device on which settings are made; and (obstacle, reason), by index, of those that an engine does not run on.
+
+    Raises InputError if it runs on none, or library is given too.
+    """
+    unable: dict[int, tuple[str, str]] = {}
+    why = ""
+    for place, device in enumerate(devices):
+        try:
+            engine_on(engine, device, library=library, profiles=profiles)
+        except InputError as error:
+            unable[place], why = (ENGINE, f"no kernels of {engine} are known on it"), str(error)
+    able = [device for place, device in enumerate(devices) if place not in unable]
+    if not able:
+        raise InputError(why)
+    return typical(engine, able), unable
+
+
 def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Technique]) -> tuple[Setting, str]:
     """`base` with these changes; without techniques, and with the reason, if they are refused."""
     one = base if quant == PUBLISHED else base.having(quant=quant)
@@ -287,7 +315,8 @@ def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Tec
     try:
         found = Setting.of(
             bare.model, bare.hardware, quant=unless_published(quant), layout=bare.layout,
-            techniques=techniques, library=bare.library, profiles=bare.profiles,
+            techniques=techniques, profiles=bare.profiles, library="" if bare.engine else bare.library,
+            engine=bare.engine.name if bare.engine else "",
         )  # fmt: skip
     except InputError as error:
         return bare, str(error)

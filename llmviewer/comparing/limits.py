@@ -12,7 +12,7 @@ from ..analyzing.costs import By
 from ..resource import Unit
 from ..units import seconds, si
 from .breakdown import Breakdown
-from .cells import DATA_TYPE, LINK, WHAT_IF, Cell
+from .cells import DATA_TYPE, ENGINE, LINK, WHAT_IF, Cell
 
 MEMORY: Final = "memory"
 
@@ -90,7 +90,7 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
             return [fault(LINK, excess, f"{factor} {said}; {shown(unlinked)} if links took no time")]
         return [fault(factor, excess, said)]
 
-    if cell.obstacle in (DATA_TYPE, WHAT_IF):
+    if cell.obstacle in (DATA_TYPE, WHAT_IF, ENGINE):
         return [fault(cell.obstacle, inf, cell.refused)]
     needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
     price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))

@@ -78,6 +78,11 @@ class Kernels(Times):
         """The device as kernel models need it, or why kernels cannot be laid out on it."""
         return self._backend if isinstance(self._backend, str) else super().device
 
+    @property
+    def carried(self) -> bool:
+        """Whether nothing was measured on the device itself."""
+        return self._backend.carried(self.hardware) if isinstance(self._backend, Backend) else super().carried
+
     def others(self, kernel: Kernel) -> tuple[str, ...]:
         return () if kernel.family == AMOUNTS else super().others(kernel)
 

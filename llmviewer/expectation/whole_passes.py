@@ -13,7 +13,7 @@ that of the backend. Factors and errors are in profiles/engines/, as tests/oracl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -42,18 +42,22 @@ PHASES: Final = ("few tokens", "prompts")  # passes of at most FEW_ROWS tokens, 
 _LATENCY: Final = 0.5  # share of launch_us from which a launch is in the latency regime
 
 
-def terms(kernel: Kernel, hardware: Hardware) -> dict[str, Array]:
-    """Amounts of one launch at full rates, by factor. [s]; for launch_us [1e-6]"""
+def terms(kernel: Kernel, hardware: Hardware, *, integers: bool) -> dict[str, Array]:
+    """Amounts of one launch at full rates, by factor. [s]; for launch_us [1e-6]
+
+    integers  whether products with narrow weights multiply 8-bit integers, whatever activations the precision has
+    """
     sizes, bandwidth = kernel.shapes, hardware.rates[MEMORY]
     found: dict[str, Array] = {"launch_us": np.full(1, MICROSECOND)}
     found |= {name: np.atleast_1d(sizes[name]) / bandwidth for name in ("weights", "cache", "moved")}
     if kernel.stack.kernel == OTHER:
         return found
-    ops = np.atleast_1d(sizes["ops"])
-    time_s = ops / hardware.rates[hardware.supply(matrix(kernel.stack.dtype))]
+    ops, narrow = np.atleast_1d(sizes["ops"]), kernel.stack.kernel == PRODUCT
+    dtype = "int8" if narrow and integers else kernel.stack.dtype
+    time_s = ops / hardware.rates[hardware.supply(matrix(dtype))]
     if kernel.stack.kernel == ATTENTION:
         return found | {"attention": time_s}
-    few, narrow = np.less_equal(sizes["rows"], FEW_ROWS), kernel.stack.kernel == PRODUCT
+    few = np.less_equal(sizes["rows"], FEW_ROWS)
     on_vectors = np.where(few & narrow, ops / hardware.rates[vector("fp32")], 0)
     return found | {"few_rows": on_vectors, "products" if narrow else "half": np.where(few, 0, time_s)}
 
@@ -65,7 +69,8 @@ class Backend:
     engine, title  its engine, and its own name, such as "CUDA"
     vendors        makers of its devices
     hbm            whether only devices with stacked memory are its, or only others; None: all
-    activations    the format to which it quantizes activations for products with narrow weights; "" for none
+    activations    the 8-bit format to which it quantizes activations for products with narrow weights; "" if it does
+                   not
     common         factors of COMMON
     varying        of each factor of VARYING its values, by device, architecture or "" for all others
     errors         by level and phase, the quotients of measured and expected time between which 80 % are
@@ -106,7 +111,10 @@ class Backend:
     def expect(self, kernel: Kernel, hardware: Hardware) -> ExpectedLaunch:
         """The expected time of one launch."""
         level, factors = self._factors(hardware)
-        parts = {name: factors[name] * value for name, value in terms(kernel, hardware).items()}
+        parts = {
+            name: factors[name] * value
+            for name, value in terms(kernel, hardware, integers=bool(self.activations)).items()
+        }
         time_s: Array = sum(parts.values(), start=np.zeros(1))
         few = np.less_equal(kernel.shapes["tokens"], FEW_ROWS)
         low, high = (np.where(few, *(self.errors[level, phase][side] for phase in PHASES)) * time_s for side in (0, 1))
@@ -114,6 +122,10 @@ class Backend:
             expected=time_s, low=low, high=high, latency=parts["launch_us"] > _LATENCY * time_s,
             source=self._source(level, hardware), stacks=(f"{self.engine} {self.title}",),
         )  # fmt: skip
+
+    def carried(self, hardware: Hardware) -> bool:
+        """Whether factors are those of other devices."""
+        return self._factors(hardware)[0] != LEVELS[0]
 
     def _factors(self, hardware: Hardware) -> tuple[str, dict[str, float]]:
         """Where the factors of products come from, and all factors."""
@@ -139,6 +151,15 @@ def has_hbm(hardware: Hardware) -> bool:
     return any(fact.key == "memory.type" and str(fact.value).startswith("HBM") for fact in hardware.facts)
 
 
+def typical(engine: str, devices: Sequence[Hardware]) -> Hardware:
+    """The device whose precision all can have: the first on which the engine quantizes activations, if any.
+
+    Other kernels widen weights to the format of activations, so narrower ones change no time by more than their bytes.
+    """
+    quantizing = (device for device in devices for one in backends(engine) if one.runs_on(device) and one.activations)
+    return next(quantizing, devices[0])
+
+
 @cache
 def backends(engine: str) -> tuple[Backend, ...]:
     """The backends of an engine; none if its kernels are those of a library."""
@@ -158,7 +179,7 @@ def backend_of(engine: str, hardware: Hardware) -> Backend:
         if one.runs_on(hardware):
             return one
     makers = ", ".join(dict.fromkeys(vendor for one in known for vendor in one.vendors))
-    raise InputError(f"engine: {engine} was measured on GPUs of {makers}, not on devices like {hardware.name}")
+    raise InputError(f"engine: {engine} was measured on GPUs of {makers}; {hardware.name} is none")
 
 
 def _backend(engine: str, part: Section) -> Backend:

@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
 from ..expectation.kernels import Kernels
 from ..expectation.profile import Profile
+from ..expectation.whole_passes import typical
 from ..graph import Graph
 from ..model import Model
 from ..operators.linear import ExpertsLinear
@@ -106,7 +107,8 @@ def plan(
     devices, readers, left = _devices(hardware, prefill_hardware, hardware_set)
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
-    base = _base(model, devices[0], parse_techniques(techniques), made, library=library, profiles=profiles)
+    first = typical(made.name, devices) if made and made.whole else devices[0]
+    base = _base(model, first, parse_techniques(techniques), made, library=library, profiles=profiles)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
         max_devices=max_devices, years=years, disaggregated=disaggregated,
@@ -163,7 +165,8 @@ def _base(
 
     Raises InputError where it cannot be served token by token, or where a technique makes no sense or says a precision.
     """
-    bare = Setting.of(model, device, attention=made.attention if made else None, **kernels)
+    own = made.name if made and made.whole else ""
+    bare = Setting.of(model, device, attention=made.attention if made else None, engine=own, **kernels)
     if not bare.model.generates or bare.model.encodes:
         raise InputError(
             f"{bare.model.name} is not served token by token; plan is of models that continue their prompts"

@@ -33,7 +33,7 @@ OTHERS: Final = "others"
 BACKENDS: Final = {
     "llama.cpp": (
         ({"title": "CUDA", "vendors": ["nvidia"], "activations": "A8g32"}, ["llama.cpp CUDA"]),
-        ({"title": "Metal", "vendors": ["apple"], "activations": "A16"}, ["llama.cpp Metal"]),
+        ({"title": "Metal", "vendors": ["apple"]}, ["llama.cpp Metal"]),
         ({"title": "ROCm", "vendors": ["amd"], "hbm": True, "activations": "A8g32"}, ["llama.cpp ROCm"]),
         ({"title": "ROCm or Vulkan", "vendors": ["amd"], "hbm": False, "activations": "A8g32"},
          ["llama.cpp ROCm", "llama.cpp Vulkan"]),
@@ -109,7 +109,7 @@ def _read() -> Iterator[Pass]:
             for launch in launches(rows, workload, library=engine, half="fp16"):
                 operator = rows[launch.members[0]]
                 if operator.time_s > 0:
-                    for name, value in terms(launch.kernels[0], setting.hardware).items():
+                    for name, value in terms(launch.kernels[0], setting.hardware, integers=bool(activations)).items():
                         amounts[name] += operator.repeat * float(value[0])
             yield Pass(
                 engine=row["engine"], device=row["device"], model=row["model"], quant=row["quant"], batch=batch,

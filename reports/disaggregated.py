@@ -12,11 +12,12 @@ from .table import shows_calls
 from .text import Lines
 
 
-def render_text(found: Disaggregated, *, width: int = 0, per_call: bool | None = None) -> str:
-    """The report on a terminal."""
+def render_text(found: Disaggregated, *, width: int = 0, per_call: bool | None = None, brief: bool = False) -> str:
+    """The report on a terminal; `width` and `brief` as of an analysis."""
     calls = shows_calls(found.joint, per_call)
     alarms = {_memory_of(name) for name, side in found.sides if not side.memory.fits}
-    return text.report(headline(found), summary(found), found.joint, width=width, calls=calls, alarms=alarms)
+    said = headline(found), summary(found)
+    return text.report(*said, found.joint, width=width, calls=calls, brief=brief, alarms=alarms)
 
 
 def render_markdown(found: Disaggregated, *, per_call: bool | None = None) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from llmviewer.analyzing.analysis import Analysis
@@ -20,6 +20,8 @@ _SUMS: Final = (
     "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes", "conversion_ops",
     "bound_time_s", "expected_time_s", "expected_low_s", "expected_high_s", "share",
 )  # fmt: skip
+LITTLE: Final = 0.01  # of the time, below which a long table can leave operators out
+_LONG: Final = 24  # operators of a table
 LEGEND: Final = (
     "OPs and bytes moved (weights, activations, KV cache), arithmetic intensity, attainable performance, "
     "what bounds it, the type it is computed in, the least time it takes, and what to expect of real kernels"
@@ -40,7 +42,7 @@ class Merged:
 
     parts  it in each block
     whole  all its launches, as one of the block of the first
-    title  what it is called so that no other is: its name, with its first block where others bear it
+    title  what it is called so that no other is: its name, and where others bear it, its blocks
     """
 
     parts: tuple[OperatorResult, ...]
@@ -56,15 +58,34 @@ def merged(phase: Phase) -> list[Merged]:
     found: dict[tuple[object, ...], list[OperatorResult]] = {}
     for op in phase.operators:
         found.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
-    bearers = Counter(parts[0].name for parts in found.values())
+    blocks: dict[str, list[list[str]]] = {}
+    for parts in found.values():
+        blocks.setdefault(parts[0].name, []).append([op.block for op in parts])
     return [
-        Merged(
-            parts=tuple(parts),
-            whole=_sum(parts),
-            title=f"{parts[0].name} ({parts[0].block})" if bearers[parts[0].name] > 1 else parts[0].name,
-        )
+        Merged(parts=tuple(parts), whole=_sum(parts), title=_title(parts, blocks[parts[0].name]))
         for parts in found.values()
     ]
+
+
+def _title(parts: Sequence[OperatorResult], rows: Sequence[Sequence[str]]) -> str:
+    """Its name alone if it has the only one of the `rows` of that name, of which these are the blocks."""
+    name, own = parts[0].name, [op.block for op in parts]
+    if len(rows) == 1:
+        return name
+    return f"{name} ({_common(own, [block for row in rows if row != own for block in row])})"
+
+
+def _common(own: Sequence[str], others: Sequence[str]) -> str:
+    """Words that the names of all of one's `own` blocks have and those of no other; else the first, and how many more.
+
+    >>> _common(["local_dense", "local_moe"], ["global_moe"]), _common(["local", "global"], ["local_cut"])
+    ('local', 'local +1')
+    """
+    first, *more = own
+    words = [word for word in first.split("_") if all(word in block.split("_") for block in own)]
+    if not more or not words or any(set(words) <= set(block.split("_")) for block in others):
+        return f"{first} +{len(more)}" if more else first
+    return "_".join(words)
 
 
 def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
@@ -73,9 +94,30 @@ def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
     return replace(first, **sums) if len(parts) > 1 else first
 
 
-def rows(phase: Phase, *, per_call: bool) -> list[Row]:
-    """A line for each operator, of all its launches or of one, and one for the whole."""
-    return [*(_operator(one, per_call=per_call) for one in merged(phase)), _total(phase.total)]
+def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[Row]:
+    """A line for each operator, of all its launches or of one, and one for the whole.
+
+    brief  a long table has those that take long, and one line for all others together
+    """
+    table = merged(phase)
+    small = _small(table, phase.total) if brief else []
+    shown = [_operator(one, per_call=per_call) for one in table if one not in small]
+    return [*shown, *([_together(small)] if small else []), _total(phase.total)]
+
+
+def shortens(phase: Phase) -> bool:
+    """Whether the brief table of a phase leaves operators out."""
+    return bool(_small(merged(phase), phase.total))
+
+
+def _small(table: Sequence[Merged], total: Total) -> list[Merged]:
+    """Of a long table, the operators that take little of the time, at the bound and as expected."""
+
+    def little(op: OperatorResult) -> bool:
+        expected = (op.expected_time_s or 0) < LITTLE * (total.expected_time_s or inf)
+        return op.share < LITTLE and expected
+
+    return [one for one in table if little(one.whole)] if len(table) > _LONG else []
 
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
@@ -109,6 +151,21 @@ def _operator(merged: Merged, *, per_call: bool) -> Row:
         f"{op.share:.1%}",
     )
     return Row(cells=cells, bound=op.bound)
+
+
+def _together(small: Sequence[Merged]) -> Row:
+    """All launches of operators that have no line of their own."""
+    op = _sum([one.whole for one in small])
+    cells = (
+        f"{len(small)} under {LITTLE:.0%}",
+        str(op.repeat),
+        *_amounts(op),
+        *4 * ("",),
+        seconds(op.bound_time_s),
+        seconds(op.expected_time_s),
+        f"{op.share:.1%}",
+    )
+    return Row(cells=cells, bound="")
 
 
 def _total(total: Total) -> Row:

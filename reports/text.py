@@ -21,7 +21,7 @@ from llmviewer.units import fold, seconds, si
 
 from .columns import columns
 from .listing import WIDTH
-from .table import COLUMNS, rate, rows, shows_calls
+from .table import COLUMNS, LITTLE, rate, rows, shortens, shows_calls
 
 Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
 
@@ -30,22 +30,25 @@ _COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
 _SHORT: Final = {"weights": "wts.", "activ.": "act."}  # where there are more columns
 _LEFT: Final = ("operator", "bound", "in")
 _TYPED: Final = re.compile(r"[._=\d]")  # in a word that is typed: a key, an option, a model or a device
+_LEFT_OUT: Final = f"--all lists the operators that take less than {LITTLE:.0%} of the time too"
 _ROOM: Final = 12  # letters for a name, for which numbers are written closer
 _LEAST: Final = 8  # letters of a name, however many columns there are
 
 
-def render_text(analysis: Analysis, *, width: int = 0, per_call: bool | None = None) -> str:
+def render_text(analysis: Analysis, *, width: int = 0, per_call: bool | None = None, brief: bool = False) -> str:
     """The whole report with its colours.
 
-    width  that of the terminal, where names that have no room are cut; 0 where there is none, and nothing is. [columns]
+    width  that of the terminal, where names that have no room are broken; 0 where there is none. [columns]
+    brief  of a long table, operators that take little of the time are one line
     """
     calls = shows_calls(analysis, per_call)
     alarms = set() if analysis.memory.fits else {"memory"}
-    return report(headline(analysis), summary(analysis), analysis, width=width, calls=calls, alarms=alarms)
+    said = headline(analysis), summary(analysis)
+    return report(*said, analysis, width=width, calls=calls, brief=brief, alarms=alarms)
 
 
 def report(
-    head: str, lines: Lines, analysis: Analysis, *, width: int, calls: bool, alarms: Collection[str] = ()
+    head: str, lines: Lines, analysis: Analysis, *, width: int, calls: bool, brief: bool, alarms: Collection[str] = ()
 ) -> str:
     """The phases of `analysis` under `head` and `lines`, of which those that `alarms` names are verdicts against it."""
     table_width, width = max(width, WIDTH) if width else sys.maxsize, max(width or WIDTH, _NARROW)
@@ -53,8 +56,10 @@ def report(
     for name, phase in analysis.phases:
         line = phase_line(called(analysis, name), phase, per_call=calls)
         parts += ["", click.style(_wrapped(line, width), bold=True)]
-        parts += [_table(phase, per_call=calls, width=table_width), _wrapped(sentence(phase.advice), width)]
-    if remarks := analysis.remarks:
+        table = _table(phase, per_call=calls, width=table_width, brief=brief)
+        parts += [table, _wrapped(sentence(phase.advice), width)]
+    left_out = [_LEFT_OUT] if brief and any(shortens(phase) for _, phase in analysis.phases) else []
+    if remarks := [*analysis.remarks, *left_out]:
         parts += ["", *(_wrapped(f"Note: {note}.", width) for note in remarks)]
     return "\n".join(parts) + "\n"
 
@@ -274,24 +279,27 @@ def _listed(lines: Lines, width: int, alarms: Collection[str]) -> str:
     return "\n".join(texts)
 
 
-def _table(phase: Phase, *, per_call: bool, width: int) -> str:
-    lines = rows(phase, per_call=per_call)
+def _table(phase: Phase, *, per_call: bool, width: int, brief: bool) -> str:
     left_out = "expect" if phase.total.expected_time_s is None else "OP/s"  # there is no room for all
     names = [name for name in COLUMNS if name != left_out]
+    shown = [COLUMNS.index(name) for name in names]
+    found = (COLUMNS, *(row.cells for row in rows(phase, per_call=per_call, brief=brief)))
+    texts = [[cells[at] for at in shown] for cells in found]
+    if "expect" in names or _beside(texts) > width - _ROOM:
+        texts = [[head, *(_SHORT.get(text, text.replace(" ", "")) for text in cells)] for head, *cells in texts]
+    lines: list[list[str]] = []
+    heads = _fitted([head for head, *_ in texts], width - _beside(texts))
+    for (first, *more), (_, *cells) in zip(heads, texts, strict=True):
+        lines += [[first, *cells], *([text, *len(cells) * [""]] for text in more)]
 
     def style(line: int, column: int, text: str) -> str:
         if line == 0:
             return click.style(text, dim=True)
-        color = _COLOR.get(lines[line - 1].bound) if names[column] == "bound" else None
-        return click.style(text, fg=color, bold=line == len(lines)) if color or line == len(lines) else text
+        color = _COLOR.get(text.strip()) if names[column] == "bound" else None
+        whole = line == len(lines) - 1
+        return click.style(text, fg=color, bold=whole) if color or whole else text
 
-    shown = [COLUMNS.index(name) for name in names]
-    texts = [[cells[at] for at in shown] for cells in (COLUMNS, *(line.cells for line in lines))]
-    if "expect" in names or _beside(texts) > width - _ROOM:
-        texts = [[head, *(_SHORT.get(text, text.replace(" ", "")) for text in cells)] for head, *cells in texts]
-    heads = _fitted([cells[0] for cells in texts], width - _beside(texts))
-    texts = [[head, *cells[1:]] for head, cells in zip(heads, texts, strict=True)]
-    return columns(texts, left=[names.index(name) for name in _LEFT], gap=" ", style=style).rstrip("\n")
+    return columns(lines, left=[names.index(name) for name in _LEFT], gap=" ", style=style).rstrip("\n")
 
 
 def _beside(texts: list[list[str]]) -> int:
@@ -299,36 +307,32 @@ def _beside(texts: list[list[str]]) -> int:
     return sum(1 + max(map(len, column)) for column in zip(*(cells[1:] for cells in texts), strict=True))
 
 
-def _fitted(names: list[str], width: int) -> list[str]:
-    """Names without that of the line before, or of the last that stands whole, which theirs begins with; of those that
-    are longer than `width`, both ends.
+def _fitted(names: list[str], width: int) -> list[list[str]]:
+    """Lines of each name: without that of the line before, or of the last that stands whole, which theirs begins with,
+    and those that are longer than `width` in several.
 
     >>> _fitted(["o_proj", "o_proj_lora_in", "o_proj_lora_out", "logits_all_gather"], 12)
-    ['o_proj', '  lora_in', '  lora_out', 'logit…gather']
+    [['o_proj'], ['  lora_in'], ['  lora_out'], ['logits_all_', ' gather']]
     """
     if max(map(len, names)) <= width:
-        return names
+        return [[name] for name in names]
     width = max(width, _LEAST)
-    texts = []
+    lines = []
     whole = ""
     for before, name in pairwise(("", *names)):
         above = next((one for one in (before, whole) if one and name.startswith(f"{one}_")), "")
-        text = f"  {name.removeprefix(f'{above}_')}" if above else name
+        lines.append(_broken(f"  {name.removeprefix(f'{above}_')}" if above else name, width))
         whole = whole if above else name
-        texts.append(text)
-    return [text if len(text) <= width else _cut(text, texts, width) for text in texts]
+    return lines
 
 
-def _cut(text: str, others: list[str], width: int) -> str:
-    """Both ends of `text`, as equal as can be, of such lengths that they are those of no other."""
-    room = width - 1
-    ways = sorted(range(room + 1), key=lambda head: abs(2 * head - room))
-    ends = [(text[:head], text[len(text) - room + head :]) for head in ways]
-
-    def alone(head: str, tail: str) -> bool:
-        return not any(other.startswith(head) and other.endswith(tail) for other in others if other != text)
-
-    return "…".join(next((pair for pair in ends if alone(*pair)), ends[0]))
+def _broken(name: str, width: int) -> list[str]:
+    """Lines of a name, which end at a space or after an underscore, if they can."""
+    if len(name) <= width:
+        return [name]
+    indent = len(name) - len(name.lstrip()) + 1
+    spaced = textwrap.wrap(name.replace("_", "_ "), width, subsequent_indent=indent * " ")
+    return [line.replace("_ ", "_") for line in spaced]
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -51,6 +51,12 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
     default=None,
     help="Show OPs, bytes and times of one launch of an operator, or of all of them together (text, markdown).",
 )
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="On the screen, list every operator. If not given, a long table has those under 1% of the time in one line.",
+)
 @shared.library
 @shared.profiles
 @shared.engine
@@ -62,6 +68,7 @@ def analyze(
     *,
     form: str | None,
     per_call: bool | None,
+    every: bool,
     output: Path | None,
     hardware_set: tuple[str, ...],
     sides: dict[str, Any],
@@ -81,6 +88,9 @@ def analyze(
             f"--per-call and --all-calls are of text and markdown; leave them out with {chosen}, which says of all "
             "launches how many they are"
         )
+    if every and chosen != "text":
+        raise InputError(f"--all is of text; leave it out with {chosen}, which has every operator")
+    render = partial(_rendered, form=chosen, per_call=per_call, every=every, to_file=output is not None)
     if sides:
         from ..analyzing.disaggregation import disaggregate
 
@@ -91,13 +101,13 @@ def analyze(
         _check_used(sides, **both)
         usual = {f"{side}_{what}": value for side in inputs.SIDES for what, value in both.items()}
         found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
-        shared.emit(_rendered(found, chosen, per_call=per_call, to_file=output is not None), output)
+        shared.emit(render(found), output)
         return
     analysis = run(hardware_set=hardware_set, **question)
     left = click.get_current_context().get_parameter_source("gen") is ParameterSource.DEFAULT
     if not left and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
-    shared.emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
+    shared.emit(render(analysis), output)
 
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
@@ -116,7 +126,7 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
         raise InputError(f"layout {layout} is of no use beside --prefill-layout and --decode-layout; leave one out")
 
 
-def _rendered(found: Analysis | Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
+def _rendered(found: Analysis | Disaggregated, *, form: str, per_call: bool | None, every: bool, to_file: bool) -> str:
     from ..analyzing.analysis import Analysis
 
     report = import_module(f"{_REPORTS}.{_OF_ONE[form] if isinstance(found, Analysis) else 'disaggregated'}")
@@ -125,8 +135,8 @@ def _rendered(found: Analysis | Disaggregated, form: str, *, per_call: bool | No
         return str(render(per_call=per_call))
     if form != "text":
         return str(render())
-    colored = sys.stdout.isatty() and not to_file
-    text = str(render(width=0 if to_file else shared.terminal(), per_call=per_call))
+    colored, width = sys.stdout.isatty() and not to_file, 0 if to_file else shared.terminal()
+    text = str(render(width=width, per_call=per_call, brief=not every and not to_file))
     return text if colored else click.unstyle(text)
 
 

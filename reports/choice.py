@@ -23,7 +23,7 @@ from .page import Card, Picture, picture
 from .report import Report
 
 _FIRST: Final = 6  # of the ranking, to see first
-_MOST: Final = 20  # rows of a table in words
+_MOST: Final = 20  # rows of a table in words, and devices of a reason
 _NAMED: Final = 8  # devices that a remark names
 
 
@@ -154,8 +154,8 @@ def _counted(choice: Choice) -> str:
 
 def tables(choice: Choice) -> list[Table]:
     expected = expectations(choice.comparison, [one.cell for one in choice.ranked])
-    ranked = (_ranked(choice), expected.without_constants("model", "batch", "layout"))
-    return [table for table in (*(replace(one, most=_MOST) for one in ranked), _rejected(choice)) if table.body]
+    found = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
+    return [replace(table, most=_MOST) for table in found if table.body]
 
 
 def _ranked(choice: Choice) -> Table:

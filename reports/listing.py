@@ -84,10 +84,14 @@ class Table:
 
     def below(self, width: int) -> str:
         """What a text says under its rows."""
-        more = len(self.body[self.most :]) if self.most is not None else 0
+        more = self._left_out()
         rest = f"{more:,} more: -o FILE.html, .md, .csv or .json has all." if more else ""
         said = " ".join(filter(None, (self.about, rest)))
         return f"{filled(said, width)}\n" if said else ""
+
+    def _left_out(self) -> int:
+        """How many rows a text has not."""
+        return len(self.body) - len(self.body[: self.most])
 
     def markdown(self) -> str:
         marks = ["---" if head in self.words else "---:" for head in self.head]
@@ -113,13 +117,23 @@ class Reasons(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped(Table):
-    """Of which a text has only the names of what has the same reason: `groups` of a reason and of them."""
+    """Of which a text has only the names of what has the same reason: `groups` of a reason and of them.
+
+    most  names of a group that a text has; None for all
+    """
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]
 
     def text(self, width: int = WIDTH) -> str:
-        lines = (filled(f"{reason}: {', '.join(names)}", width, others="  ") for reason, names in self.groups)
+        lines = (filled(f"{reason}: {self._named(names)}", width, others="  ") for reason, names in self.groups)
         return "\n".join((filled(self.title, width), *lines, self.below(width)))
+
+    def _named(self, names: Sequence[str]) -> str:
+        more = len(names) - len(names[: self.most])
+        return f"{', '.join(names[: self.most])}{f' and {more} more' if more else ''}"
+
+    def _left_out(self) -> int:
+        return sum(len(names) - len(names[: self.most]) for _, names in self.groups)
 
 
 def filled(text: str, width: int = WIDTH, *, first: str = "", others: str = "") -> str:

@@ -17,7 +17,7 @@ from llmviewer.devices.files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.statistics import rank_correlation
 from llmviewer.reports import stories
-from llmviewer.reports.choice import REPORT
+from llmviewer.reports.choice import REPORT, tables
 from llmviewer.units import fold
 
 NOVEL = {"users": 1, "prompt": 512, "gen": 4096}
@@ -128,9 +128,17 @@ def test_who_lacks_memory_for_prompts_read_at_once_alone_is_told_so():
     [
         ({"power": 300}, "rtx-4090", "power: 450 W, 1.5x the 300 W allowed"),
         ({"budget": 1000}, "rtx-4090", "budget: 1,599 USD, 1.6x the 1,000 USD allowed"),
-        ({"budget": 1000}, "unpriced", "budget: not known for it"),
-        ({"by": "cost", "years": 3}, "unpriced", "price: not known for it"),
-        ({"by": "cost"}, "arc-b580", "price: no cloud price, and no years to spread the purchase over"),
+        (
+            {"budget": 1000},
+            "unpriced",
+            "budget: no purchase price is known; --hardware-set NAME:price.purchase=VALUE gives one",
+        ),
+        (
+            {"by": "cost", "years": 3},
+            "unpriced",
+            "price: no price is known; --hardware-set NAME:price.cloud=VALUE gives one",
+        ),
+        ({"by": "cost"}, "arc-b580", "price: no cloud price; --depreciation YEARS spreads that of a purchase"),
         ({"tpot": 0.001, "quants": ["published"]}, "unpriced", "time per token: 46.0 ms, 46x the 1.00 ms allowed"),
         ({"ttft": 0.1, "quants": ["published"]}, "unpriced", "time to first token: 134 ms, 1.34x the 100 ms allowed"),
         ({"ttft": 0.2, "quants": ["published"]}, "unpriced", None),
@@ -298,18 +306,29 @@ def test_a_text_has_the_first_of_the_ranking_and_names_the_others_by_reason(nove
     assert [line.split()[0] for line in ranked] == [one.cell.hardware.name for one in novel.ranked[:20]]
     assert f"{len(novel.ranked) - 20} more: -o FILE.html, .md, .csv or .json has all." in " ".join(text.split())
     named = " ".join(text.split()).partition("memory, of what there is: ")[2].partition(" In the allowed")[0]
-    assert named.split(", ") == [f"{one.cell.hardware.name} {fold(one.excess)}" for one in novel.rejected]
+    folds = [f"{one.cell.hardware.name} {fold(one.excess)}" for one in novel.rejected]
+    assert named.split(", ") == folds
     assert all(one.reason in page for one in novel.rejected)
 
 
 def test_what_one_device_alone_lacks_is_told_in_full_and_what_is_unknown_last():
     devices = ["l4", "t4", "a2", "gaudi-3", "rtx-4090"]
     found = choose("llama-2-13b", hardware=devices, quants=["published"], budget=2000)
-    assert REPORT.text(found).partition("Devices that do not qualify\n")[2].splitlines()[:3] == [
+    assert REPORT.text(found).partition("Devices that do not qualify\n")[2].splitlines()[:4] == [
         "gaudi-3: budget: 15,625 USD, 7.81x the 2,000 USD allowed",
         "rtx-4090: memory: 27.1 GB, 1.05x the 25.8 GB there is",
-        "budget: not known for it: l4, t4, a2",
+        "budget: no purchase price is known; --hardware-set NAME:price.purchase=VALUE",
+        "  gives one: l4, t4, a2",
     ]
+
+
+def test_of_many_that_lack_the_same_a_text_has_the_first_and_how_many_more():
+    found = choose("llama-3.1-8b", quants=["fp8"], budget=20_000)
+    unknown = [one.cell.hardware.name for one in found.rejected if "no purchase price" in one.reason]
+    text, (*_, table) = " ".join(REPORT.text(found).split()), tables(found)
+    assert f"gives one: {', '.join(unknown[:20])} and {len(unknown) - 20} more" in text
+    assert f"closest. {len(unknown) - 20} more: -o FILE.html, .md, .csv or .json has all." in text
+    assert all(f"| {name} |" in table.markdown() for name in unknown)
 
 
 def test_json_and_csv_have_every_device(capsys, novel):

@@ -15,6 +15,14 @@ from .breakdown import Breakdown
 from .cells import DATA_TYPE, ENGINE, LINK, WHAT_IF, Cell
 
 MEMORY: Final = "memory"
+_UNKNOWN: Final = {  # by factor: what a device file lacks, and how to give it
+    factor: f"no {what} is known; --hardware-set NAME:{key}=VALUE gives one"
+    for factor, what, key in (
+        ("budget", "purchase price", "price.purchase"),
+        ("price", "price", "price.cloud"),
+        ("power", "TDP", "power.tdp"),
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +89,7 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
         if limit is None or value <= limit:
             return []
         if isnan(value):
-            return [fault(factor, inf, "not known for it")]
+            return [fault(factor, inf, _UNKNOWN[factor])]
         most = "there is" if factor == MEMORY else "allowed"
         excess = value / limit
         times = f"{excess:.3g}" if excess < 1000 else f"{excess:,.0f}"
@@ -113,8 +121,9 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
         found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
     if not by.known(cell.hardware, years):
         bought = by is By.COST and "price.purchase" in numbers
-        reason = "no cloud price, and no years to spread the purchase over" if bought else "not known for it"
-        found.append(fault("price" if by is By.COST else "power", inf, reason))
+        factor = "price" if by is By.COST else "power"
+        reason = "no cloud price; --depreciation YEARS spreads that of a purchase" if bought else _UNKNOWN[factor]
+        found.append(fault(factor, inf, reason))
     return found
 
 

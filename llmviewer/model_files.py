@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import builder
+from .devices.files import known_file
 from .documents import Section, check_path, is_there, read_json, read_text, read_yaml
 from .errors import InputError, suggest
 from .graph import Graph
@@ -92,6 +93,8 @@ def load_model(name: str) -> Model:
     check_path(name)
     if "," in name:
         raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")
+    if known_file(name):
+        raise InputError(f"no model {name!r}: that is a device; a model comes first (`llmviewer models` lists all)")
     nearest = suggest(name, (*known, *(alias for path in files for alias in _aliases(path))))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")

@@ -110,11 +110,21 @@ def _check(command: click.Command, context: click.Context, arguments: list[str])
     if words and takers:
         raise InputError(f"{context.info_name} takes no {words[0]!r} by itself; give it as {' or '.join(takers)}")
     if words and values.get("hardware"):
-        several = shlex.join((values["model"], values["hardware"], *words))
         raise InputError(
-            f"{context.info_name} takes one HARDWARE; got {words[0]!r} as well: `llmviewer compare {several}` "
-            "takes several"
+            f"{context.info_name} takes one HARDWARE; got {words[0]!r} as well: "
+            + _for_several(str(context.info_name), values["model"], (values["hardware"], *words))
         )
+
+
+def _for_several(command: str, model: str, devices: Sequence[str]) -> str:
+    """What to do instead of giving several devices to a command that takes one."""
+    listed = ",".join(devices)
+    instead = {
+        "analyze": ("compare", model, *devices),
+        "simulate": ("plan", model, "--hardware", listed, "--rate", "R"),
+        "sweep": ("sweep", model, listed, "--over", "AXIS=VALUES", "-o", "DIR/"),
+    }.get(command)
+    return f"`llmviewer {shlex.join(instead)}` takes several" if instead else "give each by itself"
 
 
 @click.group(

@@ -103,8 +103,8 @@ def compare(
 @shared.quants("A precision that is allowed. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
 @hardware_option
 @shared.choice("--by", of=("speed", "cost", "energy"), told="What devices are ranked by.", default="speed")
-@click.option("--budget", metavar="USD", type=float, help="The highest price of all devices together.")
-@click.option("--power", metavar="W", type=float, help="The highest TDP of all devices together.")
+@click.option("--budget", metavar="USD", type=shared.NUMBER, help="The highest price of all devices together.")
+@click.option("--power", metavar="W", type=shared.NUMBER, help="The highest TDP of all devices together.")
 @shared.goal("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
 @shared.goal("--tpot", "The longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies without converting them.")

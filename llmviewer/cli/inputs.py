@@ -100,12 +100,12 @@ def layout(command: _F, *, several: bool = False) -> _F:
         *(
             click.option(f"--{name}", metavar="NUMBERS", default="1", help=f"{text}; several: 1,2,4.")
             if several
-            else click.option(f"--{name}", type=int, default=1, help=f"{text}.")
+            else click.option(f"--{name}", type=shared.WHOLE, default=1, help=f"{text}.")
             for name, text in DEGREES.items()
         ),
         click.option(
             "--micro-batches",
-            type=int,
+            type=shared.WHOLE,
             default=0,
             help="Parts that the pipeline cuts a batch into; one for each stage if 0.",
         ),
@@ -198,7 +198,7 @@ def expert_skew(command: _F) -> _F:
     return click.option(
         "--expert-skew",
         metavar="S",
-        type=float,
+        type=shared.NUMBER,
         default=0,
         show_default=True,
         help="How unevenly tokens choose experts: their popularity is rank^-S; 0 is uniform.",
@@ -209,7 +209,7 @@ def redundant_experts(command: _F) -> _F:
     return click.option(
         "--redundant-experts",
         metavar="N",
-        type=int,
+        type=shared.WHOLE,
         default=0,
         help="Copies of popular experts in each layer, which even out what ranks have to do (EPLB; SGLang's "
         "--ep-num-redundant-experts, vLLM's num_redundant_experts).",

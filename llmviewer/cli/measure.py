@@ -15,6 +15,7 @@ import click
 
 from ..errors import InputError
 from ..units import counted
+from . import options as shared
 from .progress import Ticker
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _BAR: Final = 20
     "--model", "models", multiple=True, metavar="NAME",
     help="A model whose shapes are measured. May be repeated. If not given, a few of several kinds.",
 )  # fmt: skip
-@click.option("--minutes", type=float, default=5, show_default=True, help="Stop after this many minutes.")
+@click.option("--minutes", type=shared.NUMBER, default=5, show_default=True, help="Stop after this many minutes.")
 @click.option("--family", metavar="NAMES", help="Only some of gemm, attention, moe and elementwise.")
 @click.option(
     "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (docs/measurements.md)."

@@ -24,11 +24,48 @@ FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 
 _WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
+_SEVERAL: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of numbers
 _UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _A = TypeVar("_A", bound="Answer")
 _V = TypeVar("_V", str | None, tuple[str, ...])
+
+
+class _Whole(click.types.IntParamType):
+    """A whole number; where several are given, the error says which command takes them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"must be a whole number; got {value!r}{_over(param, value)}", param, ctx)
+
+
+class _Number(click.types.FloatParamType):
+    """A number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"must be a number; got {value!r}", param, ctx)
+
+
+def _over(parameter: click.Parameter | None, value: str) -> str:
+    """How to give several values of what a sweep can go over; nothing where `value` is one."""
+    from ..sweeping.axes import DEGREES, NUMBERS
+
+    name = parameter.name if parameter else None
+    return (
+        f"; `llmviewer sweep` takes --over {name}={value}"
+        if name in (*NUMBERS, *DEGREES) and _SEVERAL.search(value)
+        else ""
+    )
+
+
+WHOLE: Final = _Whole()
+NUMBER: Final = _Number()
 
 
 def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -70,14 +107,15 @@ def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:
         try:
             return number(str(value))
         except ValueError:
-            raise click.BadParameter(f"must be {must}; got {str(value)!r}", context, parameter) from None
+            told = f"must be {must}; got {str(value)!r}{_over(parameter, str(value))}"
+            raise click.BadParameter(told, context, parameter) from None
 
     return read
 
 
 def number(name: str, told: str, *, default: int | None = None) -> Callable[[_F], _F]:
     """A whole number, with its help."""
-    return click.option(name, type=int, default=default, show_default=default is not None, help=told)
+    return click.option(name, type=WHOLE, default=default, show_default=default is not None, help=told)
 
 
 def choice(name: str, *names: str, of: Sequence[str], told: str, default: str | None = None) -> Callable[[_F], _F]:
@@ -117,7 +155,7 @@ depreciation = click.option(
     "--depreciation",
     "years",
     metavar="YEARS",
-    type=float,
+    type=NUMBER,
     help="Spread the purchase price over so many years of uninterrupted use. If not given, only cloud prices count.",
 )
 library = click.option(
@@ -232,11 +270,12 @@ def precision(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 def in_options(message: str, command: click.Command, arguments: Sequence[str]) -> str:
-    """`message`, with the option as typed in place of the name that it has in Python, where that is another."""
+    """`message`, with the option as typed in place of its name in Python; if not typed, where that is another."""
     there = [argument.partition("=")[0] for argument in arguments]
     for parameter in command.params:
-        option = next((name for name in there if name in parameter.opts), max(parameter.opts, key=len))
-        if isinstance(parameter, click.Option) and option != f"--{parameter.name}":
+        typed = next((name for name in there if name in parameter.opts), "")
+        option = typed or max(parameter.opts, key=len)
+        if isinstance(parameter, click.Option) and (typed or option != f"--{parameter.name}"):
             message = re.sub(rf"^{parameter.name}(?=:| must | is of )", option, message)
     return message
 

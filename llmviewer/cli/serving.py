@@ -79,7 +79,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
             return command(*arguments, layout=laid if layout is None else parse_layout(layout), **options)
 
         options = [
-            *(click.option(f"--{name}", type=int, default=1, help=text) for name, text in degrees.items()),
+            *(click.option(f"--{name}", type=shared.WHOLE, default=1, help=text) for name, text in degrees.items()),
             click.option("--layout", metavar="DEGREES", help="All of these in one, as in plan: 'tp=4 ep=4'."),
         ]
         return shared.all_of(cast("_F", with_layout), *options)
@@ -134,7 +134,10 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @shared.number("--block", "Tokens of a block of the KV cache; if not given, the engine's, or 16.")
 @shared.number("--copies", "Copies of the model; requests go to them in turn.", default=1)
 @click.option(
-    "--readers", type=int, default=0, help="More copies, which only read prompts, so that the others only decode."
+    "--readers",
+    type=shared.WHOLE,
+    default=0,
+    help="More copies, which only read prompts, so that the others only decode.",
 )
 @click.option("--prefill-hardware", metavar="HARDWARE", help="In place of HARDWARE, the devices of the readers.")
 @click.option(
@@ -189,7 +192,11 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
 @click.command()
 @click.argument("model")
 @click.option(
-    "--rate", type=float, required=True, metavar="R", help="Requests a second, which arrive at random (Poisson)."
+    "--rate",
+    type=shared.NUMBER,
+    required=True,
+    metavar="R",
+    help="Requests a second, which arrive at random (Poisson).",
 )
 @shared.goal("--ttft", "The longest mean time to first token.", default=inf)
 @shared.goal("--tpot", "The longest mean time per output token.", default=inf)

@@ -83,6 +83,8 @@ def hardware_file(name: str) -> Path:
     if is_there(name):
         raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
+    if any(path.stem == name.lower() for path in data_dir("models").glob("*.yaml")):
+        raise InputError(f"no hardware {name!r}: that is a model, which comes before the device")
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
     near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
     raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")

@@ -261,7 +261,7 @@ def test_passes_that_repeat_are_found_wherever_a_file_begins(tmp_path, llama, na
 
 def test_layers_that_repeat_are_no_passes(tmp_path, llama):
     kernels = [(name.replace("flash_fwd_splitkv", "mine"), *rest) for name, *rest in laid([LAYER])]
-    with pytest.raises(InputError, match=r"^passes must be given: no kernel of attention"):
+    with pytest.raises(InputError, match=r"^how many passes were recorded cannot be told: no kernel"):
         recorded(written(tmp_path / "t.json", kernels), llama)
 
 
@@ -356,6 +356,12 @@ def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
     assert found.passes.passes == 2
 
 
+def test_a_trace_that_is_not_there_or_not_first_is_told_before_anything_is_analyzed(capsys):
+    assert main(["timeline", "gpt2", "t4", "trace.json"]) == 2
+    told = "gpt2: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE"
+    assert capsys.readouterr().err == f"llmviewer: {told}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "more", "wrong"),
     [
@@ -363,13 +369,13 @@ def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
         ("{}", [], "has no traceEvents; must be a trace of torch.profiler"),
         ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), what `nsys export"),
         (json.dumps(traced([])), [], "has operators of a CPU, and no kernel of a GPU; the hardware must be what they"),
-        ("[]", [], "nothing in it ran; record CUDA activities, or CPU activities of a CPU"),
+        ("[]", [], "has no kernel that ran; record CUDA activities, or CPU activities of a CPU"),
         ('[{"cat": "kernel", "name": "a", "ts": "x", "dur": 1}]', [], "a kernel must have name, ts and dur; got"),
         ("Start (ns),Duration (ns),Name\n1,many,a\n", [], "Start and Duration must be numbers; got 1,many,a"),
-        (json.dumps(traced(list(laid([LAYER] * 2))[:-100])), [], "passes must be given: 55 launches mix tokens ("),
-        (json.dumps(traced([("nvjet", 1, 1)])), [], "passes must be given: no kernel of attention or of a state is"),
-        (json.dumps(traced([("a", 1, 1)], [("step[DECODE bs=8]", 0)])), ["--phase", "prefill"], "none of the 1 passes"),
-        (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "3"], "passes must divide the 64 launches"),
+        (json.dumps(traced(list(laid([LAYER] * 2))[:-100])), [], "told: 55 launches of attention or of a state "),
+        (json.dumps(traced([("nvjet", 1, 1)])), [], "how many passes were recorded cannot be told: no kernel has a"),
+        (json.dumps(traced([("a", 1, 1)], [("step[DECODE bs=8]", 0)])), ["--phase", "prefill"], "none of the 1 that"),
+        (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "3"], "passes must divide the 64 recorded launches"),
         (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "0"], "passes must be a whole number of at least 1"),
     ],
 )  # fmt: skip

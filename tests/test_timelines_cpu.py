@@ -199,7 +199,7 @@ def test_passes_without_shapes_have_to_be_named(tmp_path, analysis, named):
     if named:
         assert recorded(path, analysis).passes.passes == 1
     else:
-        with pytest.raises(InputError, match=r"^passes of a prompt and of a token cannot be told apart by operators"):
+        with pytest.raises(InputError, match=r"^passes that read prompts cannot be told from decode steps"):
             recorded(path, analysis)
 
 
@@ -224,7 +224,7 @@ def test_a_pass_begins_with_the_embeddings(tmp_path, analysis, passes):
     assert {part.part: part.launches for part in found.parts if part.launches} == {
         "matrix products": 5, "elementwise": 2, "sampling": 1
     }  # fmt: skip
-    with pytest.raises(InputError, match=r"^passes must divide the 4 launches"):
+    with pytest.raises(InputError, match=r"^passes must divide the 4 recorded launches"):
         recorded(path, analysis, passes=3)
 
 

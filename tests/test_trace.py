@@ -249,10 +249,10 @@ ERRORS = {
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
     "own_model:wrong": "wrong: the module itself: bmm fails on meta tensors (RuntimeError: Expected size for first two "
     "dimensions of batch2 tensor to be: [2, 64] but got: [2, 7].)",
-    "own_model:Loop": "Loop: makes 33 calls for one shape and 35 for another; a trace needs the same calls for all "
-    "(is there a loop over tokens?)",
-    "own_model:linear": "linear: layers.0: layer sees the last 501 keys, and windows are known of two products with "
-    "the cache and a softmax between them",
+    "own_model:Loop": "Loop: forward must make the same calls for inputs of all sizes; it makes 33 for one and 35 for "
+    "another (is there a loop over tokens?)",
+    "own_model:linear": "linear: layers.0: layer sees the last 501 tokens; such a window is followed only in "
+    "attention: a product with keys, a softmax, a product with values",
 }
 
 
@@ -329,8 +329,8 @@ def test_further_kinds(kind):
 REFUSED = {
     "jetmoe": "model.layers.0.self_attention.experts.router: _to_copy needs the values of a tensor, and a trace has "
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
-    "recurrent_gemma": "forward must return a cache or a state, as .past_key_values or second; got none (what a module "
-    "keeps within itself is not traced; describe the model in a YAML file)",
+    "recurrent_gemma": "forward must return a cache or a state, as .past_key_values or as its second result; got none "
+    "(what a module keeps within itself is not traced; describe the model in a YAML file)",
 }
 REFUSED_CONFIG = {
     "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "kv_channels": 32,

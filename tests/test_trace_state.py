@@ -334,7 +334,7 @@ def test_a_step_that_mixes_sequences_is_told():
         trace(built("rwkv", fields), name="rwkv")
     few, more = 2 * 2 * 2 * 64 * 64, 2 * 3 * 3 * 64 * 64
     assert str(caught.value) == (
-        "rwkv: rwkv.blocks.0.attention.key: mm mixes the sequences of a batch, and a trace needs each by itself: "
+        "rwkv: rwkv.blocks.0.attention.key: mm must work on each sequence of a batch by itself; it mixes them: "
         f"{few} OPs for batch 2, 1 new tokens after 5, {more} for batch 3, 1 new tokens after 5"
     )
 

@@ -50,8 +50,8 @@ def test_what_is_found_is_what_the_command_line_finds(trace):
     [
         ("a.json", b"{", "a.json: is not JSON that can be read, perhaps cut off: "),
         ("a.json", b'{"traceEvents": [{"cat": "kernel"', "a.json: is not JSON that can be read, perhaps cut off: "),
-        ("a.json", b'{"traceEvents": []}', "a.json: nothing in it ran; record CUDA activities"),
-        ("a.txt", b"", "a.txt: must be a trace of torch.profiler (.json, .json.gz)"),
+        ("a.json", b'{"traceEvents": []}', "a.json: has no kernel that ran; record CUDA activities"),
+        ("a.txt", b"", "a.txt: is empty; must be a trace of torch.profiler (.json, .json.gz)"),
         ("a.sqlite", b"SQLite format 3\x00nothing", "a.sqlite: cannot be read as what `nsys export --type sqlite` wr"),
         ("a.gz", b"\x1f\x8bnothing at all", "a.gz: cannot be read: "),
         ("a.csv", b"Name,Start,Duration\na,b,c", "a.csv: Start and Duration must be numbers; got a,b,c"),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from ..errors import InputError
 from . import inputs
 from . import options as shared
 
@@ -55,6 +56,8 @@ def timeline(
     from ..timelines.against import recorded
 
     shared.check_output(form, output)
+    if not file.exists():
+        raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
     shared.emit_report(REPORT, recorded(file, analyze(**asked), phase=phase, passes=passes, stage=stage), form, output)
 
 

@@ -216,7 +216,10 @@ def compared(
     operators = _of_stage(shown[phase], stage)
     layers = sum(op.repeat for op in operators if op.kind in _MIXING and op.name not in _BESIDE)
     if not layers and not passes:
-        raise InputError(f"passes must be given: {analysis.model.name} has no layers that mix tokens to count them by")
+        raise InputError(
+            f"how many passes were recorded cannot be told: {analysis.model.name} has no attention or state to count "
+            "them by; give their number (--passes N)"
+        )
     parts = parts_of(set(found.names), operators)
     graph = _graph(analysis.model.graph, shown[phase].stages, stage)
     at_least = fewest(graph, operators)

@@ -165,7 +165,7 @@ def _of_steps(found: Launches) -> tuple[list[int], list[Kind]]:
     """The first launches of passes that the engine named, and their kinds."""
     starts = np.searchsorted(found.start_s, [step.start_s for step in found.steps]).tolist()
     if sorted(set(starts)) != starts or starts[-1] >= len(found.names):
-        raise InputError("passes that the engine named must have launches, each its own; these have not")
+        raise InputError("each pass that the engine named must have kernels of its own; here some have none")
     return starts, [Kind(sequences=(step.reads, step.writes)) for step in found.steps]
 
 
@@ -183,13 +183,13 @@ def _of_layers(
         count = passes or _whole(Counter(found.names[i] for i in marks), layers)
         where = marks or opens
         if not where or len(where) % count:
-            raise InputError(f"passes must divide the {len(where)} launches that mix tokens; got {count}")
+            raise InputError(f"passes must divide the {len(where)} recorded launches of attention; got {count}")
         each = len(where) // count
         starts = [0, *_between(found, where[each - 1 : -1 : each], where[each::each])]
     if found.host and len(starts) > 1 and not any(found.operands):
         raise InputError(
-            "passes of a prompt and of a token cannot be told apart by operators without shapes; record them with "
-            "record_shapes=True, or name each pass as vLLM does"
+            "passes that read prompts cannot be told from decode steps, as the operators were recorded without shapes; "
+            "record with record_shapes=True, or name each pass as vLLM does"
         )
     stops = [*starts[1:], len(found.names)]
     return starts, [_kind(found, parts, a, b) for a, b in zip(starts, stops, strict=True)]
@@ -287,11 +287,15 @@ def _times(found: Launches, starts: Sequence[int]) -> tuple[NDArray[np.float64],
 def _whole(marks: Mapping[str, float], layers: int) -> int:
     total = int(sum(marks.values()))
     if not total:
-        raise InputError("passes must be given: no kernel of attention or of a state is known by its name")
+        raise InputError(
+            "how many passes were recorded cannot be told: no kernel has a name of attention or of a state update; "
+            "give their number (--passes N)"
+        )
     if total % layers:
         told = ", ".join(f"{name[:40]} {n:.0f}" for name, n in list(marks.items())[:3])
         raise InputError(
-            f"passes must be given: {total} launches mix tokens ({told}), no multiple of the {layers} layers that do"
+            f"how many passes were recorded cannot be told: {total} launches of attention or of a state update "
+            f"({told}) are no multiple of {layers} layers; give their number (--passes N)"
         )
     return total // layers
 
@@ -300,7 +304,9 @@ def _named(steps: Sequence[Step], phase: str) -> list[int]:
     found = [place for place, step in enumerate(steps) if bool(step.reads) == (phase == "prefill")]
     if not found:
         does = "reads prompts" if phase == "prefill" else "decodes alone"
-        raise InputError(f"phase: none of the {len(steps)} passes {does}, as the engine named them")
+        raise InputError(
+            f"phase must be of passes that were recorded; none of the {len(steps)} that the engine named {does}"
+        )
     return found
 
 

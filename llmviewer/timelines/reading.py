@@ -38,7 +38,7 @@ def read_timeline(path: Path, phase: str, *, most: int | None = None) -> Launche
     """
     found = _read(path, phase, most)
     if not found.names:
-        raise InputError(f"{path}: nothing in it ran; record CUDA activities, or CPU activities of a CPU")
+        raise InputError(f"{path}: has no kernel that ran; record CUDA activities, or CPU activities of a CPU")
     return found
 
 
@@ -47,6 +47,8 @@ def _read(path: Path, phase: str, most: int | None) -> Launches | Sums:
     if raw.startswith(MAGIC):
         return of_database(path)
     text = raw.decode("utf-8-sig", errors="replace")
+    if not text.strip():
+        raise InputError(f"{path}: is empty; must be {FORMATS}")
     if text.lstrip()[:1] in ("{", "["):
         return _of_json(text, path, phase)
     found = of_table(text, path)

@@ -20,12 +20,16 @@ def check_aligned(name: str, basis: Basis, recordings: Sequence[Recording]) -> N
     for recording in recordings[1:]:
         for ours, theirs in zip(calls, recording.calls, strict=False):
             if ours.wiring != theirs.wiring:
-                other = problem_at(name, theirs, f"is made for one shape where {ours.where} is for another")
+                other = problem_at(
+                    name,
+                    theirs,
+                    f"runs for inputs of one size where {ours.where} runs for another; both must run the same",
+                )
                 raise _mixed_sequences(name, basis, recordings) or other
         if len(calls) != len(recording.calls):
             raise InputError(
-                f"{name}: makes {len(calls)} calls for one shape and {len(recording.calls)} for another; "
-                "a trace needs the same calls for all (is there a loop over tokens?)"
+                f"{name}: forward must make the same calls for inputs of all sizes; it makes {len(calls)} for one and "
+                f"{len(recording.calls)} for another (is there a loop over tokens?)"
             )
 
 
@@ -39,6 +43,6 @@ def _mixed_sequences(name: str, basis: Basis, recordings: Sequence[Recording]) -
             if ours.wiring != theirs.wiring:
                 break
             if first.projects(ours) and theirs.ops * few.batch > ours.ops * shape.batch:
-                problem = "mixes the sequences of a batch, and a trace needs each by itself"
+                problem = "must work on each sequence of a batch by itself; it mixes them"
                 return problem_at(name, ours, f"{problem}: {ours.ops} OPs for {few}, {theirs.ops} for {shape}")
     return None

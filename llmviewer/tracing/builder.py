@@ -72,8 +72,8 @@ class Builder:
         for op in operators:
             if isinstance(op, Product) and op.mask.keeps and isinstance(op.mask, Causal) and op.mask.window < inf:
                 raise InputError(
-                    f"{self.program.name}: {segment.layer}: {op.name} sees the last {op.mask.window} keys, and windows "
-                    "are known of two products with the cache and a softmax between them"
+                    f"{self.program.name}: {segment.layer}: {op.name} sees the last {op.mask.window} tokens; such "
+                    "a window is followed only in attention: a product with keys, a softmax, a product with values"
                 )
 
     def _words(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:

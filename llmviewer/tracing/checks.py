@@ -87,8 +87,8 @@ def _compare(program: Program, recording: Recording, shape: Shape, *, windows: b
     counted = [(c, i) for i, c in enumerate(program.calls) if c.matmul]
     if [(c.path, c.name) for c, _ in counted] != [product[:2] for product in recording.products]:
         raise InputError(
-            f"{program.name}: makes other products for {shape} than for {program.basis.shapes[0]}; "
-            "a trace needs the same"
+            f"{program.name}: forward must make the same matrix products for inputs of all sizes; for {shape} it makes "
+            f"others than for {program.basis.shapes[0]}"
         )
     for (call, index), (_, _, ops) in zip(counted, recording.products, strict=True):
         fitted = program.ops_for(index, shape)

@@ -70,8 +70,8 @@ class Steps(Passes):
         past, numbers = self._prompt(shape)
         if not tensors_of(past):
             raise InputError(
-                f"{self.name}: forward must return a cache or a state, as .{self.cache} or second; got none (what a "
-                "module keeps within itself is not traced; describe the model in a YAML file)"
+                f"{self.name}: forward must return a cache or a state, as .{self.cache} or as its second result; got "
+                "none (what a module keeps within itself is not traced; describe the model in a YAML file)"
             )
         return self._run(shape.q_len, shape.batch, past, numbers)[0]
 

@@ -145,7 +145,9 @@ class Recorder:
                 )
             )  # fmt: skip
         elif known and name.endswith("mm"):
-            raise InputError(f"{path}: {name} gives whole numbers, and a trace follows floating-point ones")
+            raise InputError(
+                f"{path}: {name} must be of floating-point numbers, which a trace follows; it is of whole numbers"
+            )
         else:
             self.recording.deciding |= set(map(self.shown, known))
         return out

@@ -50,7 +50,9 @@ def _same_products(program: Program, prompt: Recording, paths: set[str]) -> None
     if said != [(c.path, c.ops) for c in done]:
         other = next((c for c, (path, ops) in zip(done, said, strict=False) if (c.path, c.ops) != (path, ops)), None)
         where = other.where if other else f"a prompt, {len(done)} products where a step has {len(said)},"
-        raise InputError(f"{program.name}: {where} does not do what as many steps do; a trace needs the same")
+        raise InputError(
+            f"{program.name}: {where} must do for a prompt what it does in as many steps of one token; it does not"
+        )
 
 
 def _scanned(recording: Recording, paths: set[str]) -> Counter[str]:

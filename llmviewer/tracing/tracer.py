@@ -94,7 +94,11 @@ def _first_that_fits(module: Any, name: str, vocab: int | None, ways: Sequence[P
 def _model(module: Any, program: Program, passes: Passes, vocab: int | None) -> Model:
     name = program.name
     if program.logits < 0 or program.logits not in program.writer:
-        what = "logits, as .logits or first" if passes.basis in (CACHED, STEPS) else "what it makes of its input"
+        what = (
+            "logits, as .logits or as its first result"
+            if passes.basis in (CACHED, STEPS)
+            else "what it makes of its input"
+        )
         raise InputError(f"{name}: forward must return {what}; got nothing that depends on it")
     width = program.values[program.logits].shape[-1]
     if vocab is not None and width != vocab:

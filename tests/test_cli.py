@@ -216,6 +216,8 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["sweep", "gpt2", "t4", "l4"],
          "sweep takes one HARDWARE; got 'l4' as well: `llmviewer sweep gpt2 t4,l4 --over"),
         (["analyze", "h100-sxm", "gpt2"], "no hardware 'gpt2': that is a model, which comes before the device"),
+        (["analyze", "gpt2", "8xh100"],
+         "no hardware '8xh100': give h100 and how many share the model, such as --tp 8 (`llmviewer "),
         (["choose", "h100"], "no model 'h100': that is a device; a model comes first (`llmviewer models` lists all)"),
         (["sweep", "gpt2", "t4", "--batch", "1..8"],
          "Invalid value for '--batch': must be a whole number; got '1..8'; `llmviewer sweep` takes --over batch=1..8"),

@@ -22,6 +22,7 @@ from .what_ifs import altered
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 _ROUNDING: Final = 1e-9  # relative, of numbers computed from factors
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
+_COUNTED: Final = re.compile(r"(?P<number>\d+) ?[xX*] ?(?P<name>.+)")  # 8xh100
 _START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
 
 
@@ -83,11 +84,20 @@ def hardware_file(name: str) -> Path:
     if is_there(name):
         raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
+    raise InputError(f"no hardware {name!r}: {_instead(name)} (`llmviewer hardware` lists all)")
+
+
+def _instead(name: str) -> str:
+    """What to give in place of a name that no device has."""
     if any(path.stem == name.lower() for path in data_dir("models").glob("*.yaml")):
-        raise InputError(f"no hardware {name!r}: that is a model, which comes before the device")
+        return "that is a model, which comes before the device"
+    if "," in name:
+        return "give one; `llmviewer compare` takes several"
+    counted = _COUNTED.fullmatch(name)
+    if counted and known_file(counted["name"]):
+        return f"give {counted['name']} and how many share the model, such as --tp {counted['number']}"
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
-    near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
-    raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
+    return suggest(name, devices, of=devices)
 
 
 def known_file(name: str) -> Path | None:

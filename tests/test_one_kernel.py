@@ -88,7 +88,7 @@ def test_where_nothing_was_measured_there_is_the_bound_alone():
     ("kernel", "sizes", "error"),
     [
         ("gem", {}, "no kernel 'gem'; did you mean gemm?"),
-        ("gemm", {"M": 1, "N": 2}, "gemm: needs M, N, K; give K"),
+        ("gemm", {"M": 1, "N": 2}, "gemm: needs M, N, K; give K=VALUES"),
         ("gemm", {"M": 1, "N": 2, "k": 3}, "gemm: no size 'k'; there is K, M, N"),
         ("gemm", {"M": 0, "N": 2, "K": 3}, "gemm: M must be a whole number of at least 1; got 0"),
         ("gemm", {"M": [4, 4], "N": 2, "K": 3}, "gemm: M must be each value once; got 4, 4"),
@@ -146,7 +146,7 @@ def test_a_time_below_the_bound_is_not_called_fast(size, time, why, capsys):
         (["h200-sxm", "M=1,2", "N=8", "K=8", "--measured", "33us"],
          "--measured: is of one device and one combination of sizes; these are 2"),
         (["h200-sxm", "M=1", "N=8", "K=8", "--measured", "33us", "--format", "json"],
-         "--measured: is told in words; leave out --format json"),
+         "--measured: is told in words; leave json out"),
         (["h200-sxm", "M=1", "N=8", "K=8", "--measured", "0.2"],
          "--measured: must be a positive time, such as '31.5 us'; got '0.2'"),
         (["M=1", "N=8", "K=8"], "kernel gemm: needs HARDWARE, and then sizes; `llmviewer kernel` lists them"),
@@ -197,3 +197,13 @@ def test_json_and_csv_say_the_same(capsys):
     ]
     assert [float(line["expected_time_s"]) for line in table] == [row["expected_time_s"] for row in rows]
     assert [int(line["batch"]) for line in table] == [row["sizes"]["batch"] for row in rows]
+
+
+def test_estimates_go_to_a_file_in_the_format_of_its_name(capsys, tmp_path):
+    asked, path = ["kernel", "gemm", "h100-sxm", "M=1", "N=64", "K=64"], tmp_path / "gemm.csv"
+    assert main([*asked, "-o", str(path)]) == 0
+    assert capsys.readouterr() == ("", f"{path}: written\n")
+    assert main([*asked, "--format", "csv"]) == 0
+    assert path.read_text() == capsys.readouterr().out
+    assert main(["kernel", "-o", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("llmviewer: kernel needs KERNEL, whose estimates go to ")

@@ -156,7 +156,9 @@ def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -
     known = (*kind.needed, *kind.usual)
     missing = [name for name in kind.needed if name not in sizes]
     if missing:
-        raise InputError(f"{kernel}: needs {', '.join(kind.needed)}; give {', '.join(missing)}")
+        raise InputError(
+            f"{kernel}: needs {', '.join(kind.needed)}; give {' '.join(f'{name}=VALUES' for name in missing)}"
+        )
     found: dict[str, tuple[int, ...]] = {}
     for name in known:
         asked = sizes.get(name, kind.usual.get(name, 0))

@@ -10,6 +10,8 @@ import click
 from ..errors import InputError
 from . import options as shared
 
+_FORMATS: Final = {".txt": "text", ".json": "json", ".csv": "csv"}
+
 
 @click.command()
 @click.argument("name", metavar="[KERNEL]", required=False)
@@ -26,7 +28,8 @@ from . import options as shared
 @shared.profiles
 @shared.hardware_set
 @shared.hardware_path
-@click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", show_default=True)
+@shared.report_format(tuple(_FORMATS.values()))
+@shared.output(what="the estimates")
 def kernel(
     name: str | None,
     hardware: str | None,
@@ -37,7 +40,8 @@ def kernel(
     library: str,
     profiles: tuple[Path, ...],
     hardware_set: tuple[str, ...],
-    form: str,
+    form: str | None,
+    output: Path | None,
 ) -> None:
     """Give the bound and the expected time of one kernel.
 
@@ -46,7 +50,10 @@ def kernel(
     """
     from ..reports import one_kernel as report
 
+    form = shared.form_of(form, output, _FORMATS)
     if name is None:
+        if output:
+            raise InputError(f"kernel needs KERNEL, whose estimates go to {output}; `llmviewer kernel` lists all")
         click.echo(report.render_kinds(shared.width()), nl=False)
         return
     if hardware is None or "=" in hardware:
@@ -63,11 +70,11 @@ def kernel(
     if time_s is not None and len(found) > 1:
         raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(found)}")
     if time_s is not None and form != "text":
-        raise InputError(f"--measured: is told in words; leave out --format {form}")
+        raise InputError(f"--measured: is told in words; leave {form} out")
     if form == "text":
-        click.echo(report.render_text(found, time_s, shared.width()), nl=False)
+        shared.emit(report.render_text(found, time_s, shared.width(output)), output)
     else:
-        click.echo(report.render_json(found) if form == "json" else report.render_csv(found), nl=False)
+        shared.emit(report.render_json(found) if form == "json" else report.render_csv(found), output)
 
 
 def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:

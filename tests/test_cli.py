@@ -328,7 +328,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("sweep gpt2 t4 --over kv_len=9 --kv-len 9",
          "--kv-len: the axis kv_len of --over says it too; give one of them"),
         ("sweep gpt2 t4 --over memory.bandwidth=6TB/s..24TB/s --over batch=1",
-         ("memory.bandwidth=6TB/s..24TB/s: must be a positive number, a space and a unit in B/s, such as "
+         ("memory.bandwidth=6TB/s..24TB/s: must be a positive number and a unit in B/s, such as "
          "'1.5 TB/s'; got '6TB/s..24TB/s'; a factor such as 2x works too")),
         ("sweep gpt2 t4 --over batch=1 --library vllm",
          "--library: applies only to expected times; give expected=True (--expected)"),

@@ -53,7 +53,7 @@ CONFIG = {
     "vocab_size": 10,
 }
 START = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
-QUANTITY = "must be a positive number, a space and a unit in B/s, such as '1.5 TB/s'; got"
+QUANTITY = "must be a positive number and a unit in B/s, such as '1.5 TB/s'; got"
 WHOLE = "must be a whole number of at least 1; got"
 NOTATION = (
     "quantization must be bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as "
@@ -197,7 +197,7 @@ def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch)
         ("fp32:", "fp33:", "vector.fp33: unknown key; did you mean fp32?"),
         ("320 GB/s", "320 GB", f"memory.bandwidth: {QUANTITY} '320 GB'"),
         ("320 GB/s", "320 TOP/s", f"memory.bandwidth: {QUANTITY} '320 TOP/s'"),
-        ("320 GB/s", "320GB/s", f"memory.bandwidth: {QUANTITY} '320GB/s'"),
+        ("320 GB/s", "320 GBps", f"memory.bandwidth: {QUANTITY} '320 GBps'"),
         ("320 GB/s", "320", f"memory.bandwidth: {QUANTITY} 320"),
         ("320 GB/s", "-320 GB/s", f"memory.bandwidth: {QUANTITY} '-320 GB/s'"),
         ("320 GB/s", "0 GB/s", f"memory.bandwidth: {QUANTITY} '0 GB/s'"),

@@ -23,6 +23,7 @@ from llmviewer.devices.files import (
 from llmviewer.devices.keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
 from llmviewer.devices.local import draft
 from llmviewer.errors import InputError
+from llmviewer.units import parse
 
 CHIP = """\
 name: chip
@@ -191,19 +192,19 @@ def test_notes_say_what_a_what_if_does():
         ),
         (
             "latency: 2 us", "latency: 2 uHz",
-            "scale_up.latency: must be a positive number, a space and a unit in s, such as '2 s'; got '2 uHz'",
+            "scale_up.latency: must be a positive number and a unit in s, such as '2 s'; got '2 uHz'",
         ),
         (
             "data_rate: 8 Gbit/s", "data_rate: 8 GB/s",
-            "memory.data_rate: must be a positive number, a space and a unit in bit/s, such as '21 Gbit/s'; got '8 GB/s'",  # noqa: E501
+            "memory.data_rate: must be a positive number and a unit in bit/s, such as '21 Gbit/s'; got '8 GB/s'",
         ),
         (
             "capacity: 64 GiB", "capacity: 64 mB",
-            "memory.capacity: must be a positive number, a space and a unit in B, such as '80 GB'; got '64 mB'",
+            "memory.capacity: must be a positive number and a unit in B, such as '80 GB'; got '64 mB'",
         ),
         (
             "cloud: 2.5 USD/h", "cloud: 2.5 USD",
-            "price.cloud: must be a positive number, a space and a unit in USD/h, such as '2.5 USD/h'; got '2.5 USD'",
+            "price.cloud: must be a positive number and a unit in USD/h, such as '2.5 USD/h'; got '2.5 USD'",
         ),
     ],
 )  # fmt: skip
@@ -605,3 +606,11 @@ def test_yaml_of_no_device(capsys, tmp_path, given, error):
     assert (code, out, path.exists()) == (2, "", False)
     assert error in err
     assert err.count("\n") == 1
+
+
+def test_a_unit_may_follow_its_number_at_once():
+    spaced = ("3 TB/s", "B/s"), ("80 GiB", "B"), ("1e3 us", "s"), ("155 TOP/s", "OP/s"), ("1 EB/s", "B/s")
+    for text, unit in spaced:
+        assert parse(text.replace(" ", ""), unit) == parse(text, unit)
+    with pytest.raises(ValueError, match=r"such as '155 TOP/s'; got '400 TFLOPS'; for FLOP write OP$"):
+        parse("400 TFLOPS", "OP/s")

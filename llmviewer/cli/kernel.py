@@ -94,8 +94,10 @@ def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:
 
 
 def _time(text: str) -> float:
+    from ..units import parse
+
     try:
-        return shared.time_s(text)
+        return parse(text, "s")
     except ValueError:
         raise InputError(f"--measured: must be a positive time, such as '31.5 us'; got {text!r}") from None
 

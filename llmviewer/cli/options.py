@@ -25,7 +25,6 @@ SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "
 
 _WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
 _SEVERAL: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of numbers
-_UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _A = TypeVar("_A", bound="Answer")
@@ -91,8 +90,10 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: object) 
         return float(str(value))
     except ValueError:
         pass
+    from ..units import parse
+
     try:
-        return time_s(str(value))
+        return parse(str(value), "s")
     except ValueError:
         must = f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
         raise click.BadParameter(must, context, parameter) from None
@@ -182,16 +183,6 @@ engine = click.option(
     "deepspeed, openppl, flashdecoding++ or lightllm. It brings its kernels, in place of --library, and what its host "
     "adds to every step. If not given, there are no gaps between kernels.",
 )
-
-
-def time_s(text: str) -> float:
-    """A positive time with its unit, "31.5 us" or "31.5us". [s]
-
-    Raises ValueError where it is none.
-    """
-    from ..units import parse
-
-    return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")
 
 
 def all_of(command: _F, *options: Callable[[_F], _F]) -> _F:

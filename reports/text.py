@@ -327,12 +327,13 @@ def _fitted(names: list[str], width: int) -> list[list[str]]:
 
 
 def _broken(name: str, width: int) -> list[str]:
-    """Lines of a name, which end at a space or after an underscore, if they can."""
+    """Lines of a name, which end at a space, or after an underscore or a comma."""
     if len(name) <= width:
         return [name]
     indent = len(name) - len(name.lstrip()) + 1
-    spaced = textwrap.wrap(name.replace("_", "_ "), width, subsequent_indent=indent * " ")
-    return [line.replace("_ ", "_") for line in spaced]
+    spaced = re.sub(r"([_,])(?=.)", r"\1 ", name)
+    lines = textwrap.wrap(spaced, width, subsequent_indent=indent * " ", break_on_hyphens=False)
+    return [re.sub(r"([_,]) ", r"\1", line) for line in lines]
 
 
 def _wrapped(text: str, width: int) -> str:

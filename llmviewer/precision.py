@@ -145,6 +145,11 @@ _NOTATION: Final = (
     "alone or before that of the cache, as in fp8KV8 "
     "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
 )
+_MEANT: Final = {  # by what others call them
+    "awq": "W4A16g128", "gptq": "W4A16g128", "4bit": "W4A16 or W4A16g128", "4-bit": "W4A16 or W4A16g128",
+    "8bit": "W8A16 or W8A8", "8-bit": "W8A16 or W8A8", "fp4": "nvfp4 or mxfp4", "bnb": "Wnf4A16",
+    "bitsandbytes": "Wnf4A16",
+}  # fmt: skip
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -157,6 +162,8 @@ def parse_scheme(text: str) -> Scheme:
     whole = text.strip().lower()
     found: dict[str, Format] = {}
     position = 0
+    if whole in _MEANT:
+        raise InputError(f"quantization must be written as {_MEANT[whole]}; got {text!r}")
     if (match := _WHOLE.match(whole)) and (name := _SYNONYMS.get(match[1], match[1])) in _ALONE:
         found = {use.lower(): NAMED[name] for use in _ALONE[name]}
         position = match.end()

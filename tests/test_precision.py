@@ -440,7 +440,7 @@ def test_dequantization_of_weights_is_counted_once_a_launch(quant, conversion_op
         assert evaluate(op.work().conversion_ops, w) == conversion_ops
 
 
-@pytest.mark.parametrize("text", ["Q4_K_XL", "AWQ", "gptq", "fp9", "fp8W4", "fp8KV8KV4"])
+@pytest.mark.parametrize("text", ["Q4_K_XL", "fp9", "fp8W4", "fp8KV8KV4"])
 def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
     with pytest.raises(InputError) as error:
         parse_scheme(text)

@@ -99,6 +99,7 @@ class Quantization:
 
 
 AS_IT_IS: Final = Quantization()
+_FILE_TYPE: Final = re.compile(r"[it]?q\d", re.IGNORECASE)
 PUBLISHED: Final = "published"  # as users write it
 
 
@@ -118,6 +119,9 @@ def parse_quantization(text: str) -> Quantization:
     first, *rest = (part.strip() for part in text.split(","))
     if first.upper() in MIXTURES:
         return _mixed(MIXTURES[first.upper()], *rest)
+    if _FILE_TYPE.match(first):
+        nearest = suggest(first, map(str.lower, MIXTURES))
+        raise InputError(f"quantization {first!r}: no such file type of llama.cpp; {nearest}")
     if first == PUBLISHED:
         return Quantization(overrides=tuple(map(_override, rest)))
     if "=" in first:

@@ -77,6 +77,10 @@ def load_model(name: str) -> Model:
         return _shipped(folder / f"{wanted}.yaml")
     if local := _from_path(name):
         return local
+    file, colon, named = name.partition(".py:")
+    if colon or name.endswith(".py"):
+        own = f"{Path(file).name.removesuffix('.py')}:{named or 'CALLABLE'}"
+        raise InputError(f"{name}: must be importable by name; in the folder of the file give {own}")
     if _CALLABLE.fullmatch(name):  # the user's code, which only an explicit name runs
         from .tracing import load_traced
 
@@ -88,8 +92,6 @@ def load_model(name: str) -> Model:
     if is_there(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
         raise InputError(f"{name}: must be a model file; give a {endings}")
-    if ".py:" in name:
-        raise InputError(f"{name}: must be importable by name: package.module:callable")
     check_path(name)
     if "," in name:
         raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")

@@ -142,7 +142,7 @@ def test_a_name_that_is_like_none_is_told_no_names():
 
 
 def test_a_module_by_its_path_is_told_how_it_is_named():
-    said = "/x/mine.py:tower: must be importable by name: package.module:callable"
+    said = "/x/mine.py:tower: must be importable by name; in the folder of the file give mine:tower"
     assert _error(load_model, "/x/mine.py:tower") == said
 
 

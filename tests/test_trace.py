@@ -243,8 +243,8 @@ ERRORS = {
     "own_model:absent": "own_model:absent: module own_model has no 'absent'; give package.module:callable",
     "own_model:raises": "own_model:raises: calling raises() without arguments raised ValueError: no such size",
     "own_model:number": "number: must return a torch.nn.Module, or (module, inputs); got int",
-    "own_model:decides": "decides: the module itself: _local_scalar_dense needs the values of a tensor, and a trace "
-    "has only shapes; make what it decides a constant, or describe the model in a YAML file",
+    "own_model:decides": "decides: the module itself: .item(), or an `if` on a tensor, needs the values of a "
+    "tensor, and a trace has only shapes; make what it decides a constant, or describe the model in a YAML file",
     "own_model:selects": "selects: the module itself: index needs the values of a tensor, and a trace has "
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
     "own_model:wrong": "wrong: the module itself: bmm fails on meta tensors (RuntimeError: Expected size for first two "

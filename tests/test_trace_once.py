@@ -172,8 +172,8 @@ def test_kinds_without_an_architecture(kind):
 
 
 REFUSED = {
-    "xlm": "xlm: the module itself: _local_scalar_dense needs the values of a tensor, and a trace has only shapes; "
-    "make what it decides a constant, or describe the model in a YAML file",
+    "xlm": "xlm: the module itself: .item(), or an `if` on a tensor, needs the values of a tensor, and a trace has "
+    "only shapes; make what it decides a constant, or describe the model in a YAML file",
     "wav2vec2": "wav2vec2: reads input_values, and its shape is not known; let the callable return (module, inputs)",
     "resnet": "resnet: reads pictures, and its config has no image_size; let the callable return (module, inputs)",
     "canine": "canine: forward must run as forward(input_ids); it raised RuntimeError: max_pool1d() Invalid computed "
@@ -478,8 +478,8 @@ ERRORS = {
     "dims_of_none": "dims must name an input (input 0); got 'x'",
     "seventh": "input 0 has 2 dimensions, from 0; got 7",
     "no_sequences": "dims must say which dimension is 'sequences'; got {0: {1: 'tokens'}}",
-    "decides": "the module itself: _local_scalar_dense needs the values of a tensor, and a trace has only shapes; make "
-    "what it decides a constant, or describe the model in a YAML file",
+    "decides": "the module itself: .item(), or an `if` on a tensor, needs the values of a tensor, and a trace has only "
+    "shapes; make what it decides a constant, or describe the model in a YAML file",
     "constant": "forward must return what it makes of its input; got nothing that depends on it",
     "lazy": "must have parameters of known sizes; weight waits for data",
     "Nothing": "forward must take an input; it takes none",

@@ -25,6 +25,7 @@ _MADE: Final = ("empty", "zeros", "ones", "full", "new_", "rand", "arange")  # p
 _ONES: Final = ("ones", "ones_like", "new_ones")
 _SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the values of their input
 _DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
+_SAID: Final = {"_local_scalar_dense": ".item(), or an `if` on a tensor,"}  # calls that no code makes by that name
 _COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls missing in torch's flop registry
 
 
@@ -333,7 +334,7 @@ def _failure(name: str, called: str, hint: str, now: tuple[str, str] | None, err
     if now is None:
         return f"{name}: forward must run as {called}; it raised {text}{hint}"
     path, call = now
-    where = f"{path or 'the module itself'}: {call}"
+    where = f"{path or 'the module itself'}: {_SAID.get(call, call)}"
     if call in _DECIDES or any(
         sign in text for sign in ("nonzero", "data-dependent", "Cannot copy out of meta tensor")
     ):

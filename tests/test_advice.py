@@ -15,7 +15,7 @@ from llmviewer.units import seconds
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x the tokens per second(?:, expect ([\d.]+)x)?\)")
 _PRECISION = re.compile(r"\(--quant ('[^']+'|\S+)\) (\S+ \w+) \(([\d.]+)x faster(?:, expect ([\d.]+)x)?\)")
 _CHUNKED = "--with chunked-prefill"
-_CURE = re.compile(r"with (--[^,]+), when this takes (\S+ \w+) \((\S+)x (faster|as long)\)")
+_CURE = re.compile(r"with (--[^,]+), at (\S+ \w+) \((\S+)x (faster|as long)\)")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, d
     now = analyze(name, device, **asked)
     assert not now.memory.fits
     for phase, found in now.phases:
-        told = _CURE.findall(found.advice.partition("it does not fit, but does ")[2])
+        told = _CURE.findall(found.advice.partition("it does not fit the memory, but does ")[2])
         assert [option.rstrip("0123456789.") if "=" in option else option for option, *_ in told] == cures
         for option, takes, times, how in told:
             then = analyze(name, device, **asked | _typed(option, asked))
@@ -138,12 +138,12 @@ def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, d
 def test_no_more_devices_are_advised_than_links_are_known_between():
     asked = {"prompt": 512, "gen": 8, "layout": "tp=8"}  # 32 of them would do, eight are joined
     for _, phase in analyze("llama-3.1-405b", "v100-sxm2-32gb", **asked).phases:
-        assert re.search(r"it does not fit, but does with --offload weights=\S+, when this takes", phase.advice)
+        assert re.search(r"it does not fit the memory, but does with --offload weights=\S+, at ", phase.advice)
 
 
 def test_no_fewer_devices_would_do():
     now = analyze("llama-3.1-70b", "rtx-4090", prompt=512, gen=8)
-    assert "but does with --tp 8, when" in now.phases.decode.advice
+    assert "but does with --tp 8, at" in now.phases.decode.advice
     assert not analyze("llama-3.1-70b", "rtx-4090", prompt=512, gen=8, layout="tp=4").memory.fits
 
 
@@ -158,7 +158,7 @@ def test_no_fewer_devices_would_do():
 def test_where_nothing_helps_that_is_said(name, device, asked):
     for _, phase in analyze(name, device, **asked).phases:
         assert phase.advice.endswith(
-            "; it does not fit, and none of these makes it: the prompt in chunks, up to 8 times as many devices "
+            "; it does not fit the memory, nor with any of these: chunked prefill, up to 8 times as many devices "
             "(--tp), weights in host memory"
         )
 
@@ -166,7 +166,7 @@ def test_where_nothing_helps_that_is_said(name, device, asked):
 def test_where_no_format_is_faster_other_techniques_are_named():
     asked = {"layout": "tp=8", "batch": 8, "quant": "fp8", "prompt": 2048, "gen": 2}
     advice = analyze("qwen3-235b-a22b", "h100-sxm", **asked).phases.prefill.advice
-    said = "; no narrower format makes it faster, a device with more bandwidth does"
+    said = "; no narrower format helps; a device with more bandwidth does"
     assert advice.endswith(f"{said}; `llmviewer advise` tries other techniques")
     once = analyze("bert-base-uncased", "h100-sxm", quant="W4A8", batch=512, prompt=16).phases.prefill
     assert once.advice.endswith(said)  # llmviewer advise is of models that generate

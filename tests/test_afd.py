@@ -210,7 +210,7 @@ def test_a_report_of_splits(tmp_path, capsys):
         (["--devices", "1"], "devices must be a whole number of at least 2; got 1"),
         (
             ["--devices", "9", "--tpot", "0.0001"],
-            "no split of 9 devices fits in memory and writes a token each in 0.0001 s; give more devices, or more time",
+            "no split of 9 devices fits in memory with a step of at most 0.0001 s; give more devices or a longer tpot",
         ),
     ],
 )
@@ -247,13 +247,13 @@ def test_formats_say_the_same(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("question", "told"),
     [
-        ({"attention_layout": "dp=2 ep=2"}, "attention_layout must be of degrees of tp and dp; got dp=2 ep=2"),
+        ({"attention_layout": "dp=2 ep=2"}, "attention_layout must have degrees of tp and dp only; got dp=2 ep=2"),
         ({"expert_devices": 3}, "expert_devices must divide the 8 experts; got 3; try 2 or 4"),
         ({"expert_devices": 0}, "expert_devices must be a whole number of at least 1; got 0"),
         ({"batch": [0]}, "batch must be a whole number of at least 1; got 0"),
         (
             {"link": "scale-up"},
-            "link must be scale-out where no domain has both sides; got 4 x h100-sxm and 8 x h100-sxm",
+            "link must be scale-out unless both sides fit in one scale-up domain; got 4 x h100-sxm and 8 x h100-sxm",
         ),
         ({"link": "air"}, "link must be one of scale-out, scale-up; got 'air'"),
     ],

@@ -195,4 +195,4 @@ def test_layers_that_see_a_part_of_a_pass_are_not_given_some_tokens_alone(name, 
 
 
 def test_a_report_of_text_says_that_pictures_can_be_asked_for():
-    assert analyze(NAME, "h200-sxm").notes == ("text only: --images counts pictures and the tower that reads them",)
+    assert analyze(NAME, "h200-sxm").notes == ("text only: to count images and their encoder, give --images",)

@@ -49,7 +49,9 @@ def test_within_a_domain_they_may_send_over_scale_up_links():
     assert found.kv_transfer_bytes_per_s == 2 * 450e9
     assert found.to_dict()["kv_transfer"]["link"] == "scale-up"
     for other, layout in (("h100-sxm", "tp=8"), ("h200-sxm", "tp=2")):
-        with pytest.raises(InputError, match=r"^kv_link must be scale-out where no domain of one kind of device has"):
+        with pytest.raises(
+            InputError, match=r"^kv_link must be scale-out unless both sides fit in one scale-up domain"
+        ):
             disaggregate("llama-2-7b", "h100-sxm", other, decode_layout=layout, **asked)
 
 

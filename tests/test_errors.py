@@ -615,16 +615,18 @@ def test_a_config_that_says_no_dtype_is_noted(config, fields, dtype, why):
 def test_what_has_no_effect_or_no_kernel_is_noted():
     notes = analyze("llama-2-7b", "t4", quant="W4A16g3", mla="absorbed").notes
     assert "mla absorbed has no effect: llama-2-7b has no latent attention" in notes
-    assert "groups of 3 do not divide rows of 11008 (down_proj): kernels refuse or pad them" in notes
+    assert "quantization groups of 3 do not divide rows of 11008 (down_proj): kernels refuse or pad them" in notes
     assert (
-        "weights of q_proj, k_proj, v_proj, o_proj and 3 more in int4 (a scale for every 128) are multiplied in fp16: "
-        "a low-bit unit works only if all operands have its type, and activations are in fp16"
+        "weights of q_proj, k_proj, v_proj, o_proj and 3 more in int4 (one scale per 128) are converted and "
+        "multiplied in fp16: activations are in fp16, and matrix units need both operands in one type"
     ) in analyze("llama-2-7b", "t4", quant="W4A16g128").notes
     changes = ["scale_up.bandwidth=2x", "power.tdp=2x", "price.cloud=2x", "sparse.bf16=2x"]
     noted = analyze("llama-2-7b", "h100-sxm", hardware_set=changes).notes
-    assert "scale_up.bandwidth=2x: one device sends nothing over these links; --tp and other degrees use them" in noted
-    assert "price.cloud=2x: changes no time; compare, choose and plan count it" in noted
-    assert "sparse.bf16=2x: changes what --with sparsity computes, and nothing else" in noted
+    assert (
+        "scale_up.bandwidth=2x: has no effect on one device; use it with --tp or another degree of parallelism" in noted
+    )
+    assert "price.cloud=2x: changes no time; compare, choose and plan use it" in noted
+    assert "sparse.bf16=2x: affects only analyses with --with sparsity" in noted
     assert any(note.startswith("power.tdp=2x: changes no bound, and expected times only") for note in noted)
     noted = analyze("llama-2-7b", "h100-sxm", layout="tp=2", hardware_set=["scale_up.bandwidth=2x"]).notes
     assert not [note for note in noted if "sends nothing" in note]

@@ -177,9 +177,10 @@ def test_notes_say_what_a_what_if_does():
     plain = analyze("gpt2", "a100-sxm-80gb")
     assert found.hardware.bandwidth() == 2 * plain.hardware.bandwidth()
     assert found.phases.decode.total.bound_time_s < plain.phases.decode.total.bound_time_s
-    assert "these follow, where they are not given: memory.bandwidth 2x" in found.notes
+    assert "derived from these what-ifs: memory.bandwidth 2x" in found.notes
     assert any(
-        note.startswith("l2.capacity=2x: on-chip capacities size the tiles of attention") for note in found.notes
+        note.startswith("l2.capacity=2x: on-chip capacities affect only the tile sizes of attention")
+        for note in found.notes
     )
 
 

@@ -197,7 +197,7 @@ def test_without_a_decode_step_there_is_no_time_per_output_token():
 
 def test_notes_are_on_the_page():
     page = render(analyze("gpt2", "t4", hardware_set=["memory.bandwidth=2x"]))
-    assert "What-if: memory.bandwidth=2x instead of the device&#39;s own number." in page
+    assert "What-if: memory.bandwidth=2x replaces the number of the device&#39;s file." in page
 
 
 def test_names_cannot_bring_markup_or_scripts(analysis):

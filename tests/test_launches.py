@@ -374,15 +374,15 @@ def test_survey_accounting_and_devices_that_were_not_measured_say_why_nothing_is
     tpu = analyze("llama-2-7b", "tpu-v5e")
     assert tpu.phases.prefill.total.expected_time_s is None
     unknown = "no kernel was measured on tpu-v5e, nor on a similar device"
-    assert f"no time is expected above the bound: {unknown}" in tpu.notes
+    assert f"no expected times, only bounds: {unknown}" in tpu.notes
 
 
 def test_operators_of_which_only_the_bound_is_known_are_named():
     result = analyze("whisper-base", "h100", quant="fp32")
     share = result.phases.prefill.total.unmodelled_share
     assert share > 0.01
-    (note,) = (note for note in result.notes if "is the bound: no kernel of" in note and "prefill" in note)
-    assert note.startswith(f"{share:.0%} of the prefill expected")
+    (note,) = (note for note in result.notes if "is bounds: no kernel of" in note and "prefill" in note)
+    assert note.startswith(f"{share:.0%} of the expected prefill time")
     alone = [op for op in result.phases.prefill.operators if op.expected_high_s is None]
     assert alone
     assert all(op.expected_time_s == op.expected_low_s == op.bound_time_s for op in alone)
@@ -490,7 +490,7 @@ def test_latency_is_a_regime_and_the_advice_says_what_helps():
     assert regimes["rope"] == regimes["attention"] == "latency"
     assert {op.name: op.bound for op in small.phases.decode.operators}["rope"] == "memory"
     share = small.phases.decode.total.time_by_regime_s["latency"] / small.phases.decode.total.expected_time_s
-    assert f"{share:.0%} of it is latency" in small.phases.decode.advice
+    assert f"{share:.0%} of the expected time is latency" in small.phases.decode.advice
     assert "latency" not in large.phases.prefill.advice
 
 
@@ -499,7 +499,7 @@ def test_advice_tells_apart_what_kernels_do_not_keep():
     plain = analyze("qwen3-0.6b", "h100").phases.decode
     gain = plain.total.expected_time_s / low.expected_time_s
     assert gain < 1
-    told = plain.advice.partition("what would help at the bound alone: ")
+    told = plain.advice.partition("lower the bound but not the expected time: ")
     assert "4-bit" not in told[0]
     assert told[2].startswith("4-bit weights (--quant W4A16g128)")
     assert f"expect {gain:.2g}x)" in told[2]

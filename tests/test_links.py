@@ -48,9 +48,10 @@ def test_a_group_has_as_many_members_in_a_domain_as_divide_it_and_find_room(size
 def test_beyond_a_bridge_devices_talk_over_their_host_links():
     found = analyze("llama-2-70b", "rtx-3090", layout="tp=8")
     assert found.memory.fits
-    assert "scale-up links of rtx-3090 join 2 devices: beyond, they talk over their host links (31.5 GB/s each)" in (
-        found.notes
-    )
+    assert (
+        "scale-up links of rtx-3090 connect at most 2 devices: traffic between such groups goes over host links "
+        "(31.5 GB/s each)"
+    ) in found.notes
     group = Network.of(load_hardware("rtx-3090"), Layout(tp=8)).group("tp")
     assert group.tiers == (("scale_up", 2), ("host", 4))
     (reduced,) = (op for op in found.phases.decode.operators if op.name == "o_proj_all_reduce")
@@ -75,7 +76,7 @@ def test_seventy_billion_parameters_in_fp16_need_six_bridged_cards_of_24_gb():
 
 def test_devices_with_nothing_but_a_network_talk_over_it():
     found = analyze("llama-3.1-8b", "gb10", layout="tp=2")
-    assert "gb10 has no scale-up link: devices talk over their scale-out links (25.0 GB/s each)" in found.notes
+    assert "gb10 has no scale-up link: devices communicate over scale-out links (25.0 GB/s each)" in found.notes
     (reduced,) = (op for op in found.phases.decode.operators if op.name == "o_proj_all_reduce")
     assert reduced.bound_time_s == pytest.approx(32 * 4096 * 2 / 25e9)
 
@@ -137,14 +138,14 @@ def test_tokens_go_to_experts_in_the_type_of_their_operands_and_come_back_in_16_
 
 
 def test_parts_of_blocks_that_share_a_scale_are_said():
-    torn = "tp=32 cuts blocks of weights that share a scale, which engines refuse or pad: "
-    (found,) = (note for note in analyze("deepseek-v3", "h200-sxm", layout="tp=32").notes if note.startswith(torn))
+    cut = "tp=32 cuts quantization blocks of "
+    (found,) = (note for note in analyze("deepseek-v3", "h200-sxm", layout="tp=32").notes if note.startswith(cut))
     assert "expert_down_proj" in found
     for text in ("tp=8", "tp=32 ep=32"):
         notes = analyze("deepseek-v3", "h200-sxm", layout=text).notes
         assert not [note for note in notes if "expert_down_proj" in note]
     (found,) = (n for n in analyze("llama-3.2-1b", "h100-sxm", layout="tp=2", quant="W4A16g2048").notes if "tp=2" in n)
-    assert found == "tp=2 cuts blocks of weights that share a scale, which engines refuse or pad: o_proj"
+    assert found == "tp=2 cuts quantization blocks of o_proj: engines refuse or pad them"
 
 
 # Options that are of no use.

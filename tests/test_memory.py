@@ -227,17 +227,17 @@ def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
         "(--tp) or larger ones"
     )
     endless = replace(load_hardware("l4"), capacity=float("inf"))
-    with pytest.raises(InputError, match=r"^batch max: nothing in the memory of l4 limits the batch; give a number$"):
+    with pytest.raises(InputError, match=r"^batch max: the memory of l4 does not limit the batch; give a number$"):
         analyze("gpt2", endless, batch="max")
     with pytest.raises(InputError, match=r"^batch must be a whole number of at least 1; got 'most'$"):
         analyze("gpt2", "l4", batch="most")
     for asked, error in (
-        ({"batch": 8, "tpot": 1}, "tpot is what batch max has to keep to; give batch max, or leave tpot out"),
+        ({"batch": 8, "tpot": 1}, "tpot must come with batch max, which it limits; give batch max or leave out tpot"),
         ({"batch": "max", "tpot": 0}, "tpot must be a positive number; got 0"),
         ({"batch": "max", "tpot": 1, "gen": 1},
-         "tpot is between tokens of an answer, and there are fewer than two; leave it out"),
+         "tpot needs at least two generated tokens; got 1; leave it out"),
         ({"batch": "max", "tpot": 1e-6, "bound": True},
-         "batch max: a token of one sequence takes 1.92 ms, longer than tpot, 1.00 us"),
+         "batch max: with one sequence, a token takes 1.92 ms, longer than tpot, 1.00 us"),
     ):  # fmt: skip
         with pytest.raises(InputError) as told:
             analyze("gpt2", "l4", **asked)
@@ -259,7 +259,7 @@ def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
     batch = analyze("gpt2", "l4").memory.max_batch
     words = " ".join(capsys.readouterr().out.split())
     assert f"on NVIDIA L4: batch {batch}, the largest that fits, prompt 1024" in words
-    assert f"Note: batch max: {batch:,} sequences of 1152 tokens: as many as have room for weights, KV cache" in words
+    assert f"Note: batch max: {batch:,} sequences of 1152 tokens fit the 24.2 GB of the device, with " in words
     scenario = tmp_path / "most.yaml"
     scenario.write_text("batch: max\ngen: 1\n")
     assert main(["analyze", "gpt2", "l4", "--scenario", str(scenario), "--format", "markdown"]) == 0
@@ -267,7 +267,7 @@ def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
     refused = {
         ("--batch", "most"): "must be a whole number, or max for the largest that fits; got 'most'",
         ("--batch", "0"): "batch must be a whole number of at least 1; got 0",
-        ("--batch", "max", "--decode-hardware", "a10"): "batch max is of one kind of device, and here are two",
+        ("--batch", "max", "--decode-hardware", "a10"): "batch max is not supported with two kinds of device",
     }
     for options, why in refused.items():
         assert main(["analyze", "gpt2", "l4", *options]) == 2

@@ -213,7 +213,7 @@ def test_skew_lowers_the_time_of_a_step_and_is_noted():
     )
     assert skewed.generation.tpot_s < even.generation.tpot_s
     assert skewed.inputs.expert_skew == 1.5
-    note = "expert skew 1.5: the popularity of experts falls as rank^-1.5 instead of being uniform"
+    note = "expert skew 1.5: the n-th most popular expert is chosen in proportion to n^-1.5"
     assert note in skewed.notes
     dense = analyze("llama-2-7b", "h100-sxm", expert_skew=1.5, layout="tp=2 ep=2").notes
     assert {f"{what} has no effect: llama-2-7b has no experts" for what in ("expert skew 1.5", "ep=2")} <= set(dense)

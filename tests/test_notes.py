@@ -19,19 +19,19 @@ def notes(begin, *asked, **more):
 @pytest.mark.parametrize(
     ("quant", "wanted", "told"),
     [
-        ("W2A16", "int2 weights and bf16", "int4_wo, with 4-bit weights and 16-bit"),
-        ("W1.58A8", "int1.58 weights and int8", "int4_wo, with 4-bit weights and 16-bit"),
-        ("W3A16g128", "int3 weights and bf16", "int4_wo, with 4-bit weights and 16-bit"),
-        ("W5A16", "int5 weights and bf16", "int8_wo, with 8-bit weights and 16-bit"),
-        ("W6A16", "int6 weights and bf16", "int8_wo, with 8-bit weights and 16-bit"),
-        ("nf4", "nf4 weights and bf16", "int4_wo, with 4-bit weights and 16-bit"),
-        ("W4A8g128", "int4 weights and int8", "int4_wo, with 4-bit weights and 16-bit"),
-        ("W4A4", "int4 weights and int4", "sq, with 8-bit weights and 8-bit"),
+        ("W2A16", "int2 weights and bf16", "int4_wo kernels, with 4-bit weights and 16-bit"),
+        ("W1.58A8", "int1.58 weights and int8", "int4_wo kernels, with 4-bit weights and 16-bit"),
+        ("W3A16g128", "int3 weights and bf16", "int4_wo kernels, with 4-bit weights and 16-bit"),
+        ("W5A16", "int5 weights and bf16", "int8_wo kernels, with 8-bit weights and 16-bit"),
+        ("W6A16", "int6 weights and bf16", "int8_wo kernels, with 8-bit weights and 16-bit"),
+        ("nf4", "nf4 weights and bf16", "int4_wo kernels, with 4-bit weights and 16-bit"),
+        ("W4A8g128", "int4 weights and int8", "int4_wo kernels, with 4-bit weights and 16-bit"),
+        ("W4A4", "int4 weights and int4", "sq kernels, with 8-bit weights and 8-bit"),
     ],
 )
 def test_what_stands_in_for_formats_that_were_not_measured_is_told(quant, wanted, told):
     assert notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant=quant) == [
-        f"no kernel of {wanted} activations was measured ({_MOST}): expected as {told} activations"
+        f"no kernel of {wanted} activations was measured ({_MOST}): expected times are those of {told} activations"
     ]
 
 
@@ -44,22 +44,22 @@ def test_formats_that_were_measured_need_no_note(quant):
 
 def test_what_stands_in_is_told_of_experts_and_of_parts():
     (note,) = notes(_STANDS_IN, "mixtral-8x7b", "h100-sxm", quant="W16A16,expert_*=W3A16")
-    assert "(expert_gate_proj, expert_up_proj, expert_down_proj): expected as int4_wo" in note
+    assert "(expert_gate_proj, expert_up_proj, expert_down_proj): expected times are those of int4_wo kernels" in note
     (note,) = notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant="W4A16g128,down_proj=W6A16")
-    assert "(down_proj): expected as int8_wo" in note
+    assert "(down_proj): expected times are those of int8_wo kernels" in note
 
 
 def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_are_expected():
     asked = "llama-3.1-8b", "h100-sxm"
     begin = "no kernels of "
     assert notes(begin, *asked, quant="W4A16g128", library="vllm") == [
-        f"no kernels of vllm were measured for {_MOST}: those of trtllm are expected"
+        f"no kernels of vllm were measured for {_MOST}: expected times are those of trtllm"
     ]
     assert not notes(begin, *asked, library="vllm")
     assert not notes(begin, *asked, quant="W4A16g128", library="trtllm")
     assert not notes(begin, *asked, quant="W4A16g128")  # none was asked for
     assert notes(begin, "llama-3.1-8b", "a100-sxm-80gb", library="trtllm") == [
-        "no kernels of trtllm were measured for attention: those of sglang and vllm are expected"
+        "no kernels of trtllm were measured for attention: expected times are those of sglang and vllm"
     ]
     totals = analyze("llama-3.1-8b", "a100-sxm-80gb", library="trtllm").phases.decode.operators
     (attention,) = (row for row in totals if row.name == "attention")
@@ -76,11 +76,11 @@ def test_nothing_stands_in_where_nothing_is_expected():
 
 
 def test_a_model_whose_weights_are_all_in_fp32_is_told_apart():
-    assert notes("gpt2 comes", "gpt2", "h100-sxm") == [
-        "gpt2 comes with all weights in fp32; most serve it in 16 bits (--quant bf16)"
+    assert notes("gpt2 is", "gpt2", "h100-sxm") == [
+        "gpt2 is published in fp32; it is usually served in 16 bits (--quant bf16)"
     ]
     for quant in ("bf16", "fp32", "fp8"):
-        assert not notes("gpt2 comes", "gpt2", "h100-sxm", quant=quant)
+        assert not notes("gpt2 is", "gpt2", "h100-sxm", quant=quant)
     assert not notes("llama-3.1-8b comes", "llama-3.1-8b", "h100-sxm")
 
 
@@ -101,7 +101,7 @@ def test_an_engine_that_brings_another_library_says_so():
     usual = Kernels(load_hardware("h100-sxm")).library
     other, same = ("openppl", "cublas"), {"vllm": "vllm", "sglang": "lightllm", "trtllm": "tensorrt-llm"}.get(usual)
     assert notes("engine ", "gpt2", "h100-sxm", engine=other[0]) == [
-        f"engine {other[0]} brings kernels of {other[1]}; without it kernels of {usual} are expected"
+        f"engine {other[0]} uses kernels of {other[1]}; expected times without an engine are of kernels of {usual}"
     ]
     assert same
     assert not notes("engine ", "gpt2", "h100-sxm", engine=same)
@@ -109,8 +109,8 @@ def test_an_engine_that_brings_another_library_says_so():
 
 
 def test_little_to_spare_is_told_where_the_batch_was_given():
-    kept = "what allocators, engines and drivers keep (CUDA's context 0.3 to 1 GB) is not counted"
+    kept = "memory of allocators, engines and drivers (0.3 to 1 GB for a CUDA context) is not counted"
     asked = {"prompt": 1024, "layout": "tp=8"}
-    assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB to spare may be too little: {kept}"]
+    assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB of free memory may be too little: {kept}"]
     assert not any(kept in note for note in notes("", "deepseek-v3", "h200-sxm", **asked))
     assert not any(kept in note for note in notes("", "llama-3.1-8b", "h100-sxm", batch="max"))

@@ -796,13 +796,16 @@ def test_collectives_are_launches_like_all_others():
 def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
     bare = load_hardware("t4")
     found = analyze("jamba-v0.1", bare, layout="tp=2").notes
-    assert "t4 has no scale-up link: devices talk over their host links (15.8 GB/s each)" in found
-    assert "host.latency of t4 is not known and counts as none; --hardware-set host.latency=VALUE" in found
+    assert "t4 has no scale-up link: devices communicate over host links (15.8 GB/s each)" in found
+    assert "host.latency of t4 is unknown and counts as 0; set it by --hardware-set host.latency=VALUE" in found
     assert not [note for note in found if "every rank" in note]
     lent = analyze("kimi-linear-48b-a3b", bare, layout="tp=2").notes
-    assert "tp=2: f_a_proj, g_a_proj, kv_a_proj run whole on every rank" in lent
+    assert "tp=2: f_a_proj, g_a_proj, kv_a_proj are not divided, and run in full on every rank" in lent
     chosen = analyze("deepseek-v3.2", "h200-sxm", layout="tp=8")
-    assert "tp=8: q_a_proj, kv_a_proj, index_k_proj, indexer run whole on every rank" in chosen.notes
+    assert (
+        "tp=8: q_a_proj, kv_a_proj, index_k_proj, indexer are not divided, and run in full on every rank"
+        in chosen.notes
+    )
     indexers = [op for op in chosen.phases.prefill.operators if op.name == "indexer"]
     pairs = 61 * 1024 * 1025 // 2  # of all layers: 64 heads of 128, the weight of each, and 65 to add up and compare
     assert sum(op.ops for op in indexers) == pairs * (64 * 2 * (128 + 1) + 65)

@@ -445,7 +445,7 @@ def test_a_method_that_is_not_known_is_refused_unless_a_precision_is_given(load,
             analyze(model, "h100-sxm", quant=quant)
         assert str(caught.value) == f"{what}: its weights may be of any size; give --quant, such as W4A16g128"
     found = analyze(model, "h100-sxm", quant="W4A16g128")
-    assert f"{what}: weights are counted as asked" in found.notes
+    assert f"{what}: weights are counted in the format of --quant" in found.notes
     assert found.memory.weight_bytes == WIDE + INT4_ZERO_G128 / 8 * LAYERS * (ATTENTION + MLP)
     assert describe_model(model)["weight_bytes"] is None
     assert f"note                  {tmp_path}"[:30] in model_card(model)

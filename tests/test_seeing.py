@@ -489,7 +489,7 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
     two, none = (analyze(str(tmp_path), "h100-sxm", prompt=2000, gen=4, images=n) for n in (2, 0))
     assert two.phases.prefill.total.ops > none.phases.prefill.total.ops
     assert two.phases.decode == none.phases.decode
-    what = "text only: --images counts audio clips of 30 s and the encoder that reads them"
+    what = "text only: to count audio clips of 30 s and their encoder, give --images"
     assert none.notes == (f"{what}; each adds 750 tokens to the prompt",)
     with pytest.raises(InputError, match=r"^prompt must be at least 1500, the 750 tokens of each of 2 pictures of "):
         analyze(str(tmp_path), "h100-sxm", prompt=1400, images=2)

@@ -492,7 +492,7 @@ def test_verification_is_free_from_the_batch_that_is_told(dp, first, last):
 
 def test_a_technique_pays_up_to_the_batch_that_is_told():
     found = analyze(LLAMA, A100, techniques=["contextual-sparsity"]).effect
-    assert found.said[-1] == f"tokens after the first come faster up to batch {found.pays_up_to_batch}, if it fits"
+    assert found.said[-1] == f"decode is faster up to batch {found.pays_up_to_batch}, if it fits"
     gains = []
     for batch in (found.pays_up_to_batch, found.pays_up_to_batch + 1):
         asked = {"batch": batch, "prompt": 1024, "gen": 128}
@@ -508,7 +508,7 @@ def test_a_technique_pays_from_the_batch_that_is_told():
     h200, asked = load_hardware("h200-sxm"), "retrieval:length=3,tau=1.8"
     found = analyze("mixtral-8x7b", h200, techniques=[asked]).effect
     ends = f"from batch {found.pays_from_batch} to {found.pays_up_to_batch}"
-    assert found.said[-1] == f"tokens after the first come faster {ends}, if it fits"
+    assert found.said[-1] == f"decode is faster {ends}, if it fits"
     assert 1 < found.pays_from_batch < found.pays_up_to_batch
     ours, theirs = (setting(*some, of="mixtral-8x7b", hardware=h200) for some in ((asked,), ()))
     edges = (found.pays_from_batch, found.pays_up_to_batch + 1)

@@ -234,7 +234,7 @@ def test_a_bracket_has_two_ends():
     ("text", "told"),
     [
         ("scale_up.latency of h100-sxm is not known", "scale_up.latency of h100-sxm is not known."),
-        ("tp=2: norm run whole on every rank", "tp=2: norm run whole on every rank."),
+        ("tp=2: norm run on every rank", "tp=2: norm run on every rank."),
         ("gpt2 does not generate", "gpt2 does not generate."),
         ("weights of q_proj in int4 are multiplied in bf16", "Weights of q_proj in int4 are multiplied in bf16."),
         ("what-if: cores.count=2x", "What-if: cores.count=2x."),

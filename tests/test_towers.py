@@ -488,7 +488,7 @@ def test_a_sweep_over_pictures_is_the_analyses_one_by_one():
 
 def test_the_report_says_what_a_picture_takes():
     assert analyze("llava-1.5-7b", "h100-sxm").notes == (
-        "text only: --images counts pictures and the tower that reads them; each adds 576 tokens to the prompt",
+        "text only: to count images and their encoder, give --images; each adds 576 tokens to the prompt",
     )
     assert analyze("llava-1.5-7b", "h100-sxm", images=1).notes == ()
     assert analyze("llava-1.5-7b", "h100-sxm", images=1).to_dict()["inputs"]["images"] == 1

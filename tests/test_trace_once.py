@@ -505,7 +505,7 @@ def test_a_picture_is_analyzed_as_the_architecture_has_it():
     assert one.phases.decode is other.phases.decode is None
     assert one.phases.prefill.total.bytes == pytest.approx(other.phases.prefill.total.bytes, rel=0.05)
     assert one.memory.weight_bytes == other.memory.weight_bytes
-    assert "vit does not generate: it reads its prompt in one pass, and there is no decode step" in one.notes
+    assert "vit does not generate: it runs one pass over the prompt and no decode steps" in one.notes
 
 
 def test_a_mask_that_is_a_tensor_is_as_one_that_a_module_says():

@@ -257,7 +257,10 @@ def test_a_report_says_where_it_does_not_pay(capsys):
     assert "does not pay in the prefill" not in text
     assert main([*asked, "--batch", "32"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "batch 32 leaves each device of ep=32 dp=32 two-batch-overlap one sequence, which is not cut in two" in text
+    assert (
+        "batch 32 gives each device of ep=32 dp=32 two-batch-overlap one sequence, so there is no two-batch overlap"
+        in text
+    )
 
 
 def gain(phase, layout, batch, length):

@@ -946,7 +946,7 @@ def test_features_in_words(feature, told):
 
 def test_what_makes_it_fit_is_said_in_words_of_controls():
     (answer,) = answers.answers(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
-    assert "it does not fit, but does with tp 16 and technique chunked-prefill, when" in overview.advice(
+    assert "it does not fit the memory, but does with tp 16 and technique chunked-prefill, at" in overview.advice(
         answer, "decode"
     )
 

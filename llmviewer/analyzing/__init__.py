@@ -1,1 +1,1 @@
-"""The whole answer to one question: `analyze()`, its phases, advice and notes; prefill and decode apart; one kernel."""
+"""`analyze()` with phases, advice and notes; disaggregated prefill and decode; disaggregated experts; one kernel."""

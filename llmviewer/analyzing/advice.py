@@ -1,4 +1,4 @@
-"""One sentence a phase: what bounds it, and what would change that, worked out rather than recited."""
+"""Advice on a phase, in one sentence: what bounds it, and which changes make it faster, by how much."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ..workload import Workload
 from .cures import TRIED, Cure
 
 _WORTH: Final = 1.05  # a change that helps by less is not offered
-_MUCH: Final = 0.3  # of the time expected, when latency is worth a word
-_TIMES: Final = 16  # the batch asked for, where so many fit
-_HALF: Final = 0.5  # of a pass's time: what waits for less is told with what else it waits for
+_MUCH: Final = 0.3  # share of the expected time from which latency is mentioned
+_TIMES: Final = 16  # larger batches offered are at most this many times the one analyzed
+_HALF: Final = 0.5  # share of a pass's time below which the other bounds are listed too
 
 
 def advise(
@@ -42,35 +42,35 @@ def advise(
 ) -> str:
     """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x the tokens per second, expect 8.2x), ...".
 
-    estimate   of `workload` in this phase
-    expected   what it is expected to take, where that is known
-    batch      of all devices together, of which `workload` is a share
-    max_batch  the largest that fits, of all devices too; None where nothing limits it
-    fits       whether a change has room for what is asked, or is told without
-    cures      what would fit, where `setting` does not: those of find_cures()
+    estimate   bounds of `workload` in this phase
+    expected   its expected times, if known
+    batch      sequences on all devices together; `workload` is the share of one device
+    max_batch  largest batch that fits, on all devices together; None: unlimited
+    fits       whether a changed setting may be offered, as the request fits its memory
+    cures      find_cures() of `setting`; None if the request fits
     """
     time_s = float(estimate.time_s)
     waits = estimate.waits_s
     bound = max(waits, key=waits.__getitem__)
-    why, changes = _held_up(setting, estimate, bound, waits[bound] / time_s)
+    why, changes = _cause(setting, estimate, bound, waits[bound] / time_s)
     known = expected if expected and expected.modelled else None
     offers = _Offers()
     for name, changed in changes:
         plan = changed.plan_of(phase)
         then_s = float(plan.time_s(workload))
         if time_s / then_s >= _WORTH and fits(changed):
-            hoped = None
+            gain = None
             if setting.kernels and known:
-                hoped = known.total.numbers()[0] / setting.kernels.run(plan, workload).total.numbers()[0]
-            offers.add(f"{name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", hoped)
-    shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # by all sequences of a batch
+                gain = known.total.numbers()[0] / setting.kernels.run(plan, workload).total.numbers()[0]
+            offers.add(f"{name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", gain)
+    shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # a batch shares weight reads
     latency = _latency_share(known) if known else 0.0
     more = None
     if shared or latency >= _MUCH:
         more = _More.of(setting, workload, phase, known, batch=batch, max_batch=max_batch)
     if more and shared and more.gain >= _WORTH:
         offers.add(f"batch {more.batch} ({fold(more.gain, 2)} the tokens per second", more.expected)
-        more = None  # of latency nothing is left to say
+        more = None  # not to be offered again with latency
     name = phase if setting.model.generates else "the one pass"
     advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(setting, bound)}"
     if latency >= _MUCH:
@@ -79,30 +79,26 @@ def advise(
 
 
 class _Offers:
-    """Changes that help, and apart from them those that help the bound alone, as kernels are not expected to keep what
-    it promises.
-    """
+    """Changes that lower the bound, in two lists: those that lower the expected time too, and the others."""
 
     def __init__(self) -> None:
-        self._kept: list[str] = []
-        self._hollow: list[str] = []
+        self._helpful: list[str] = []
+        self._bound_only: list[str] = []
 
     def add(self, text: str, gain: float | None) -> None:
-        """`text` of a change, in brackets that are open, and the gain expected of it; None where that is not known."""
+        """Add a change: `text` with an open bracket, and its expected speed-up; None if that is unknown."""
         if gain is None:
-            self._kept.append(f"{text})")
+            self._helpful.append(f"{text})")
         else:
-            (self._kept if gain >= _WORTH else self._hollow).append(f"{text}, expect {fold(gain, 2)})")
+            (self._helpful if gain >= _WORTH else self._bound_only).append(f"{text}, expect {fold(gain, 2)})")
 
     def said(self) -> str:
-        parts = {"what would help": self._kept, "what would help at the bound alone": self._hollow}
+        parts = {"what would help": self._helpful, "lower the bound but not the expected time": self._bound_only}
         return "; ".join(f"{head}: {', '.join(offers)}" for head, offers in parts.items() if offers)
 
 
-def _held_up(
-    setting: Setting, estimate: Estimate, bound: str, share: float
-) -> tuple[str, Iterator[tuple[str, Setting]]]:
-    """Why a pass is bound so, for a `share` of its time, and changes that may lift it."""
+def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterator[tuple[str, Setting]]]:
+    """What limits a pass for `share` of its time, and changes that may lower its bound."""
     if bound == "memory":
         return _traffic(setting, estimate, share), _fewer_bytes(setting)
     if bound == "link":
@@ -112,19 +108,19 @@ def _held_up(
 
 
 def _left(setting: Setting, bound: str) -> str:
-    """What helps where no change here does."""
+    """What else would help if none of the changes tried does."""
     if bound == "compute":
-        return "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
+        return "no lower-bit type of this device is faster; only a faster device or fewer tokens help"
     if bound == "memory":
         others = "; `llmviewer advise` tries other techniques" if setting.model.generates else ""
-        return f"no narrower format makes it faster, a device with more bandwidth does{others}"
+        return f"no narrower format helps; a device with more bandwidth does{others}"
     if setting.offload != ON_DEVICE:
-        return "less of it offloaded, or a faster link"
-    return "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
+        return "offloading less or a faster link would help"
+    return "fewer ranks send less; links with more bandwidth or less latency send it faster"
 
 
 def _mixed(waits: Mapping[str, float], time_s: float) -> str:
-    """The shares of all that holds a pass up, where nothing does for half of it."""
+    """The shares of all bounds, if none makes up half of the time; else ""."""
     if max(waits.values()) >= _HALF * time_s:
         return ""
     shares = sorted(((wait_s / time_s, bound) for bound, wait_s in waits.items() if wait_s), reverse=True)
@@ -132,14 +128,16 @@ def _mixed(waits: Mapping[str, float], time_s: float) -> str:
 
 
 def larger_batch(batch: int, max_batch: int | None) -> int:
-    """What is offered in place of `batch`: several times as many, or as many as fit, which may be no more."""
+    """The batch to offer in place of `batch`: _TIMES as large, or the largest that fits (which may be smaller)."""
     return _TIMES * batch if max_batch is None else min(_TIMES * batch, max_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _More:
-    """A larger batch, of all devices, and how many times the tokens per second it gives; as expected, None where that
-    is not known.
+    """A larger batch on all devices together.
+
+    gain      its tokens per second over those of the batch analyzed, at the bound
+    expected  the same of expected times; None if unknown
     """
 
     batch: int
@@ -157,35 +155,35 @@ class _More:
         batch: int,
         max_batch: int | None,
     ) -> _More | None:
-        """None where no more fit."""
+        """None if no larger batch fits."""
         most = larger_batch(batch, max_batch)
         if most <= batch:
             return None
         layout, kernels, (sequences,) = setting.layout, setting.kernels, workload.groups
         share = int(sequences.batch) * int(layout.share(most)) // int(layout.share(batch))
         many = Workload((replace(sequences, batch=share),))
-        hoped = None
+        gain = None
         if kernels and expected:
             then = kernels.run(setting.plan_of(phase), many)
             now_s, then_s = (
                 setting.expected(phase, found, size).numbers()[0] for found, size in ((expected, batch), (then, most))
             )
-            hoped = most / batch * now_s / then_s
+            gain = most / batch * now_s / then_s
         now_s, then_s = (float(setting.time_s(phase, one, size)) for one, size in ((workload, batch), (many, most)))
-        return cls(batch=most, gain=most / batch * now_s / then_s, expected=hoped)
+        return cls(batch=most, gain=most / batch * now_s / then_s, expected=gain)
 
 
 def _latency_share(expected: ExpectedPass) -> float:
-    """Of the time, that of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
+    """The share of the expected time in launches dominated by fixed costs, and between launches."""
     rows = zip(expected.operators, expected.launches, strict=True)
     working = sum(row.block.repeat * each.expected[0] for row, each in rows if not each.latency[0])
     return float(1 - working / expected.total.numbers()[0])
 
 
 def _latency(share: float, more: _More | None) -> str:
-    """What helps against that, and what a larger batch would give."""
-    advice = f"; as expected, {share:.0%} of it is latency, fixed costs of short kernels: fewer of them"
-    advice += " (fused, in a CUDA graph) help"
+    """What reduces latency, and the gain of a larger batch."""
+    advice = f"; {share:.0%} of the expected time is latency, fixed costs of short kernels: fusing them or launching"
+    advice += " them in a CUDA graph helps"
     if more and more.expected and more.expected >= _WORTH:
         advice += f", and batch {more.batch} is expected to give {fold(more.expected, 2)} the tokens per second"
     return advice
@@ -199,10 +197,10 @@ def _cured(cures: Sequence[Cure], workload: Workload, phase: str, time_s: float)
             then_s = float(cure.setting.plan_of(phase).time_s(workload))
         gain = time_s / then_s
         change = f"{fold(gain)} faster" if gain > 1 else f"{fold(1 / gain)} as long"
-        told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({change})")
+        told.append(f"with {cure.option}, at {seconds(then_s)} ({change})")
     if not told:
-        return f"; it does not fit, and none of these makes it: {TRIED}"
-    return f"; it does not fit, but does {', or '.join(told)}"
+        return f"; it does not fit the memory, nor with any of these: {TRIED}"
+    return f"; it does not fit the memory, but does {', or '.join(told)}"
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
@@ -219,7 +217,7 @@ def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
 
 
 def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
-    """What waits for other devices or for what lies elsewhere, and the link that holds it up."""
+    """The share of time spent on links to other devices or to offloaded data, and the slowest link."""
     links: dict[Resource, float] = {}
     for row in estimate.operators:
         if row.limiting.unit is Unit.LINK:
@@ -227,10 +225,10 @@ def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
     slowest = max(links, key=links.__getitem__)
     sent = float(estimate.sum("link_bytes"))
     others = setting.offload == ON_DEVICE or slowest.dtype.startswith("scale")
-    for_what = "other devices" if others else "what lies outside of device memory"
+    for_what = "other devices" if others else "offloaded data"
     return (
         f"{share:.0%} of its time waits for {for_what}, mostly on the {slowest.dtype} link at "
-        f"{si(setting.linked.rates[slowest])}B/s; {si(sent)}B go over links"
+        f"{si(setting.linked.rates[slowest])}B/s; {si(sent)}B are sent over links"
     )
 
 
@@ -250,7 +248,7 @@ def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     if setting.attention is Attention.EAGER:
         yield "flash attention", replace(setting, attention=Attention.FLASH)
     scheme = setting.quantization.scheme
-    own = HALF if _narrow(setting) else None  # said where that changes nothing, as the field does
+    own = HALF if _narrow(setting) else None  # W4A16, as usually written, if activations have 16 bits anyway
     activation = NAMED.get(scheme.activation.name, scheme.activation) if scheme.activation else own
     if _wide(setting):
         yield from _half(setting)
@@ -263,7 +261,7 @@ def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 
 def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Weights and activations in each type that this device multiplies natively."""
+    """Weights and activations in each low-bit type that this device has matrix units for."""
     if _wide(setting):
         yield from _half(setting)
     for fmt in (NAMED[name] for name in ("int8", "fp8_e4m3", "nvfp4", "int4")):
@@ -272,15 +270,15 @@ def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 
 def _half(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """All in 16 bits that this device multiplies."""
+    """Weights and activations in a 16-bit type that this device has matrix units for."""
     natively = [fmt for fmt in (BF16, FP16) if matrix(fmt.compute) in setting.hardware.rates]
     yield from _operands(setting, (natively or [BF16])[0])
 
 
 def _operands(setting: Setting, fmt: Format) -> Iterator[tuple[str, Setting]]:
-    """Weights and activations in `fmt`; activations alone where weights are as narrow, so that they do not grow."""
+    """Weights and activations in `fmt`; activations alone if weights are as narrow already."""
     scheme, (ours, others) = setting.quantization.scheme, _asked(setting)
-    survey = setting.accounting is Accounting.SURVEY  # where the cache counts among the operands
+    survey = setting.accounting is Accounting.SURVEY  # which has the cache in the format of the operands
     cache = fmt if survey else scheme.kv_cache
     if not any(_as_narrow(own, fmt) for own in _weights(setting)):
         both = Scheme(weight=fmt, activation=fmt, kv_cache=cache)
@@ -295,12 +293,12 @@ def _operands(setting: Setting, fmt: Format) -> Iterator[tuple[str, Setting]]:
 
 
 def _as_narrow(own: Format, fmt: Format) -> bool:
-    """Whether nothing is won by `fmt` in place of `own`."""
+    """Whether `own` is as narrow as `fmt`, which then brings no gain."""
     return own.bits < fmt.bits or (own.bits == fmt.bits and own.compute == fmt.compute)
 
 
 def _weights(setting: Setting) -> tuple[Format, ...]:
-    """What the matrices that --quant speaks of are in."""
+    """Formats of the weights that --quant applies to."""
     if setting.accounting is Accounting.SURVEY:
         return (setting.quantization.scheme.weight or FP16,)
     return tuple({op.weight.format for op in _linears(setting)})
@@ -312,7 +310,7 @@ def _wide(setting: Setting) -> bool:
 
 
 def _narrow(setting: Setting) -> bool:
-    """Whether nothing that operators hand on is in more than 16 bits."""
+    """Whether all inputs and outputs of operators have at most 16 bits."""
     return all(t.format.bits <= HALF.bits for _, op in setting.graph for t in (*op.inputs, *op.outputs))
 
 
@@ -321,7 +319,7 @@ def _linears(setting: Setting) -> Iterator[Linear]:
 
 
 def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
-    """What --quant says beside what is published: for all of the model, and for parts of it."""
+    """What --quant changes of the published precision: its scheme for the model, and overrides of parts."""
     asked, published = setting.quantization, setting.model.quantization
     if not asked.text:
         return asked.scheme, tuple(one.text for one in asked.overrides)
@@ -330,12 +328,12 @@ def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
 
 
 def _kept(setting: Setting, scheme: Scheme) -> str:
-    """`scheme`, whose weights are those of `setting`, as it is typed."""
+    """The text of --quant for `scheme`, with the weights of `setting`."""
     return as_typed(scheme, setting.quantization.mixture)
 
 
 def _typed(setting: Setting, name: str, *parts: str) -> Iterator[tuple[str, Setting]]:
-    """With what is typed so, where it can be."""
+    """The setting with `parts` as --quant, and its name with that option; none if it is invalid."""
     quant = ",".join(part for part in parts if part)
     named = [one for one in setting.techniques if one.quant]  # which --quant excludes
     others = tuple(one for one in setting.techniques if one not in named)

@@ -44,11 +44,11 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Busy:
-    """How long a decode step of the whole batch keeps each part at work, and how long it takes. Arrays over the batch.
+    """Busy time of each part in a decode step of the whole batch. Arrays over batches.
 
     attention, experts   all micro-batches on the devices of that side [s]
-    dispatch, collect    their way to the experts, and back [s]
-    alone                one micro-batch through all layers, which waits for nothing but itself [s]
+    dispatch, collect    transfers of all micro-batches to the experts, and back [s]
+    alone                latency of one micro-batch through all layers, without waiting for others [s]
     """
 
     attention: Array
@@ -59,22 +59,22 @@ class Busy:
 
     @cached_property
     def step_s(self) -> Array:
-        """No schedule is faster than the part that is busy longest, or than one micro-batch by itself. [s]"""
+        """Time of the step: the longest busy time or the latency of one micro-batch, whichever is longer. [s]"""
         return reduce(np.maximum, (self.attention, self.experts, self.links, self.alone))
 
     @property
     def links(self) -> Array:
-        """The busier of both ways. [s]"""
+        """Busy time of the busier direction. [s]"""
         return np.maximum(self.dispatch, self.collect)
 
     @property
     def limits(self) -> list[str]:
-        """What the step takes as long as: attention, experts, links, or latency, where nothing is busy all the time."""
+        """What sets the time of the step: attention, experts, links, or latency of one micro-batch."""
         parts = {"attention": self.attention, "experts": self.experts, "links": self.links, "latency": self.alone}
         return [list(parts)[n] for n in np.argmax(np.stack(list(parts.values())), axis=0)]
 
     def at(self, places: npt.NDArray[np.intp]) -> Busy:
-        """That of the batches in some places."""
+        """The entries at some indices."""
         return Busy(**{name: getattr(self, name)[places] for name in _PARTS})
 
 
@@ -84,8 +84,9 @@ _ENDS: Final = ("expected", "low", "high")
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a step is expected to take of measured kernels, and between what 80 % lie. Links are as those of all-to-alls
-    whose copies go straight to experts.
+    """Expected times of a step and their 80 % interval.
+
+    Links have the efficiency of an all-to-all that sends each copy of a token directly to the device of its expert.
     """
 
     expected: Busy
@@ -95,17 +96,17 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertDisaggregation:
-    """Decode steps for every batch. Lower bounds, and what is expected where kernels of both sides are known.
+    """Decode steps for every batch: lower bounds, and expected times if kernels of both sides are known.
 
-    attention, experts  the settings of the two sides; experts lie on all devices of theirs
-    batch               sequences of all attention devices together
-    micro_batches       that they are cut into: of 1 to 8 those that give the shortest step, if no number was asked for
-    together            tokens a second and device where attention devices have the experts too, with as many sequences
-                        for each device; nan where those do not fit, None where the devices do not divide the experts
-    copies              devices that a token goes to in a layer, on average
-    attention_bytes, expert_bytes  that a device of a side has to hold [B]
-    attention_batch, expert_batch  the largest that the memory of a side holds; None where nothing limits it
-    years               that the purchase of a device without a cloud price is spread over
+    attention, experts  settings of the two sides; experts are divided among all devices of theirs
+    batch               sequences on all attention devices together
+    micro_batches       micro-batches per batch: as requested, else those of 1 to 8 with the shortest step
+    together            tokens per second and device without disaggregation, on attention devices alone, with as many
+                        sequences per device; nan: does not fit, None: the devices do not divide the experts
+    copies              mean number of devices that a token is sent to in a layer
+    attention_bytes, expert_bytes  memory per device of a side [B]
+    attention_batch, expert_batch  largest batch that fits the memory of a side; None: unlimited
+    years               years over which the purchase price is spread, for devices without a cloud price
     """
 
     attention: Setting
@@ -130,17 +131,17 @@ class ExpertDisaggregation:
 
     @property
     def likely(self) -> Busy:
-        """As expected, or at the bound where nothing is."""
+        """Expected times, else the bound."""
         return self.expected.expected if self.expected else self.bound
 
     @property
     def tokens_per_s(self) -> Array:
-        """Of one device, on average."""
+        """Tokens per second and device. [1/s]"""
         return self.batch / self.likely.step_s / self.devices
 
     @property
     def tokens_per_usd(self) -> Array | None:
-        """None where a side has no price."""
+        """Tokens per dollar; None if a side has no price. [1/USD]"""
         devices = [(one.hardware, one.layout.devices) for one in (self.attention, self.experts)]
         return self._bought(self.tokens_per_s * self.devices, devices)
 
@@ -161,18 +162,18 @@ class ExpertDisaggregation:
 
     @property
     def best(self) -> int:
-        """The place of the batch that writes most tokens of those that fit."""
+        """Index of the batch with most tokens per second, of those that fit."""
         return int(np.argmax(np.where(self.fits, self.tokens_per_s, 0)))
 
     @property
     def attention_per_expert(self) -> Array:
-        """Attention devices for each device of experts that would keep both sides busy alike."""
+        """Attention devices per expert device at which both sides would be equally busy."""
         ratio = self.attention.layout.devices / self.experts.layout.devices
         return ratio * self.likely.attention / self.likely.experts
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What was asked."""
+        """The arguments."""
         return {
             "model": self.attention.model.name,
             "attention hardware": self.attention.hardware.name,
@@ -186,7 +187,7 @@ class ExpertDisaggregation:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each batch."""
+        """One row per batch."""
         likely, limits = self.likely, self.likely.limits
         ends = {f"{end}_step_s": getattr(self.expected, end).step_s if self.expected else None for end in _ENDS}
         columns: dict[str, Array | None] = {
@@ -240,19 +241,19 @@ def afd(
     bound: bool = False,
     years: float | None = None,
 ) -> ExpertDisaggregation:
-    """Decode steps of `batch` sequences at a context of `kv_len`, with experts on devices of their own.
+    """Decode steps of `batch` sequences at a context of `kv_len` tokens, with experts on separate devices.
 
-    attention_layout  of the devices that have all but the experts: degrees of tp and dp
-    expert_devices    that experts are divided among
-    redundant_experts  copies of popular experts in each layer, which even out what those do
-    batch             sequences of all attention devices together; may be several
-    micro_batches     that a batch is cut into; if 0, of 1 to 8 those that give the shortest step
-    link              between the sides: "scale-out", or "scale-up" where both are in one domain
-    years             over which the price of a device that no cloud has is spread
+    attention_layout   degrees of tp and dp of the devices that hold everything but the experts
+    expert_devices     devices that the experts are divided among
+    redundant_experts  copies of popular experts in each layer, to balance the load of devices
+    batch              sequences on all attention devices together; one number or several
+    micro_batches      micro-batches per batch; 0: those of 1 to 8 with the shortest step
+    link               between the sides: "scale-out", or "scale-up" if both are in one scale-up domain
+    years              years over which the purchase price is spread, for devices without a cloud price
 
     The other arguments are those of analyze().
 
-    Raises InputError where something given cannot be used, and where the model has no experts.
+    Raises InputError if an argument is invalid or the model has no experts.
     """
     arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
@@ -262,7 +263,7 @@ def afd(
     }  # fmt: skip
     layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
     if layout.ep * layout.pp * layout.cp > 1:
-        raise InputError(f"attention_layout must be of degrees of tp and dp; got {attention_layout}")
+        raise InputError(f"attention_layout must have degrees of tp and dp only; got {attention_layout}")
     many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
     sizes = np.array([whole("batch", n) for n in arguments.counts(batch)], dtype=np.float64)
     arguments.positive(years=years)
@@ -301,18 +302,18 @@ def afd(
 
 
 def _joined(attention: Setting, experts: Setting, link: KvLink) -> KvLink:
-    """The links, if they join both sides."""
+    """The link, if it connects both sides."""
     (some, other), (many, others) = ((one.layout.devices, one.hardware) for one in (attention, experts))
     if link is KvLink.SCALE_UP and not joined((other, some), (others, many)):
         raise InputError(
-            f"link must be scale-out where no domain has both sides; got {some} x {other.name} and {many} x "
-            f"{others.name}"
+            f"link must be scale-out unless both sides fit in one scale-up domain; got {some} x {other.name} and "
+            f"{many} x {others.name}"
         )
     return link
 
 
 def expert_operators(block: Block) -> tuple[Operator, ...]:
-    """Those that run where the experts are: from the sorting of tokens by expert to the sum of a token's results."""
+    """Operators that run on the expert devices: from the permutation of tokens by expert to their recombination."""
     carried: set[str] = set()
     found = []
     for op in block.operators:
@@ -324,9 +325,9 @@ def expert_operators(block: Block) -> tuple[Operator, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Crossing:
-    """What a token sends in layers that are alike.
+    """Traffic per token between the sides in equal layers.
 
-    reached  the part of all tokens that has an expert on each device
+    reached  for each device, the share of tokens with an expert on it
     """
 
     layers: int
@@ -355,7 +356,7 @@ def _row_bytes(tensor: Tensor) -> float:
 
 
 class _Sides:
-    """Both settings, what goes between them, and what a device of each side holds."""
+    """Both settings, the traffic between them, and the memory of a device of each side."""
 
     def __init__(self, attention: Setting, experts: Setting, link: KvLink, kv_len: int) -> None:
         self._attention, self._experts, self._kv_len = attention, experts, kv_len
@@ -372,7 +373,8 @@ class _Sides:
         ]
         leaves, comes = (sent_bytes_per_s(one.hardware, link) for one in self)
         leaves *= attention.layout.devices
-        # Of a token: all its copies over the links of all attention devices, and those for the busiest of the others.
+        # Per token and byte: all copies leave over the links of all attention devices; the busiest expert device gets
+        # those for its experts.
         paces = [(one, max(sum(one.reached) / leaves, max(one.reached) / comes)) for one in crossings]
         self._there_s = sum(one.layers * one.there_bytes * pace for one, pace in paces)
         self._back_s = sum(one.layers * one.back_bytes * pace for one, pace in paces)
@@ -385,7 +387,7 @@ class _Sides:
         return iter((self._attention, self._experts))
 
     def _workloads(self, parts: Array, batch: Array) -> tuple[Workload, ...]:
-        """One micro-batch, as a device of each side has it."""
+        """The share of one micro-batch of a device, for each side."""
         size = np.ceil(batch / parts)
         return tuple(Workload.decode(batch=one.layout.share(size), kv_len=self._kv_len) for one in self)
 
@@ -394,7 +396,7 @@ class _Sides:
         return self._busy(parts, batch, self._way, *(plan.time_s(workload) for plan, workload in each))
 
     def expected(self, parts: Array, batch: Array) -> Expected | None:
-        """None where nothing is known of a side's kernels."""
+        """Expected times; None if the kernels of a side are unknown."""
         kernels = [one.kernels for one in self]
         found = []
         for known, plan, workload in zip(kernels, self._plans, self._workloads(parts, batch), strict=True):
@@ -414,7 +416,7 @@ class _Sides:
         return Busy(**dict(zip(_PARTS, (*whole, alone), strict=True)))
 
     def together(self, batch: Array) -> Array | None:
-        """Tokens a second and device, as many sequences for each, where attention devices have the experts too."""
+        """ExpertDisaggregation.together for `batch`."""
         one, devices = self._attention, self._attention.layout.devices
         copies = self._experts.layout.redundant_experts
         try:
@@ -431,7 +433,7 @@ class _Sides:
 
 
 def _graph(setting: Setting, *, apart: bool) -> Graph:
-    """What a side runs, and holds. What goes between devices of experts goes between the sides instead."""
+    """The graph of one side, without the all-to-alls of experts, whose traffic goes between the sides instead."""
 
     def runs(block: Block) -> Block:
         own = {op.name for op in expert_operators(block)}

@@ -1,4 +1,4 @@
-"""afd_splits(): of so many devices, how many should have attention and how many experts."""
+"""afd_splits(): the best division of a number of devices between attention and experts."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ..setting import Setting, whole
 from .afd import SCHEMA_VERSION, ExpertDisaggregation, afd
 
 _TENSOR: Final = (1, 2, 4, 8)  # degrees of tensor parallelism of attention
-_MOST_EACH: Final = 4096  # sequences of a device of attention
-_STEP: Final = 1.3  # from one batch to the next that is tried first
-_BETWEEN: Final = 24  # that are tried around the best of those
-_OF_ONE: Final = ("attention layout", "expert devices")  # of what was asked, what splits do not share
+_MOST_EACH: Final = 4096  # most sequences per attention device
+_STEP: Final = 1.3  # ratio of successive batches in the coarse search
+_BETWEEN: Final = 24  # batches in the fine search around the best of the coarse one
+_OF_ONE: Final = ("attention layout", "expert devices")  # inputs that differ between splits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Decode steps of one split, and the place of its best batch there."""
+    """Decode steps of one split, and the index of its best batch."""
 
     found: ExpertDisaggregation
     at: int
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one device, on average."""
+        """Tokens per second and device. [1/s]"""
         return float(self.found.tokens_per_s[self.at])
 
     def row(self) -> dict[str, Any]:
@@ -48,8 +48,8 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """Of the splits of `devices` that were `tried`, those that fit and write tokens within `tpot` [s], the fastest
-    first.
+    """Splits of `devices` that fit and take at most `tpot` [s] per step, the fastest first; `tried` is how many splits
+    were tried.
     """
 
     devices: int
@@ -62,7 +62,7 @@ class Splits:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What was asked."""
+        """The arguments."""
         shared = {name: value for name, value in self.splits[0].found.inputs.items() if name not in _OF_ONE}
         return shared | {"devices": self.devices, "tpot": self.tpot}
 
@@ -87,14 +87,13 @@ def afd_splits(
     hardware_set: Sequence[str] = (),
     **asked: Any,
 ) -> Splits:
-    """Every split of `devices` between attention, of all degrees of tp up to 8, and experts, each with the batch and
-    micro-batches that write most tokens.
+    """All splits of `devices` between attention and experts, each with the batch and micro-batches of most tokens per
+    second. Attention has degrees of tp of 1, 2, 4 and 8.
 
-    tpot   the longest step, as expected where that is known [s]
-    asked  other arguments of afd(), which says what they are
+    tpot   longest step, as expected, else at the bound [s]
+    asked  other arguments of afd()
 
-    Raises InputError where something given cannot be used, where the model has no experts, and where no split fits in
-    memory and keeps to `tpot`.
+    Raises InputError if an argument is invalid, the model has no experts, or no split fits the memory within `tpot`.
     """
     arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
@@ -115,14 +114,15 @@ def afd_splits(
     if tried == len(refused) > 0:
         raise refused[0]
     if not found:
-        goal = f" and writes a token each in {tpot:g} s" if tpot else ""
-        raise InputError(f"no split of {number} devices fits in memory{goal}", hint="give more devices, or more time")
+        goal = f" with a step of at most {tpot:g} s" if tpot else ""
+        hint = "give more devices or a longer tpot" if tpot else "give more devices"
+        raise InputError(f"no split of {number} devices fits in memory{goal}", hint=hint)
     found.sort(key=lambda split: -split.tokens_per_s)
     return Splits(devices=number, tpot=tpot, tried=tried, splits=tuple(found))
 
 
 def _layouts(model: Model, devices: int, copies: int) -> Iterator[tuple[Layout, int]]:
-    """Of attention, and how many devices, which divide the experts and their copies, have those."""
+    """(layout of attention, number of expert devices), which divides the experts and their copies."""
     experts = {op.weight.shape[0] for _, op in model.graph if isinstance(op, ExpertsLinear)}
     if not experts:
         raise InputError(f"{model.name} has no experts that could be on devices of their own")
@@ -133,7 +133,7 @@ def _layouts(model: Model, devices: int, copies: int) -> Iterator[tuple[Layout, 
 
 
 def _best(layout: Layout, tpot: float, question: Mapping[str, Any]) -> Split | None:
-    """With the batch that writes most tokens; None where none fits, or keeps to `tpot`."""
+    """The split at the batch with most tokens per second; None if no batch fits within `tpot`."""
     each = np.unique(np.rint(_STEP ** np.arange(np.log(_MOST_EACH) / np.log(_STEP) + 1)))
     for _ in range(2):
         found = afd(batch=[int(n) for n in layout.dp * each], attention_layout=layout, **question)

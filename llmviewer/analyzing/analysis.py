@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
-MAX: Final = "max"  # in place of a batch: the largest that fits
-_CONTEXT: Final = 1e9  # of CUDA at most; below that, what is to spare may be none [B]
+SCHEMA_VERSION: Final = 1  # of to_dict(); incremented when a key changes its meaning or is removed
+MAX: Final = "max"  # the value of batch that asks for the largest that fits
+_CONTEXT: Final = 1e9  # upper end of the memory of a CUDA context [B]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What was asked. gen and kv_len are None where the model does not generate.
+    """Arguments of an analysis. gen and kv_len are None if the model does not generate.
 
-    batch_found  "max" was asked for, and `batch` is the largest that fits
-    tpot_goal_s  and the largest whose time per output token is no longer; None where there is no such goal [s]
+    batch_found  whether "max" was given; `batch` is then the largest that fits
+    tpot_goal_s  limit on the time per output token that `batch` meets; None: no limit [s]
     """
 
     batch: int
@@ -63,15 +63,15 @@ class Inputs:
     offload: str
     hardware_set: tuple[str, ...]
     techniques: tuple[str, ...] = ()
-    library: str = ""  # of the kernels whose times are expected: as asked for, or what stands in
+    library: str = ""  # kernel library of expected times: as given, else the default of the device
     engine: str = ""  # serving engine that launches the kernels
-    profiles: tuple[str, ...] = ()  # used before those that ship; files by the path that was given
+    profiles: tuple[str, ...] = ()  # given profiles, files by their path; they take precedence over shipped ones
     batch_found: bool = False
     tpot_goal_s: float | None = None
 
     @classmethod
     def of(cls, setting: Setting, **said: Any) -> Inputs:
-        """`said` is what a setting does not hold."""
+        """`said`: the arguments that are not part of a setting."""
         several = setting.layout.devices > 1
         return cls(
             quant=str(setting.quantization),
@@ -93,9 +93,10 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """All that analyze() finds, as plain numbers in OPs, bytes and seconds.
+    """Result of analyze(), in OPs, bytes and seconds.
 
-    rivals  works out `faster`: only when it is asked for, as it takes time and only reports show it
+    effect  effect of techniques; None without techniques
+    rivals  computes `faster` on first use, as it is slow and only reports show it
     """
 
     model: Model
@@ -105,27 +106,27 @@ class Analysis:
     memory: Memory = field(repr=False)
     generation: GenerationResult
     notes: tuple[str, ...] = field(repr=False)
-    effect: Effect | None = field(default=None, repr=False)  # of techniques, where any were asked for
+    effect: Effect | None = field(default=None, repr=False)
     rivals: Callable[[], tuple[Faster, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
     def faster(self) -> tuple[Faster, ...]:
-        """For each phase the fastest library, where that is another than the default and no library was asked for."""
+        """For each phase the fastest library, if it is not the default and the user chose none."""
         return self.rivals()
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes, and whether another library than the default is expected to be notably faster."""
+        """The notes, and libraries that are expected to be notably faster than the default."""
         by_library: dict[str, list[str]] = {}
         for one in self.faster:
             phase = one.phase if self.model.generates else "the one pass"
             by_library.setdefault(one.library, []).append(f"{phase} {fold(one.speed_up, 2)}")
         said = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
-        usual = f"other libraries than {self.inputs.library}, the default here, are faster"
-        return (*self.notes, *((f"as expected of kernels, {usual}: {said}",) if said else ()))
+        usual = f"libraries expected to be faster than {self.inputs.library}, the default here"
+        return (*self.notes, *((f"{usual}: {said}",) if said else ()))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document; docs/json.md has its keys. Whole numbers are ints, what is unknown is None."""
+        """The JSON document; docs/json.md lists its keys. Whole numbers are ints, unknown values None."""
         model, hardware = self.model, self.hardware
         document = {
             "schema_version": SCHEMA_VERSION,
@@ -147,7 +148,7 @@ class Analysis:
         return plain(document)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per phase and operator, the fields of OperatorResult as columns."""
+        """One row per phase and operator; columns are the fields of OperatorResult."""
         import pandas as pd
 
         names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
@@ -183,34 +184,32 @@ def analyze(
     bound: bool = False,
     tpot: float | None = None,
 ) -> Analysis:
-    """The roofline of `model` on `hardware`.
+    """Bounds and expected times of `model` on `hardware`, for prefill, decode and a whole generation.
 
-    model, hardware  names that ship, paths of files, or objects
-    batch            sequences at a time; "max" are as many as fit the memory
-    prompt, gen      tokens read and tokens written, of each of `batch` sequences: by encoder and decoder where there
-                     are both; what does not generate writes none
-    kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
-    images           pictures in each prompt, of which their tokens are a part; a tower reads them in the prefill
-    quant            precision, such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
-    attention        "flash" or "eager"; if None, "flash", but "eager" in the survey's accounting
-    accounting       "faithful": what kernels have to do; "survey": the conventions of arXiv:2402.16363
-    mla              latent attention, "naive" or "absorbed"; "auto" is naive in the prefill and absorbed in decode
-    expert_skew      popularity of experts is rank^-expert_skew; at 0 all are alike popular
-    mtp              every pass also runs the layers that predict further tokens, once for each of its tokens
-    layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` is that of all devices together
-    offload          parts that lie in host memory or on storage, such as "weights=0.5,kv=0.2@storage"
+    model, hardware  shipped names, paths of files, or objects
+    batch            sequences processed together; "max": as many as fit the memory
+    prompt, gen      prompt tokens and generated tokens per sequence; with encoder and decoder, tokens of each; `gen` is
+                     ignored for models that do not generate
+    kv_len           tokens that the decode step shown attends to, its own included; None: those of the first step
+    images           images per prompt; `prompt` includes their tokens, and the prefill runs their encoder
+    quant            precision, such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; None: as published
+    attention        "flash" or "eager"; None: "flash", but "eager" in survey accounting
+    accounting       "faithful": the work of the model's kernels; "survey": the conventions of arXiv:2402.16363
+    mla              latent attention, "naive" or "absorbed"; "auto": naive in prefill and absorbed in decode
+    expert_skew      the n-th most popular expert is chosen in proportion to n^-expert_skew; 0: uniform
+    mtp              whether every pass also runs the layers for multi-token prediction, once per token
+    layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` counts sequences on all devices together
+    offload          parts in host memory or storage, such as "weights=0.5,kv=0.2@storage"
     hardware_set     what-ifs such as "memory.bandwidth=2x"
-    techniques       those in use, such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
-    library          library of kernels whose times are expected, such as "vllm"; if "", the one that was measured most
-                     on the device
-    engine           serving engine that launches the kernels, such as "huggingface" (docs/serving.md); if "", there are
-                     no gaps between them
-    profiles         files that `llmviewer calibrate` wrote, used before those that ship
-    bound            only lower bounds: nothing is expected of measured kernels
-    tpot             with batch "max": no more than have an output token each in that time, as expected where that is
-                     known, else at the bound [s]
+    techniques       such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
+    library          kernel library of expected times, such as "vllm"; "": the one with most measurements on the device
+    engine           serving engine that launches the kernels, such as "huggingface" (docs/serving.md); "": kernels
+                     follow each other without gaps
+    profiles         files written by `llmviewer calibrate`; they take precedence over shipped ones
+    bound            whether to give lower bounds only
+    tpot             with batch "max": longest time per output token, as expected, else at the bound [s]
 
-    Raises InputError, one line of text, where something given cannot be used.
+    Raises InputError, with one line of text, if an argument is invalid.
     """
     setting = Setting.of(
         model, hardware, quant=quant, attention=attention, accounting=accounting, mla=mla, expert_skew=expert_skew,
@@ -231,14 +230,14 @@ def analyzed(
     mtp: bool,
     tpot: float | None = None,
 ) -> Analysis:
-    """What analyze() finds of a setting."""
+    """analyze() of a setting."""
     searched = isinstance(batch, str) and batch == MAX
     _check_goal(tpot, searched)
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)
     written = gen if context else 0
-    longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
+    longest = max(gen, context - prompt) if context else 0  # the decode step shown must fit too
     read = {"prompt": prompt, "images": images}
     batch = _most(setting, gen=longest, **read) if searched else whole("batch", batch)
     if tpot is not None:
@@ -253,11 +252,11 @@ def analyzed(
     footprint = memory(setting.footprint, setting.hardware.capacity, **held)
 
     def fits(changed: Setting) -> bool:
-        """Whether an offer has room; an offer without counts too where what is asked has none either."""
+        """Whether a changed setting fits, or nothing is lost as the request does not fit either."""
         return not footprint.fits or float(changed.footprint.total_bytes(**held)) <= footprint.capacity_bytes
 
     cures = cache(partial(find_cures, setting, footprint, **held))
-    most = footprint.max_batch if tpot is None else batch  # more would take longer than that
+    most = footprint.max_batch if tpot is None else batch  # a larger batch would exceed tpot
     told = partial(phase, setting, batch=batch, max_batch=most, fits=fits, cures=cures)
     each = {name: told(name, workload) for name, workload in workloads.items()}
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
@@ -285,12 +284,12 @@ def analyzed(
 def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
     """The largest batch that fits.
 
-    Raises InputError where not one sequence does, or nothing limits them.
+    Raises InputError if no sequence fits, or the batch is unlimited.
     """
     device, size = setting.hardware, {"prompt": prompt, "gen": gen, "images": images}
     found = largest_batch(setting.footprint, device.capacity, **size)
     if found is None:
-        raise InputError(f"batch max: nothing in the memory of {device.name} limits the batch; give a number")
+        raise InputError(f"batch max: the memory of {device.name} does not limit the batch; give a number")
     if not found:
         weights, cache, live = map(float, setting.footprint.parts(batch=1, **size))
         each = "each device" if setting.layout.devices > 1 else "it"
@@ -306,26 +305,26 @@ def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
 def _answer(
     setting: Setting, schedule: Schedule | None, *, batch: int, prompt: int, gen: int, images: int
 ) -> GenerationResult:
-    """The whole generation, by the passes of a schedule where techniques arrange them."""
+    """The whole generation; `schedule` has its passes if techniques change them."""
     if schedule and gen and arranges(setting.techniques):
         return scheduled(setting, schedule)
     return generated(setting, batch=batch, prompt=prompt, gen=gen, images=images)
 
 
 def _check_goal(tpot: float | None, searched: bool) -> None:
-    """Raises InputError where a time per output token is no time, or nothing is looked for that keeps to it."""
+    """Raises InputError if tpot is not positive, or given without batch max."""
     arguments.positive(tpot=tpot)
     if tpot is not None and not searched:
-        raise InputError("tpot is what batch max has to keep to; give batch max, or leave tpot out")
+        raise InputError("tpot must come with batch max, which it limits; give batch max or leave out tpot")
 
 
 def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, images: int) -> int:
-    """The largest batch, of `most`, whose time per output token is at most `tpot`.
+    """The largest batch up to `most` whose time per output token is at most `tpot`.
 
-    Raises InputError where not one sequence's is, or there is no such time.
+    Raises InputError if even one sequence takes longer, or there is no time per output token.
     """
     if gen < 2:
-        raise InputError("tpot is between tokens of an answer, and there are fewer than two; leave it out")
+        raise InputError(f"tpot needs at least two generated tokens; got {gen}; leave it out")
 
     def took_s(batch: int) -> float:
         asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
@@ -337,46 +336,46 @@ def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, 
     batch = bisect_right(range(1, most + 1), tpot, key=took_s)
     if not batch:
         raise InputError(
-            f"batch max: a token of one sequence takes {seconds(took_s(1))}, longer than tpot, {seconds(tpot)}"
+            f"batch max: with one sequence, a token takes {seconds(took_s(1))}, longer than tpot, {seconds(tpot)}"
         )
     return batch
 
 
 def _said(setting: Setting, *, batch: int, tokens: int, tpot: float | None) -> Iterator[str]:
-    """That the batch was found, and of what."""
+    """How the batch was found."""
     if tpot is not None:
-        yield f"batch max: {counted(batch, 'sequence')}: as many as fit and write a token each within {seconds(tpot)}"
+        yield f"batch max: {counted(batch, 'sequence')} fit the memory with a TPOT of at most {seconds(tpot)}"
         return
     where = f"the {si(setting.hardware.capacity)}B of {'each' if setting.layout.devices > 1 else 'the'} device"
     yield (
-        f"batch max: {counted(batch, 'sequence')} of {tokens} tokens: as many as have room for weights, KV cache and "
-        f"the live activations of all prompts read at once in {where}; what allocators and engines keep is not counted"
+        f"batch max: {counted(batch, 'sequence')} of {tokens} tokens fit {where}, with weights, KV cache and live "
+        "activations of one prefill of all prompts; memory of allocators and engines is not counted"
     )
 
 
 def _tight(held: Memory) -> Iterator[str]:
-    """That it fits by so little that it may not."""
+    """A warning if less memory is left than a CUDA context may take."""
     spare = held.capacity_bytes - held.total_bytes
     if 0 <= spare < _CONTEXT:
-        kept = "what allocators, engines and drivers keep (CUDA's context 0.3 to 1 GB) is not counted"
-        yield f"{si(spare)}B to spare may be too little: {kept}"
+        kept = "memory of allocators, engines and drivers (0.3 to 1 GB for a CUDA context) is not counted"
+        yield f"{si(spare)}B of free memory may be too little: {kept}"
 
 
 def _effect(
     setting: Setting, schedule: Schedule, step: Workload | None, answer: GenerationResult, **asked: int
 ) -> Effect:
-    """effect(), with what is expected of it."""
+    """effect() with the expected speed-up."""
     found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
     without = generated(setting.bare(), **asked).expected_latency_s if with_it else None
     return replace(found, expected_speed_up=without / with_it) if with_it and without else found
 
 
 def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
-    """Tokens that the decode step shown attends to; None where there is none."""
+    """Tokens that the decode step shown attends to; None if the model does not generate."""
     asked = None if kv_len is None else whole("kv_len", kv_len)
     if not model.generates:
         if asked:
-            raise InputError(f"kv_len is of a decode step, and {model.name} does not generate; leave it out")
+            raise InputError(f"kv_len is for decode steps, and {model.name} does not generate; leave it out")
         return None
     if asked and model.encodes and asked <= prompt:
         must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"

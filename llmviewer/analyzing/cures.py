@@ -1,4 +1,4 @@
-"""What makes a request fit that does not: the prompt in chunks, more devices, weights in host memory."""
+"""Changes that make a request fit the memory: chunked prefill, more devices, weights in host memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..setting import Setting
 from ..techniques import parse_techniques
 from ..transforms.offload import HOST
 
-TRIED: Final = "the prompt in chunks, up to 8 times as many devices (--tp), weights in host memory"
+TRIED: Final = "chunked prefill, up to 8 times as many devices (--tp), weights in host memory"
 _CHUNKS: Final = "chunked-prefill"
 _DEVICES: Final = (2, 4, 8)  # times as many
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cure:
-    """What makes a request fit.
+    """A change that makes a request fit the memory.
 
-    option   as it is typed
-    setting  with it
-    prefill  how many times as long the prefill takes then
+    option   CLI option of the change
+    setting  the changed setting
+    prefill  TTFT with the change over that without
     """
 
     option: str
@@ -37,10 +37,10 @@ class Cure:
 def find_cures(
     setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int
 ) -> tuple[Cure, ...] | None:
-    """Those that work, the one that costs least first; None where none is needed.
+    """Cures in the order of cost, cheapest first; None if the request fits.
 
-    Where the prompt in chunks is enough, nothing else is looked for. Else it is as few devices as do, and weights in
-    host memory.
+    If chunked prefill suffices, it is the only one. Else they are the smallest sufficient number of devices, and
+    weights in host memory.
     """
     if memory.fits:
         return None
@@ -60,14 +60,14 @@ def find_cures(
 
 
 def _chunked(typed: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """With the prompt in chunks besides, where that makes sense."""
+    """The setting with chunked prefill, and its options; none if that is invalid."""
     with suppress(InputError):
         techniques = parse_techniques((*setting.techniques, _CHUNKS))
         yield f"{typed} --with {_CHUNKS}".lstrip(), replace(setting, techniques=techniques).agreed()
 
 
 def _wider(setting: Setting, times: int) -> Iterator[tuple[str, Setting]]:
-    """Every matrix cut over `times` as many devices, where experts can lie so."""
+    """The setting with `times` the degree of tensor parallelism, and its option; none if that is invalid."""
     with suppress(InputError):
         layout = replace(setting.layout, tp=times * setting.layout.tp)
         yield f"--tp {layout.tp}", replace(setting, layout=layout)
@@ -76,7 +76,7 @@ def _wider(setting: Setting, times: int) -> Iterator[tuple[str, Setting]]:
 def _cures(
     options: Iterable[tuple[str, Setting]], memory: Memory, asked: Mapping[str, int], first_s: float
 ) -> Iterator[Cure]:
-    """Those that fit, where the model can be cut so and such links are known; the first token takes `first_s` now."""
+    """Options that are valid and fit; `first_s` is the TTFT of the unchanged setting. [s]"""
     for typed, setting in options:
         with suppress(InputError):
             if float(setting.footprint.total_bytes(**asked)) <= memory.capacity_bytes:
@@ -84,13 +84,14 @@ def _cures(
 
 
 def _first_s(setting: Setting, asked: Mapping[str, int]) -> float:
-    """Until the first token. [s]"""
+    """TTFT. [s]"""
     return float(setting.schedule(**{**asked, "gen": 1}).ttft_s)
 
 
 def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int) -> Setting | None:
-    """The same with as many whole hundredths of the weights in host memory as make it fit; None where it does without,
-    where nothing can, and where no host link is known.
+    """`setting` with the smallest share of weights, in whole percents, in host memory that makes the request fit.
+
+    None if it fits without, if no share suffices, or if the device's file has no host link.
     """
     asked, share = setting, setting.offload.weights
     needed, capacity = memory.total_bytes, memory.capacity_bytes

@@ -25,14 +25,16 @@ from .phases import Phases
 
 
 class KvTransfer(StrEnum):
-    """When the cache of the prompts goes. after: the prefill; overlapped: layer by layer, while it runs."""
+    """When the KV cache of prompts is sent. after: after the prefill; overlapped: layer by layer during the prefill."""
 
     AFTER = "after"
     OVERLAPPED = "overlapped"
 
 
 class KvLink(StrEnum):
-    """What it goes over. scale-out: links of nodes, or of hosts where there are none; scale-up: those of a domain."""
+    """Links that the KV cache is sent over. scale-out: between nodes, or host links if the device's file has no
+    scale-out links; scale-up: within a domain.
+    """
 
     SCALE_OUT = "scale-out"
     SCALE_UP = "scale-up"
@@ -40,12 +42,12 @@ class KvLink(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Disaggregated:
-    """What both kinds of device do; of each side its own phase counts. Lower bounds.
+    """Result of disaggregate().
 
-    prefill                  of a side that reads the prompts and writes the first token
-    decode                   of a side that writes the others; its memory is that of decode steps
-    kv_transfer_bytes        cache of the prompts, each part of it once [B]
-    kv_transfer_bytes_per_s  over the links of the slower side, all of its devices at once [B/s]
+    prefill                  analysis of the prefill devices, which also generate the first token
+    decode                   analysis of the decode devices, with the memory of decode steps
+    kv_transfer_bytes        KV cache of the prompts, without copies of ranks [B]
+    kv_transfer_bytes_per_s  links of all devices of the slower side together [B/s]
     """
 
     prefill: Analysis
@@ -61,7 +63,7 @@ class Disaggregated:
 
     @property
     def generation(self) -> GenerationResult:
-        """Of one batch; its first token is there when the decode side can go on from it."""
+        """The generation of one batch. TTFT includes the transfer of the KV cache."""
         ttft, asked = self._sent_s(self.prefill.generation.ttft_s), self.decode.inputs
         latency, tokens = ttft + self.decoding_s, asked.batch * (asked.gen or 0)
         tpot = self.decode.generation.tpot_s
@@ -70,12 +72,12 @@ class Disaggregated:
         )
 
     def _sent_s(self, read_s: float) -> float:
-        """When the cache of prompts that take so long to read is where their answers are written. [s]"""
+        """Time until the KV cache of a prefill of `read_s` has arrived at the decode devices. [s]"""
         overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
         return max(read_s, self.kv_transfer_s) if overlapped else read_s + self.kv_transfer_s
 
     def _expected(self, tokens: int) -> dict[str, float | None]:
-        """What is expected of both sides; the cache travels as fast as its links."""
+        """Expected times of GenerationResult; the transfer of the cache takes its bound."""
         reads, writes = self.prefill.generation, self.decode.generation
         found: dict[str, float | None] = {}
         for end in ("", "_low", "_high"):
@@ -99,13 +101,13 @@ class Disaggregated:
 
     @property
     def decode_per_prefill(self) -> float:
-        """Devices that decode what one device that reads prompts keeps them busy with."""
+        """Decode devices per prefill device at which both kinds are equally busy."""
         reading = self.prefill.generation.ttft_s * self.prefill.inputs.devices
         return self.decoding_s * self.decode.inputs.devices / reading
 
     @property
     def joint(self) -> Analysis:
-        """Each side's phase in one, on the devices that decode."""
+        """One Analysis with the prefill of one side and the decode of the other; all else is of the decode devices."""
         phases = Phases(prefill=self.prefill.phases.prefill, decode=self.decode.phases.decode)
         both = set(self.prefill.notes) & set(self.decode.notes)
         of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
@@ -120,7 +122,7 @@ class Disaggregated:
         return (("prefill", self.prefill), ("decode", self.decode))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document: that of analyze() for each side, with its own phase, and what is of both."""
+        """The JSON document: that of analyze() for each side, with its own phase only, and results for both."""
         joint = self.joint.to_dict()
         documents = {}
         for name, side in self.sides:
@@ -171,18 +173,18 @@ def disaggregate(
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
 ) -> Disaggregated:
-    """`batch` prompts are read on one kind of device, and continued on another.
+    """Prefill of `batch` prompts on one kind of device, decode on another.
 
-    kv_transfer   when the cache goes from one to the other: "after" the prefill, or "overlapped" with it
-    kv_link       over which links: "scale-out", or "scale-up" where both sides are in one domain
+    kv_transfer   when the KV cache is sent: "after" the prefill, or "overlapped" with it
+    kv_link       over which links: "scale-out", or "scale-up" if both sides are in one scale-up domain
     hardware_set  what-ifs on both kinds of device
 
     The other arguments are those of analyze().
 
-    Raises InputError where something given cannot be used, and where the model does not generate.
+    Raises InputError if an argument is invalid or the model does not generate.
     """
     if str(batch) == MAX:
-        raise InputError("batch max is of one kind of device, and here are two; give a number")
+        raise InputError("batch max is not supported with two kinds of device; give a number")
     arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
@@ -212,41 +214,41 @@ def disaggregate(
 
 
 def _cached(model: Model, prompt: int) -> int:
-    """Tokens whose keys and values there are after the prefill: a decoder beside an encoder has read one more."""
+    """Tokens in the KV cache after the prefill; in encoder-decoder models the decoder has read one more."""
     return prompt + 1 if model.encodes else prompt
 
 
 def transfer_bytes_per_s(reads: Setting, writes: Setting, link: KvLink) -> float:
-    """Of all devices of the slower side. [B/s]
+    """Bandwidth of the links of all devices of the slower side. [B/s]
 
-    Raises InputError where such links do not join both sides, or nothing is known of them.
+    Raises InputError if such links do not connect both sides or their bandwidth is unknown.
     """
     sides = [(one.hardware, one.layout.devices) for one in (reads, writes)]
     if link is KvLink.SCALE_UP and not joined(*sides):
         (reader, some), (writer, others) = sides
         raise InputError(
-            f"kv_link must be scale-out where no domain of one kind of device has both sides; got {some} x "
-            f"{reader.name} that read and {others} x {writer.name} that write"
+            f"kv_link must be scale-out unless both sides fit in one scale-up domain; got {some} x {reader.name} for "
+            f"prefill and {others} x {writer.name} for decode"
         )
     return min(devices * sent_bytes_per_s(hardware, link) for hardware, devices in sides)
 
 
 def joined(reads: tuple[Hardware, int], writes: tuple[Hardware, int]) -> bool:
-    """Whether a domain of scale-up links has room for as many devices of both sides."""
+    """Whether the devices of both sides fit in one scale-up domain."""
     (reader, some), (writer, others) = reads, writes
     return reader.name == writer.name and some + others <= reader.numbers.get("scale_up.devices", inf)
 
 
 def sent_bytes_per_s(hardware: Hardware, link: KvLink) -> float:
-    """Of one device. [B/s]
+    """Bandwidth of the links of one device. [B/s]
 
-    Raises InputError where nothing is known of its links.
+    Raises InputError if it is unknown.
     """
     return hardware.fact(f"{_tier(hardware, link)}.bandwidth")
 
 
 def latency_s(hardware: Hardware, link: KvLink) -> float:
-    """Of a message of one device; none where it is not known. [s]"""
+    """Latency of a message; 0 if it is unknown. [s]"""
     return hardware.numbers.get(f"{_tier(hardware, link)}.latency", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What techniques do to a whole generation: its passes, and everything that counts, with them and without."""
+"""Effect of techniques on a generation: its passes, times, work and memory with them and without."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ..techniques import Run, Schedule
 from ..workload import Workload
 from .generation import bounds_of
 
-_LARGEST: Final = 4096  # batch that is looked at
-_FAN: Final = 16  # batches at a time
-_LONG: Final = 512  # tokens of an answer that say enough
-_WORTH: Final = 1.001  # less than that is no gain
-_ALIKE: Final = 1e-12  # of an amount: rounding
+_LARGEST: Final = 4096  # largest batch searched
+_FAN: Final = 16  # batches evaluated at a time
+_LONG: Final = 512  # most generated tokens in the search for batches
+_WORTH: Final = 1.001  # smallest speed-up that counts as a gain
+_ALIKE: Final = 1e-12  # relative tolerance for rounding
 _AMOUNTS: Final = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
 _WHOLE: Final = ("ops", "bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Passes of one kind in a generation. `before` says whether they come before the first token.
+    """Passes of one kind in a generation.
 
-    passes  how many there are on average
+    before  whether they run before the first token
+    passes  mean number of passes
     """
 
     name: str
@@ -41,10 +42,10 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A generation in numbers. Times are lower bounds; tpot_s is None where one token is generated.
+    """Totals of a generation. Times are lower bounds; tpot_s is None if one token is generated.
 
-    ops, bytes    of all passes, on one device of each stage [OP], [B]
-    memory_bytes  at the peak [B]
+    ops, bytes    all passes, on one device of each pipeline stage [OP], [B]
+    memory_bytes  peak memory [B]
     """
 
     ttft_s: float
@@ -58,12 +59,14 @@ class Whole:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What techniques do. Where a technique says when it pays and when not, `findings` has the number and the words.
+    """Effect of techniques on a generation.
 
-    tokens_per_step    of each sequence, after the first, for each pass of the model; None where there is no such pass
-    pays_from_batch    the smallest batch at which tokens after the first come faster; None where there is none
-    pays_up_to_batch   the largest before one at which they do not: 0 where there is none, None where all are to 4096
-    expected_speed_up  latency without the techniques over that with them, as expected; None where only bounds are known
+    tokens_per_step    tokens per sequence and pass of the model, after the first token; None if there is no such pass
+    pays_from_batch    smallest batch with a faster decode; None: no batch up to 4096
+    pays_up_to_batch   end of the range of batches, from pays_from_batch, with a faster decode; 0: none, None: 4096 or
+                       more
+    findings, said     conditions under which techniques pay, as numbers by key and as text
+    expected_speed_up  expected latency without the techniques over that with them; None if only bounds are known
     """
 
     techniques: tuple[str, ...]
@@ -79,14 +82,18 @@ class Effect:
 
     @property
     def speed_up(self) -> float:
-        """Latency without the techniques over that with them."""
+        """Latency without the techniques over that with them, of lower bounds."""
         return self.without.latency_s / self.result.latency_s
 
 
 def effect(
     setting: Setting, schedule: Schedule, step: Workload | None, *, batch: int, prompt: int, gen: int, images: int
 ) -> Effect:
-    """Of the techniques of `setting`, whose passes are those of `schedule`; `step` is the decode step shown."""
+    """The effect of the techniques of `setting`.
+
+    schedule  passes of the generation with them
+    step      workload of the decode step shown; None if the model does not generate
+    """
     asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
     bare = setting.bare()
     findings = [f for one in setting.techniques if step for f in one.findings(setting, step)]
@@ -106,11 +113,11 @@ def effect(
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What techniques lower (-), leave as it was (=) and raise (+).
+    """Quantities that techniques lower (-), leave unchanged (=) or raise (+), one sign each.
 
-    prefill, step  OPs, bytes of weights, of activations and of the cache of one pass
-    held           bytes of weights, cache and live activations
-    answer         passes of the model after the first token, OPs and bytes of all passes
+    prefill, step  OPs, weight bytes, activation bytes and KV-cache bytes of one pass
+    held           memory of weights, cache and live activations
+    answer         passes of the model after the first token; OPs and bytes of all passes
     """
 
     prefill: str
@@ -120,7 +127,7 @@ class Changes:
 
 
 def changes(setting: Setting, *, batch: int, prompt: int, gen: int) -> Changes:
-    """Of the techniques of `setting`, beside the same precision without them."""
+    """Changes by the techniques of `setting`, against the same precision without them."""
     bare = replace(setting, techniques=())
     asked = {"batch": batch, "prompt": prompt, "gen": gen}
     found = []
@@ -145,7 +152,7 @@ def _sign(ours: Num, theirs: Num) -> str:
 
 
 def _pays(setting: Setting, bare: Setting, *, prompt: int, gen: int) -> tuple[int | None, int | None]:
-    """Effect.pays_from_batch and Effect.pays_up_to_batch, found by a few batches at a time."""
+    """Effect.pays_from_batch and Effect.pays_up_to_batch."""
 
     def faster(batch: Num) -> npt.NDArray[np.bool_]:
         each, steps = np.asarray(batch)[:, None], min(gen, _LONG)
@@ -163,7 +170,7 @@ def _pays(setting: Setting, bare: Setting, *, prompt: int, gen: int) -> tuple[in
 
 
 def _smallest(holds: Callable[[Num], npt.NDArray[np.bool_]], low: float, high: float) -> int:
-    """The smallest whole number above `low`, where it does not hold, up to `high`, where it does."""
+    """The smallest integer in (low, high] that `holds`, which is false at `low` and true at `high`."""
     while high - low > 1:
         tried = np.unique(np.linspace(low, high, _FAN).round())
         place = int(np.argmax(holds(tried[1:]))) + 1
@@ -175,9 +182,9 @@ def _said(first: int | None, last: int | None) -> tuple[str, ...]:
     if first is None:
         return ()
     if first == 1:
-        return (f"tokens after the first come faster up to batch {last}, if it fits",) if last else ()
+        return (f"decode is faster up to batch {last}, if it fits",) if last else ()
     upto = f"to {last}" if last else "on"
-    return (f"tokens after the first come faster from batch {first} {upto}, if it fits",)
+    return (f"decode is faster from batch {first} {upto}, if it fits",)
 
 
 def _run(run: Run, *, before: bool) -> RunResult:

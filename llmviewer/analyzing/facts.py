@@ -1,4 +1,4 @@
-"""What there is to know of a model and of a device, as JSON documents have it."""
+"""Facts of models and devices in JSON documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINKS: Final = ("scale_up", "scale_out", "host", "storage")
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """The facts of a model that a list of models shows."""
+    """Facts of a model: parameters, attention, precision, sizes [B], source."""
     return {
         "name": model.name,
         "title": model.title,
@@ -50,7 +50,7 @@ def describe_hardware(hardware: Hardware) -> dict[str, Any]:
 
 
 def hardware_facts(hardware: Hardware) -> dict[str, Any]:
-    """describe_hardware() and every number of the device's file, each with its source. SI units."""
+    """describe_hardware(), and all numbers of the device's file with their sources. SI units."""
     sources = {key: asdict(source) for key, source in hardware.sources.items()}
     facts = [
         {"key": f.key, "value": f.value, "text": f.text, "source": sources.get(f.source), "note": f.note}
@@ -65,12 +65,12 @@ def _whole(value: float) -> float | int:
 
 
 def finite(document: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` for JSON, which has no numbers that are not finite: None in their place, however deep they stand."""
+    """`document` with None for numbers that are not finite, which JSON does not have, at all depths."""
     return {key: _changed(value, lambda number: number) for key, value in document.items()}
 
 
 def plain(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with whole floats as ints, so that counts read as counts."""
+    """finite() with whole floats as ints."""
     return {key: _changed(value, _whole) for key, value in document.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which other library than the default has kernels that are expected to be notably faster."""
+"""Kernel libraries that are expected to be notably faster than the default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..workload import Workload
 from .phases import Phases
 
 _NOTABLY: Final = 1.25  # times as fast
-_SLACK: Final = 0.01  # by which more of the time may be a bound than is of the default
+_SLACK: Final = 0.01  # relative; by it the unmodelled time of a library may exceed that of the default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faster:
-    """The library whose kernels are expected to be fastest in a phase, notably faster than the default's."""
+    """The library with the shortest expected time of a phase, notably shorter than that of the default."""
 
     phase: str
     library: str
@@ -27,9 +27,9 @@ class Faster:
 
 
 def faster(setting: Setting, phases: Phases, workloads: Mapping[str, Workload], batch: int) -> tuple[Faster, ...]:
-    """By phase, the fastest library where that is not the default, and none was asked for.
+    """For each phase the fastest library, if it is not the default; nothing if the user chose a library.
 
-    A library that lacks kernels which the default has is no rival: of those only the bound is known.
+    Libraries with more unmodelled time than the default are left out, as they would look fast by their bounds.
     """
     if setting.library or not setting.kernels:
         return ()

@@ -1,4 +1,4 @@
-"""The whole generation: its lower bounds, and what is expected of real kernels; of one batch, and of many at once."""
+"""Bounds and expected times of a whole generation, of one batch or of many at once."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from ..techniques import Run, Schedule
 from ..workload import Workload
 
 NOTHING: Final = Interval(expected=0.0, low=0.0, high=0.0)
-_STEPS: Final = 8  # decode steps of a generation that are looked at
-_TOGETHER: Final = 1 << 18  # decode steps of all batches whose times are held at once
+_STEPS: Final = 8  # decode steps of a generation whose expected times are evaluated
+_TOGETHER: Final = 1 << 18  # most decode steps, of all batches, evaluated at once
 
 Column = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationResult:
-    """Lower bounds, and what is expected. tpot_s, the mean over the decode steps, is None where one token is generated:
-    no step is taken.
+    """Lower bounds of a generation, and expected times, which are None if only bounds are known. [s], [1/s]
 
-    A model that does not generate takes ttft_s for its one pass, and tokens_per_s are those that it reads. What is
-    expected is None where only bounds are known.
+    tpot_s is the mean over decode steps, None if there are none. For a model that does not generate, ttft_s is the time
+    of its one pass, and tokens_per_s counts prompt tokens.
     """
 
     ttft_s: float
@@ -52,7 +51,7 @@ class GenerationResult:
 
 
 def generated(setting: Setting, *, batch: int, prompt: int, gen: int, images: int) -> GenerationResult:
-    """The whole generation of `gen` tokens, or the one pass where none are written."""
+    """The generation of `gen` tokens, or one pass if `gen` is 0."""
     asked = {"prompt": prompt, "images": images}
     first, rest = expected_answer(setting, batch=np.array([batch]), gen=gen or 1, **asked)
     if gen <= 1:
@@ -77,7 +76,7 @@ def generated(setting: Setting, *, batch: int, prompt: int, gen: int, images: in
 
 
 def scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
-    """The whole generation, in the passes that techniques arrange."""
+    """The generation, with the passes of `schedule`."""
     first, rest = (runs_expected(setting.kernels, runs) for runs in (schedule.first, schedule.rest))
     expected: dict[str, Any] = _expected(first, rest, steps=float(schedule.steps), tokens=float(schedule.answer))
     return GenerationResult(**bounds_of(schedule), **expected)
@@ -92,9 +91,9 @@ def bounds_of(schedule: Schedule) -> dict[str, Any]:
 
 
 def _expected(first: Interval | None, rest: Interval | None, *, steps: float, tokens: float) -> dict[str, float | None]:
-    """Fields of GenerationResult, from what is expected until the first token and after it.
+    """Expected fields of GenerationResult, from the expected times until the first token and after it.
 
-    Errors of both are those of the same kernels, so they add.
+    Intervals add end by end: both times have the same kernels, so their errors correlate.
     """
     if first is None or rest is None:
         return {}
@@ -107,19 +106,20 @@ def _expected(first: Interval | None, rest: Interval | None, *, steps: float, to
 
 
 def ends(interval: Interval | None) -> dict[str, float | None]:
-    """What is expected, and between what most measured times lie. [s]"""
+    """The expected time and its 80 % interval, by suffix of field names. [s]"""
     numbers: Sequence[float | None] = interval.numbers() if interval else (None, None, None)
     return dict(zip(("", "_low", "_high"), numbers, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A generation at every batch, as a lower bound.
+    """Lower bounds of a generation, as arrays over batches.
 
-    tpot_s       mean time of a token after the first, nan where there is none [s]
-    decoding_s   all after the first token [s]
-    tokens       that are made for those who asked, of all sequences together
-    ops, nbytes  of all passes until the first token, on one device [OP], [B]
+    ttft_s       time to first token [s]
+    tpot_s       mean time per token after the first, nan if there is none [s]
+    decoding_s   time from the first token to the last [s]
+    tokens       generated tokens of all sequences together
+    ops, nbytes  work of all passes until the first token, on one device [OP], [B]
     """
 
     ttft_s: Column
@@ -139,7 +139,7 @@ class Answer:
 
 
 def answer(setting: Setting, *, batch: Column, prompt: int, gen: int, images: int = 0) -> Answer:
-    """Of `setting`, at each of several batches, a column of which is worked out at a time."""
+    """The generation at each of several batches."""
     step = max(_TOGETHER // gen, 1)
     parts = [
         _columns(setting, batch[start : start + step], prompt=prompt, gen=gen, images=images)
@@ -149,7 +149,7 @@ def answer(setting: Setting, *, batch: Column, prompt: int, gen: int, images: in
 
 
 def _columns(setting: Setting, batch: Column, **lengths: int) -> dict[str, Column]:
-    """Fields of Answer. The last axis of a schedule's arrays is that of passes."""
+    """Fields of Answer. The last axis of arrays in a schedule is that of passes."""
     schedule = setting.schedule(batch=batch[:, None], **lengths)
     found = {
         "ttft_s": schedule.ttft_s,
@@ -165,8 +165,9 @@ def _columns(setting: Setting, batch: Column, **lengths: int) -> dict[str, Colum
 def expected_answer(
     setting: Setting, *, batch: Column, prompt: int, gen: int, images: int = 0
 ) -> tuple[Interval | None, Interval | None]:
-    """What is expected until the first token and after it, at every batch, whoever arranges the passes; None where no
-    more than a bound is known, and where there is no token after the first. [s]
+    """(expected time until the first token, expected time after it), at each batch. [s]
+
+    None where only bounds are known; the second is also None if one token is generated.
     """
     kernels = setting.kernels
     if kernels is None:
@@ -186,10 +187,10 @@ def expected_answer(
 
 
 def steps_expected(setting: Setting, *, batch: Num, prompt: int, steps: int, images: int = 0) -> Interval | None:
-    """What the `steps` after a prefill take, at each batch: every step where they are few, else those amid equal parts
-    of them.
+    """Expected total time of the `steps` decode steps after a prefill, at each batch. [s]
 
-    That is exact where times are linear in the length, as they nearly are between the points where kernels change.
+    Up to _STEPS steps are evaluated each; more are split into _STEPS equal parts, each evaluated at its middle. That is
+    exact if times are linear in the context length, as they nearly are between changes of kernels.
     """
     points = min(steps, _STEPS)
     lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
@@ -208,7 +209,7 @@ def _stacked(each: Sequence[Interval | None]) -> Interval | None:
 
 
 def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | None:
-    """What passes are expected to take, one after another; None where no more than a bound is known of one."""
+    """Expected total time of passes, one after another; None if only a bound is known for one. [s]"""
     whole = NOTHING
     for run in runs:
         found = kernels.run(run.plan, run.workload) if kernels else None

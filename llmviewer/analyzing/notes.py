@@ -1,4 +1,4 @@
-"""What a reader of the numbers has to know besides: conversions, what-ifs, limits that were passed."""
+"""Notes under an analysis: format conversions, what-ifs, missing data, and limits of the model that are exceeded."""
 
 from __future__ import annotations
 
@@ -28,38 +28,42 @@ from ..transforms.skew import chooses, skew
 from ..units import seconds, si
 from ..workload import Workload
 
-_NAMED: Final = 4  # operators that are told by name
-_LITTLE: Final = {  # what-ifs that change few numbers
-    "power.": "changes no bound, and expected times only where kernels are carried over from another device; "
-    "compare, choose and plan count it",
-    "price.": "changes no time; compare, choose and plan count it",
-    "sparse.": "changes what --with sparsity computes, and nothing else",
+_NAMED: Final = 4  # operators listed by name
+_LITTLE_EFFECT: Final = {  # what-ifs that change few results, by prefix
+    "power.": "changes no bound, and expected times only if they are scaled from another device; compare, choose and "
+    "plan use it",
+    "price.": "changes no time; compare, choose and plan use it",
+    "sparse.": "affects only analyses with --with sparsity",
 }
-_WIDE: Final = 16  # bits from which on formats are alike to a kernel of products
+_WIDE: Final = 16  # bits; matrix-product kernels treat wider formats as 16-bit ones
 
 
 def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: int = 0) -> tuple[str, ...]:
-    """One sentence each; `prompt`, with `images` in it, and `written` are the longest asked for. [tokens]
+    """The notes of an analysis, one sentence each.
 
-    batch  of all devices together
+    batch    sequences on all devices together
+    prompt   longest prompt, image tokens included [tokens]
+    written  most generated tokens [tokens]
+    images   images per prompt
     """
     model = setting.model
-    ours = (note for one in setting.techniques for note in one.notes(setting))
-    unknown = [f"{model.unknown}: weights are counted as asked"] if model.unknown else []
-    found = [*unknown, *model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting)]
+    of_techniques = (note for one in setting.techniques for note in one.notes(setting))
+    unknown = [f"{model.unknown}: weights are counted in the format of --quant"] if model.unknown else []
+    found = [*unknown, *model.notes, *of_techniques, *_conversions(setting), *_substitutions(setting)]
     read = Workload.prefill(batch=1, prompt=prompt, images=images)
-    found += [*_full(setting), *_whose(setting), *_borrowed(setting, read, prompt), *_stand_ins(setting, read)]
-    found += [*_copied(setting), *_torn(setting), *_groups(setting)]
+    found += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting)]
+    found += [*_other_libraries(setting, read, prompt), *_other_types(setting, read)]
+    found += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
     if model.picture and prompt != model.picture:
         found.append(
-            f"{model.name} reads pictures of {model.picture} tokens: --prompt {model.picture} counts what it does"
+            f"{model.name} reads an image as {model.picture} tokens: --prompt {model.picture} counts one image"
         )
     if model.sees and not images:
-        takes = f"; each adds {model.image_tokens} tokens to the prompt" if model.image_tokens else ""
-        what = "audio clips of 30 s and the encoder" if model.hears else "pictures and the tower"
-        found.append(f"text only: --images counts {what} that reads them{takes}")
+        adds = f"; each adds {model.image_tokens} tokens to the prompt" if model.image_tokens else ""
+        inputs = "audio clips of 30 s and their encoder" if model.hears else "images and their encoder"
+        found.append(f"text only: to count {inputs}, give --images{adds}")
     if not model.generates:
-        found.append(f"{model.name} does not generate: it reads its prompt in one pass, and there is no decode step")
+        found.append(f"{model.name} does not generate: it runs one pass over the prompt and no decode steps")
     context = max(prompt, written) if model.encodes else prompt + written  # encoder and decoder each count their own
     if model.max_context and context > model.max_context:
         found.append(f"{context} tokens are more than the {model.max_context} positions of {model.name}")
@@ -69,7 +73,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     routed = chooses(model.graph)
     if setting.expert_skew:
         asked = f"expert skew {setting.expert_skew:g}"
-        chosen = f"{asked}: the popularity of experts falls as rank^-{setting.expert_skew:g} instead of being uniform"
+        chosen = f"{asked}: the n-th most popular expert is chosen in proportion to n^-{setting.expert_skew:g}"
         found.append(chosen if routed else f"{asked} has no effect: {model.name} has no experts")
     found.extend(_idle(setting, batch))
     if setting.layout.two_batch_overlap:
@@ -77,50 +81,50 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     uneven = setting.expert_skew or setting.layout.redundant_experts
     if setting.layout.ep > 1 and routed and uneven:
         load = busiest(model.graph.then(skew(setting.expert_skew)), Network.of(setting.hardware, setting.layout))
-        found.append(f"the busiest of {setting.layout.ep} ranks has {load:.2f} times the mean of tokens for experts")
+        found.append(f"expert load is uneven: the busiest of {setting.layout.ep} ranks has {load:.2f} times the mean")
     if setting.layout.ep > 1 and not routed:
         found.append(f"ep={setting.layout.ep} has no effect: {model.name} has no experts")
     if setting.mla is not Mla.AUTO and not any(isinstance(op, LatentExpansion) for _, op in model.graph):
         found.append(f"mla {setting.mla} has no effect: {model.name} has no latent attention")
     if setting.accounting is Accounting.SURVEY:
         found.append(
-            'survey accounting follows the paper "LLM Inference Unveiled" (arXiv:2402.16363): no causal mask, '
-            "no embedding, half the OPs of lm_head; use faithful accounting for anything else"
+            'survey accounting reproduces the paper "LLM Inference Unveiled" (arXiv:2402.16363): no causal mask, '
+            "no embedding, half the OPs of lm_head; for all other purposes use faithful accounting"
         )
     return tuple(found)
 
 
-def _full(setting: Setting) -> list[str]:
-    """That all weights are in fp32, where nothing was asked: few serve them so."""
+def _fp32_weights(setting: Setting) -> list[str]:
+    """Models published in fp32, as they are usually served in 16 bits; nothing if --quant was given."""
     widths = {weight.format.stored_bits for _, op in setting.graph for weight in op.weights}
     if setting.quantization != setting.model.quantization or widths != {32}:
         return []
-    return [f"{setting.model.name} comes with all weights in fp32; most serve it in 16 bits (--quant bf16)"]
+    return [f"{setting.model.name} is published in fp32; it is usually served in 16 bits (--quant bf16)"]
 
 
 def _altered(setting: Setting) -> list[str]:
-    """What-ifs, what follows from them, and what little some of them do."""
+    """What-ifs, the numbers that follow from them, and which what-ifs affect little."""
     hardware = setting.hardware
-    found = [f"what-if: {change} instead of the device's own number" for change in hardware.changes]
+    found = [f"what-if: {change} replaces the number of the device's file" for change in hardware.changes]
     if hardware.follows:
-        found.append(f"these follow, where they are not given: {', '.join(hardware.follows)}")
+        found.append(f"derived from these what-ifs: {', '.join(hardware.follows)}")
     small = [change for change in hardware.changes if change.partition(".")[0] in ON_CHIP and ".capacity" in change]
     if small:
         found.append(
-            f"{', '.join(small)}: on-chip capacities size the tiles of attention, and the last-level cache affects "
-            "expected times; little else depends on them"
+            f"{', '.join(small)}: on-chip capacities affect only the tile sizes of attention and, for the last-level "
+            "cache, expected times"
         )
     up = [change for change in hardware.changes if change.startswith(f"{UP}.")]
     if up and setting.layout.devices == 1:
-        found.append(f"{', '.join(up)}: one device sends nothing over these links; --tp and other degrees use them")
-    for key, does in _LITTLE.items():
+        found.append(f"{', '.join(up)}: has no effect on one device; use it with --tp or another degree of parallelism")
+    for key, effect in _LITTLE_EFFECT.items():
         if own := [change for change in hardware.changes if change.startswith(key)]:
-            found.append(f"{', '.join(own)}: {does}")
+            found.append(f"{', '.join(own)}: {effect}")
     return found
 
 
 def _links(setting: Setting) -> list[str]:
-    """What is not known of the links that a layout uses, and what is taken instead."""
+    """Assumptions about links that the layout uses and the device's file does not fully describe."""
     hardware, linked, layout = setting.hardware, setting.linked, setting.layout
     network = Network.of(hardware, layout)
     rows = (*setting.plan.operators, *setting.decode_plan.operators)
@@ -131,16 +135,17 @@ def _links(setting: Setting) -> list[str]:
         return f"{tier.replace('_', '-')} links ({si(linked.rates[link(tier)])}B/s each)"
 
     if network.inside != UP and network.inside in used:
-        found.append(f"{hardware.name} has no scale-up link: devices talk over their {others(network.inside)}")
+        found.append(f"{hardware.name} has no scale-up link: devices communicate over {others(network.inside)}")
     elif layout.devices > network.domain and network.outside != OUT and network.outside in used:
-        joined = f"scale-up links of {hardware.name} join {network.domain:.0f} devices"
-        found.append(f"{joined}: beyond, they talk over their {others(network.outside)}")
+        joined = f"scale-up links of {hardware.name} connect at most {network.domain:.0f} devices"
+        found.append(f"{joined}: traffic between such groups goes over {others(network.outside)}")
     elif UP in used and f"{UP}.devices" not in hardware.numbers:
         found.append(
-            f"the file of {hardware.name} does not say how many devices its {UP} links join: all are taken to be joined"
+            f"the file of {hardware.name} does not say how many devices its {UP} links connect: assumed to connect all"
         )
     found.extend(
-        f"{r.dtype}.latency of {hardware.name} is not known and counts as none; --hardware-set {r.dtype}.latency=VALUE"
+        f"{r.dtype}.latency of {hardware.name} is unknown and counts as 0; set it by "
+        f"--hardware-set {r.dtype}.latency=VALUE"
         for r, rate in linked.rates.items()
         if r.unit is Unit.HOP and rate == inf and r.dtype in used
     )
@@ -148,7 +153,7 @@ def _links(setting: Setting) -> list[str]:
 
 
 def _idle(setting: Setting, batch: int) -> list[str]:
-    """Copies of the model that no sequence is left for."""
+    """Data-parallel replicas without a sequence."""
     layout = setting.layout
     idle = layout.dp - batch
     if idle <= 0:
@@ -160,22 +165,22 @@ def _idle(setting: Setting, batch: int) -> list[str]:
 
 
 def _two_batches(setting: Setting, *, batch: int, prompt: int) -> list[str]:
-    """Where two batches that overlap take longer than one: halves read all weights, and are smaller for kernels."""
+    """Phases in which two-batch overlap is slower: each half-batch reads all weights, and small kernels are slow."""
     layout = setting.layout
     if layout.parts(batch) == 1:
-        return [f"batch {batch} leaves each device of {layout} one sequence, which is not cut in two"]
+        return [f"batch {batch} gives each device of {layout} one sequence, so there is no two-batch overlap"]
     plain = replace(setting, layout=replace(layout, two_batch_overlap=False))
     found = []
     for phase, name in (("prefill", "the prefill"), ("decode", "decode steps"))[: 1 + setting.model.generates]:
         own, other = (_pass_s(one, phase, batch=batch, prompt=prompt) for one in (setting, plain))
         if own > other:
-            times = f"{seconds(own)} with it and {seconds(other)} without"
-            found.append(f"two-batch overlap does not pay in {name}: {times}, as both halves read all weights")
+            times = f"{seconds(own)} with it, {seconds(other)} without"
+            found.append(f"two-batch overlap does not pay in {name}: {times}; each half-batch reads all weights")
     return found
 
 
 def _pass_s(setting: Setting, phase: str, *, batch: int, prompt: int) -> float:
-    """What a pass is expected to take, or its bound where no more is known. [s]"""
+    """The expected time of a pass, or its bound if none is known. [s]"""
     share = setting.layout.share(batch)
     if phase == "decode":
         workload = setting.step(Workload.decode(batch=share, kv_len=prompt + 1, prompt=prompt))
@@ -185,18 +190,18 @@ def _pass_s(setting: Setting, phase: str, *, batch: int, prompt: int) -> float:
     return expected.numbers()[0] if expected else float(setting.time_s(phase, workload, batch))
 
 
-def _whose(setting: Setting) -> list[str]:
-    """The library that an engine brings, where another would be expected without it."""
+def _engine_library(setting: Setting) -> list[str]:
+    """The kernel library of the engine, if it is not the default of the device."""
     engine = setting.engine
-    usual = Kernels(setting.hardware, profiles=setting.profiles).library if engine else ""
-    if not engine or engine.library == usual:
+    default = Kernels(setting.hardware, profiles=setting.profiles).library if engine else ""
+    if not engine or engine.library == default:
         return []
-    whose = f"kernels of {usual}" if usual else "kernels of several libraries"
-    return [f"engine {engine.name} brings kernels of {engine.library}; without it {whose} are expected"]
+    without = f"kernels of {default}" if default else "kernels of several libraries"
+    return [f"engine {engine.name} uses kernels of {engine.library}; expected times without an engine are of {without}"]
 
 
-def _borrowed(setting: Setting, read: Workload, prompt: int) -> list[str]:
-    """What the library that was asked for has no kernels for, and whose are expected."""
+def _other_libraries(setting: Setting, read: Workload, prompt: int) -> list[str]:
+    """Operators for which no kernels of the requested library were measured, and the libraries used instead."""
     kernels = setting.kernels
     if not setting.library or kernels is None or isinstance(kernels.device, str):
         return []
@@ -211,79 +216,83 @@ def _borrowed(setting: Setting, read: Workload, prompt: int) -> list[str]:
             if others:
                 found.setdefault(others, {}).update((rows[member].operator.name, None) for member in launch.members)
     return [
-        f"no kernels of {setting.library} were measured for {_few(list(names))}: those of {' and '.join(others)} are "
-        "expected"
+        f"no kernels of {setting.library} were measured for {_few(list(names))}: expected times are those of "
+        f"{' and '.join(others)}"
         for others, names in found.items()
     ]
 
 
-def _copied(setting: Setting) -> list[str]:
-    """Matrix products, routers apart, and choices of keys that every rank of tensor parallelism does in full."""
+def _replicated(setting: Setting) -> list[str]:
+    """Matrix products other than routers, and indexers of sparse attention, that every TP rank runs in full."""
     if setting.layout.tp == 1:
         return []
     whole, heads = _shapes(setting.model.graph), _heads(setting.model.graph)
-    copied = dict.fromkeys(
+    replicated = dict.fromkeys(
         op.name
         for block, op in setting.graph
         if (isinstance(op, Linear) and op.kind != "router" and whole.get(_place(block, op)) == op.weight.shape)
         or (isinstance(op, Indexer | BlockIndexer) and heads.get(_place(block, op)) == op.heads.num_heads)
     )
-    return [f"tp={setting.layout.tp}: {', '.join(copied)} run whole on every rank"] if copied else []
+    tp = setting.layout.tp
+    return [f"tp={tp}: {', '.join(replicated)} are not divided, and run in full on every rank"] if replicated else []
 
 
-def _torn(setting: Setting) -> list[str]:
-    """Matrices of which ranks of tensor parallelism have parts of blocks that share a scale."""
+def _cut_scale_blocks(setting: Setting) -> list[str]:
+    """Matrices that tensor parallelism cuts within blocks of weights with a common scale."""
     if setting.layout.tp == 1:
         return []
     whole = _shapes(setting.model.graph)
-    torn = dict.fromkeys(
+    cut = dict.fromkeys(
         op.name
         for block, op in setting.graph
         if isinstance(op, Linear) and (uncut := whole.get(_place(block, op)))
         for part, before, edge in zip(op.weight.shape[-2:], uncut[-2:], _block(op), strict=True)
         if part % edge and not before % edge
     )
-    cut = f"tp={setting.layout.tp} cuts blocks of weights that share a scale, which engines refuse or pad"
-    return [f"{cut}: {', '.join(torn)}"] if torn else []
+    return (
+        [f"tp={setting.layout.tp} cuts quantization blocks of {', '.join(cut)}: engines refuse or pad them"]
+        if cut
+        else []
+    )
 
 
 def _shapes(graph: Graph) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Of the matrices of products."""
+    """Shapes of weights of matrix products."""
     return {_place(block, op): op.weight.shape for block, op in graph if isinstance(op, Linear)}
 
 
 def _heads(graph: Graph) -> dict[tuple[str, str], int]:
-    """Of what chooses keys for an attention."""
+    """Heads of indexers, which choose the keys of sparse attention."""
     return {_place(block, op): op.heads.num_heads for block, op in graph if isinstance(op, Indexer | BlockIndexer)}
 
 
 def _place(block: Block, op: Operator) -> tuple[str, str]:
-    """The kind of layer that an operator is in, whose stages are called such as "moe.3-30", and its name there."""
+    """(kind of layer, operator name); pipeline stages of a kind have a suffix, as in "moe.3-30"."""
     return block.name.partition(".")[0], op.name
 
 
 def _block(op: Linear) -> tuple[int, int]:
-    """Rows and columns of a matrix that share a scale: those of a row, or squares as wide as groups of its operand."""
+    """(rows, columns) of a matrix with a common scale: part of a row, or a square as wide as groups of activations."""
     weight, operand = op.weight.format.group or 1, op.inputs[0].format.group
     columns = operand if operand and weight % operand == 0 else weight
     return weight // columns, columns
 
 
 def _conversions(setting: Setting) -> list[str]:
-    """Matrix products whose weights are stored in another type than they are multiplied in."""
+    """Matrix products whose weights are converted to another type before they are multiplied."""
     found: dict[tuple[Format, str, Format], dict[str, None]] = {}
     for _, op in setting.graph:
         if isinstance(op, Linear) and op.weight.format.compute != (dtype := op.work().wanted.dtype):
             found.setdefault((op.weight.format, dtype, op.inputs[0].format), {})[op.name] = None
     return [
-        f"weights of {_few(list(names))} in {_told(weight)} are multiplied in {dtype}: a low-bit unit works only if "
-        f"all operands have its type, and activations are in {activation}"
+        f"weights of {_few(list(names))} in {_named(weight)} are converted and multiplied in {dtype}: activations are "
+        f"in {activation}, and matrix units need both operands in one type"
         for (weight, dtype, activation), names in found.items()
     ]
 
 
-def _stand_ins(setting: Setting, workload: Workload) -> list[str]:
-    """Formats of matrix products that no measured kernel has, and those of the kernels whose times are expected."""
+def _other_types(setting: Setting, workload: Workload) -> list[str]:
+    """Formats of matrix products without a measured kernel, and the measured type used instead."""
     kernels = setting.kernels
     if kernels is None or isinstance(kernels.device, str):
         return []
@@ -301,33 +310,33 @@ def _stand_ins(setting: Setting, workload: Workload) -> list[str]:
                     found.setdefault((*formats, types[0]), {})[op.name] = None
     return [
         f"no kernel of {weight.name} weights and {activation.name} activations was measured "
-        f"({_few(list(names))}): expected as {dtype}, with {_bits(TYPES[dtype].weight)}-bit weights and "
-        f"{_bits(TYPES[dtype].activation)}-bit activations"
+        f"({_few(list(names))}): expected times are those of {dtype} kernels, with {_bits(TYPES[dtype].weight)}-bit "
+        f"weights and {_bits(TYPES[dtype].activation)}-bit activations"
         for (activation, weight, dtype), names in found.items()
     ]
 
 
 def _linears(op: Operator) -> tuple[Linear, ...]:
-    """The products in what is launched."""
+    """Matrix products in an operator, which may be fused or overlapped."""
     op = op.first if isinstance(op, Overlapped) else op
     return tuple(part for part in (op.parts if isinstance(op, Fused) else (op,)) if isinstance(part, Linear))
 
 
 def _has(dtype: str, activation: Format, weight: Format) -> bool:
-    """Whether kernels of a measured type have operands of such formats. None looks weights up in a table."""
+    """Whether a measured type has these formats. No measured kernel looks weights up in a table."""
     kernel = TYPES[dtype]
     pairs = ((activation, kernel.activation), (weight, kernel.weight))
     return weight.compute != "table" and all(min(fmt.bits, _WIDE) == min(_bits(size), _WIDE) for fmt, size in pairs)
 
 
 def _bits(size: float) -> int:
-    """Of an element of `size` bytes, its part of scales left out."""
+    """Bits of an element of `size` bytes, without its share of scales."""
     return int(8 * size)
 
 
-def _told(fmt: Format) -> str:
-    """Such as "fp8_e4m3 (a scale for every 16384)"."""
-    return f"{fmt.name} (a scale for every {fmt.group})" if fmt.group else fmt.name
+def _named(fmt: Format) -> str:
+    """Such as "fp8_e4m3 (one scale per 16384)"."""
+    return f"{fmt.name} (one scale per {fmt.group})" if fmt.group else fmt.name
 
 
 def _few(names: Sequence[str]) -> str:
@@ -335,8 +344,8 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _groups(setting: Setting) -> list[str]:
-    """Groups of a scale that was asked for which rows do not consist of."""
+def _indivisible_groups(setting: Setting) -> list[str]:
+    """Quantization groups of --quant that do not divide the rows of a matrix."""
     if setting.quantization == setting.model.quantization or setting.layout.tp > 1:
         return []
     found: dict[tuple[int, int], dict[str, None]] = {}
@@ -344,20 +353,21 @@ def _groups(setting: Setting) -> list[str]:
         if isinstance(op, Linear) and op.weight.format.group and op.weight.shape[-1] % op.weight.format.group:
             found.setdefault((op.weight.format.group, op.weight.shape[-1]), {})[op.name] = None
     return [
-        f"groups of {group} do not divide rows of {width} ({_few(list(names))}): kernels refuse or pad them"
+        f"quantization groups of {group} do not divide rows of {width} ({_few(list(names))}): kernels refuse or pad "
+        "them"
         for (group, width), names in found.items()
     ]
 
 
 def _substitutions(setting: Setting) -> list[str]:
-    """Types that this device has no matrix unit for, and what stands in for them."""
+    """Types without matrix units on this device, and the units used instead."""
     found: dict[str, None] = {}
     hardware = setting.hardware
     for row in (*setting.plan.operators, *setting.decode_plan.operators):
         wanted, compute = row.work.wanted, row.compute
         if wanted.unit is Unit.MATRIX and wanted != compute:
             found[
-                f"{hardware.name} has no {wanted.dtype} matrix units: products in {wanted.dtype} are computed "
-                f"in {compute.dtype} on its {compute.unit} units ({si(hardware.rates[compute])}OP/s)"
+                f"{hardware.name} has no {wanted.dtype} matrix units: {wanted.dtype} matrix products are computed in "
+                f"{compute.dtype} on {compute.unit} units ({si(hardware.rates[compute])}OP/s)"
             ] = None
     return list(found)

@@ -1,4 +1,4 @@
-"""One kernel by itself: its work, the time that no kernel beats, and what measured ones of its sizes take."""
+"""One kernel by itself: its work, its lower bound, and its expected time at given sizes."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from ..workload import Workload
 SCHEMA_VERSION: Final = 1  # of estimates as JSON
 _Sizes = Mapping[str, int]
 _MOST: Final = 10_000  # estimates of one call
-_OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their most
+_OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their maximum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kernel that can be asked for.
+    """A kernel that estimate_kernel() knows.
 
-    what      it computes
-    needed    sizes that have to be given
-    usual     others, with what they are if not given: a number, or as another one
-    varied    those of the pass; the others are of weights and heads
-    make      what of Parts and sizes: operators that one kernel does
-    workload  the pass of sizes, numbers or arrays
+    what      what it computes
+    needed    names of required sizes
+    usual     other sizes with their defaults: a number, or the name of another size
+    varied    sizes of the pass; the others are of weights and heads
+    make      operators of the kernel, from Parts and sizes
+    workload  the pass, from sizes (numbers or arrays)
     """
 
     what: str
@@ -62,13 +62,14 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEstimate:
-    """What one launch takes. Times are in seconds, OPs and bytes as in analyze().
+    """One launch of a kernel. [OP], [B], [s]
 
-    bound        what sets the least time: memory, compute or link
-    dtype        what it is computed in
-    expected_time_s   of a measured library's kernel, with the ends of its 80 % interval; None where nothing is known
-    latency      whether launch and other fixed costs are most of the time expected
-    source       where the expectation comes from
+    bound              resource that sets the lower bound: memory, compute or link
+    dtype              type it is computed in
+    expected_time_s    expected time of a measured library's kernel; None if unknown
+    expected_low_s, expected_high_s  80 % interval of measured times
+    latency            whether launch and other fixed costs dominate the expected time
+    source             source of the expected time
     """
 
     kernel: str
@@ -103,16 +104,16 @@ def estimate_kernel(
     profiles: Sequence[str | Path | Profile] = (),
     hardware_set: Sequence[str] = (),
 ) -> tuple[KernelEstimate, ...]:
-    """What one launch of a kernel takes, for every combination of sizes; those that KINDS names last vary fastest.
+    """Bound and expected time of one launch, for every combination of sizes; the last size of KINDS varies fastest.
 
-    kernel    a name of KINDS, such as "gemm"
-    sizes     by the names that KINDS has for them, each a number or several
-    quant     a scheme such as "W4A16g128", "fp8" or "KV8"; 16 bits if None. Activations come in 16 bits: where they are
-              quantized first, the time for that counts too
+    kernel    a key of KINDS, such as "gemm"
+    sizes     by name, as in KINDS; each a number or several
+    quant     a scheme such as "W4A16g128", "fp8" or "KV8"; None: 16 bits. Activations arrive in 16 bits, so the time to
+              quantize them counts
 
     The other arguments are those of analyze().
 
-    Raises InputError where a size is missing, unknown or none, or the device is not known.
+    Raises InputError if a size is missing, unknown or out of range, or the device is unknown.
     """
     arguments.check(kernel=kernel, hardware=hardware, quant=quant, library=library)
     arguments.listed(hardware_set=hardware_set, profiles=profiles)
@@ -134,7 +135,7 @@ def estimate_kernel(
 
 
 def check_sizes(kernel: str, names: Iterable[str]) -> None:
-    """Raises InputError where the kernel is not known, or has no size of such a name."""
+    """Raises InputError if the kernel is unknown or has no size of one of `names`."""
     kind = _kind(kernel)
     known = (*kind.needed, *kind.usual)
     for name in names:
@@ -156,13 +157,12 @@ def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -
     known = (*kind.needed, *kind.usual)
     missing = [name for name in kind.needed if name not in sizes]
     if missing:
-        raise InputError(
-            f"{kernel}: needs {', '.join(kind.needed)}; give {' '.join(f'{name}=VALUES' for name in missing)}"
-        )
+        given = " ".join(f"{name}=VALUES" for name in missing)
+        raise InputError(f"{kernel}: sizes {', '.join(kind.needed)} are required; give {given}")
     found: dict[str, tuple[int, ...]] = {}
     for name in known:
         asked = sizes.get(name, kind.usual.get(name, 0))
-        if name not in sizes and isinstance(asked, str):  # as another size: said of each combination
+        if name not in sizes and isinstance(asked, str):  # equal to another size: _resolved()
             continue
         plain: Any = asked.tolist() if isinstance(asked, np.ndarray | np.integer) else asked
         values = tuple(plain) if isinstance(plain, Sequence) and not isinstance(plain, str) else (plain,)
@@ -175,16 +175,17 @@ def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -
             if value > _OR_NONE.get(name, value):
                 raise InputError(f"{kernel}: {name} must be 0 or 1; got {value}")
         if len(set(values)) < len(values) or not values:
-            raise InputError(f"{kernel}: {name} must be each value once; got {', '.join(map(str, values)) or 'none'}")
+            got = ", ".join(map(str, values)) or "none"
+            raise InputError(f"{kernel}: {name} must have one value or several different ones; got {got}")
         found[name] = values
     count = int(np.prod([float(len(values)) for values in found.values()]))
     if count > _MOST:
-        raise InputError(f"{kernel}: must be at most {_MOST} combinations of sizes; got {count}")
+        raise InputError(f"{kernel}: combinations of sizes must be at most {_MOST}; got {count}")
     return found
 
 
 def _resolved(kind: Kind, sizes: _Sizes) -> dict[str, int]:
-    """All sizes, those that are as another one among them."""
+    """All sizes, including those whose default is another size."""
     as_another = {name: sizes[of] for name, of in kind.usual.items() if isinstance(of, str) and name not in sizes}
     return {name: {**sizes, **as_another}[name] for name in (*kind.needed, *kind.usual)}
 
@@ -202,7 +203,7 @@ def _estimates(
     rows = setting.plan.estimate(workload).operators
     whole = rows[0] if len(rows) == 1 else setting.planned(_together(setting.graph)).estimate(workload).operators[0]
     if (most := np.max(whole.ops)) > LARGEST:
-        must = f"OPs must be at most {LARGEST}, the largest number that is counted exactly"
+        must = f"OPs must be at most {LARGEST}, the largest that is counted exactly"
         raise InputError(f"{setting.model.name}: {must}; got {most:.3g}")
     found = setting.kernels.expect(rows, workload) if setting.kernels else None
     count = len(sizes)
@@ -266,7 +267,7 @@ def _attention(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
 def _attended(sizes: Mapping[str, Num]) -> Workload:
     past = np.asarray(sizes["kv_len"]) - sizes["q_len"]
     if np.any(past < 0):
-        raise InputError("attention: kv_len must be at least q_len, as keys are those of the queries and before")
+        raise InputError("attention: kv_len must be at least q_len, as it includes the tokens of q_len")
     return Workload.chunk(batch=sizes["batch"], chunk=sizes["q_len"], past=past)
 
 

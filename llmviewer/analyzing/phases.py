@@ -1,4 +1,4 @@
-"""A forward pass, operator by operator: bounds, what to expect of real kernels, and what would help."""
+"""Results of a forward pass, operator by operator: bounds, expected times, and advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .advice import advise
 from .cures import Cure
 from .generation import ends
 
-_TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
+_TOLD: Final = 0.01  # share of the expected time from which operators without a measured kernel are named
 _NAMED: Final = 4
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
 
@@ -37,16 +37,16 @@ class PerCall:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorResult:
-    """One operator of a phase. OPs, bytes and times are of all its `repeat` launches; `per_call` is of one.
+    """One operator of a phase. OPs, bytes and times are totals of its `repeat` launches; `per_call` is one launch.
 
-    attainable_ops_per_s  OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs
+    attainable_ops_per_s  OPs over the bound: min(peak, intensity x bandwidth) if one unit does all the OPs
     bound                 "memory", "compute" or "link"; `limited_by` names the resource
-    link_bytes            to and from other devices, host memory and storage
-    compute_dtype         the type this device computes in, on its `compute_unit`; operands ask for `operand_dtype`
-    expected_time_s       what to expect of real kernels, as `expectation_source` says; of measured times, 80 % lie from
-                          expected_low_s to expected_high_s, which is None where only the bound is known
-    regime                "latency" where fixed costs are most of what is expected, else `bound`
-    share                 part of the phase's bound
+    link_bytes            bytes to and from other devices, host memory and storage
+    compute_dtype         type this device computes in, on its `compute_unit`; `operand_dtype` is the type of operands
+    expected_time_s       expected time, from `expectation_source`; 80 % of measured times lie between expected_low_s
+                          and expected_high_s, which is None if only the bound is known
+    regime                "latency" if fixed costs dominate the expected time, else `bound`
+    share                 share of the phase's bound
     """
 
     name: str
@@ -79,12 +79,13 @@ class OperatorResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]
+    """Totals of a phase.
 
-    expectation_sources  parts of the time expected: what most of it comes from, then kinds of other sources
-    unmodelled_share     of the time expected, that of operators of which only the bound is known
-    host_s               of the time expected, that in which no kernel runs: the engine's host is not done with the next
-    time_by_regime_s     parts of the time expected in which kernels run
+    bound                the bound of most of its time; time_by_bound_s has the time of each [s]
+    expectation_sources  shares of the expected time by source: the main source, then kinds of other sources
+    unmodelled_share     share of the expected time of operators of which only the bound is known
+    host_s               expected time without a running kernel, as the engine's host has not launched the next one [s]
+    time_by_regime_s     expected time of kernels, by regime [s]
     """
 
     ops: float
@@ -109,13 +110,13 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len.
+    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len tokens.
 
-    Of several `devices`, this is what one of them does, in every one of the `stages` of a pipeline. `micro_batches`
-    such passes follow each other through it, and the batch of all takes `time_s`, and as expected `expected_time_s`:
-    more than the sum over operators where stages wait.
+    Operators and totals are those of one device of `devices`, in all `stages` of a pipeline, for one micro-batch. The
+    whole batch is `micro_batches` such passes and takes time_s (expected: expected_time_s), more than the sum over
+    operators if stages wait.
 
-    advises  works out `advice`: only when it is asked for, as it takes almost as long as all else
+    advises  computes `advice` on first use, as it takes about as long as the rest
     """
 
     devices: int
@@ -134,11 +135,11 @@ class Phase:
 
     @cached_property
     def advice(self) -> str:
-        """A sentence: what bounds it, and what would help."""
+        """What bounds the phase and what would make it faster, in one sentence."""
         return self.advises()
 
     def to_dict(self) -> dict[str, Any]:
-        """Its part of the JSON document."""
+        """The phase as JSON."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "advises"}
         parts = {"operators": tuple(map(asdict, self.operators)), "total": asdict(self.total)}
         return {**own, **parts, "advice": self.advice}
@@ -146,7 +147,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Both phases; iterates over (name, phase). A model that does not generate has one pass, the prefill."""
+    """Both phases; iterates over (name, phase). A model that does not generate has only a prefill."""
 
     prefill: Phase
     decode: Phase | None
@@ -166,13 +167,16 @@ def phase(
     fits: Callable[[Setting], bool],
     cures: Callable[[], Sequence[Cure] | None],
 ) -> Phase:
-    """The "prefill" or "decode" of `workload`, which is one micro-batch of a `batch` of all devices.
+    """The phase `name`, "prefill" or "decode".
 
-    max_batch, fits, cures  as those of advise(); cures are worked out when its advice is
+    workload          one micro-batch on one device
+    batch             sequences on all devices together
+    max_batch, fits   as in advise()
+    cures             computes those of advise()
     """
     (sequences,) = workload.groups
     rows = setting.plan_of(name).estimate(workload).operators
-    estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # what is run in this pass
+    estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # operators that run in this pass
     found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
     whole = setting.expected(name, found, batch) if found and found.modelled else None
     total = _total(estimate, found, unknown(setting.why_bound_alone))
@@ -195,7 +199,7 @@ def phase(
 
 
 def _expected(whole: Interval | None) -> dict[str, Any]:
-    """Fields of what a phase is expected to take."""
+    """Expected times, by field name."""
     return {f"expected{end or '_time'}_s": value for end, value in ends(whole).items()}
 
 
@@ -233,7 +237,7 @@ def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
 
 
 def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Total:
-    """`why_not` is what is said where nothing was found."""
+    """`why_not`: the source if there are no expected times."""
     by_bound = estimate.waits_s
     by_regime: dict[str, float] = {}
     known = found if found and found.modelled else None
@@ -259,14 +263,16 @@ def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Tota
 
 
 def unmodelled(phases: Phases) -> Iterator[str]:
-    """Of what no time above the bound is expected, where it is worth telling."""
+    """Notes on operators of which only the bound is known, if they matter."""
     for name, phase in phases:
         total = phase.total
         if total.expected_time_s is None:
-            yield f"no time is expected above the bound: {why_unknown(total.expectation_source)}"
+            yield f"no expected times, only bounds: {why_unknown(total.expectation_source)}"
             return
         if total.unmodelled_share and total.unmodelled_share > _TOLD:
             alone = dict.fromkeys(op.name for op in phase.operators if op.expected_high_s is None)
             more = ", ..." if len(alone) > _NAMED else ""
             names = f"{', '.join(list(alone)[:_NAMED])}{more}"
-            yield f"{total.unmodelled_share:.0%} of the {name} expected is the bound: no kernel of {names} was measured"
+            yield (
+                f"{total.unmodelled_share:.0%} of the expected {name} time is bounds: no kernel of {names} was measured"
+            )

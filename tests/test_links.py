@@ -103,7 +103,7 @@ def test_nearest_divisors_are_the_next_on_both_sides(number, wanted):
         ("tp=1000000007", "tp must be at most 1048576; got 1000000007"),
         ("tp=1048573", "tp=1048573 does not divide the 32 heads of q_proj in layer; try tp=32"),
         ("tp=1048573 dp=1048575 ep=1048571",
-         "ep must divide the 1099507433475 ranks of tp x dp, on which experts lie; got 1048571; try 349525 or 1048573"),
+         "ep must divide tp x dp = 1099507433475, the ranks that hold experts; got 1048571; try 349525 or 1048573"),
         ("tp=" + "9" * 5000, "layout 'tp=999"),
     ],
 )  # fmt: skip
@@ -150,11 +150,11 @@ def test_parts_of_blocks_that_share_a_scale_are_said():
 
 # Options that are of no use.
 
-PIPELINE = "micro_batches are for a pipeline; give pp"
-COLLECTIVE = "a collective is for ranks with parts of one tensor; give tp, cp or ep"
-AWAY = "a hierarchical all-to-all is for experts on other ranks than their tokens; give dp, and ep above tp"
-OVERLAP = "overlap is of collectives with launches before them; give tp, cp or ep, and no two-batch overlap"
-TWO = "two-batch overlap is of collectives with another micro-batch; give tp, cp or ep, and no pp"
+PIPELINE = "micro_batches need a pipeline; give pp"
+COLLECTIVE = "an algorithm of collectives needs ranks that share a tensor; give tp, cp or ep"
+AWAY = "a hierarchical all-to-all needs experts on other ranks than their tokens; give dp, and ep above tp"
+OVERLAP = "overlap needs collectives between launches; give tp, cp or ep, and no two-batch overlap"
+TWO = "two-batch overlap needs collectives and no pipeline; give tp, cp or ep, and no pp"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_ways_to_work_together_that_are_of_no_use_are_refused(given, options, me
 def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():
     found = layouts([{}, {"tp": 2}, {"pp": 2}], overlap=True, micro_batches=4, hierarchical=False)
     assert found == [Layout(), Layout(tp=2, overlap=True), Layout(pp=2, micro_batches=4)]
-    with pytest.raises(InputError, match="overlap is of collectives"):
+    with pytest.raises(InputError, match="overlap needs collectives"):
         layouts([{}, {"pp": 2}], overlap=True)
 
 

@@ -173,13 +173,13 @@ def test_a_report_says_how_even_ranks_are(capsys):
     [
         (
             "dp=32 ep=32 redundant-experts=10",
-            "the 256 experts and 10 redundant ones do not divide among 32 ranks; try redundant_experts=0 or 32",
+            "256 experts and 10 redundant ones cannot be divided evenly among 32 ranks; try redundant_experts=0 or 32",
         ),
         (
             "dp=2 ep=2 redundant-experts=258",
-            "redundant_experts=258 is more than a copy of each of the 256 experts on every rank; try at most 256",
+            "redundant_experts=258 exceeds one copy of each of the 256 experts per rank; try at most 256",
         ),
-        ("tp=2 redundant-experts=2", "redundant experts are for experts on several ranks; give ep"),
+        ("tp=2 redundant-experts=2", "redundant experts need expert parallelism; give ep"),
     ],
 )
 def test_what_cannot_be_is_told(layout, told):

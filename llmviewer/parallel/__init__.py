@@ -1,4 +1,4 @@
-"""What one of several devices runs: parts of operators, stages of a pipeline, and what is sent between them."""
+"""The graph of one device under parallelism: sharded operators, pipeline stages, and collectives between ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .pipeline import staged
 
 
 def parallel(network: Network, *, decode: bool) -> Transform:
-    """The graph as one device of each stage runs it, in a prefill or in a decode step; as it was on one device.
+    """The transform to the graph of one device of each pipeline stage, in a decode step or a prefill.
 
-    Raises InputError, with degrees that would do, where something cannot be shared out evenly.
+    It raises InputError, with degrees that are possible, if something cannot be divided evenly.
     """
     layout = network.layout
 
     def one(block: Block) -> Block:
-        if block.stream.name == "images":  # engines run a tower whole on every rank
+        if block.stream.name == "images":  # engines replicate image encoders on all ranks
             return block
         return Placement(block, network.group("tp"), expert_places(block, network)).placed()
 
@@ -39,9 +39,9 @@ def parallel(network: Network, *, decode: bool) -> Transform:
 
 
 def expert_places(block: Block, network: Network) -> ExpertPlaces:
-    """Where the experts of a block lie.
+    """The placement of the experts of a block on ranks.
 
-    Raises InputError where they cannot be shared out evenly.
+    Raises InputError if they cannot be divided evenly.
     """
     layout = network.layout
     stride = 1 if layout.ep <= layout.tp else layout.cp  # beyond tensor parallelism, data parallelism comes next
@@ -54,14 +54,12 @@ def expert_places(block: Block, network: Network) -> ExpertPlaces:
 
 
 def busiest(graph: Graph, network: Network) -> float:
-    """Tokens that come to the experts of the busiest rank, over the mean of all ranks, where that differs most of all
-    blocks.
-    """
+    """The largest load of a rank over the mean of all ranks, in the most uneven block."""
     return max((expert_places(block, network).load for block in graph.blocks), default=1.0)
 
 
 def _choice(block: Block, experts: Weight) -> Choice:
-    """How tokens choose among the experts of a block."""
+    """The choice of experts by tokens in a block."""
     number = experts.shape[0]
     groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=UNGROUPED)
     chosen = round(experts.active * number)
@@ -69,7 +67,7 @@ def _choice(block: Block, experts: Weight) -> Choice:
 
 
 def _skew(block: Block, experts: Weight) -> float:
-    """The power that their popularities fall with; none where each has the same number of places for tokens."""
+    """The exponent by which popularity falls with rank; 0 if all experts have the same capacity for tokens."""
     gathered = (f for op in block.operators if isinstance(op, Permute) for f in op.outputs[0].rows.features())
     if any(f.name == "expert_rows" for f in gathered):
         return 0.0

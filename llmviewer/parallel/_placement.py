@@ -1,9 +1,9 @@
-"""The operators of one block as one rank of tensor parallelism runs them (arXiv:1909.08053, section 3).
+"""The operators of one block on one rank of tensor parallelism (arXiv:1909.08053, section 3).
 
-Every tensor is whole on all ranks, cut (each has a part of its width), or partial (each has a summand). What reads a
-cut tensor does its part, a matrix product over it leaves a partial one, and where somebody needs the whole a collective
-brings it together: nothing else is known of architectures. An operator of a kind that is not listed runs whole on every
-rank, and so does the first of two products through a narrow tensor, if the second one is cut.
+Every tensor is whole (replicated on all ranks), cut (each rank has a part of its width) or partial (each rank has a
+summand). An operator that reads a cut tensor computes its part, a matrix product over a cut tensor yields a partial
+one, and a collective makes a tensor whole where an operator needs it. No rule is specific to an architecture. Operators
+of kinds not listed here are replicated; so is the first of two products through a narrow tensor if the second is cut.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    """Into how many equal parts a tensor can be cut.
+    """How a tensor can be cut into equal parts.
 
-    units   parts
-    shared  elements that are not cut so, as several parts need the same ones
-    groups  of parts, each of which needs its own share of those
+    units   number of parts
+    shared  elements that several parts need, such as B and C of a Mamba-2 scan
+    groups  groups of parts; each group needs an equal share of `shared`
     """
 
     units: int
@@ -51,7 +51,7 @@ class _Split:
     groups: int = 1
 
     def width(self, wide: int, ranks: int) -> int:
-        """What one of `ranks` has of `wide` elements: a whole part, or group, where there are fewer than ranks."""
+        """Elements of one rank, of `wide`; with fewer parts or groups than ranks, those of one part or group."""
         return (wide - self.shared) // min(self.units, ranks) + self.shared // min(self.groups, ranks)
 
     def takes(self, part: int, wide: int, ranks: int) -> bool:
@@ -64,11 +64,11 @@ class _Split:
 class _Placed:
     tensor: Tensor  # as wide as one rank has it
     state: _State
-    share: float = 1.0  # of the rows, where ranks share them out
+    share: float = 1.0  # of the rows, if they are divided among ranks
 
 
 class Placement:
-    """Goes through a block in order; `operators` is what came out so far."""
+    """Shards a block, operator by operator; `operators` holds those done so far."""
 
     def __init__(self, block: Block, group: Group, experts: ExpertPlaces) -> None:
         self.block = block
@@ -82,16 +82,16 @@ class Placement:
                 self._readers.setdefault(t.name, []).append((op, index))
 
     def placed(self) -> Block:
-        """The block as one rank runs it."""
+        """The block of one rank."""
         for op in self.block.operators:
             self._place(op)
         self._whole(self.block.output)
         return replace(self.block, operators=tuple(self.operators))
 
-    # What a tensor can be cut into.
+    # How tensors can be cut.
 
     def _split(self, t: Tensor) -> _Split | None:
-        """The equal parts of `t` that everybody who reads it can take apart; None where somebody cannot."""
+        """The finest cut of `t` that all its readers support; None if there is none."""
         if t.name == self.block.output or t.name not in self._readers:
             return None
         splits = [self._split_for(op, index, t) for op, index in self._readers[t.name]]
@@ -102,7 +102,7 @@ class Placement:
         split = None
         match op:
             case QK() if index > 1 and op.inputs[1].width < op.heads.kv_width:
-                pass  # the part of a key that all heads have in common
+                pass  # the part of keys that all heads share
             case Rope() | QK() | SV() | FlashAttention():
                 split = _Split(units=op.heads.num_kv_heads if index else op.heads.num_heads)
             case Scan() if op.has_part(t):
@@ -124,7 +124,7 @@ class Placement:
         return split
 
     def _after(self, op: Operator, t: Tensor, units: int) -> _Split | None:
-        """As many parts as what `op` leaves has, and no more than `units`."""
+        """The cut of `t` that follows from those of the outputs of `op`, with at most `units` parts."""
         splits = [self._split(out) for out in op.outputs if out.role is not Role.STATE]
         found = [split for split in splits if split]
         if len(found) < len(splits):
@@ -135,16 +135,16 @@ class Placement:
         return split if (t.width - split.shared) % split.units == 0 else None
 
     def _is_key(self, t: Tensor) -> bool:
-        """Whether `t` is keys or values: of fewer heads than ranks several ranks have the same one."""
+        """Whether `t` is keys or values, whose heads are replicated if there are fewer than ranks."""
         return any(
             self._is_key(op.outputs[0]) if isinstance(op, Norm) else index > 0 and isinstance(op, (Rope, *_ATTENTION))
             for op, index in self._readers[t.name]
         )
 
     def _cut(self, t: Tensor) -> Tensor:
-        """`t` as one rank has it: its share of the units, or a copy of one where there are fewer units than ranks."""
+        """`t` on one rank: its share of the parts, or a copy of one key head if there are fewer than ranks."""
         ranks, split = self.group.size, self._split(t)
-        if split is None or (split.units < ranks and split.units == t.width):  # too little to share out
+        if split is None or (split.units < ranks and split.units == t.width):  # narrower than the ranks are many
             return t
         units, groups = split.units, split.groups
         if units % ranks == 0 and split.shared and groups % ranks and ranks % groups:
@@ -160,10 +160,10 @@ class Placement:
         where = f"the {what} of {t.name} in {self.block.name}"
         raise InputError(f"tp={ranks} does not divide {where}", hint=f"try tp={near}")
 
-    # Where tensors are.
+    # The state of tensors on ranks.
 
     def _have(self, t: Tensor) -> _Placed:
-        """How `t` lies on the ranks; what comes from outside of the block is whole."""
+        """The state of `t`; tensors from outside of the block are whole."""
         placed = self._places.get(t.name)
         if placed is None:
             return _Placed(tensor=t, state=_State.WHOLE)
@@ -177,7 +177,7 @@ class Placement:
         return after
 
     def _whole(self, name: str) -> None:
-        """Brings the tensor of that name together on all ranks."""
+        """Makes a tensor whole on all ranks."""
         placed = self._places.get(name)
         if placed is None or placed.state is _State.WHOLE or placed.tensor.role is not Role.ACTIVATION:
             return
@@ -211,7 +211,7 @@ class Placement:
             if self._have(t).state is _State.PARTIAL:
                 self._whole(t.name)
 
-    # What each kind of operator does.
+    # Kinds of operators.
 
     def _place(self, op: Operator) -> None:
         match op:
@@ -253,7 +253,7 @@ class Placement:
             self._put(t, t)
 
     def _embedding(self, op: Operator) -> None:
-        """Rows of tables shared out: each rank looks up those that it has."""
+        """Each rank has a part of the vocabulary and looks up the tokens in it."""
         ranks = self.group.size
 
         def part(w: Weight) -> Weight:
@@ -265,7 +265,7 @@ class Placement:
 
     def _linear(self, op: Linear) -> None:
         x = self._have(op.inputs[0])
-        if x.state is _State.CUT:  # rows of the matrix to go with the columns of x
+        if x.state is _State.CUT:  # the matrix is cut along its inputs
             op = replace(op, inputs=(x.tensor,), weights=(_narrow(op.weight, x.tensor.width), *op.weights[1:]))
             for t in op.outputs:
                 self._put(t, t, _State.PARTIAL)
@@ -276,7 +276,7 @@ class Placement:
         self.operators.append(op)
 
     def _head(self, op: LMHead) -> None:
-        """A part of the vocabulary for each rank, and all logits for all."""
+        """Each rank computes logits of a part of the vocabulary."""
         self._whole(op.inputs[0].name)
         ranks, logits = self.group.size, op.outputs[0]
         width = ceil(logits.width / ranks)
@@ -288,7 +288,7 @@ class Placement:
         self.operators.append(replace(op.with_weights(part), outputs=(out,)))
 
     def _attention(self, op: Operator) -> None:
-        """Its heads shared out, if those of the queries are."""
+        """Heads are divided if those of the queries are."""
         first = self._have(op.inputs[0])
         if first.state is _State.WHOLE:
             self._run_whole(op)
@@ -305,13 +305,13 @@ class Placement:
         self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights, heads=local))  # type: ignore[call-arg]
 
     def _borrowed(self, t: Tensor, heads: Heads, local: Heads) -> Tensor:
-        """A cache that another layer has written, as cut as this layer's own would be."""
+        """The part of a cache written by another layer; cut as a cache of this layer would be."""
         if t.role is Role.ACTIVATION or t.name in self._places:
             return t
         return replace(t, width=t.width * local.num_kv_heads // heads.num_kv_heads)
 
     def _scan(self, op: Scan) -> None:
-        """Its heads with their part of the state."""
+        """Heads are divided, each with its part of the state."""
         if not op.heads or self._have(op.inputs[0]).state is not _State.CUT:
             self._run_whole(op)
             return
@@ -320,7 +320,7 @@ class Placement:
         self.operators.append(local)
 
     def _elementwise(self, op: Operator) -> None:
-        """Its share of what it works on, if what it reads is cut; a whole tensor beside a cut one is read in part."""
+        """Each rank works on its part if an input is cut; of whole inputs beside it, a rank reads the same part."""
         have = [self._have(t) for t in op.inputs]
         cut = next((i for i, placed in enumerate(have) if placed.state is _State.CUT), None)
         if cut is None:
@@ -340,7 +340,7 @@ class Placement:
         inputs = tuple(own(p.tensor) if p.tensor.width == wide or p.tensor.role in KEPT else p.tensor for p in have)
         share, state = have[0].share, _State.WHOLE if cut is None else _State.CUT
         outputs = tuple(self._put(t, replace(own(t), rows=t.rows * share), state, share) for t in op.outputs)
-        by_head = isinstance(op, Elementwise)  # what heads or groups share is narrower than what they leave
+        by_head = isinstance(op, Elementwise)  # weights that heads or groups share are narrower than the output
         weights = tuple(
             w if by_head and w.shape[0] < op.outputs[0].width else _share(w, wide, part) for w in op.weights
         )
@@ -352,13 +352,13 @@ class Placement:
         self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights))
 
     def _spans_ranks(self, op: Elementwise) -> bool:
-        """Whether it normalizes what several ranks have."""
+        """Whether it normalizes over elements of several ranks."""
         if isinstance(op, Norm):
             return not op.group
         return op.normed > self._have(op.inputs[0]).tensor.width
 
     def _sum_of_squares(self, op: Elementwise) -> None:
-        """A norm over what all ranks have together takes a number of each token from every one of them."""
+        """Adds an all-reduce of sums of squares, one number per token, for a norm over elements of all ranks."""
         inputs = tuple(self._have(t).tensor for t in op.inputs)
         own = Tensor(name=f"{op.name}_square", width=1, format=FP32, rows=inputs[0].rows)
         mean = replace(own, name=f"{op.name}_mean")
@@ -367,7 +367,7 @@ class Placement:
         self.operators.append(AllReduce(name=f"{op.name}_all_reduce", inputs=(own,), outputs=(mean,), group=self.group))
 
     def _add(self, op: Add) -> None:
-        """Summands of several branches are added before they are brought together."""
+        """Partial sums of several branches are added before one all-reduce."""
         if any(self._have(t).state is _State.CUT for t in op.inputs):
             self._none_partial(op)
             self._elementwise(op)
@@ -390,7 +390,7 @@ class Placement:
     # Experts.
 
     def _dispatched(self, op: Permute) -> None:
-        """Copies of tokens on their way to experts."""
+        """Adds the dispatch of tokens to experts."""
         placed, sent = self.experts.dispatched(op)
         self.operators[-1] = placed
         self.operators.extend(sent)
@@ -427,7 +427,7 @@ class Placement:
             self.operators.extend(self.experts.combined(out))
 
     def _leaves(self, op: ExpertsLinear) -> bool:
-        """Whether its result goes to the sum over a token's experts."""
+        """Whether its result is combined over the experts of a token."""
         return any(isinstance(reader, Combine) for reader, _ in self._readers.get(op.outputs[0].name, []))
 
     def _combine(self, op: Combine) -> None:
@@ -457,6 +457,6 @@ def _narrow(weight: Weight, width: int) -> Weight:
 
 
 def _share(weight: Weight, wide: int, width: int) -> Weight:
-    """A vector of `wide` elements, or a table of as many rows, as a rank with `width` of them has it."""
+    """The part of a weight of `wide` rows or elements on a rank that has `width` of them."""
     rows = weight.rows * (width / wide) if weight.rows else None
     return replace(weight, shape=(weight.shape[0] * width // wide, *weight.shape[1:]), rows=rows)

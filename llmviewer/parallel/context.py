@@ -1,11 +1,12 @@
-"""Context parallelism: the tokens of a prompt, and of the cache, shared out among ranks.
+"""Context parallelism: tokens of the prompt and of the KV cache are divided among ranks.
 
-In a prefill ranks take turns at new tokens, so that all have as many pairs (arXiv:2311.09431). What their queries look
-at comes from all ranks before they do (arXiv:2407.21783, section 3.3.2), or block by block on a ring, which sends as
-much and holds less (arXiv:2310.01889). Keys in a row lie on ranks in turn, so a window of them comes from all too. Of
-latent attention latents come, which every rank expands for itself. In a decode step the new token is on all ranks and
-each attends to its part of the cache: what they found is brought together with its softmax's sum. A state of fixed size
-is on all ranks.
+Prefill: tokens are assigned to ranks round-robin, which balances causal attention (arXiv:2311.09431). Ranks all-gather
+keys and values before attention (arXiv:2407.21783, section 3.3.2); ring attention sends as many bytes and holds fewer
+(arXiv:2310.01889). Sliding windows need keys of all ranks too, as successive keys are on successive ranks. Latent
+attention gathers latents, and every rank expands them.
+
+Decode: the new token is on all ranks. Each attends to its part of the cache, and results are merged by the sums of
+their softmax. States of fixed size are on all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HEAD = LOGITS.features() | WANTED.features()
 
 
 def shared_context(group: Group, *, decode: bool) -> Transform:
-    """Each rank's part of a prefill, or of a decode step. Towers for pictures are whole on every rank."""
+    """The transform to one rank's part of a decode step or a prefill. Image encoders are replicated on all ranks."""
     one = _decoded if decode else _prefilled
 
     def part(block: Block) -> Block:
@@ -40,7 +41,7 @@ def shared_context(group: Group, *, decode: bool) -> Transform:
 
 
 def _seen(op: Operator) -> tuple[Tensor, ...]:
-    """What queries look at, or what that is made from."""
+    """Keys and values of an operator, or the latents that they are expanded from."""
     match op:
         case Indexer():
             return op.inputs[1:2]
@@ -73,7 +74,7 @@ def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
     to_write = [t.name for op in block.operators for t in op.outputs]
 
     def rows(form: Form) -> Form:
-        """Those of new tokens are shared out; those of wanted logits are where they are."""
+        """Rows of new tokens are divided among ranks; rows of logits are not."""
         return form if form.features() <= _HEAD else form / ranks
 
     def own(t: Tensor) -> Tensor:
@@ -116,12 +117,12 @@ def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
 
 
 def _from_all(t: Tensor) -> Tensor:
-    """The rows of all ranks, which do not stay."""
+    """The gathered rows of all ranks, which are not stored in the cache."""
     return replace(t, name=f"{t.name}_all", held=Form() if t.role is Role.KV_CACHE else t.held)
 
 
 def _sent(t: Tensor) -> Form:
-    """The rows that come: all that stay, or those that are used at once."""
+    """The rows to gather: those stored in the cache, else those read."""
     return t.held or t.rows
 
 
@@ -152,14 +153,14 @@ def _decoded(block: Block, group: Group) -> Iterator[Operator]:
                 scores = map(part, local.inputs[:1]) if isinstance(local, SV) else local.inputs[:1]
                 local = replace(local, inputs=(*scores, *local.inputs[1:]))
                 yield from _merged(local, group)
-            case _:  # of the best of each rank the best are kept
+            case _:  # indexers: each rank chooses its best keys, and the best of those are chosen
                 best = replace(part(out), name=f"{out.name}_part")
                 yield replace(local, outputs=(best,))
                 yield AllGather(name=f"{out.name}_all_gather", inputs=(best,), outputs=(out,), group=group)
 
 
 def _merged(op: Attention, group: Group) -> Iterator[Operator]:
-    """Results of all ranks, scaled and summed."""
+    """Attention with a merge of the results of all ranks: they are gathered, scaled and summed."""
     out = op.outputs[0]
     part = replace(out, name=f"{out.name}_part", width=out.width + op.heads.num_heads, format=FP32)
     parts = replace(part, name=f"{out.name}_parts", width=group.size * part.width)

@@ -1,13 +1,12 @@
-"""Expert parallelism: experts shared out among ranks, and tokens that go to them and come back (arXiv:2006.16668).
+"""Expert parallelism: experts divided among ranks, with dispatch and combine of tokens (arXiv:2006.16668).
 
-Where ranks have the same tokens, as those of tensor parallelism do, each runs its own experts and the sum over experts
-is a sum over ranks. Where experts lie on more ranks than that, tokens travel: each rank sends those that it has, or its
-share of them, to the ranks of their experts: once to a rank however many experts it has there, and once from one domain
-to another however many of its ranks have any, which pass it on (arXiv:2412.19437, section 3.2.2).
+Ranks of tensor parallelism have the same tokens: each runs its own experts, and the sum over experts is a sum over
+ranks. With experts on more ranks, tokens are sent by all-to-all to the ranks of their experts: once to a rank with
+several experts of a token, and once to a domain with several such ranks, which forward it (arXiv:2412.19437, section
+3.2.2).
 
-What is here is the busiest rank. Where some experts are more popular than others, ranks take turns in order of
-popularity, so that it is the one with the first, the one after a whole turn, and so on; or popular experts have copies
-on other ranks, which even that out.
+Work is that of the busiest rank. Experts of unequal popularity are assigned to ranks round-robin in order of
+popularity, so the busiest rank has the first expert of every round; redundant copies of popular experts even that out.
 """
 
 from __future__ import annotations
@@ -29,8 +28,11 @@ _NONE: Final = Choice(experts=0, chosen=0)
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlaces:
-    """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens; `choice` is of
-    the experts of the block at hand.
+    """Placement of the experts of a block.
+
+    group   ranks that experts are divided among
+    tensor  degree of tensor parallelism: ranks with the same tokens
+    choice  choice of experts by tokens
     """
 
     group: Group
@@ -43,15 +45,15 @@ class ExpertPlaces:
 
     @property
     def travels(self) -> bool:
-        """Whether tokens go to the experts of ranks that do not have them."""
+        """Whether tokens are sent to other ranks."""
         return self.degree > self.tensor
 
     def check(self) -> ExpertPlaces:
-        """Itself, if experts can be shared out evenly."""
+        """Itself; raises InputError if experts cannot be divided evenly."""
         experts, redundant, degree = self.choice.experts, self.choice.redundant, self.degree
         if redundant > experts * (degree - 1):
             raise InputError(
-                f"redundant_experts={redundant} is more than a copy of each of the {experts} experts on every rank",
+                f"redundant_experts={redundant} exceeds one copy of each of the {experts} experts per rank",
                 hint=f"try at most {experts * (degree - 1)}",
             )
         if not (experts + redundant) % degree:
@@ -62,51 +64,51 @@ class ExpertPlaces:
         fewer = redundant - (experts + redundant) % degree
         near = " or ".join(str(number) for number in (fewer, fewer + degree) if number >= 0)
         raise InputError(
-            f"the {experts} experts and {redundant} redundant ones do not divide among {degree} ranks",
+            f"{experts} experts and {redundant} redundant ones cannot be divided evenly among {degree} ranks",
             hint=f"try redundant_experts={near}",
         )
 
     @cached_property
     def busiest(self) -> tuple[float, ...]:
-        """The parts of all tokens that go to each of its experts."""
+        """For each expert of the busiest rank, the share of all tokens that it gets."""
         return max(self.choice.shares(self.degree, self.group.outer), key=sum)
 
     @property
     def load(self) -> float:
-        """Copies of tokens that come to it, over those that would if all experts were alike popular."""
+        """Load of the busiest rank over the mean of all ranks."""
         return 1.0 if self.choice.even else sum(self.busiest) * self.degree / self.choice.chosen
 
     @property
     def own(self) -> float:
-        """Of the copies of tokens that are made, those that its sum over experts reads."""
+        """Share of all copies of tokens that the combine of this rank reads."""
         return 1 / self.tensor if self.travels else self.load / self.degree
 
     @property
     def share(self) -> float:
-        """Of the copies of tokens that are made, those that its experts work on."""
+        """Share of all copies of tokens that the experts of this rank process."""
         return self.load / (self.tensor if self.travels else self.degree)
 
     def held(self, weight: Weight) -> Weight:
-        """Its experts of all, of which it reads those that a token of any rank reaches."""
+        """The part of an expert weight on this rank; read are experts that a token of any rank chose."""
         shape = ((weight.shape[0] + self.choice.redundant) // self.degree, *weight.shape[1:])
         tokens = max(self.degree // self.tensor, 1)  # ranks that have tokens of their own
         rows = self._reached(weight.rows).on(replicas(tokens)) if weight.rows else None
         return replace(weight, shape=shape, rows=rows)
 
     def _reached(self, rows: Form) -> Form:
-        """Of the experts that are reached, those that are its own."""
+        """The experts of this rank among those that tokens chose."""
         if self.choice.even:
             return rows / self.degree
         return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
 
     def _way(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
-        """Between where tokens are and where their experts are; `copies` of each are among the inputs."""
+        """The all-to-all between tokens and experts; its inputs have `copies` copies of each token."""
         return AllToAll(
             name=name, inputs=(inputs,), outputs=(outputs,), group=self.group, choice=self.choice, copies=copies
         )  # fmt: skip
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
-        """The copies as one rank makes them, and their way to the experts."""
+        """The permutation of one rank, and the all-to-all to the experts if tokens are sent."""
         out = replace(op.outputs[0], rows=op.outputs[0].rows * self.share)
         if not self.travels:
             return replace(op, outputs=(out,)), ()
@@ -114,14 +116,14 @@ class ExpertPlaces:
         return replace(op, outputs=(copies,)), (self._way("dispatch", copies, out, self.choice.chosen),)
 
     def combined(self, out: Tensor) -> tuple[Operator, ...]:
-        """The way back."""
+        """The all-to-all back, if tokens are sent."""
         if not self.travels:
             return ()
         back = replace(out, name=f"{out.name}_back", rows=out.rows / self.load)
         return (self._way("collect", out, back, self.choice.chosen * self.load),)
 
     def returned(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What the sum over a token's experts reads on one rank."""
+        """Inputs of the combine on one rank."""
         experts, *others = inputs
         experts = replace(experts, rows=experts.rows * self.own)
         if self.travels:

@@ -1,7 +1,7 @@
-"""How a model lies on several devices of one kind, and which links they use to talk about which part of it.
+"""Degrees of parallelism, and the links between the devices of each group.
 
-Ranks are numbered as engines place them: tensor parallelism innermost, on the fastest links, then context and data
-parallelism, and pipeline stages outermost. Experts lie on the ranks of tensor and data parallelism together.
+Ranks are numbered as in engines: tensor parallelism innermost, on the fastest links, then context and data parallelism,
+and pipeline stages outermost. Experts are divided among the ranks of tensor and data parallelism together.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from ..resource import hop, link
 _HOST: Final = "host"
 _PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
-_MOST: Final = 1 << 20  # ranks or parts: more than any machine has
-TWO_BATCHES: Final = "two-batch-overlap"  # what a layout in one text calls it
+_MOST: Final = 1 << 20  # limit of degrees; no machine has as many devices
+TWO_BATCHES: Final = "two-batch-overlap"  # its name in the text of a layout
 _REDUNDANT: Final = "redundant-experts"
-_DIGITS: Final = 4000  # of a number that Python reads
+_DIGITS: Final = 4000  # digits that Python's int() reads (at most 4300)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Degrees of parallelism; `devices` is their product, experts apart.
+    """Degrees of parallelism; `devices` is their product without ep.
 
-    tp  tensor: every weight, head and expert is cut
-    pp  pipeline: layers are shared out
-    ep  expert: experts are shared out among ranks of tp x dp
-    dp  data: sequences are shared out; attention and dense layers are copied
-    cp  context: the tokens of a prompt and of the cache are shared out
+    tp  tensor parallelism: weights, heads and experts are cut
+    pp  pipeline parallelism: layers are divided among stages
+    ep  expert parallelism: experts are divided among the ranks of tp x dp
+    dp  data parallelism: sequences are divided; attention and dense layers are replicated
+    cp  context parallelism: tokens of the prompt and of the cache are divided
 
-    overlap        collectives travel while the launch before them still works
-    two_batch_overlap  the batch is cut in two micro-batches: collectives of one travel while the other computes
-    micro_batches  parts of a batch that follow each other through the pipeline; as many as stages, or sequences, if 0
-    redundant_experts  copies of popular experts in each layer, which even out what ranks have to do
+    micro_batches      micro-batches that a batch is cut into for the pipeline; 0: as many as stages, or as sequences if
+                       there are fewer
+    algorithm          algorithm of collectives
+    hierarchical       all-to-alls of experts send within a domain first, then between domains
+    overlap            collectives overlap with the launch before them
+    two_batch_overlap  a batch is cut into two micro-batches; collectives of one overlap with computation of the other
+    redundant_experts  copies of popular experts in each layer, to balance the load of ranks
     """
 
     tp: int = 1
@@ -65,17 +68,15 @@ class Layout:
         if ranks % self.ep:
             if ranks == 1:
                 raise InputError(
-                    f"ep must divide the ranks of tp x dp, on which experts lie, and there is one; got {self.ep}; give "
+                    f"ep must divide tp x dp, the ranks that hold experts, which is 1; got {self.ep}; give "
                     f"tp={self.ep} or dp={self.ep}, too"
                 )
             near = nearest_divisors(ranks, self.ep)
             raise InputError(
-                f"ep must divide the {ranks} ranks of tp x dp, on which experts lie; got {self.ep}; try {near}"
+                f"ep must divide tp x dp = {ranks}, the ranks that hold experts; got {self.ep}; try {near}"
             )
-        if self.ep > self.tp and self.ep % self.tp:
-            raise InputError(f"ep must be a multiple of tp={self.tp} where it is larger; got {self.ep}")
-        if self.ep < self.tp and self.tp % self.ep:
-            raise InputError(f"ep must divide tp={self.tp} where it is smaller; got {self.ep}")
+        if self.ep % self.tp and self.tp % self.ep:
+            raise InputError(f"ep must be a divisor or a multiple of tp={self.tp}; got {self.ep}")
         for name, (used, otherwise) in _WAYS.items():
             if getattr(self, name) != getattr(type(self), name) and not used(self):
                 raise InputError(otherwise)
@@ -96,26 +97,26 @@ class Layout:
         return self.pp > 1 or self.two_batch_overlap
 
     def local(self, batch: Num) -> Num:
-        """Sequences of a batch that the busiest rank of data parallelism has."""
+        """Sequences on the busiest rank of data parallelism."""
         return batch if self.dp == 1 else np.ceil(np.divide(batch, self.dp))
 
     def parts(self, batch: Num) -> Num:
-        """Micro-batches that those are cut into: no more than it takes, of equal size but the last."""
+        """Micro-batches on that rank; all but the last have share(batch) sequences."""
         return 1 if not self.cuts else np.ceil(self.local(batch) / self.share(batch))
 
     def share(self, batch: Num) -> Num:
-        """Sequences of one micro-batch, the largest."""
+        """Sequences of the largest micro-batch."""
         local = self.local(batch)
         wanted = 2 if self.two_batch_overlap else self.micro_batches or self.pp
         return local if not self.cuts else np.ceil(local / np.minimum(wanted, local))
 
     def alive(self, batch: Num) -> Num:
-        """Sequences whose activations are on the busiest rank at the same time."""
+        """Sequences whose activations are live at the same time on the busiest rank."""
         return self.local(batch) if self.two_batch_overlap else self.share(batch)
 
 
 def _within(name: str, number: int, *, least: int) -> None:
-    """Raises InputError where `number` is below `least` or beyond all measure."""
+    """Raises InputError if `number` is below `least` or above _MOST."""
     if number < least:
         raise InputError(f"{name} must be at least {least}; got {number}")
     if number > _MOST:
@@ -126,24 +127,24 @@ def _shares(layout: Layout) -> bool:
     return layout.tp * layout.cp * layout.ep > 1
 
 
-_WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # what each is of use to, and what to give for it
-    "micro_batches": (lambda layout: layout.pp > 1, "micro_batches are for a pipeline; give pp"),
-    "algorithm": (_shares, "a collective is for ranks with parts of one tensor; give tp, cp or ep"),
+_WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # (layouts that it affects, error for others)
+    "micro_batches": (lambda layout: layout.pp > 1, "micro_batches need a pipeline; give pp"),
+    "algorithm": (_shares, "an algorithm of collectives needs ranks that share a tensor; give tp, cp or ep"),
     "hierarchical": (
         lambda layout: layout.ep > layout.tp,
-        "a hierarchical all-to-all is for experts on other ranks than their tokens; give dp, and ep above tp",
+        "a hierarchical all-to-all needs experts on other ranks than their tokens; give dp, and ep above tp",
     ),
     "overlap": (
         lambda layout: _shares(layout) and not layout.two_batch_overlap,
-        "overlap is of collectives with launches before them; give tp, cp or ep, and no two-batch overlap",
+        "overlap needs collectives between launches; give tp, cp or ep, and no two-batch overlap",
     ),
     "two_batch_overlap": (
         lambda layout: _shares(layout) and layout.pp == 1,
-        "two-batch overlap is of collectives with another micro-batch; give tp, cp or ep, and no pp",
+        "two-batch overlap needs collectives and no pipeline; give tp, cp or ep, and no pp",
     ),
     "redundant_experts": (
         lambda layout: layout.ep > 1,
-        "redundant experts are for experts on several ranks; give ep",
+        "redundant experts need expert parallelism; give ep",
     ),
 }
 
@@ -151,9 +152,9 @@ ALONE = Layout()
 
 
 def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
-    """One for each of several degrees, with those of the `ways` to work together that are of use to it.
+    """A layout for each mapping of degrees, with those of the other settings `ways` that affect it.
 
-    Raises InputError where one is of use to none.
+    Raises InputError if one of `ways` affects no layout.
     """
     found = [Layout(**one) for one in degrees]
     for name, way in ways.items():
@@ -164,9 +165,9 @@ def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
 
 
 def parse_layout(text: str) -> Layout:
-    """Read "tp=8 pp=2", "dp=16,ep=16", "dp=16 ep=16 two-batch-overlap" or "" for one device.
+    """Parse text such as "tp=8 pp=2", "dp=16,ep=16", "dp=16 ep=16 two-batch-overlap", or "" for one device.
 
-    Raises InputError where the text is none of these.
+    Raises InputError if it does not parse.
     """
     found: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
@@ -183,7 +184,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def nearest_divisors(number: int, wanted: int) -> str:
-    """The divisors of `number` on both sides of `wanted`, as text."""
+    """The nearest divisors of `number` below and above `wanted`, as text."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     able = [*small, *(number // n for n in reversed(small))]
     below, above = [n for n in able if n < wanted], [n for n in able if n > wanted]
@@ -192,10 +193,10 @@ def nearest_divisors(number: int, wanted: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The links of a device, as far as a layout uses them.
+    """The links that a layout uses.
 
-    inside, outside  those within a domain and between domains
-    domain           devices that the links inside join
+    inside, outside  kinds of links within a domain and between domains
+    domain           devices that the links inside connect
     """
 
     hardware: Hardware
@@ -206,8 +207,10 @@ class Network:
 
     @classmethod
     def of(cls, hardware: Hardware, layout: Layout) -> Network:
-        """Devices meet on scale-up links, and beyond those on scale-out links. Cards in a bridge reach others over host
-        links, as do those without scale-up links, but over scale-out links where nothing else is known.
+        """The links of a device under a layout.
+
+        Devices communicate over scale-up links within a domain, else over host links, else over scale-out links.
+        Domains communicate over scale-out links; bridged cards without them, over host links.
         """
         known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
         inside = known[0] if known else UP
@@ -220,14 +223,14 @@ class Network:
         return network
 
     def group(self, *names: str) -> Group:
-        """The ranks that differ in the degrees named, neighbours of each other."""
+        """The group of ranks that differ in the named degrees, which are adjacent in the numbering."""
         order = ("tp", "cp", "dp", "pp")
         size = prod(getattr(self.layout, name) for name in names)
         stride = prod(getattr(self.layout, name) for name in order[: order.index(names[0])])
         return self.members("+".join(names), size, stride)
 
     def members(self, name: str, size: int, stride: int) -> Group:
-        """`size` ranks, every `stride`-th one; as many in a domain as it has room for."""
+        """The group of `size` ranks at a distance of `stride`, as many per domain as fit."""
         room = int(min(size, max(self.domain / stride, 1)))
         inner = next(n for n in range(room, 0, -1) if size % n == 0)
         topology = str(self.hardware.told.get(f"{UP}.topology", "switch"))
@@ -247,9 +250,9 @@ class Network:
         )
 
     def linked(self) -> Hardware:
-        """The device with its links among what it supplies. A latency that is not known counts as none.
+        """The device with rates of its links. Unknown latencies count as 0.
 
-        Raises InputError where the layout spans domains and nothing is known of the links between them.
+        Raises InputError if the layout spans domains and the bandwidth between them is unknown.
         """
         if self.layout.devices == 1:
             return self.hardware

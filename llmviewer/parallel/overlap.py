@@ -1,5 +1,5 @@
-"""Collectives that travel while the launch before them still works: tiles of a product are sent as they are done
-(arXiv:2406.06858), or one half of a batch computes while the other is on its way.
+"""Collectives that overlap with the launch before them: tiles of a matrix product are sent as they are computed
+(arXiv:2406.06858), or one half of a batch is sent while the other is computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..resource import Resource
 
 @dataclass(frozen=True, kw_only=True)
 class Overlapped(Operator):
-    """An operator and the collective that sends what it makes, as one launch, which takes as long as the longer one."""
+    """An operator and the collective that sends its result, as one launch that takes as long as the longer of both."""
 
     first: Operator
     then: Collective
@@ -44,7 +44,7 @@ class Overlapped(Operator):
 
 
 def overlapped(graph: Graph) -> Graph:
-    """The graph with every collective in the launch before it, where that makes what is sent."""
+    """The graph with collectives merged into the launch before them, if that computes what they send."""
     return graph.map_blocks(_joined)
 
 
@@ -73,5 +73,5 @@ def _joined(block: Block) -> Block:
 
 
 def _verb(op: Collective) -> str:
-    """Such as "all_reduce": what a collective does, without the name of what it does it to."""
+    """The name of the collective operation, such as "all_reduce"."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(op).__name__).lstrip("_")

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: layers shared out among stages that follow each other (arXiv:1811.06965)."""
+"""Pipeline parallelism: layers divided among successive stages (arXiv:1811.06965)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ SEND: Final = "send"  # the operator that ends a stage
 
 @dataclass(frozen=True, kw_only=True)
 class _Stages:
-    """`number` runs of layers, as equal as can be; `reading` of all layers are an encoder's, which come first."""
+    """Assignment of layers to stages, as equal as possible.
+
+    number   stages
+    layers   layers in all
+    reading  layers of the encoder, which come first
+    """
 
     number: int
     layers: int
@@ -31,12 +36,14 @@ class _Stages:
         return cls(number=number, layers=reading + graph.layers, reading=reading)
 
     def stage(self, block: Block, layer: int) -> int:
-        """That of a layer of `block`; the last one for -1."""
+        """The stage of a layer of `block`; -1 is the last layer."""
         own = (self.layers if block.main else self.reading) if layer < 0 else self.reading * block.main
         return (own + layer) * self.number // self.layers
 
     def pieces(self, graph: Graph) -> Iterator[Block]:
-        """Blocks cut at borders. What is no layer is where the first or last layer is of those that see the same."""
+        """Blocks cut at the borders of stages. Blocks outside of layers, such as the embedding, join the stage of the
+        first or last layer of their stream.
+        """
         for at, block in enumerate(graph.blocks):
             if not block.main and block.stream != SOURCE:
                 yield replace(block, stage=0)
@@ -49,7 +56,7 @@ class _Stages:
                         yield replace(_part(block, layers), stage=stage)
 
     def apart(self, graph: Graph) -> tuple[int, int] | None:
-        """A layer that reads the cache of another one in another stage, and that one."""
+        """(layer, layer whose cache it reads) in different stages; None if there are none."""
         for block in graph.blocks:
             for heads in _borrowed(block):
                 before = [n for b in graph.blocks for n in b.layers if n < block.layers[0] and heads in _lent(b)]
@@ -61,11 +68,11 @@ class _Stages:
 
 
 def staged(graph: Graph, stages: int, group: Group) -> Graph:
-    """Blocks cut at the borders of `stages` runs of layers, as equal as can be; a send at each border.
+    """The graph cut into `stages` stages with as equal numbers of layers as possible, and a send between stages.
 
-    The layers of an encoder come before those of the decoder beside it; towers for pictures are in the first stage.
+    Encoder layers come before decoder layers; image encoders are in the first stage.
 
-    Raises InputError where there are fewer layers than stages, or a layer reads the cache of one in another stage.
+    Raises InputError if there are fewer layers than stages, or a layer reads the cache of one in another stage.
     """
     cut = _Stages.of(graph, stages)
     if stages > cut.layers:
@@ -93,23 +100,23 @@ def _part(block: Block, layers: tuple[int, ...]) -> Block:
 
 
 def _borrowed(block: Block) -> set[Heads]:
-    """The heads of attention to a cache that another layer has written."""
+    """Heads that attend to a cache of another layer."""
     written = {t.name for op in block.operators for t in op.outputs}
     attention = [op for op in block.operators if isinstance(op, Attention)]
     return {op.heads for op in attention for t in op.inputs if t.role is Role.KV_CACHE and t.name not in written}
 
 
 def _lent(block: Block) -> set[Heads]:
-    """The heads of attention to what the layer itself has written."""
+    """Heads that attend to the layer's own cache."""
     return {op.heads for op in block.operators if isinstance(op, Attention)} - _borrowed(block)
 
 
-# What goes from stage to stage.
+# Tensors sent between stages.
 
 
 def _send(pieces: Sequence[Block], stage: int, group: Group) -> Block:
-    """What leaves a stage for the next one: the hidden state, and what that or later ones are given of this one or
-    those before. A launch of the stage that it leaves.
+    """The send from a stage to the next one: the hidden state, and other tensors that later stages read. It is part of
+    the sending stage.
     """
     stream = next(_flow(p) for p in pieces if p.layers and p.stage == stage + 1)
     before = [p for p in pieces if p.layers and p.stage == stage and _flow(p) == stream]
@@ -133,7 +140,9 @@ def _send(pieces: Sequence[Block], stage: int, group: Group) -> Block:
 
 
 def _given(pieces: Sequence[Block], stage: int) -> Iterator[Tensor]:
-    """What is left in a stage or before it, and read after it; of what has a part for each layer, the parts to come."""
+    """Tensors other than the hidden state that are made up to `stage` and read after it. Of tensors with a part for
+    each layer, these are the parts of later layers.
+    """
     wanted: dict[str, tuple[Tensor, int]] = {}
     for at, piece in enumerate(pieces):
         for name in piece.given if piece.stage > stage else ():
@@ -148,22 +157,22 @@ def _given(pieces: Sequence[Block], stage: int) -> Iterator[Tensor]:
 
 
 def _flow(block: Block) -> Stream:
-    """The part of a pass whose hidden states it has: where sequences have no pictures, it leaves them as they are."""
+    """The stream of its hidden states; blocks for sequences with images change those of the whole pass."""
     return WHOLE if block.stream.name == "seeing" else block.stream
 
 
 def _result(block: Block) -> Tensor:
-    """What a block leaves."""
+    """The output tensor of a block."""
     return next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
 
 
-# What several stages have.
+# Parameters that several stages hold.
 
-_Key: TypeAlias = tuple[str, tuple[int, ...], bool]  # name, shape, and whether it is a decoder's
+_Key: TypeAlias = tuple[str, tuple[int, ...], bool]  # name, shape, whether it belongs to the decoder
 
 
 def _with_copies(own: Sequence[Block], held: Counter[_Key]) -> Iterator[Block]:
-    """The blocks of one stage, with copies of parameters that they read and other stages hold."""
+    """The blocks of one stage, with copies of tied parameters that other stages hold."""
     here = _held(own)
     for piece in own:
         tied = {_key(w, piece, held) for op in piece.operators for w in op.weights if w.tied}
@@ -179,7 +188,7 @@ def _with_copies(own: Sequence[Block], held: Counter[_Key]) -> Iterator[Block]:
 
 
 def _copied(block: Block, wanted: set[_Key], held: Counter[_Key]) -> Block:
-    """The block that holds, where it first reads it, each parameter that is wanted."""
+    """The block with a copy of each of the `wanted` parameters, held by its first reader."""
     left = set(wanted)
 
     def one(w: Weight) -> Weight:
@@ -193,7 +202,7 @@ def _copied(block: Block, wanted: set[_Key], held: Counter[_Key]) -> Block:
 
 
 def _held(blocks: Iterable[Block]) -> Counter[_Key]:
-    """How many of each parameter they hold."""
+    """The number of instances of each parameter in `blocks`."""
     held: Counter[_Key] = Counter()
     for block in blocks:
         for op in block.operators:
@@ -202,7 +211,7 @@ def _held(blocks: Iterable[Block]) -> Counter[_Key]:
 
 
 def _key(weight: Weight, block: Block, held: Counter[_Key]) -> _Key:
-    """The parameter that this is another use of: one of its name, else the embedding; of its own stack, if there."""
+    """The parameter that a tied weight refers to: one of its name, else the embedding; in its own stack, if there."""
     names = (weight.name, "embed_tokens.weight") if weight.name == "lm_head.weight" else (weight.name,)
     known = [(name, weight.shape, main) for name in names for main in (block.main, not block.main)]
     return next((key for key in known if held[key]), known[0])

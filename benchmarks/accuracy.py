@@ -85,26 +85,27 @@ SCALING = {
 WEAK = """\
 ## Where it is weak, and why
 
-- Norms on A100 and H100 are those of Sarathi (2024): a plain RMSNorm, as early vLLM had it, a block a row that reads it
-  twice, word by word: up to three times the bound. They stand in for all libraries there; later kernels were not
-  measured, and are faster. Others come from PyTorch's fp32 kernels.
-- Decode attention of TRT-LLM on Hopper and Ada has two kernels, which are called and cut caches as their sources say:
-  7 to 9 % where heads share keys, most of which XQA reads; 9 to 12 % where none do, or more than 32, which masked
-  attention reads; 10 to 15 % of heads of 192 elements. With caches of 8 bits on Ada, masked attention takes some 50 ns
-  a key, which its source does not explain: 16 %.
-- Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
-  from one machine to the next, and not with the device. That of the median host is taken: two thirds of the one with
-  P100, and 1.5 times the one with MI100, which are 32 and 29 % off, and others 6 to 13 %. With the right launch, the
-  error would be 3 to 10 %.
-- Another device's attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200 alone, and
-  what others' kernels say of them is 15 to 37 % off in decode steps. Some are like none that was measured elsewhere:
-  TensorRT-LLM's masked attention with caches of 8 bits on Ada, latent attention by Triton, and Intel's, 45 to 74 %.
-  SGLang's latent attention over a prompt takes twice as long on Hopper as TensorRT-LLM's, and B200 has the latter in
-  both: 62 and 64 %.
-- NCCL on B200 starts 1.5 times later than on Hopper and takes 1.6 times as long for each further device, at the same
-  clock: 20 to 28 % where it is expected from others.
-- Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a
-  wide interval: that of decode attention reaches from a quarter to five and a half times.
+- Norms on A100 and H100 come from Sarathi (2024): a plain RMSNorm as in early vLLM, with one block per row, which reads
+  the row twice, one word per load, and takes up to three times the bound. They stand in for all libraries on these
+  devices; newer kernels are faster but were not measured. Norms on other devices come from PyTorch's fp32 kernels.
+- TensorRT-LLM has two kernels for decode attention on Hopper and Ada, XQA and masked attention; the model chooses
+  between them and splits caches as their sources do. Errors are 7 to 9 % if query heads share keys, most of which XQA
+  runs; 9 to 12 % if none share keys or more than 32 do, which masked attention runs; and 10 to 15 % for heads of 192
+  elements. With 8-bit caches on Ada, masked attention takes about 50 ns per key, which its source does not explain:
+  16 %.
+- Element-wise kernels of PyTorch on another device: their times include 16 to 57 us of a launch by the host, which
+  varies with the host, not with the device. The launch of the median host is assumed. It is two thirds of that with
+  P100 and 1.5 times that with MI100, where errors are 32 and 29 %; elsewhere they are 6 to 13 %. With the right launch
+  they would be 3 to 10 %.
+- Attention on another device: kernels for Blackwell (TensorRT-LLM's, in all libraries) were measured on B200 only.
+  Their decode times, expected from kernels of other devices, are 15 to 37 % off. Some kernels resemble none that was
+  measured elsewhere: TensorRT-LLM's masked attention with 8-bit caches on Ada, latent attention in Triton, and Intel's
+  are 45 to 74 % off. On Hopper, SGLang's latent attention over a prompt takes twice as long as TensorRT-LLM's; on B200
+  both libraries have the latter: 62 and 64 % off.
+- NCCL on B200 takes 1.5 times as long to start as on Hopper, and 1.6 times as long for each further device, at the same
+  clock: 20 to 28 % off if expected from other devices.
+- Other makers than NVIDIA have one or two stacks per device. Expected times for similar devices are rough and their
+  intervals wide: that of decode attention reaches from a quarter of the expected time to 5.5 times it.
 """
 Moved = tuple[Entry, Any, Any, str]  # expected, measured, and how near the nearest is
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
@@ -184,19 +185,19 @@ def _carried(moved: list[Moved]) -> list[str]:
     lines = [
         "## From siblings and from others",
         "",
-        "The error on another device, where the nearest that was measured is a sibling: of the same architecture and",
-        "kind of memory (H100 and H200; A100 with PCIe and with NVLink); another of the same maker; or of another one.",
-        "Medians over stacks with the worst in brackets, %. Intervals are learned from each apart: for siblings, and",
-        f"for types that fewer than {DEVICES} devices have, from all types of a family. `wide` is the upper end of the",
-        "interval over the lower one, of kernels of 20 us or more.",
+        "The error on another device, by its nearest measured device: a sibling, with the same architecture and kind",
+        "of memory (H100 and H200; A100 with PCIe and with NVLink); another device of the same maker; or one of",
+        "another maker. Medians over stacks with the worst in brackets, %. Each of the three has its own intervals;",
+        f"for siblings, and for types that fewer than {DEVICES} devices have, they are learned from all types of a",
+        "family. `wide` is the upper end of the interval over the lower one, for kernels of 20 us or more.",
         "",
-        "Most families have one device whose nearest is of another maker, or none. One device is one draw, which says",
-        "little of the next. So what is learned there is how much larger errors are across makers than within one: the",
-        "power to which a family's interval for the same maker must be taken. It is the one that holds 80 % of the",
-        "times on all such devices of the family and on one more, each counting alike. That one stands for the device",
-        "that is asked for: its times are those of the other families, each alike, with as much added as Student's t",
-        "adds to a normal distribution for so few devices. `in 80 %` is learned without the device: for the only one",
-        "of its family, from other families alone, which do not tell that experts carry over better than attention.",
+        "Most families have at most one device whose nearest is of another maker, which is too few to learn an",
+        "interval from. Instead, the family's interval for the same maker is widened by raising it to a power: the",
+        "one at which it holds 80 % of the times on all such devices of the family and on one hypothetical device,",
+        "each counting equally. The hypothetical device stands for the one asked for: its times are those of the",
+        "other families, each counting equally, spread wider as Student's t distribution is wider than the normal one",
+        "for so few devices. `in 80 %` is learned without the device itself; for the only device of a family that",
+        "leaves the other families, which do not show that experts carry over better than attention.",
         "",
         (
             "| family | stacks | siblings | in 80 % | wide | stacks | same maker | in 80 % | wide "
@@ -219,10 +220,10 @@ def _worth(few: list[Any], near: list[Any]) -> list[str]:
     lines = [
         "## Fifty rows, and thousands",
         "",
-        f"What {FEW} random rows of a stack are worth, on all its other rows: parameters drawn to those of other",
-        f"devices (`calibrate` does so by itself). And where {LEAST_POINTS:,} rows or more were measured, the fit",
-        "alone and with its residual (`calibrate --residual`), on a fifth of the rows held out at random. Medians over",
-        "stacks with the worst in brackets, %.",
+        f"The error on all other rows of a stack if only {FEW} random rows are measured, with parameters drawn towards",
+        f"those of other devices (`calibrate` does so by itself). And for stacks of {LEAST_POINTS:,} rows or more, the",
+        "error of the fit alone and with its residual (`calibrate --residual`), on a random fifth of the rows held",
+        "out. Medians over stacks with the worst in brackets, %.",
         "",
         "| family | stacks | 50 rows | 1.3 x must | stacks | fit | with residual |",
         "|---|---|---|---|---|---|---|",
@@ -241,9 +242,11 @@ def _scaling(found: list[Judged]) -> list[str]:
     lines = [
         "## Regimes",
         "",
-        "Pairs of rows that differ by a factor of two in one size. Measured times that grow less than the first",
-        "quotient are flat, more than the second linear, and mixed between; the share of pairs whose expected times,",
-        "held out, are of the same class, and of which bounds are; medians over stacks of 16-bit data types.",
+        "Pairs of rows that differ by a factor of two in one size. A pair is flat if its measured times grow by less",
+        "than the first factor, linear if by more than the second, else mixed. `agreeing` is the share of pairs whose",
+        "expected times, held out, are of the same class; `opposite` of those that are flat instead of linear or",
+        "linear instead of flat; `bound` of those whose bounds are of the same class. Medians over stacks of 16-bit",
+        "data types.",
         "",
         "| family | size | flat below | linear above | pairs | agreeing, % | opposite, % | must, % | bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -292,10 +295,10 @@ def _violations(groups: Iterable[Rows]) -> list[str]:
     lines = [
         "## Measured faster than the bound",
         "",
-        "What a benchmark's loop leaves in the L2 cache does not come from memory; the bound counts what no cache of",
-        "that size can keep. Rows are cold where that is more than half of the roofline. Shares of rows that were",
-        "measured more than 0.5 % below a bound. Of mixtures of experts whose tokens are fewer than experts and shared",
-        "out by popularity, the bound counts the experts that no routing can avoid.",
+        "A benchmark's loop leaves data in the L2 cache, which is then not read from memory; the bound of such rows",
+        "counts only what a cache of that size cannot keep. Rows are cold if that is more than half of the roofline.",
+        "Shares are of rows measured more than 0.5 % below a bound. For mixtures of experts with fewer tokens than",
+        "experts and routing by popularity, the bound counts only the experts that no routing can avoid.",
         "",
         "| family | cold rows | under the bound, % | rows in L2 | under the roofline, % | under the bound, % |",
         "|---|---|---|---|---|---|",
@@ -311,9 +314,9 @@ def _ours() -> list[str]:
     lines = [
         "## Rows of our own",
         "",
-        "Measured by `llmviewer measure` and committed with their machine's ceilings (reports/measurements); they are",
-        "in no profile that ships. Each stack is fitted and held out as those above are, and a test fits one half of",
-        "the shape families and expects the other.",
+        "Measured by `llmviewer measure` and committed with the ceilings of their machine (reports/measurements); no",
+        "shipped profile uses them. Each stack is fitted and held out as above, and a test fits one half of the shape",
+        "families and checks the other.",
         "",
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -463,25 +466,25 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
     lines = [
         "# Accuracy of expected times",
         "",
-        "Written by `python benchmarks/accuracy.py FOLDER` from the public measurements that the profiles name. Each",
-        "stack (device, library, data type, kernel) has parameters fitted to at most 1,500 rows, and a trend fitted",
-        "to 6,000.",
+        "Written by `python benchmarks/accuracy.py FOLDER` from the public measurements that the profiles name. A",
+        "stack is one device, library, data type and kernel. Its parameters are fitted to at most 1,500 rows, and its",
+        "trend to 6,000.",
         "",
         "- **Held out**: three folds by shape family (weight shapes; head layouts; model shapes; widths; numbers of",
-        "  devices). The error of a fold is that of parameters fitted to the other two, and of the part of their",
-        "  residual that is smooth over shapes (`trend` in a profile) where that lowers the error by 3 %.",
-        "- **Other device**: every row of a device, from the parameters of all other devices.",
-        "- Only rows of the newest version of each library; versions are not compared. A kernel's variant (its way of",
-        "  dividing work) is chosen on all rows.",
-        "- Errors are means of |expected / measured - 1|. The table shows medians over stacks, with the worst in",
-        "  brackets. `in 80 %` is the share of times within an interval learned from other folds, or other devices.",
-        "- fp32 linear layers (on vector units, with a launch of 17 to 47 us in their times) are only in the tables",
-        "  by stack, as are collectives of devices without links of their own. Fallback kernels, which libraries use",
-        "  where they have no better one, count like all others.",
-        "- An interval for another device weights devices equally, since the next one is drawn from devices, not",
-        "  rows; `in 80 %` beside it is the mean over devices. Only four with links of their own were measured.",
-        "  Siblings have intervals of their own, since trends carry over to them, and so have others of one maker, and",
-        "  those of another maker.",
+        "  devices). Each fold is expected from parameters fitted to the other two, and from their trend (the part of",
+        "  their residuals that is smooth over shapes) if that lowers the error by 3 %.",
+        "- **Other device**: all rows of a device, expected from the parameters of all other devices.",
+        "- Only rows of the newest version of each library count. A kernel's variant (how it divides work) is chosen",
+        "  on all rows.",
+        "- Errors are means of |expected / measured - 1|. The table has medians over stacks, with the worst in",
+        "  brackets. `in 80 %` is the share of times within the 80 % interval, which is learned from other folds or",
+        "  other devices. `must / aim` are the largest error allowed and the error aimed at.",
+        "- fp32 linear layers (on vector units; their times include a launch of 17 to 47 us) and collectives of",
+        "  devices without links of their own are only in the tables by stack. Fallback kernels, which libraries use",
+        "  if they have no better one, count like all others.",
+        "- Intervals for another device count each measured device equally, not each row; `in 80 %` beside it is the",
+        "  mean over devices. Only four devices with links of their own were measured. Siblings, to which trends",
+        "  carry over, other devices of the same maker, and devices of other makers have separate intervals.",
         "",
         (
             "| family | stacks | held out, % | median row, % | under 20 us | over 20 us | in 80 %, % | must / aim "
@@ -501,7 +504,7 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
         )
     lines += [
         "",
-        "Expectations a second of processor time on one core, best of five, from shapes on: "
+        "Expected times per second on one core, from given shapes, best of five runs: "
         + ", ".join(f"{n} {s:,.0f}" for n, s in expectation_rates().items())
         + ".",
         "",

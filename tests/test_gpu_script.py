@@ -135,12 +135,12 @@ def copied(gpu, monkeypatch):
 def test_cases_are_checked_as_they_are_cut_up_for_many_multiprocessors_and_for_few(copied, wrong):
     assert [*copied(lambda count, x: x)] == []
     first, second = copied(lambda count, x: x + 1e3 * (count == wrong))
-    assert first.startswith("copy at fp16 rows=7 width=1337: is off its reference by 1e+03")
-    assert second.startswith("copy at bf16 rows=7 width=1337: is off its reference by 1e+03")
+    assert first.startswith("copy at fp16 rows=7 width=1337: differs from its reference by 1e+03")
+    assert second.startswith("copy at bf16 rows=7 width=1337: differs from its reference by 1e+03")
 
 
 def test_what_a_launch_does_to_its_inputs_is_no_part_of_what_is_wanted(copied):
-    assert "is off its reference" in next(copied(lambda count, x: x.fill_(7.0)))
+    assert "differs from its reference" in next(copied(lambda count, x: x.fill_(7.0)))
 
 
 def test_a_check_ends_where_a_launch_does_not(copied):

@@ -88,7 +88,7 @@ class Library:
     def check(self, problem, kernel):
         self.checked.append(problem.kind)
         if problem.op in self.wrong:
-            raise LaunchError("is off its reference")
+            raise LaunchError("differs from its reference")
 
     def tilings(self, problem, kernel):
         return ()
@@ -149,7 +149,7 @@ def test_disturbed_launches_do_not_count():
     found = settled(lambda: Sample(9.0, disturbed=True) if next(turn) % 2 else Sample(1e-5), 1.0)
     assert found.median == 1e-5
     assert found.disturbed == pytest.approx(0.5, abs=0.1)
-    with pytest.raises(BusyError, match="other programs take the cores"):
+    with pytest.raises(BusyError, match="other programs use the cores"):
         settled(lambda: Sample(1e-5, disturbed=True), 0.01)
 
 
@@ -183,7 +183,7 @@ def test_ceilings_that_others_spoilt_are_said_to_be_and_measured_again(tmp_path)
     first = found.journal.ceilings
     text = ceilings_text(first, {}, {})
     assert re.search(r"over 64 KiB +0.0218\? +0.0655 +0.0655 +0.0655\n", text)
-    assert "? other programs took the cores each time: the machine reaches more" in text
+    assert "? disturbed by other programs in every repetition" in text
     assert max(map(len, text.splitlines())) <= 80
     busy = False
     again = replace(found, journal=Journal(tmp_path, header(MACHINE, [library])))
@@ -384,7 +384,7 @@ def test_time_ends_a_run_and_what_takes_too_long_is_left_out(tmp_path):
     slow.calls = lambda problem, kernel, sets: [lambda: problem["M"] * 1.0] * sets
     found = session(tmp_path / "b", slow)
     found.measure_kernels(ask([slow], ("qwen3-0.6b",), ("gemm",), ("bf16",)), lambda _: None)
-    assert found.left_out["it takes too long for the time given"] > 0
+    assert found.left_out["it takes too long for the time limit"] > 0
     assert max(row["M"] for row in found.journal.rows) < 8192
 
 
@@ -392,7 +392,7 @@ def test_a_wrong_kernel_makes_no_row(tmp_path):
     found = run(tmp_path, Library(wrong=("norm",)), ("elementwise",), seconds=2)
     assert {row["op"] for row in found.journal.rows} >= {"add", "mlp_act"}
     assert "post_attention_layernorm" not in {row["op"] for row in found.journal.rows}
-    assert found.left_out["mine fast: is off its reference"] > 0
+    assert found.left_out["mine fast: differs from its reference"] > 0
 
 
 def test_no_row_is_made_of_what_is_no_number(tmp_path):
@@ -400,7 +400,7 @@ def test_no_row_is_made_of_what_is_no_number(tmp_path):
     library.finite = lambda outputs: False
     found = run(tmp_path, library)
     assert not found.journal.rows
-    assert found.left_out == {"mine fast: gives what is no number": 20}  # in a row: the device is beyond help
+    assert found.left_out == {"mine fast: its result is not finite": 20}  # in a row: the device is beyond help
 
 
 class Tuned(Library):
@@ -414,7 +414,7 @@ class Tuned(Library):
 
     def calls(self, problem, kernel, sets, tiling=None):
         if tiling == self.others[0]:
-            raise LaunchError("is off its reference")
+            raise LaunchError("differs from its reference")
         times = {None: 2.0, self.others[1]: 3.0, self.others[2]: 1.999, self.others[3]: 1.0}
         return [lambda: times[tiling] * problem.bound(of(H200)) + 1e-6] * sets
 
@@ -440,7 +440,7 @@ def test_the_fastest_tiling_is_measured_and_told(tmp_path, monkeypatch):
     plain = {row["case"]: row for row in tuned(tmp_path / "b", Tuned(), tune=False).journal.rows}
     assert {(row["tiling"], row["tried"]) for row in plain.values()} == {("", 1)}
     assert all(row["time_us"] < plain[row["case"]]["time_us"] for row in rows if row["M"] > 1)
-    assert found.unfit == {"fast keys=8 splits=1: is off its reference": sum(row["M"] > 1 for row in rows)}
+    assert found.unfit == {"fast keys=8 splits=1: differs from its reference": sum(row["M"] > 1 for row in rows)}
     assert not found.left_out
 
 
@@ -471,7 +471,7 @@ def test_what_broke_the_device_is_not_tried_again(tmp_path):
     assert first.broken.startswith("ours fast gemm bf16 M=")
     assert not first.journal.rows
     assert not second.broken
-    assert second.left_out == {"ours fast broke the device in a run before": len(second.journal.rows)}
+    assert second.left_out == {"ours fast made the device unusable in an earlier run": len(second.journal.rows)}
     assert {row["framework"] for row in second.journal.rows} == {"mine"}
 
 
@@ -492,7 +492,7 @@ def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path
     assert not second.broken
     tried = [row for row in second.journal.rows if row["M"] > 1]
     assert {(row["tiling"], row["tried"]) for row in tried} == {("keys=32 splits=4", 3)}
-    assert second.unfit["fast keys=16 splits=1: broke the device in a run before"] == len(tried)
+    assert second.unfit["fast keys=16 splits=1: made the device unusable in an earlier run"] == len(tried)
 
 
 def test_a_launch_that_does_not_end_is_given_up(monkeypatch):
@@ -534,7 +534,7 @@ def test_a_tiling_that_was_tried_first_when_the_process_ended_is_not_tried_again
     path.write_text("".join(lines[: lines.index(trying) + 1]))
     found = tuned(tmp_path, Tuned())
     assert path.read_text().splitlines()[lines.index(trying) + 1] == json.dumps({"broken": tiling})
-    assert found.unfit["fast keys=16 splits=2: broke the device in a run before"] > 0
+    assert found.unfit["fast keys=16 splits=2: made the device unusable in an earlier run"] > 0
     assert all(row["tried"] <= 3 for row in found.journal.rows)
 
 
@@ -645,9 +645,17 @@ def test_a_journal_that_cannot_be_written_is_said_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("gpu", "h100-sxm", "holds rows of gpu 'h100-sxm', and here it is 'h200-sxm'; give another folder with -o"),
-        ("versions", {"mine": "0.9"}, "holds rows of versions mine 0.9, and here it is mine 1.0; give another folder"),
-        ("driver", "", "holds rows of driver '', and here it is '1'; give another folder with -o"),
+        (
+            "gpu",
+            "h100-sxm",
+            "holds measurements with gpu 'h100-sxm', but this machine has 'h200-sxm'; give another folder with -o",
+        ),
+        (
+            "versions",
+            {"mine": "0.9"},
+            "holds measurements with versions mine 0.9, but this machine has mine 1.0; give another folder",
+        ),
+        ("driver", "", "holds measurements with driver '', but this machine has '1'; give another folder with -o"),
     ],
 )
 def test_a_folder_holds_rows_of_one_machine(tmp_path, key, value, message):
@@ -668,14 +676,14 @@ def test_a_folder_is_measured_into_by_one_process_at_a_time(tmp_path):
             session(tmp_path, Library())
         other.stdin.close()
     assert str(raised.value) == (
-        f"{tmp_path}: another `llmviewer measure` writes to it; wait until it is done, as both would be slower"
+        f"{tmp_path}: in use by another `llmviewer measure`; wait until it ends, as each would slow the other"
     )
     assert session(tmp_path, Library()).journal.complete
 
 
 def test_a_file_that_is_no_journal_is_not_overwritten(tmp_path):
     (tmp_path / "journal.jsonl").write_text("my notes\n")
-    with pytest.raises(InputError, match=r"journal.jsonl:1: is no line of a journal; give another folder with -o"):
+    with pytest.raises(InputError, match=r"journal.jsonl:1: is not a line of a journal; give another folder with -o"):
         session(tmp_path, Library())
     assert (tmp_path / "journal.jsonl").read_text() == "my notes\n"
 
@@ -842,7 +850,7 @@ def errors(capsys, *arguments):
         (("--family", "gem"), "--family must be some of gemm, attention, moe, elementwise"),
         (("--model", "lama"), "no model 'lama'"),
         (("--dtype", "bf17"), "--dtype must be one of fp32, bf16"),
-        (("--backend", "torch"), "--backend torch needs a GPU that torch can use; --backend cpu measures this"),
+        (("--backend", "torch"), "--backend torch needs a GPU that torch can use; to measure the CPU give --backend cpu"),
         (
             ("--dtype", "nvfp4"),
             "pytorch-cpu: no kernel of gemm, attention_prefill, attention_decode, moe, elementwise in nvfp4 at shapes",
@@ -970,7 +978,7 @@ def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
 
     backend = triton_backend.TritonBackend("cpu", Clock())
     monkeypatch.setattr(triton_backend, "load_kernel", lambda name: replace(kernel, plan=plan))
-    with pytest.raises(LaunchError, match=r"^gemm at bf16 M=8 N=32 K=32: is off its reference"):
+    with pytest.raises(LaunchError, match=r"^gemm at bf16 M=8 N=32 K=32: differs from its reference"):
         backend.calls(problem, "gemm", 1, tiling=object())
     assert backend.calls(problem, "gemm", 1)
 
@@ -1008,10 +1016,10 @@ def test_large_results_are_compared_piece_by_piece(monkeypatch):
     for place in ((0, 0), (4, 2), (9, 4)):
         ours = wanted.clone()
         ours[place] += 0.25
-        with pytest.raises(LaunchError, match=r"^is off its reference by 0.25 above a relative 0$"):
+        with pytest.raises(LaunchError, match=r"^differs from its reference by 0.25 more than a relative error of 0$"):
             backend_module.compare(ours, wanted, 0.0, 0.11)
         ours[place] = inf
-        with pytest.raises(LaunchError, match=r"^gives what is no number$"):
+        with pytest.raises(LaunchError, match=r"^its result is not finite$"):
             backend_module.compare(ours, wanted, 0.0, 0.11)
 
 
@@ -1055,7 +1063,7 @@ def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
     for problem in able.values():
         backend.check(problem, "")
     backend._operations["add"] = replace(backend._operations["add"], run=lambda x, y: x - y)
-    with pytest.raises(LaunchError, match="is off its reference"):
+    with pytest.raises(LaunchError, match="differs from its reference"):
         backend.check(able["elementwise", "add", "bf16", ""], "")
     attention = backend._operations["attention_decode"]
     seen = []

@@ -153,7 +153,7 @@ def _troubles(session: Session, threads: str | None) -> Iterator[str]:
     if session.put_off:
         fewer = ", or with one thread (OMP_NUM_THREADS=1)" if threads != "1" else ""
         yield (
-            f"{session.put_off} times a launch was put off, as other programs take the cores: measure\n"
+            f"{session.put_off} times a launch was put off, as other programs use the cores: measure\n"
             f"again when they are done{fewer}"
         )
     for reason, count in session.left_out.items():

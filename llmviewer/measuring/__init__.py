@@ -1,13 +1,13 @@
-"""Measures this machine: its ceilings, and kernels at the shapes of models, as rows that calibrate and validate read.
+"""Measurements of this machine: ceilings, and kernels at shapes of models, as tables for calibrate and validate.
 
-problems       which launches to measure, taken from the operators of models
-order          the most telling of them first
-timing         how often to repeat one, and by which clock
-backend        what a backend is
+problems       launches to measure, from operators of models
+order          their order, the most informative first
+timing         repetitions and clocks
+backend        the protocol of backends
 torch_backend  torch, on the CPU or a GPU
-triton_backend the kernels of this package
+triton_backend kernels of this package
 ceilings       bandwidths, matrix rates and latencies of the machine
-machine        what it is called, and its file for the roofline
-journal        rows on the disk, one by one
-session        all of it within a time
+machine        its name, state and hardware file
+journal        results on disk, one by one
+session        all of these within a time limit
 """

@@ -100,12 +100,12 @@ class Sets:
 def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:
     """Raises LaunchError if two tensors differ by more than a tolerance."""
     if ours.shape != wanted.shape:
-        raise LaunchError(f"gives {tuple(ours.shape)} where its reference gives {tuple(wanted.shape)}")
+        raise LaunchError(f"its result has shape {tuple(ours.shape)}; its reference has {tuple(wanted.shape)}")
     over = -inf
     for some, others in zip(ours.flatten().split(AT_ONCE), wanted.flatten().split(AT_ONCE), strict=True):
         found, due = some.float(), others.float()
         if not bool(found.isfinite().all()):
-            raise LaunchError("gives what is no number")
+            raise LaunchError("its result is not finite")
         over = max(over, ((found - due).abs() - relative * due.abs()).max().item())
     if over > absolute:
-        raise LaunchError(f"is off its reference by {over:.3g} above a relative {relative:.3g}")
+        raise LaunchError(f"differs from its reference by {over:.3g} more than a relative error of {relative:.3g}")

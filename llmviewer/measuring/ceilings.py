@@ -1,4 +1,4 @@
-"""What the machine reaches when it does one thing only: the ceilings under which its kernels work."""
+"""Measured ceilings of a machine: bandwidths, matrix rates and launch latencies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from .timing import Call, Clock, Sample, fastest
 
-_SMALLEST: Final = 2**16  # of what a stream goes over [B]
-_BEYOND: Final = 4  # times the last cache, from which on a stream is one of the memory
-_LONGEST: Final = 2**31  # on a GPU, so that its start and its end are a small part of a launch [B]
+_SMALLEST: Final = 2**16  # smallest stream [B]
+_BEYOND: Final = 4  # size of a stream over that of the last cache, from which it measures memory
+_LONGEST: Final = 2**31  # largest stream on a GPU; its start and end are a small part of a launch [B]
 _MOVED: Final = {"read": 1, "write": 1, "copy": 2, "triad": 3}  # tensors, as STREAM counts them (McCalpin 1995)
 _SIDES: Final = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}  # of square matrices
 _LAUNCHES: Final = 1000
@@ -22,12 +22,12 @@ _LINK_BYTES: Final = 2**28
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """One of them.
+    """One measured ceiling.
 
     what       such as "copy", "matrix bf16", "launch in a graph", "host to device"
-    size       bytes gone over, or rows of a square matrix; 0 where there is none
-    unit       of value: "B/s", "OP/s" or "s"
-    disturbed  other programs took the cores each time, so that the machine may reach more
+    size       bytes of a stream, or rows of a square matrix; 0 if it has no size
+    unit       unit of value: "B/s", "OP/s" or "s"
+    disturbed  whether other programs used the cores in every repetition; the true ceiling may be higher
     """
 
     what: str
@@ -42,7 +42,7 @@ class Ceiling:
 
 
 def disturbed(found: Collection[Ceiling]) -> dict[tuple[str, int], None]:
-    """Those that were never measured alone, by name, in their order."""
+    """Names of ceilings that were disturbed in every measurement, in order."""
     alone = {one.name for one in found if not one.disturbed}
     return {one.name: None for one in found if one.name not in alone}
 
@@ -56,29 +56,29 @@ def ceilings(
     limit_s: float,
     known: Collection[tuple[str, int]] = (),
 ) -> Iterator[Ceiling]:
-    """Those of "cpu" or "cuda", as they are found.
+    """Measures the ceilings of "cpu" or "cuda", one by one.
 
-    cache    bytes of the last one
-    dtypes   of matrices
-    limit_s  for each
-    known    those to leave out, by name
+    cache    size of the last cache [B]
+    dtypes   types of matrix products
+    limit_s  time limit for each ceiling [s]
+    known    names of ceilings to leave out
     """
     timed = _Timed(clock=clock, limit_s=limit_s, known=known)
     yield from _launches(device, timed)
     yield from _streams(device, timed, cache)
     for dtype in dtypes:
         for n in _SIDES[device]:
-            with suppress(RuntimeError):  # what torch raises where the device has no such product
+            with suppress(RuntimeError):  # torch has no such product on this device
                 if call := _product(device, dtype, n):
                     yield from timed(f"matrix {dtype}", n, call, work=2 * n**3, unit="OP/s")
     if device == "cuda":
-        with suppress(RuntimeError):  # or where the system pins no memory for it
+        with suppress(RuntimeError):  # no pinned memory
             yield from _links(timed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed:
-    """What a call reaches undisturbed, unless that is known."""
+    """Measures the ceiling of a call, unless it is known."""
 
     clock: Clock
     limit_s: float
@@ -109,7 +109,7 @@ def _streams(device: str, timed: _Timed, cache: float) -> Iterator[Ceiling]:
 
 
 def sizes(device: str, cache: float) -> list[int]:
-    """What streams go over, up to the first size that is one of the memory; on a GPU there is one more. [B]"""
+    """Sizes of streams, up to the first one that measures memory; on a GPU also _LONGEST. [B]"""
     found = [_SMALLEST]
     while found[-1] < _BEYOND * cache:
         found.append(4 * found[-1])

@@ -1,4 +1,4 @@
-"""What was measured, on the disk line by line, so that a kill loses nothing; and tables of it, one file a family."""
+"""The journal of measurements: a file with one line per result, so that a kill loses none; and tables by family."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 _FILE: Final = "journal.jsonl"
 _LOCK: Final = "journal.lock"
-Launched = tuple[tuple[str, ...], str]  # a kind of launches, and a tiling in words, "" for the rule's
-_SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of one folder have in common
+Launched = tuple[tuple[str, ...], str]  # (kind of launches, tiling as text; "": the default)
+_SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # properties that all rows of one folder share
 
 
 class Journal:
-    """A folder with the rows of one machine and its libraries.
+    """A folder with the measurements of one machine and its libraries.
 
-    Raises InputError where the folder cannot be made or written to, holds rows of others, or another process measures.
+    Raises InputError if the folder cannot be created or written to, holds measurements of another machine or version,
+    or is in use by another process.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         self.folder, self.path = folder, folder / _FILE
         self.rows: list[dict[str, Any]] = []
         self.ceilings: list[Ceiling] = []
-        self.complete = False  # the ceilings are
-        self.broken: set[Launched] = set()  # what left the device broken
+        self.complete = False  # whether all ceilings were measured
+        self.broken: set[Launched] = set()  # launches after which the device was unusable
         self._tried: set[Launched] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(folder)
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-            whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have left half of one
+            whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have truncated the last one
             if len(whole) < len(lines):
                 self.path.write_bytes(b"".join(whole))
             trying = self._read(whole, header)
@@ -56,22 +57,22 @@ class Journal:
             self.broke(*trying)
 
     def _read(self, lines: list[bytes], header: Mapping[str, Any]) -> Launched | None:
-        """What was tried for the first time when the journal ended; None where nothing was."""
+        """The launch during whose first trial the process ended; None if there is none."""
         trying = None
         for number, line in enumerate(lines, 1):
             try:
                 ((kind, entry),) = json.loads(line).items()
             except (ValueError, AttributeError):
                 raise InputError(
-                    f"{self.path}:{number}: is no line of a journal; give another folder with -o"
+                    f"{self.path}:{number}: is not a line of a journal; give another folder with -o"
                 ) from None
             trying = None
             if kind == "header":
                 for key in _SAME:
                     if entry.get(key) != header[key]:
                         raise InputError(
-                            f"{self.path}: holds rows of {key} {_plain(entry.get(key))}, and here it is "
-                            f"{_plain(header[key])}; give another folder with -o"
+                            f"{self.path}: holds measurements with {key} {_plain(entry.get(key))}, but this machine "
+                            f"has {_plain(header[key])}; give another folder with -o"
                         )
             elif kind == "ceiling":
                 self.ceilings.append(Ceiling(**entry))
@@ -100,7 +101,7 @@ class Journal:
 
     @contextmanager
     def trying(self, kind: tuple[str, ...], tiling: str) -> Iterator[None]:
-        """Notes a first launch of a tiling before it: if the process ends during it, the tiling is not tried again."""
+        """Records the first launch of a tiling before it starts: if it ends the process, it is not tried again."""
         if (kind, tiling) in self._tried:
             yield
             return
@@ -112,7 +113,7 @@ class Journal:
             self._write("tried", {})
 
     def broke(self, kind: tuple[str, ...], tiling: str) -> None:
-        """Notes that such launches left the device broken, and are not to be tried again."""
+        """Records that such launches made the device unusable, so that they are not tried again."""
         self.broken.add((kind, tiling))
         self._write("broken", {"kind": kind, "tiling": tiling})
 
@@ -124,7 +125,7 @@ class Journal:
             raise InputError(f"{self.path}: cannot be written: {error.strerror}") from None
 
     def tables(self, suffix: str) -> list[Path]:
-        """Writes all rows as .parquet or .csv, one file a family."""
+        """Writes all rows as .parquet or .csv, one file per family of kernels."""
         import pandas as pd
 
         families: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -139,10 +140,9 @@ class Journal:
 
 
 def _lock(folder: Path) -> None:
-    """Makes the folder this process's alone until it ends: two would disturb each other's times. The file stays open,
-    since closing it would free it.
+    """Locks the folder until this process ends, as two would disturb each other's times; closing the file would unlock.
 
-    Raises InputError where another process has it.
+    Raises InputError if another process has locked it.
     """
     if sys.platform == "win32":
         return
@@ -154,9 +154,9 @@ def _lock(folder: Path) -> None:
     except (BlockingIOError, PermissionError):
         os.close(file)
         raise InputError(
-            f"{folder}: another `llmviewer measure` writes to it; wait until it is done, as both would be slower"
+            f"{folder}: in use by another `llmviewer measure`; wait until it ends, as each would slow the other"
         ) from None
-    except OSError:  # there are file systems without locks
+    except OSError:  # file systems without locks
         pass
 
 

@@ -112,18 +112,18 @@ def _available() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The clock, of several looks the median [MHz], 0 where nothing says it, and what lowered it at any of them."""
+    """The median clock of several samples [MHz], 0 if unknown, and the reasons that lowered it in any of them."""
 
     clock_mhz: float = 0.0
     throttled: str = ""
 
 
 class Watch:
-    """The state of a CPU or of the first GPU while something is measured: from `start` to a call."""
+    """Watches the state of the CPU or the first GPU during a measurement, from `start` to a call."""
 
     def __init__(self, kind: str) -> None:
         self._process = _said() if kind == "gpu" else None
-        self._seen: list[tuple[float, int]] = []  # clocks and what lowers them, of a GPU; the first is from before
+        self._seen: list[tuple[float, int]] = []  # (clock, reasons) of a GPU; the first is from before the start
         self._state, self._when = (_cpu_state() if kind == "cpu" else State()), monotonic()
         self._kind = kind
         self._reader = Thread(target=self._read, daemon=True)
@@ -167,7 +167,7 @@ def _cpu_state() -> State:
 
 
 def _said() -> subprocess.Popen[str] | None:
-    """A process that says the clock and the reasons every 100 ms; None where there is none."""
+    """A process that prints clock and reasons every 100 ms; None without nvidia-smi."""
     for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the latter before driver 535
         if _smi("clocks.sm", reasons):
             command = [*_query("clocks.sm", reasons), "-lms", "100"]

@@ -1,4 +1,4 @@
-"""A machine measured within a time: its ceilings, then the most telling launches first."""
+"""A measuring session within a time limit: ceilings of the machine, then launches, the most informative first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .order import spread
 from .problems import Problem, problems
 from .timing import BusyError, Call, HungError, Times, settled
 
-MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
+MODELS: Final = {  # various head layouts and widths; on GPUs also sliding windows, latent attention and experts
     "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),
     "gpu": ("llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-12b", "deepseek-v2-lite"),
 }
@@ -31,28 +31,29 @@ DTYPES: Final = {
     "gpu": ("bf16", "fp8", "fp8_block", "sq", "int4_wo", "int8_wo", "w4a16_mxfp4"),
 }
 _MATRICES: Final = {"cpu": ("fp32", "bf16"), "gpu": ("bf16", "fp16", "tf32", "fp32", "fp8", "int8")}
-_PASSES: Final = 3  # over the ceilings, so that what disturbs one of them for a while does not decide
-_CEILING_PART: Final = 1 / 1000  # of the time, for each ceiling and pass
-_CEILINGS_PART: Final = 0.1  # of it, after which there is no further pass
-_ROW_PART: Final = 1 / 800
-_TUNING_PART: Final = 0.5  # of the time so far, for what else than the rule's tiling is tried
-_TUNED_PART: Final = 1 / 60  # of the time, after which no further one is tried for a row
-_BRIEF_PART: Final = 1 / 8000  # of it, for each
-_FASTER: Final = 0.99  # of the time of the rule's, so that noise does not decide
-_LONGEST_PART: Final = 1 / 50  # what a launch may take with all its repetitions; longer ones are left out
-_CALLS: Final = 6  # of a launch, about, at least
-_TOO_LONG: Final = "it takes too long for the time given"
-_MEMORY_PART: Final = 0.2  # of what is free, for the tensors of one launch; tuning has those of four
-_REASON: Final = 200  # letters of what a launch raises
-_FAILURES: Final = 20  # in a row: the device is beyond help
+# Parts of the time limit of a session.
+_CEILING_PART: Final = 1 / 1000  # for each ceiling and pass
+_CEILINGS_PART: Final = 0.1  # after which no further pass over the ceilings starts
+_ROW_PART: Final = 1 / 800  # for each row
+_TUNED_PART: Final = 1 / 60  # after which no further tiling is tried for a row
+_BRIEF_PART: Final = 1 / 8000  # for each tiling tried
+_LONGEST_PART: Final = 1 / 50  # of a launch with all its repetitions; longer ones are left out
+_PASSES: Final = 3  # over the ceilings, as other programs may disturb one pass
+_TUNING_PART: Final = 0.5  # of the time so far, that tuning may have taken
+_FASTER: Final = 0.99  # of the default tiling's time, that another must beat to exceed noise
+_CALLS: Final = 6  # approximate minimum number of calls of a launch
+_TOO_LONG: Final = "it takes too long for the time limit"
+_MEMORY_PART: Final = 0.2  # of free memory, for the tensors of one launch; tuning holds those of four
+_REASON: Final = 200  # most characters of an error in a reason
+_FAILURES: Final = 20  # in a row, after which a session ends
 _NO_ROOM: Final = "it needs more memory than is free"
-_BROKE: Final = "broke the device in a run before"
+_BROKE: Final = "made the device unusable in an earlier run"
 
 
 def backends(name: str) -> tuple[str, tuple[Backend, ...]]:
-    """The kind of device and the libraries that a name stands for; auto: all that this machine has.
+    """The kind of device, "cpu" or "gpu", and the backends of a name; auto: all that work on this machine.
 
-    Raises InputError where what it needs is missing.
+    Raises InputError if torch or a GPU is missing.
     """
     try:
         import torch
@@ -65,7 +66,7 @@ def backends(name: str) -> tuple[str, tuple[Backend, ...]]:
     if name == "cpu" or (name == "auto" and not gpu):
         return "cpu", (TorchBackend("cpu"),)
     if not gpu:
-        raise InputError(f"--backend {name} needs a GPU that torch can use; --backend cpu measures this machine's CPU")
+        raise InputError(f"--backend {name} needs a GPU that torch can use; to measure the CPU give --backend cpu")
     if name == "torch":
         return "gpu", (TorchBackend("cuda"),)
     try:
@@ -84,11 +85,11 @@ def ask(
     *,
     every: bool = False,
 ) -> list[Problem]:
-    """What a run is to find out.
+    """The launches to measure that the backends have kernels for.
 
-    every  all data types are wanted, not those that there are kernels for
+    every  whether each data type must have a kernel
 
-    Raises InputError where a model is not known, or no kernel answers.
+    Raises InputError if a model is unknown or there is no kernel.
     """
     own = [one for backend in backends for one in backend.own() if one.dtype in dtypes]
     found = [one for one in (*problems(models, dtypes), *own) if one.family in families]
@@ -111,21 +112,21 @@ class Asked:
     problem: Problem
 
     def __str__(self) -> str:
-        """Such as "triton gemv gemm bf16 M=1 N=4096 K=4096": by this a row is known."""
+        """Such as "triton gemv gemm bf16 M=1 N=4096 K=4096", which identifies a row."""
         sizes = (f"{name}={size}" for name, size in self.problem.sizes)
         return " ".join(filter(None, (self.backend.framework, self.kernel, *self.problem.kind[1:], *sizes)))
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What it shares with others that differ in size only."""
+        """Properties shared with launches that differ only in size."""
         return self.backend.framework, self.kernel, *self.problem.kind
 
 
 class _Kind:
-    """Launches of one kernel in one data type, the most telling sizes first.
+    """Launches of one kernel in one data type, the most informative sizes first.
 
-    waiting  those that there is no row of, by what their rows are known by
-    bounds   the least time of each, at the ceilings [s]
+    waiting  launches not yet measured, by str(Asked)
+    bounds   lower bound of each at the measured ceilings [s]
     """
 
     def __init__(self, asked: Sequence[Asked], device: Device) -> None:
@@ -134,16 +135,15 @@ class _Kind:
         self._largest = self._ratio = 0.0
 
     def take(self, longest: float) -> Asked | None:
-        """The first that is expected to be done within `longest` seconds, judged by the largest launch there is."""
+        """The first launch expected to last at most `longest` seconds, given the efficiency of the largest so far."""
         for case in self.waiting:
             if _CALLS * self.bounds[case] * self._ratio <= longest:
                 return self.waiting.pop(case)
         return None
 
     def learn(self, row: dict[str, Any]) -> None:
-        """How long a launch took, that need not be asked for again; others' do not matter.
-
-        Its ceiling is that of now: it may have been measured again since.
+        """Note a measured row, which may be of an earlier run or of another kernel; updates its bound, as ceilings may
+        have been measured again.
         """
         bound = self.bounds.get(row["case"])
         if bound is None:
@@ -156,15 +156,18 @@ class _Kind:
 
 @dataclass(kw_only=True)
 class Session:
-    """A run, and how far it is.
+    """A measuring session and its state.
 
-    tune      other tilings than the rule's are tried, and the fastest measured
-    left_out  launches that made no row, by reason
-    unfit     tilings that could not be tried, by reason
-    put_off   how often a launch was, as other programs took the cores
-    broken    the launch, or the ceiling, after which the device gave no more results; "" without one
-    hung      the error of a launch that does not end; it is kept, as what it holds would be waited for to be freed
-    trying    the tiling that is being launched, in words; "" for the rule's
+    seconds   time limit [s]
+    tune      whether to try other tilings than the default and measure the fastest
+    left_out  number of launches without a row, by reason
+    unfit     number of tilings that failed, by reason
+    put_off   number of launches postponed as other programs used the cores
+    broken    launch or ceiling after which the device was unusable; "": none
+    hung      error of a launch that does not end; kept, as freeing its tensors would wait for the launch
+    trying    tiling being launched, as text; "": the default
+    tuning    time spent on tuning [s]
+    start     start of the session, of monotonic() [s]
     """
 
     machine: Machine
@@ -178,15 +181,15 @@ class Session:
     broken: str = ""
     hung: HungError | None = None
     trying: str = ""
-    tuning: float = 0.0  # seconds that it took
-    start: float = field(default_factory=monotonic)  # of what its time is of
+    tuning: float = 0.0
+    start: float = field(default_factory=monotonic)
 
     @property
     def elapsed(self) -> float:
         return monotonic() - self.start
 
     def measure_ceilings(self, progress: Callable[[str], None]) -> None:
-        """Those that the journal does not hold, or that other programs spoilt."""
+        """Measure ceilings that the journal lacks or that other programs disturbed."""
         if not self.journal.complete:
             self.journal.ceilings.clear()
         elif not disturbed(self.journal.ceilings):
@@ -203,7 +206,7 @@ class Session:
         machine = self.machine
         dtypes, limit_s = _MATRICES[machine.kind], self.seconds * _CEILING_PART
         clock, held = self.backends[-1].clock, self.journal.ceilings
-        known = {one.name for one in held} - disturbed(held).keys()  # by runs before
+        known = {one.name for one in held} - disturbed(held).keys()  # from earlier runs
         for number in range(_PASSES):
             if number and self.elapsed > _CEILINGS_PART * self.seconds:
                 break
@@ -221,8 +224,10 @@ class Session:
         return rates(self.journal.ceilings, kind=self.machine.kind, cache=self.machine.cache)
 
     def hardware(self) -> Path:
-        """The file of the device with what was measured, in the journal's folder: where the device has no file, a draft
-        by the name that rows have; else its file with ceilings in place of the datasheet's rates, by a name of its own.
+        """Writes a hardware file with the measured rates to the folder of the journal, and returns its path.
+
+        A device with a shipped file gets a copy, named NAME-measured, with ceilings in place of datasheet rates; other
+        devices get a draft with the name that rows have.
         """
         import yaml
 
@@ -241,7 +246,7 @@ class Session:
         return path
 
     def measure_kernels(self, found: Sequence[Problem], progress: Callable[[str], None]) -> None:
-        """Until the time is up, or there is no more to ask: kinds of launches in turn."""
+        """Measure launches, one kind after another in turn, until the time limit or until all are measured."""
         watch = Watch(self.machine.kind)
         try:
             self._measure_kernels(found, watch, progress)
@@ -266,10 +271,10 @@ class Session:
                 _check(asked, wrong)
                 row = self._row(asked, kind.bounds[str(asked)], watch)
             except BusyError:
-                kind.waiting[str(asked)] = asked  # to be tried again, if there is time
+                kind.waiting[str(asked)] = asked  # tried again later, if there is time
                 self.put_off += 1
                 continue
-            except Exception as error:  # noqa: BLE001 - whatever a launch raises, no row is made of it
+            except Exception as error:  # noqa: BLE001 - launches may raise anything
                 failures += 1
                 self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
                 if breaks(error):
@@ -282,7 +287,7 @@ class Session:
             kind.learn(row)
 
     def _kinds(self, found: Sequence[Problem], device: Device) -> list[_Kind]:
-        """Launches of one kernel and data type each, without those that there are rows of."""
+        """Launches not yet measured, by kernel and data type."""
         alike: dict[tuple[object, ...], list[Problem]] = defaultdict(list)
         for problem in found:
             if problem.kept > _MEMORY_PART * self.machine.memory:
@@ -317,7 +322,7 @@ class Session:
         sets = Sets.of(problem.nbytes, machine.cache, room)
         calls = backend.calls(problem, asked.kernel, sets.count)
         if not backend.finite(calls[0]()):
-            raise LaunchError("gives what is no number")
+            raise LaunchError("its result is not finite")
         tiling, tried = None, 1
         if self.tune and self.tuning <= _TUNING_PART * self.elapsed:
             start = monotonic()
@@ -333,7 +338,10 @@ class Session:
         }  # fmt: skip
 
     def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
-        """Launches of the fastest tiling, what it is (None: the rule's, whose are `calls`), and how many were tried."""
+        """(calls of the fastest tiling, that tiling, number of tilings tried).
+
+        calls  those of the default tiling, for which the returned tiling is None
+        """
         backend = asked.backend
         others = backend.tilings(asked.problem, asked.kernel)
         end = monotonic() + _TUNED_PART * self.seconds
@@ -365,9 +373,9 @@ class Session:
 
 
 def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
-    """Once for each kernel and data type. `wrong` keeps what was found, "" where nothing is.
+    """Checks results once per kernel and data type. `wrong` caches errors, "" if there is none.
 
-    Raises LaunchError.
+    Raises LaunchError if they are wrong.
     """
     if asked.kind not in wrong:
         wrong[asked.kind] = ""
@@ -382,7 +390,7 @@ def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
 
 
 def header(machine: Machine, backends: Sequence[Backend]) -> dict[str, Any]:
-    """What rows of one folder have in common."""
+    """Properties that all rows of one folder share."""
     versions = {name: version for backend in backends for name, version in backend.versions.items()}
     return {
         "schema": SCHEMA, "gpu": machine.name, "device": machine.title, "driver": machine.driver, "versions": versions,

@@ -1,4 +1,4 @@
-"""What a run has found, in words: ceilings beside the datasheet, and kernels beside the ceilings."""
+"""The report of a session as text: ceilings against the datasheet, and kernels against the ceilings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .ceilings import Ceiling, disturbed
 _Row = Mapping[str, Any]
 _VENDOR: Final = ("pytorch", "pytorch-cpu")
 _STREAMS: Final = ("read", "write", "copy", "triad")
-_LARGE: Final = 4096  # N and K of a product that is bound by the matrix units, and
-_MANY: Final = 2048  # its rows
-_LONG: Final = 1024  # tokens of a prompt
-_FEW: Final = 16  # rows of a skinny product
+_LARGE: Final = 4096  # least N and K of a compute-bound GEMM, and
+_MANY: Final = 2048  # its least M
+_LONG: Final = 1024  # least tokens of a long prompt
+_FEW: Final = 16  # most rows of a skinny GEMM
 
 
 def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rates: Mapping[str, float]) -> str:
-    """A table of streams by size, and one line for each of the others.
+    """A table of bandwidths by size, and one line for each other ceiling.
 
-    datasheet  rates by key, as its file has them; empty where it has none
-    rates      those measured
+    datasheet  rates in the device's file, by key; empty if it has none
+    rates      measured rates, by key
     """
     streams: dict[int, dict[str, float]] = defaultdict(dict)
     for one in found:
@@ -44,21 +44,23 @@ def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rate
             best[one.what] = one
     for one in best.values():
         value = seconds(one.value) if one.unit == "s" else f"{si(one.value)}{one.unit}"
-        mark = _mark(any(what == one.what for what, _ in spoilt))  # what was spoilt may have been the best
+        mark = _mark(any(what == one.what for what, _ in spoilt))  # a disturbed size may be the best one
         lines.append(f"{one.what:<18}{value:>18}{mark}".rstrip())
     for key, rate in rates.items():
         if key in datasheet:
             lines.append(f"{key}: {rate / datasheet[key]:.0%} of the datasheet's {si(datasheet[key])}{_unit(key)}")
     if spoilt:
         lines += [
-            "? other programs took the cores each time: the machine reaches more, and what is",
-            "  said relative to it is too high; the same command measures these again",
+            "? disturbed by other programs in every repetition: the true ceiling is higher,",
+            "  and shares of it are lower; run the same command again to measure these again",
         ]
     return "\n".join(lines) + "\n"
 
 
 def kernels_text(rows: Iterable[_Row]) -> str:
-    """By kernel: its share of the ceilings, of rows whose tensors come from memory, and of the vendor's speed."""
+    """A table by kernel: median and best share of the ceiling, for rows with tensors not in a cache, and median speed
+    relative to the vendor's library.
+    """
     every = list(rows)
     vendor = _fastest(every, lambda row: row["framework"] in _VENDOR)
     kinds: dict[tuple[str, ...], list[_Row]] = defaultdict(list)
@@ -78,11 +80,11 @@ def kernels_text(rows: Iterable[_Row]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What our kernels are to reach at sizes of one kind.
+    """A target for the speed of this package's kernels.
 
-    what   they are to be fast at, in the median
-    of     what their speed is divided by
-    least  of the ratio
+    what   launches that it applies to
+    of     reference that their speed is divided by
+    least  target for the median ratio
     """
 
     what: str
@@ -98,10 +100,10 @@ _W4A16: Final = Goal(what="W4A16 GEMV, bf16 weights beyond L2", of="the bf16 GEM
 
 
 def goals(rows: Iterable[_Row], found: Sequence[Ceiling], cache: float) -> dict[Goal, list[float]]:
-    """What each goal's rows reach; none where there are none, or nothing to compare them with.
+    """The ratios of the rows of each goal; empty without rows or without a reference.
 
-    found  the ceilings, of which copies over the most bytes are of memory
-    cache  bytes of L2
+    found  ceilings; the copy of most bytes is the copy bandwidth of memory
+    cache  size of L2 [B]
     """
     every = list(rows)
     vendor = _fastest(every, lambda row: row["framework"] in _VENDOR)
@@ -129,8 +131,8 @@ def goals(rows: Iterable[_Row], found: Sequence[Ceiling], cache: float) -> dict[
 
 
 def goals_text(reached: Mapping[Goal, Sequence[float]]) -> str:
-    """A table: the median of each beside the aim, how far apart rows are, and by how much it falls short."""
-    lines = [f"{'speed of, in the median':<36}{'relative to':<16}{'aim':>5}{'is':>6}"]
+    """A table of goals: target, median, verdict and range of rows."""
+    lines = [f"{'median speed of':<36}{'relative to':<16}{'goal':>5}{'is':>6}"]
     for goal, values in reached.items():
         line = f"{goal.what:<36}{goal.of:<16}{goal.least:5.2f}"
         if not values:
@@ -144,9 +146,9 @@ def goals_text(reached: Mapping[Goal, Sequence[float]]) -> str:
 
 
 def report(title: str, versions: Mapping[str, str], parts: Mapping[str, str]) -> str:
-    """A page in Markdown of what was found, to be kept beside the rows.
+    """The report in Markdown.
 
-    parts  texts as they are printed, by heading
+    parts  sections as printed, by heading
     """
     lines = [f"# {title}", "", ", ".join(f"{name} {version}" for name, version in versions.items()), ""]
     for heading, text in parts.items():
@@ -159,7 +161,7 @@ def _ours(row: _Row, family: str, dtype: str) -> bool:
 
 
 def _fastest(rows: Iterable[_Row], wanted: Callable[[_Row], bool]) -> dict[tuple[Any, ...], float]:
-    """The least time of each launch, over the rows of all kernels that are wanted. [us]"""
+    """The shortest time of each launch over all `wanted` rows. [us]"""
     found: dict[tuple[Any, ...], float] = {}
     for row in filter(wanted, rows):
         found[_same(row)] = min(row["time_us"], found.get(_same(row), np.inf))
@@ -179,7 +181,7 @@ def _kind(row: _Row) -> tuple[str, ...]:
 
 
 def _same(row: _Row) -> tuple[Any, ...]:
-    """What rows of other kernels for the same launch share: the words of the case after the kernel's."""
+    """The key of a launch, equal for all kernels: the words of the case after the name of the kernel."""
     words = row["case"].split()
     return row["family"], *words[1 + len(row["kernel"].split()) :]
 
@@ -189,7 +191,7 @@ def _unit(key: str) -> str:
 
 
 def _about(size: int) -> int:
-    """The nearest power of two: what tensors share in three is no whole one."""
+    """The nearest power of two, as a third of one is not a whole number."""
     return 1 << round(float(np.log2(size))) if size else 0
 
 

@@ -1,4 +1,4 @@
-"""How long a launch takes: repeated until its median is known."""
+"""Timing of launches, repeated until the median is known precisely enough."""
 
 from __future__ import annotations
 
@@ -12,45 +12,43 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 Call = Callable[[], Any]
-_LEAST, _LEAST_LONG = 5, 3  # repetitions; of a launch that takes longer than its row may
-_MOST: Final = 1024
-_KNOWN: Final = 0.01  # of the median, to either side
-_LONG_S: Final = 1e-3  # a launch beside which the gap to the next one does not count
-_SLICE_S: Final = 0.01  # what another program may take at a time
-_SHARE: Final = 0.1  # of a launch's time, that does not disturb it
-_PATIENCE: Final = 4  # times the time of a row
-_GRAPH: Final = 32  # launches of a graph, at least
-_AHEAD: Final = 400_000  # cycles of a GPU, 0.2 ms, in which the host gets ahead of it
-_BATCH_S: Final = 0.02  # of launches without a graph, between two events
-_HOT_S: Final = 0.2  # of launches before the first that counts, so that clocks are those that power allows for long
-_HEATS_S: Final = 5e-5  # what a launch takes, from which on clocks follow what it does
-_HUNG_S: Final = 30.0  # after which what was launched will not end: a sample takes a second, on a small GPU ten
+_LEAST, _LEAST_LONG = 5, 3  # least repetitions; those of launches longer than the time limit
+_MOST: Final = 1024  # most repetitions
+_KNOWN: Final = 0.01  # half the confidence interval over the median, at which repetitions stop
+_LONG_S: Final = 1e-3  # launches from this time on are timed without a graph, as gaps between them do not matter
+_SLICE_S: Final = 0.01  # assumed time slice of other programs
+_SHARE: Final = 0.1  # share of a launch's time that may be lost to others without counting as disturbed
+_PATIENCE: Final = 4  # times the time limit, to wait for undisturbed repetitions
+_GRAPH: Final = 32  # least launches in a graph
+_AHEAD: Final = 400_000  # GPU cycles, 0.2 ms, of a wait during which the host enqueues launches
+_BATCH_S: Final = 0.02  # time of launches without a graph between two events
+_HOT_S: Final = 0.2  # warm-up until clocks settle at the power limit
+_HEATS_S: Final = 5e-5  # shortest launches that need this warm-up
+_HUNG_S: Final = 30.0  # time after which a launch counts as hung; a sample takes 1 s, 10 s on a small GPU
 _POLL_S: Final = 1e-4
 
 
 class Sample(NamedTuple):
-    """The time of one launch [s], and whether other programs may have taken a good part of it."""
+    """The time of one launch [s], and whether other programs may have used much of it."""
 
     seconds: float
     disturbed: bool = False
 
 
 class BusyError(Exception):
-    """Other programs take the cores, so that no time is the launch's own."""
+    """Other programs use the cores, so that launches cannot be timed."""
 
 
 class HungError(Exception):
-    """What was launched does not end. The device does nothing more for this process, which may wait for it in whatever
-    frees its memory.
-    """
+    """A launch does not end. The device is unusable for this process, and freeing device memory may block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Of one launch: the median, and what a fifth of the repetitions stay below and above. [s]
+    """Times of one launch: median, 20th and 80th percentile. [s]
 
-    repeats    those that count
-    disturbed  the part of all that does not
+    repeats    undisturbed repetitions
+    disturbed  share of repetitions that were disturbed and do not count
     """
 
     median: float
@@ -61,9 +59,9 @@ class Times:
 
 
 def settled(sample: Callable[[], Sample], limit_s: float) -> Times:
-    """Repeats `sample` until its median is known to 1 %, or `limit_s` seconds have passed.
+    """Repeats `sample` until its median is known to 1 %, or for `limit_s` seconds.
 
-    Raises BusyError where after some more time there are still too few that were not disturbed.
+    Raises BusyError if too few repetitions are undisturbed within _PATIENCE times that time.
     """
     start = monotonic()
     every: list[Sample] = []
@@ -77,15 +75,16 @@ def settled(sample: Callable[[], Sample], limit_s: float) -> Times:
         if len(clean) >= least and (spent > limit_s or len(clean) >= _MOST or _known(clean)):
             break
         if len(every) >= least and spent > _PATIENCE * limit_s:
-            raise BusyError("other programs take the cores")
+            raise BusyError("other programs use the cores")
     p20, median, p80 = map(float, np.quantile(clean, (0.2, 0.5, 0.8)))
     return Times(median=median, p20=p20, p80=p80, repeats=len(clean), disturbed=1 - len(clean) / len(every))
 
 
 def fastest(sample: Callable[[], Sample], limit_s: float) -> Sample:
-    """The least of all repetitions in a time, which nothing can make too small.
+    """The shortest of all repetitions within `limit_s` seconds; disturbances can only lengthen one.
 
-    Where too few were left alone it takes some more time; it is disturbed where there still are.
+    With too few undisturbed repetitions it goes on up to _PATIENCE times that time; the result counts as disturbed if
+    there are still too few.
     """
     start, found, clean = monotonic(), [], 0
     while clean < _MOST:
@@ -98,7 +97,9 @@ def fastest(sample: Callable[[], Sample], limit_s: float) -> Sample:
 
 
 def _known(samples: Sequence[float]) -> bool:
-    """Whether order statistics say with 95 % certainty where the median is; looked at whenever samples have doubled."""
+    """Whether the 95 % confidence interval of the median, by order statistics, is within _KNOWN; evaluated only for
+    powers of two of samples.
+    """
     n = len(samples)
     if n & (n - 1):
         return False
@@ -111,20 +112,20 @@ def _known(samples: Sequence[float]) -> bool:
 
 
 class Clock(Protocol):
-    """Tells how long launches take on one kind of device."""
+    """Times launches on one kind of device."""
 
     def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
-        """What gives the time of one of `calls`, going round them so that none finds its tensors in the cache. [s]"""
+        """A function that times one of `calls`, in turn, so that tensors of none are cached. [s]"""
 
     def wait(self) -> None:
-        """Until all that was launched has ended.
+        """Waits until all launches have ended.
 
-        Raises HungError where that takes far longer than any launch.
+        Raises HungError if that takes far longer than any launch.
         """
 
 
 class HostClock:
-    """Of launches that end before they return."""
+    """Times synchronous launches."""
 
     def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
         turn = cycle(calls)
@@ -141,18 +142,18 @@ class HostClock:
         return sample
 
     def wait(self) -> None:
-        """It has."""
+        """Returns at once, as launches are synchronous."""
 
 
 def _interruptions() -> int:
-    """How often a thread of this process had to make room for others."""
+    """Number of involuntary context switches of this process."""
     import resource  # not on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 class GpuClock:
-    """Of launches on a GPU: events around the replay of a graph of them, or around them where they are long."""
+    """Times launches on a GPU by events, around the replay of a graph of launches, or around long launches."""
 
     def __init__(self) -> None:
         import torch
@@ -162,7 +163,7 @@ class GpuClock:
     def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
         side = self._cuda.Stream()
         side.wait_stream(self._cuda.current_stream())
-        with self._cuda.stream(side):  # compiles, and takes what memory it needs, before the capture
+        with self._cuda.stream(side):  # compile and allocate before the capture
             for call in calls:
                 call()
         self._cuda.current_stream().wait_stream(side)
@@ -184,7 +185,7 @@ class GpuClock:
         return lambda: Sample(self._between(whole) / len(launches))
 
     def _heat(self, calls: Sequence[Call], seconds: float) -> None:
-        """Enough of `calls`, which take so long on average. No wait is between them and the first sample's own."""
+        """Warms up with `calls` of `seconds` each on average, without a wait before the first sample."""
         for _ in range(ceil(_HOT_S / (seconds * len(calls)))):
             for call in calls:
                 call()
@@ -202,10 +203,10 @@ class GpuClock:
             sleep(_POLL_S)
 
     def _between(self, calls: Sequence[Call]) -> float:
-        """The mean of `calls`, one after the other. [s]"""
+        """Mean time of `calls`, run one after another. [s]"""
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         self.wait()
-        self._cuda._sleep(_AHEAD)  # noqa: SLF001 - has no public name; the first launch is not to be waited for
+        self._cuda._sleep(_AHEAD)  # noqa: SLF001 - no public name; lets the host enqueue launches ahead of the GPU
         start.record()
         for call in calls:
             call()

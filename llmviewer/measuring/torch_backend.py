@@ -1,4 +1,4 @@
-"""Torch's own kernels: what the makers of a CPU or a GPU offer through cuBLAS, cuDNN, oneDNN and MKL."""
+"""Kernels that torch calls: those of vendors in cuBLAS, cuDNN, oneDNN and MKL, and its own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .timing import Call, Clock, GpuClock, HostClock
 
 _FLOATS: Final = ("bf16", "fp16", "fp32")
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_EPSILON: Final = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-16}  # of a result that is rounded once
-_DRAWN: Final = 2**20  # random numbers, which come again and again: a CPU takes longer to draw than to use them
-_KEPT: Final = 2**33  # bytes of them, on a GPU that has many; a CPU has smaller caches to be filled, too
-_ALIGNED: Final = 128  # elements: where allocators begin a tensor
-_SMALL: Final[Mapping[str, Mapping[str, int]]] = {  # of a case that is checked
+_EPSILON: Final = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-16}  # relative error of a result rounded once
+_DRAWN: Final = 2**20  # random numbers drawn and then repeated, as a CPU draws them slowly
+_KEPT: Final = 2**33  # bytes of repeated numbers on a GPU; fewer on a CPU, which has smaller caches
+_ALIGNED: Final = 128  # alignment of tensors by allocators [elements]
+_SMALL: Final[Mapping[str, Mapping[str, int]]] = {  # sizes of the case that is checked
     "gemm": {"M": 37, "N": 96, "K": 160},
     "attention_prefill": {"batch": 2, "q_len": 70, "kv_len": 70},
     "attention_decode": {"batch": 3, "kv_len": 150},
     "elementwise": {"rows": 13, "cols": 256, "table": 50},
 }
-_HEADS: Final = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64}  # which every kernel has
+_HEADS: Final = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64}  # supported by every kernel
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class TorchBackend:
             wanted = op.reference(**exact)
             compare(op.run(**inputs), wanted, 4 * tolerance, 4 * tolerance * float(wanted.abs().max()))
 
-    def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002 - a vendor's choice is its own
+    def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002 - vendors choose their own
         return ()
 
     def room(self, problem: Problem, kernel: str, memory: float) -> int:  # noqa: ARG002
@@ -111,7 +111,7 @@ class TorchBackend:
 
     def calls(self, problem: Problem, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
         op = self._operations[self._name(problem)]
-        outputs: list[Any] = [None] * sets  # kept until their turn comes again: one that is written again is cached
+        outputs: list[Any] = [None] * sets  # kept, as memory that is reused at once would be cached
 
         def call(inputs: dict[str, Any], number: int) -> Any:
             if not kernel:
@@ -124,13 +124,13 @@ class TorchBackend:
         return [partial(call, op.make(problem), number) for number in range(sets)]
 
     def finite(self, outputs: Any) -> bool:
-        return bool(outputs.sum(dtype=self._torch.float32).isfinite())  # a sum takes in all, and reads it once
+        return bool(outputs.sum(dtype=self._torch.float32).isfinite())  # one read of all elements
 
     def _name(self, problem: Problem) -> str:
         return problem.op if problem.family == "elementwise" else problem.family
 
     def _kernel(self, name: str) -> Any:
-        """Where torch has several kernels of attention, the one of that name."""
+        """A context that selects the attention kernel of that name."""
         if not name:
             return nullcontext()
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -138,7 +138,7 @@ class TorchBackend:
         return sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[name])
 
     def _normal(self, problem: Problem, *shape: int) -> Any:
-        """A part of the numbers that are there, the next one each time, so that none is in the cache."""
+        """A tensor of random numbers: the next part of the repeated ones, so that it is not cached."""
         if problem.dtype not in self._numbers:
             dtype = getattr(self._torch, _DTYPES[problem.dtype])
             some = self._torch.randn(_DRAWN, generator=self._random, device=self._device).to(dtype)
@@ -191,7 +191,7 @@ class TorchBackend:
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
 
     def _rotated(self, problem: Problem) -> dict[str, Any]:
-        """Pairs of elements as complex numbers would have them, and the cosine and sine of each row's angle."""
+        """Rows to rotate, and the cosine and sine of each row's angle."""
         rows = self._rows(problem, "x")
         angles = self._torch.arange(problem["rows"], device=self._device)[:, None] * 0.01
         return rows | {name: getattr(angles, name)().to(rows["x"].dtype) for name in ("cos", "sin")}

@@ -1,4 +1,4 @@
-"""The kernels of this package, at the shapes that models have."""
+"""The Triton kernels of this package, at shapes of models."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .timing import Call, Clock, GpuClock
 if TYPE_CHECKING:
     from ..kernels.base import Case, Kernel, Target
 
-_PAGE: Final = 64  # tokens of a cache
-_CHECKED: Final = 2  # cases of a kernel
-_FEW: Final = 3  # multiprocessors, of which persistent programs take many tiles
+_PAGE: Final = 64  # tokens per page of a cache
+_CHECKED: Final = 2  # cases checked per kernel
+_FEW: Final = 3  # multiprocessors assumed in a check, so that persistent programs take many tiles
 _GEMM: Final[Mapping[str, str]] = {
     "bf16": "gemm", "fp16": "gemm", "sq": "gemm", "int4_wo": "gemm_w4a16", "int8_wo": "gemm_w8a16",
     "w4a16_mxfp4": "gemm_mxfp4",
 }  # fmt: skip
-# Families of kernels that are measured at the sizes that they have themselves, and what tables have them under.
+# Families of kernels measured at sizes of their own, and their names in tables.
 _OWN: Final[Mapping[str, str]] = {
     "norm": "elementwise", "sampling": "elementwise", "kv_write": "elementwise", "rope_cache": "elementwise",
     "state": "elementwise",
 }  # fmt: skip
-_ROWS: Final = ("rows", "tokens", "M", "B")  # the size that says how many rows there are
-_GROUP: Final = 128  # elements of k with a scale
+_ROWS: Final = ("rows", "tokens", "M", "B")  # names of the size that is the number of rows
+_GROUP: Final = 128  # elements of k per scale
 
 
 _Sizes = Mapping[str, int]
@@ -47,7 +47,7 @@ _ELEMENTWISE: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {  #
 
 @dataclass(frozen=True)
 class _Part:
-    """A kernel, and its data type and sizes."""
+    """A kernel with data type and sizes."""
 
     kernel: str
     dtype: str
@@ -55,7 +55,7 @@ class _Part:
 
 
 def parts(problem: Problem) -> tuple[_Part, ...]:
-    """The kernels that solve a problem, one after the other; none where it has none."""
+    """The kernels that solve a problem, one after another; empty if there are none."""
     if problem.family == "gemm":
         return tuple(_gemm(problem.dtype, dict(problem.sizes)))
     if problem.dtype not in ("bf16", "fp16"):
@@ -64,7 +64,7 @@ def parts(problem: Problem) -> tuple[_Part, ...]:
 
 
 def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_Part]:
-    """Activations in fp8 are quantized first, which tables of measurements count in."""
+    """fp8 GEMM with quantization of activations, whose time tables of measurements include."""
     m, k = sizes["M"], sizes["K"]
     if dtype in ("fp8", "fp8_block"):
         yield _Part("quantize", "fp8_e4m3", {"M": m, "K": k, "group": k if dtype == "fp8" else _GROUP})
@@ -109,7 +109,7 @@ def _attention(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_Part]:
 
 
 class TritonBackend:
-    """Triton kernels on "cuda"; on "cpu" in its interpreter, which shows that they run and not how fast.
+    """Triton kernels on "cuda"; on "cpu" in Triton's interpreter, for tests of results only.
 
     Raises InputError where triton is not installed.
     """
@@ -129,7 +129,7 @@ class TritonBackend:
         self.clock: Clock = clock or GpuClock()
 
     def own(self) -> Sequence[Problem]:
-        """The kernels that no problem of a model leads to, at full size."""
+        """Kernels for which models give no problem, at full size."""
         asked = {name for name, _ in _ELEMENTWISE.values()}
         kernels = (load_kernel(name) for name in kernel_names() if name not in asked)
         return [_own(kernel, case) for kernel in kernels if kernel.family in _OWN for case in kernel.full_size]
@@ -151,7 +151,7 @@ class TritonBackend:
                 check_case(found, case, self._device, self.clock)
 
     def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002
-        """Those of the last kernel, which takes the most time; compiled side by side, where that is of use."""
+        """Tilings of the last kernel, which takes most time; compiled in parallel where possible."""
         part = parts(problem)[-1]
         found: Sequence[Any] = load_kernel(part.kernel).tilings(self._target, _case(part))
         if self._device == "cuda" and found:
@@ -212,7 +212,7 @@ def _case(part: _Part) -> Case:
 
 
 def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
-    """Launches it as it is shaped for this GPU, and for one with few multiprocessors.
+    """Checks a case as launched on this GPU, and as launched on one with few multiprocessors.
 
     Raises LaunchError where it gives something else than its reference.
     """
@@ -221,7 +221,7 @@ def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
     from ..kernels.base import Target
 
     target, inputs = Target.of(torch.device(device)), kernel.make(case, device, 1)
-    wanted = kernel.reference(**inputs)  # before a launch writes to its inputs, as those of a cache do
+    wanted = kernel.reference(**inputs)  # before a launch that writes to its inputs, such as a cache
     for count in {target.multiprocessors, _FEW}:
         found = kernel.plan(replace(target, multiprocessors=count), **inputs)()
         clock.wait()
@@ -229,7 +229,7 @@ def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
 
 
 def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call, clock: Clock) -> None:
-    """Within twice the tolerance, as each may be off the reference."""
+    """Compares with twice the tolerance, as each may differ from the reference."""
     found, wanted = tiled(), ruled()
     clock.wait()
     _compare(kernel, case, found, wanted, times=2)
@@ -245,7 +245,7 @@ def _compare(kernel: Kernel, case: Case, found: Any, wanted: Any, times: float =
 
 
 def _compile(part: _Part, target: Target, tilings: Sequence[Any]) -> None:
-    """All at once, a thread each. What fails here fails again when it is launched, and is told then."""
+    """Compiles in parallel, one thread each. Errors are ignored here, as the launch raises them again."""
     import triton
 
     kernel, case = load_kernel(part.kernel), _case(part)

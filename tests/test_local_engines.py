@@ -111,6 +111,22 @@ def test_simulated_steps_are_those_of_the_engine(engine, device, quant):
         assert found >= bound.decode_s(batch=batch, kv_len=kv_len)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"quant": "Q4_K_M"}, True),
+        ({"quant": "Q4_K_M", "engine": "llama.cpp"}, False),
+        ({"quant": "Q4_K_M", "library": "vllm"}, False),
+        ({"quant": "Q4_K_M", "bound": True}, False),
+        ({"quant": "W4A16g128"}, False),
+        ({}, False),
+    ],
+)
+def test_types_of_gguf_files_are_told_their_engine(asked, told):
+    found = analyze("llama-3-8b", "rtx-4090", **asked).notes
+    assert any("--engine llama.cpp gives those of llama.cpp" in note for note in found) is told
+
+
 def test_what_an_engine_says_of_itself():
     for name in ENGINES:
         assert "factors fitted to passes that its users measured" in find_engine(name).said

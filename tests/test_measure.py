@@ -850,7 +850,7 @@ def errors(capsys, *arguments):
         (("--family", "gem"), "--family must be some of gemm, attention, moe, elementwise"),
         (("--model", "lama"), "no model 'lama'"),
         (("--dtype", "bf17"), "--dtype must be one of fp32, bf16"),
-        (("--backend", "torch"), "--backend torch needs a GPU that torch can use; to measure the CPU give --backend cpu"),
+        (("--backend", "torch"), "--backend torch needs a GPU that torch can use; to measure the CPU give"),
         (
             ("--dtype", "nvfp4"),
             "pytorch-cpu: no kernel of gemm, attention_prefill, attention_decode, moe, elementwise in nvfp4 at shapes",

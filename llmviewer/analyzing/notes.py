@@ -10,6 +10,8 @@ from typing import Final
 from ..devices.keys import ON_CHIP
 from ..expectation.formats import TYPES
 from ..expectation.kernels import Kernels
+from ..expectation.whole_passes import backends
+from ..ggml import BY_NAME
 from ..graph import Block, Graph
 from ..lowering import Accounting, Mla
 from ..operators.attention import Indexer
@@ -21,7 +23,7 @@ from ..operators.linear import LatentExpansion, Linear
 from ..parallel import busiest
 from ..parallel.layout import Network
 from ..parallel.overlap import Overlapped
-from ..precision import Format
+from ..precision import NAMED, Format
 from ..resource import Unit, link
 from ..setting import Setting
 from ..transforms.skew import chooses, skew
@@ -35,6 +37,8 @@ _LITTLE_EFFECT: Final = {  # what-ifs that change few results, by prefix
     "price.": "changes no time; compare, choose and plan use it",
     "sparse.": "affects only analyses with --with sparsity",
 }
+_GGUF_ENGINE: Final = "llama.cpp"
+_GGUF_TYPES: Final = BY_NAME.keys() - NAMED.keys() - {"f32", "f16", "f64"}  # types that only GGUF files have
 _WIDE: Final = 16  # bits; matrix-product kernels treat wider formats as 16-bit ones
 
 
@@ -51,7 +55,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     unknown = [f"{model.unknown}: weights are counted in the format of --quant"] if model.unknown else []
     found = [*unknown, *model.notes, *of_techniques, *_conversions(setting), *_substitutions(setting)]
     read = Workload.prefill(batch=1, prompt=prompt, images=images)
-    found += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting)]
+    found += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
     found += [*_other_libraries(setting, read, prompt), *_other_types(setting, read)]
     found += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
     if model.picture and prompt != model.picture:
@@ -198,6 +202,15 @@ def _engine_library(setting: Setting) -> list[str]:
         return []
     without = f"kernels of {default}" if default else "kernels of several libraries"
     return [f"engine {engine.name} uses kernels of {engine.library}; expected times without an engine are of {without}"]
+
+
+def _gguf_engine(setting: Setting) -> list[str]:
+    """The engine that runs weights of GGUF types, if kernels of another library are expected."""
+    formats = {op.weight.format.name for _, op in setting.graph if isinstance(op, Linear)}
+    runs = any(one.runs_on(setting.hardware) for one in backends(_GGUF_ENGINE))
+    if not runs or setting.engine or setting.library or setting.kernels is None or not formats & _GGUF_TYPES:
+        return []
+    return [f"expected times are of kernels for similar formats; --engine {_GGUF_ENGINE} gives those of llama.cpp"]
 
 
 def _other_libraries(setting: Setting, read: Workload, prompt: int) -> list[str]:

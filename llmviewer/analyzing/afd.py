@@ -32,6 +32,7 @@ from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
 from ..parallel import expert_places
 from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
+from ..rows import Rows
 from ..setting import Setting, whole
 from ..workload import Workload
 from .costs import Devices, per_dollar
@@ -95,7 +96,7 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertDisaggregation:
+class ExpertDisaggregation(Rows):
     """Decode steps for every batch: lower bounds, and expected times if kernels of both sides are known.
 
     attention, experts  settings of the two sides; experts are divided among all devices of theirs

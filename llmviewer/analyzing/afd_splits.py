@@ -16,6 +16,7 @@ from ..model import Model
 from ..model_files import load_model
 from ..operators.linear import ExpertsLinear
 from ..parallel.layout import Layout
+from ..rows import Rows
 from ..setting import Setting, whole
 from .afd import SCHEMA_VERSION, ExpertDisaggregation, afd
 
@@ -47,7 +48,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Splits:
+class Splits(Rows):
     """Splits of `devices` that fit and take at most `tpot` [s] per step, the fastest first; `tried` is how many splits
     were tried.
     """

@@ -53,7 +53,8 @@ class _Number(click.types.FloatParamType):
 
 def _over(parameter: click.Parameter | None, value: str) -> str:
     """How to give several values of what a sweep can go over; nothing where `value` is one."""
-    from ..sweeping.axes import DEGREES, NUMBERS
+    from ..parallel.layout import DEGREES
+    from ..sweeping.axes import NUMBERS
 
     name = parameter.name if parameter else None
     return (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from .. import __version__, arguments
 from .._layout import data_dir
@@ -21,14 +21,12 @@ from ..model_files import load_model
 from ..operators.collectives import OUT, UP
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
+from ..rows import Rows
 from ..setting import whole
 from ..transforms.quantize import PUBLISHED
 from .cells import LAYOUT, Cell
 from .comparison import Comparison, compare
 from .limits import Limits, Rejected, closest, faults
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Default precisions: that of the model; weights and activations in the two 8-bit types that devices multiply; and 4-bit
 # weights, the smallest in common use (arXiv:2210.17323, arXiv:2306.00978).
@@ -51,7 +49,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Rows):
     """The result of choose(). `comparison` has a cell for every device, allowed precision and number of devices.
 
     left_out  devices that are not for sale and were not named
@@ -103,11 +101,6 @@ class Choice:
             yield {
                 "rank": None, **self._facts(other.cell), "merit": None, "factor": other.factor, "reason": other.reason,
             }  # fmt: skip
-
-    def to_frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows()))
 
     def _facts(self, cell: Cell) -> dict[str, Any]:
         """The facts of a cell in a comparison, without those that all cells share."""

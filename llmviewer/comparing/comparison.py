@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout, parse_layout
+from ..rows import Rows
 from ..setting import Setting, engine_on, whole
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
@@ -30,14 +31,11 @@ from .cells import ENGINE, LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes
 from .crossings import Crossing, crossings_of
 from .fleet import Known
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 SCHEMA_VERSION: Final = 1  # of to_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Rows):
     """Cells of all models, precisions, layouts and devices, in that order; times are lower bounds.
 
     batches       empty if each cell is at its largest batch that fits
@@ -134,11 +132,6 @@ class Comparison:
     def _of_layout(self, cell: Cell) -> dict[str, Any]:
         """Columns of the layout; empty if no layouts are given."""
         return {"layout": str(cell.layout), "devices": cell.layout.devices} if self.layouts else {}
-
-    def to_frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows()))
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..analyzing.costs import per_dollar, per_joule
 from ..analyzing.facts import finite
 from ..devices.hardware import Hardware
 from ..errors import InputError
+from ..rows import Rows
 from ..setting import Setting
 from ..units import seconds, significant
 from .metrics import Usage
@@ -43,7 +44,7 @@ class Goals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation:
+class Simulation(Rows):
     """What became of all requests where steps take as long as their lower bounds.
 
     expected  the same requests where steps take as long as is expected of kernels; None where nothing is expected of

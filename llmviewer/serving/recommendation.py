@@ -20,6 +20,7 @@ from ..expectation.profile import Profile, read_given
 from ..model import Model
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout
+from ..rows import Rows
 from ..setting import Setting, check_countable, whole
 from ..techniques import Touches
 from .objectives import Generated, Objective
@@ -110,7 +111,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(Rows):
     """The answer. `alone` and `together` have first what the same weights do, then what takes a draft of its own, then
     what takes other weights; of each the best first, by what is expected where that is known.
 

@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..expectation.profile import Profile
 from ..model import Model
 from ..parallel.layout import ALONE, Layout
+from ..rows import Rows
 from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, Tokens
@@ -116,7 +117,7 @@ class Sustained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saturation:
+class Saturation(Rows):
     """What copies serve at most: at the bound, and as expected of kernels where something is.
 
     searched  whether the policy was looked for, as none was given

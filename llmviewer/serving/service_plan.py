@@ -14,6 +14,7 @@ from ..analyzing.costs import By
 from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..analyzing.facts import finite
 from ..model import Model
+from ..rows import Rows
 from ..transforms.quantize import PUBLISHED
 from .candidates import PRICES, Candidate, Readers
 from .load import POLICY
@@ -29,7 +30,7 @@ _BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_p
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServicePlan:
+class ServicePlan(Rows):
     """The answer. Every candidate has the fewest copies that keep to the goals, or that come closest.
 
     kernels     whose times are expected, "" where that is of which most was measured on each; None where all is of

@@ -1,0 +1,22 @@
+"""Results that are tables: to_frame() has the rows of the CSV file."""
+
+import pytest
+
+import llmviewer
+
+RESULTS = {
+    "simulation": lambda: llmviewer.simulate("gpt2", "t4", rate=1, requests=5, prompt_lengths="100", gen_lengths="9"),
+    "saturation": lambda: llmviewer.saturate("gpt2", "t4"),
+    "plan": lambda: llmviewer.plan("gpt2", rate=1, hardware=["t4"], max_devices=1),
+    "advice": lambda: llmviewer.recommend("gpt2", "t4"),
+    "comparison": lambda: llmviewer.compare("gpt2", ["t4", "l4"]),
+    "choice": lambda: llmviewer.choose("gpt2", hardware=["t4", "l4"]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_frame_has_the_rows_of_the_csv_file(name):
+    found = RESULTS[name]()
+    frame, rows = found.to_frame(), list(found.rows())
+    assert len(frame) == len(rows) > 0
+    assert list(frame.columns) == list(rows[0])

@@ -78,7 +78,7 @@ def load_model(name: str) -> Model:
     if local := _from_path(name):
         return local
     file, colon, named = name.partition(".py:")
-    if colon or name.endswith(".py"):
+    if colon or (name.endswith(".py") and is_there(name)):
         own = f"{Path(file).name.removesuffix('.py')}:{named or 'CALLABLE'}"
         raise InputError(f"{name}: must be importable by name; in the folder of the file give {own}")
     if _CALLABLE.fullmatch(name):  # the user's code, which only an explicit name runs

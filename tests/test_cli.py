@@ -287,7 +287,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("analyze gpt2 t4 --with Q4_K_M", "no technique 'Q4_K_M': it is a precision; give it as --quant Q4_K_M"),
         ("analyze gpt2 t4 --offload=", "--offload must not be empty; leave it out"),
         ("models ''", "[NAME] must not be empty; leave it out"),
-        ("choose gpt2 --users 0", "Invalid value for '--users': 0 is not in the range x>=1."),
+        ("choose gpt2 --users 0", "Invalid value for '--users': must be a whole number of at least 1; got 0"),
         ("analyze /dev/null t4", f"/dev/null: must be a model file; {MODEL_FILES}"),
         ("analyze gpt2 /dev", "/dev: must be a .yaml file, or a name that `llmviewer hardware` lists"),
         ("analyze bert-base-uncased t4 --gen 10",

@@ -144,6 +144,8 @@ def test_a_name_that_is_like_none_is_told_no_names():
 def test_a_module_by_its_path_is_told_how_it_is_named():
     said = "/x/mine.py:tower: must be importable by name; in the folder of the file give mine:tower"
     assert _error(load_model, "/x/mine.py:tower") == said
+    said = f"{__file__}: must be importable by name; in the folder of the file give test_errors:CALLABLE"
+    assert _error(load_model, __file__) == said
 
 
 def test_the_last_part_of_a_name_is_near_to_it():

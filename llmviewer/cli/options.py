@@ -31,14 +31,22 @@ _A = TypeVar("_A", bound="Answer")
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
 
-class _Whole(click.types.IntParamType):
-    """A whole number; where several are given, the error says which command takes them."""
+class Whole(click.types.IntParamType):
+    """A whole number, from `least` to `most`; where several are given, the error says which command takes them."""
+
+    def __init__(self, least: int | None = None, most: int | None = None) -> None:
+        self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
             self.fail(f"must be a whole number; got {value!r}{_over(param, value)}", param, ctx)
+        if self.least is not None and number < self.least:
+            self.fail(f"must be a whole number of at least {self.least}; got {value}", param, ctx)
+        if self.most is not None and number > self.most:
+            self.fail(f"must be a whole number of at most {self.most}; got {value}", param, ctx)
+        return number
 
 
 class _Number(click.types.FloatParamType):
@@ -64,7 +72,7 @@ def _over(parameter: click.Parameter | None, value: str) -> str:
     )
 
 
-WHOLE: Final = _Whole()
+WHOLE: Final = Whole()
 NUMBER: Final = _Number()
 
 
@@ -268,7 +276,7 @@ def in_options(message: str, command: click.Command, arguments: Sequence[str]) -
         typed = next((name for name in there if name in parameter.opts), "")
         option = typed or max(parameter.opts, key=len)
         if isinstance(parameter, click.Option) and (typed or option != f"--{parameter.name}"):
-            message = re.sub(rf"^{parameter.name}(?=:| must | is of )", option, message)
+            message = re.sub(rf"^{parameter.name}(?=:| must | is )", option, message)
     return message
 
 

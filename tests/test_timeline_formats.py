@@ -101,7 +101,7 @@ def test_graphs_without_their_kernels_and_other_databases_are_refused(tmp_path):
         other.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT)")
         other.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1)")
         other.commit()
-    with pytest.raises(InputError, match=r"other\.sqlite: cannot be read as what `nsys export --type sqlite` wr"):
+    with pytest.raises(InputError, match=r"other\.sqlite: must be a database from `nsys export --type sqlite`"):
         read_timeline(tmp_path / "other.sqlite", "decode")
 
 

@@ -365,10 +365,10 @@ def test_a_trace_that_is_not_there_or_not_first_is_told_before_anything_is_analy
 @pytest.mark.parametrize(
     ("text", "more", "wrong"),
     [
-        ("{", [], "is not JSON that can be read, perhaps cut off"),
+        ("{", [], "is not valid JSON, perhaps cut off"),
         ("{}", [], "has no traceEvents; must be a trace of torch.profiler"),
         ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), what `nsys export"),
-        (json.dumps(traced([])), [], "has operators of a CPU, and no kernel of a GPU; the hardware must be what they"),
+        (json.dumps(traced([])), [], "has operators of a CPU, and no kernel of a GPU; hardware must be the"),
         ("[]", [], "has no kernel that ran; record CUDA activities, or CPU activities of a CPU"),
         ('[{"cat": "kernel", "name": "a", "ts": "x", "dur": 1}]', [], "a kernel must have name, ts and dur; got"),
         ("Start (ns),Duration (ns),Name\n1,many,a\n", [], "Start and Duration must be numbers; got 1,many,a"),
@@ -428,7 +428,7 @@ def test_a_stage_of_a_pipeline_is_beside_its_own_layers(tmp_path, stage):
 @pytest.mark.parametrize(("layout", "stage"), [("pp=2", None), ("pp=2", 0), ("pp=2", 3), ("", 1)])
 def test_stages_there_are_not(tmp_path, layout, stage):
     path = written(tmp_path / "t.gz", laid([LAYER] * 3))
-    with pytest.raises(InputError, match=r"^stage must be (1 to 2, that of|left out where)"):
+    with pytest.raises(InputError, match=r"^stage must be (1 to 2, the pipeline stage|left out without)"):
         recorded(path, analyze("llama-3.1-8b", "h100-sxm", layout=layout), stage=stage)
 
 

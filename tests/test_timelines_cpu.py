@@ -146,7 +146,9 @@ def test_reports_name_operators_and_threads(run, capsys):
     assert max(map(len, text.splitlines())) <= 80
     assert main([*command[:3], "h100-sxm", *command[4:]]) == 2
     said = capsys.readouterr().err
-    assert "has operators of a CPU, and no kernel of a GPU; the hardware must be what they ran on; got h100-sxm" in said
+    assert (
+        "has operators of a CPU, and no kernel of a GPU; hardware must be the device they ran on; got h100-sxm" in said
+    )
 
 
 # Hand-made ones: [us]

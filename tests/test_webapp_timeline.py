@@ -48,11 +48,11 @@ def test_what_is_found_is_what_the_command_line_finds(trace):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.json", b"{", "a.json: is not JSON that can be read, perhaps cut off: "),
-        ("a.json", b'{"traceEvents": [{"cat": "kernel"', "a.json: is not JSON that can be read, perhaps cut off: "),
+        ("a.json", b"{", "a.json: is not valid JSON, perhaps cut off: "),
+        ("a.json", b'{"traceEvents": [{"cat": "kernel"', "a.json: is not valid JSON, perhaps cut off: "),
         ("a.json", b'{"traceEvents": []}', "a.json: has no kernel that ran; record CUDA activities"),
         ("a.txt", b"", "a.txt: is empty; must be a trace of torch.profiler (.json, .json.gz)"),
-        ("a.sqlite", b"SQLite format 3\x00nothing", "a.sqlite: cannot be read as what `nsys export --type sqlite` wr"),
+        ("a.sqlite", b"SQLite format 3\x00nothing", "a.sqlite: must be a database from `nsys export --type sqlite`"),
         ("a.gz", b"\x1f\x8bnothing at all", "a.gz: cannot be read: "),
         ("a.csv", b"Name,Start,Duration\na,b,c", "a.csv: Start and Duration must be numbers; got a,b,c"),
         ("a.json", b"x" * (timeline.LARGEST + 1), "a.json: must have at most 50,000,000 bytes; got 50,000,001"),
@@ -80,7 +80,7 @@ def test_a_path_that_is_gone_and_a_stage_there_is_not(tmp_path):
         timeline.found_in(EXAMPLE, answers(asked)[0], asked)
     wrong = State(on=("epyc-9755",))
     with pytest.raises(
-        InputError, match=r"^timeline\.csv: has kernels of a GPU; the hardware must be what they ran on"
+        InputError, match=r"^timeline\.csv: has kernels of a GPU; hardware must be the device they ran on"
     ):
         timeline.found_in(EXAMPLE, answers(wrong)[0], wrong)
 

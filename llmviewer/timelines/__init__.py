@@ -1,1 +1,1 @@
-"""Timelines: what a profiler recorded of a model at work, pass by pass, beside the bound and what is expected."""
+"""Profiler traces of a model, cut into passes and compared with bounds and expected times."""

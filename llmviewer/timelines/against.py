@@ -1,4 +1,4 @@
-"""What was recorded of a model beside what its analysis says: part by part of a pass."""
+"""A recorded pass of a model against its analysis, by parts of the pass."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .products import ProductOfPass, fewest, products_of
 from .reading import read_timeline
 
 SCHEMA_VERSION: Final = 1
-IDLE: Final = "nothing runs"  # what the time between kernels is called beside the parts
+IDLE: Final = "nothing runs"  # name of the time between kernels
 _MIXING: Final = ("attention", "scan")  # kinds of operators that mix tokens
-_BESIDE: Final = ("indexer",)  # those of them that no kernel of attention runs
+_BESIDE: Final = ("indexer",)  # those of them that are not attention kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartOfPass:
-    """What kernels of a kind take in a pass, and what its operators take at least and as expected. [s]
+    """One part of a pass: measured time of its kernels; bound and expected time of its operators. [s]
 
-    covers      parts whose operators count here, as no kernel is theirs alone
-    expected_s  None where only the bound of some of them is known
+    covers      other parts whose operators count here, as they have no kernels of their own
+    expected_s  None if only the bound is known for some operators
     """
 
     part: str
@@ -49,23 +49,23 @@ class PartOfPass:
 
     @property
     def title(self) -> str:
-        """Its name and those of what counts here."""
+        """The names of this part and of those it covers."""
         return ", ".join((self.part, *self.covers))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A pass as a profiler recorded it, beside its analysis.
+    """A recorded pass with its analysis.
 
-    parts    those with kernels or operators, in the order of their measured times
-    products matrix products in their order, where that tells kernels apart
-    elementwise  the part of that name by what its kernels do together
-    stage    of a pipeline, the first being 1, of which it is; None where there are no several
-    operators  of the pass, or of its stage
-    kernels  by name, in the order of their times
-    layers   of the model that mix tokens, and `mixing` the launches of a pass that do
-    devices  in the file, of which one is looked at; of a CPU threads
-    host     whether kernels are operators of a CPU
+    parts        parts with kernels or operators, by decreasing measured time
+    products     matrix products in order, if kernels can be assigned to them by order
+    elementwise  the elementwise part, by groups of operators that kernels run together
+    stage        pipeline stage of the recorded device, from 1; None without a pipeline
+    operators    operators of the pass or stage
+    kernels      kernels by name, by decreasing time
+    layers       layers of the model that mix tokens; `mixing` counts launches that do
+    devices      devices in the file (CPU: threads), of which one is compared
+    host         whether kernels are operators of a CPU
     """
 
     file: str
@@ -92,7 +92,7 @@ class Recorded:
 
     @property
     def _total(self) -> Total | None:
-        """None of a stage."""
+        """Totals of the phase; None for a pipeline stage."""
         return self.of_phase.total if self.stage is None else None
 
     @property
@@ -102,7 +102,7 @@ class Recorded:
 
     @property
     def expected_s(self) -> float | None:
-        """Of a stage without what its host takes; None where nothing is expected. [s]"""
+        """Expected time of the pass; of a pipeline stage without host time; None if unknown. [s]"""
         return self._total.expected_time_s if self._total else known_sum(op.expected_time_s for op in self.operators)
 
     @property
@@ -117,17 +117,17 @@ class Recorded:
 
     @property
     def host_s(self) -> float | None:
-        """In which nothing is expected to run. [s]"""
+        """Expected time in which no kernel runs. [s]"""
         return self._total.host_s if self._total else None
 
     @property
     def time_s(self) -> float:
-        """A pass, with what runs nothing, where that is known. [s]"""
+        """Measured time of a pass, including idle time if known. [s]"""
         return self.passes.busy_s if self.passes.time_s is None else self.passes.time_s
 
     @property
     def idle_s(self) -> float | None:
-        """In which nothing runs; None where only sums of kernels are known. [s]"""
+        """Measured time in which no kernel runs; None if the file has only sums by kernel. [s]"""
         return None if self.passes.time_s is None else max(self.passes.time_s - self.passes.busy_s, 0.0)
 
     @property
@@ -135,7 +135,7 @@ class Recorded:
         return {"file": self.file, "phase": self.phase, "stage": self.stage, **asdict(self.analysis.inputs)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Parts, products, elementwise work, then kernels."""
+        """Rows of parts, matrix products, elementwise work and kernels, in this order."""
         for part in self.parts:
             numbers = {name: value for name, value in asdict(part).items() if name != "covers"}
             yield {"kind": "part", "name": "+".join((part.part, *part.covers)), **numbers}
@@ -147,7 +147,7 @@ class Recorded:
             yield {"kind": "kernel", **asdict(kernel)}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document; docs/timeline.md has its keys."""
+        """The JSON document; docs/timeline.md lists its keys."""
         each = self.passes.each_s
         return {
             "schema_version": SCHEMA_VERSION,
@@ -188,15 +188,15 @@ def recorded(
     passes: int | None = None,
     stage: int | None = None,
 ) -> Recorded:
-    """What a profiler recorded of a pass, beside what it takes at least and as expected.
+    """A recorded pass against its bound and expected time.
 
-    file      of a profiler, as reading.FORMATS has them; of one rank where there are several
-    analysis  of the model on the device, with batch, lengths, precision and layout as they were when it was recorded
-    phase     "prefill" or "decode": which kind of passes is looked at where there are both
-    passes    in the file; None to count the launches that mix tokens, or to take those that the engine named
-    stage     of a pipeline, the first being 1, whose device the file is of
+    file      file of a profiler, one of reading.FORMATS; with several ranks, of one rank
+    analysis  analysis with the model, device, batch, lengths, precision and layout of the recording
+    phase     "prefill" or "decode": the passes to compare
+    passes    number of passes in the file; None: as named by the engine, else counted by launches that mix tokens
+    stage     pipeline stage of the recorded device, from 1
 
-    Raises InputError, one line of text, where something given cannot be used.
+    Raises InputError, with one line of text, if an argument or the file is invalid.
     """
     found = read_timeline(Path(file), phase)
     return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
@@ -205,14 +205,14 @@ def recorded(
 def compared(
     found: Launches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
 ) -> Recorded:
-    """The same of what was read already of a file that is called so."""
+    """recorded() for a file that was read already; `file` is its name in errors."""
     passes = None if passes is None else whole("passes", passes)
     shown = dict(analysis.phases)
     if phase not in shown:
         raise InputError(f"phase must be {' or '.join(shown)} of {analysis.model.name}; got {phase!r}")
     if found.host != (analysis.hardware.kind == "cpu"):
         ran = "operators of a CPU, and no kernel of a GPU" if found.host else "kernels of a GPU"
-        raise InputError(f"{file}: has {ran}; the hardware must be what they ran on; got {analysis.hardware.name}")
+        raise InputError(f"{file}: has {ran}; hardware must be the device they ran on; got {analysis.hardware.name}")
     operators = _of_stage(shown[phase], stage)
     layers = sum(op.repeat for op in operators if op.kind in _MIXING and op.name not in _BESIDE)
     if not layers and not passes:
@@ -252,19 +252,19 @@ def compared(
 
 
 def _of_stage(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:
-    """The operators of a stage of a pipeline, which ends with what it sends to the next one."""
+    """The operators of a pipeline stage, up to its send to the next one."""
     if phase.stages == 1:
         if stage is not None:
-            raise InputError(f"stage must be left out where there is no pipeline (pp); got {stage}")
+            raise InputError(f"stage must be left out without a pipeline (pp); got {stage}")
         return phase.operators
     if stage is None or not 1 <= stage <= phase.stages:
-        raise InputError(f"stage must be 1 to {phase.stages}, that of the pipeline's device; got {stage}")
+        raise InputError(f"stage must be 1 to {phase.stages}, the pipeline stage of the recorded device; got {stage}")
     ends = [place for place, op in enumerate(phase.operators, 1) if op.name == SEND]
     return phase.operators[[0, *ends][stage - 1] : [*ends, None][stage - 1]]
 
 
 def _graph(graph: Graph, stages: int, stage: int | None) -> Graph:
-    """The model's, or what a stage of a pipeline has of it."""
+    """The graph of the model, or of one pipeline stage."""
     return graph if stage is None else staged(graph, stages, Group(name="pp", inner=stages)).of_stage(stage - 1)
 
 

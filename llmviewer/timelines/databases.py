@@ -25,7 +25,10 @@ _LAUNCHES: Final = {  # by the table, which need not be there
 
 
 def of_database(path: Path) -> Launches:
-    """Raises InputError where the file is no such database, or has CUDA graphs as a whole."""
+    """The launches in a database.
+
+    Raises InputError if the file is not such a database, or has CUDA graphs without their kernels.
+    """
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -36,11 +39,11 @@ def of_database(path: Path) -> Launches:
                 _launch(row) for table, query in _LAUNCHES.items() if table in tables for row in database.execute(query)
             )
     except (sqlite3.Error, IndexError, TypeError) as error:
-        raise InputError(f"{path}: cannot be read as what `nsys export --type sqlite` writes: {error}") from None
+        raise InputError(f"{path}: must be a database from `nsys export --type sqlite`: {error}") from None
 
 
 def _launch(row: sqlite3.Row) -> Launch:
-    """A process counts its devices by itself, so that one of it and one of another are two; older files do not say."""
+    """A launch. Each process numbers its own devices, so a device is named by both; older files lack the process."""
     process = row["globalPid"] if "globalPid" in row.keys() else ""  # noqa: SIM118 - a row iterates over values
     return Launch(
         device=f"{process}, {row['deviceId']}", name=row["name"], start=1e-9 * row["start"],

@@ -1,4 +1,4 @@
-"""Elementwise work, shared out to the kinds of operators that kernels do together, as fused ones do."""
+"""Elementwise time, by groups of operator kinds that kernels run together, as fused kernels do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from ..analyzing.phases import OperatorResult
 from .kinds import KernelOfPass, known_sum
 
-# What a name says that its kernel does; an addition alone may be a norm's or one of positions.
+# Patterns in kernel names by kind of operator; an addition alone may belong to a norm or to positions.
 _NAMED: Final = {
     kind: re.compile(pattern, re.IGNORECASE)
     for kind, pattern in {
@@ -22,16 +22,16 @@ _NAMED: Final = {
         "embedding": "(?<!rotary_)embedding",
     }.items()
 }
-_PIECES: Final = re.compile(r"^aten::|at::native::")  # torch's own, of which several make what one operator is
+_PIECES: Final = re.compile(r"^aten::|at::native::")  # torch's kernels, several of which may make up one operator
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElementwiseOfPass:
-    """Kinds of operators and the kernels that do them in a pass. [s]
+    """Kinds of operators and the kernels that run them in a pass. [s]
 
-    operators   kinds; none where no operator is known that the kernels could be
-    kernels     by name; none where no kernel is known that could be the operators
-    expected_s  None where only the bound of some of them is known
+    operators   kinds of operators; empty if none is known for the kernels
+    kernels     names of kernels; empty if none is known for the operators
+    expected_s  None if only the bound is known for some operators
     """
 
     operators: tuple[str, ...]
@@ -45,7 +45,7 @@ class ElementwiseOfPass:
 def elementwise_of(
     kernels: Sequence[KernelOfPass], operators: Sequence[OperatorResult]
 ) -> tuple[ElementwiseOfPass, ...]:
-    """In the order of their times. Kernels whose names say nothing do what is left of the operators."""
+    """Groups by decreasing time. Kernels with unknown names are assigned to the remaining operators."""
     kinds = frozenset(op.kind for op in operators)
     does = {kernel.name: _named(kernel.name) & kinds for kernel in kernels}
     groups = _joined(does.values())
@@ -62,7 +62,7 @@ def _named(name: str) -> frozenset[str]:
 
 
 def _joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
-    """Those that share something, together."""
+    """Unions of sets that overlap."""
     found: list[frozenset[str]] = []
     for one in filter(None, sets):
         apart = [other for other in found if not other & one]

@@ -1,4 +1,4 @@
-"""What kernels do, by their names, and operators by their kinds: the parts of a pass that both can be told apart by.
+"""Parts of a pass, and their assignment to kernels by name and to operators by kind.
 
 Names are those of PyTorch, cuBLAS, CUTLASS, FlashAttention, FlashInfer, vLLM, SGLang, TensorRT-LLM, DeepGEMM, Triton,
 llama.cpp and NCCL, as profiles of 2024 to 2026 have them (tests/test_timelines.py), and of PyTorch's operators.
@@ -17,7 +17,7 @@ from ..analyzing.phases import OperatorResult
 
 
 class Part(StrEnum):
-    """Of a pass. Fused kernels count where most of their work is."""
+    """Parts of a pass. A fused kernel counts in the part of most of its work."""
 
     PRODUCTS = "matrix products"
     EXPERTS = "experts"
@@ -32,7 +32,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOfPass:
-    """launches and measured_s are of all of that name in a pass. [s]"""
+    """All kernels of one name in a pass: number of launches, and total time. [s]"""
 
     name: str
     part: str
@@ -42,7 +42,7 @@ class KernelOfPass:
 
 _ACTIVATION: Final = "activation"
 _LIBRARY: Final = re.compile(r"flashinfer|flash_infer", re.IGNORECASE)  # has kernels of all parts
-# The first that is found in a name says what it is.
+# The first pattern found in a name decides.
 _NAMES: Final = tuple(
     (what, re.compile("|".join(patterns), re.IGNORECASE))
     for what, patterns in (
@@ -85,11 +85,11 @@ _NAMES: Final = tuple(
         )),
     )
 )  # fmt: skip
-_MOST: Final = 0.5  # of the layers that mix tokens
+_MOST: Final = 0.5  # share of the layers that mix tokens
 _MINOR: Final = re.compile(
     r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
 )
-OPENS: Final = re.compile("^aten::embedding")  # a pass, on a CPU
+OPENS: Final = re.compile("^aten::embedding")  # the first operator of a pass on a CPU
 SUMS_UP: Final = re.compile(r"split_?k_?reduce|reduce_?split", re.IGNORECASE)  # beside the product itself
 _OPERATORS: Final[Mapping[str, Part]] = {
     "linear": Part.PRODUCTS, "lm_head": Part.PRODUCTS, "router": Part.PRODUCTS,
@@ -98,7 +98,7 @@ _OPERATORS: Final[Mapping[str, Part]] = {
 }  # fmt: skip
 
 
-# Whose kernels do what those of a part do, where it has none: eager attention is products, a scan in steps elementwise.
+# Parts that cover another one without kernels: eager attention runs as matrix products, a stepwise scan as elementwise.
 COVERED_BY: Final[Mapping[Part, Part]] = {
     Part.ATTENTION: Part.PRODUCTS, Part.EXPERTS: Part.PRODUCTS, Part.ELEMENTWISE: Part.PRODUCTS,
     Part.STATE: Part.ELEMENTWISE,
@@ -112,7 +112,7 @@ def part_of_operator(op: OperatorResult) -> Part:
 
 
 def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[str, Part]:
-    """Of each kernel; activations are the experts' where the model has no others."""
+    """The part of each kernel; activations belong to experts if the model has no other activations."""
     kinds = {part_of_operator(op) for op in operators if op.kind == "activation"}
     activation = Part.EXPERTS if kinds == {Part.EXPERTS} else Part.ELEMENTWISE
     return {name: activation if (what := _what(name)) == _ACTIVATION else Part(what) for name in names}
@@ -121,7 +121,9 @@ def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[
 def in_layers(
     parts: Mapping[str, Part], launches: Mapping[str, float], operators: Iterable[OperatorResult], layers: int
 ) -> dict[str, Part]:
-    """Of each kernel of a pass: softmax and top-k that most layers launch are routers' or attention's, no sampling."""
+    """The part of each kernel of a pass; softmax and top-k launched by most layers are not sampling, but routing or
+    attention.
+    """
     counted = {part_of_operator(op) for op in operators}
     beside = Part.ATTENTION if Part.ATTENTION in parts.values() else COVERED_BY[Part.ATTENTION]
     owner = Part.EXPERTS if Part.EXPERTS in counted else beside
@@ -130,14 +132,14 @@ def in_layers(
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:
-    """None where one of them is not known, or there are none."""
+    """The sum; None if a value is unknown or there are none."""
     found = list(values)
     known = [value for value in found if value is not None]
     return sum(known) if known and len(known) == len(found) else None
 
 
 def marks_a_layer(name: str, part: Part) -> bool:
-    """Whether a kernel that mixes tokens does so itself, rather than what comes before or after it."""
+    """Whether a kernel is the one per layer that mixes tokens, rather than a step before or after it."""
     return part in (Part.ATTENTION, Part.STATE) and not _MINOR.search(name)
 
 

@@ -1,4 +1,4 @@
-"""What a file of a profiler has of one device: its launches in their order, or their sums by name."""
+"""The contents of a profiler's file for one device: launches in order, or sums by kernel name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 _VLLM: Final = re.compile(r"context_(?P<reads>\d+)\([^)]*\)[ _]generation_(?P<writes>\d+)\(")
 _SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d+)")
-_CLOCK: Final = 1e-6  # to which times of a range and of the next one may differ [s]
+_CLOCK: Final = 1e-6  # tolerance between the end of a range and the start of the next [s]
 
 
 class Operands(NamedTuple):
-    """Of a matrix product, as torch calls it: rows multiplied, numbers in the other matrix, data type of the rows."""
+    """Operands of a matrix product in torch: rows, elements of the weight matrix, and data type of the rows."""
 
     rows: int
     weights: int
@@ -29,9 +29,9 @@ class Operands(NamedTuple):
 class Launch(NamedTuple):
     """A kernel of a GPU, or an operator of a CPU with all that it calls.
 
-    device            that it ran on; of operators the thread
+    device            device; of operators, the thread
     start, duration   [s]
-    operands          of a product with weights, where they are recorded
+    operands          operands of a product with weights, if recorded
     """
 
     device: str
@@ -43,9 +43,9 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A pass as the engine named it: vLLM `execute_context_0(0)_generation_8(8)`, SGLang `step[DECODE bs=8]`.
+    """A pass named by the engine: vLLM `execute_context_0(0)_generation_8(8)`, SGLang `step[DECODE bs=8]`.
 
-    reads, writes  sequences whose prompts it reads, and that it writes a token of
+    reads, writes  number of sequences in prefill and in decode
     """
 
     start_s: float
@@ -55,13 +55,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """Launches of one device in the order in which they began.
+    """Launches of one device, by start.
 
-    start_s, duration_s  one number each [s]
-    operands             one each; None where they are not recorded
-    steps                passes in their order, where the engine named them
-    devices              in the file, of which this is the one with the most launches; of operators threads
-    host                 whether they are operators of a CPU
+    start_s, duration_s  one number per launch [s]
+    operands             one per launch; None if not recorded
+    steps                passes in order, if the engine names them
+    devices              devices in the file (of operators: threads); this is the one with most launches
+    host                 whether launches are operators of a CPU
     """
 
     names: tuple[str, ...] = field(repr=False)
@@ -75,9 +75,9 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Kernels by name: launches, and the time of all of them. [s]
+    """Launches and total time by kernel name. [s]
 
-    passes  that they are of, where the file says so
+    passes  number of passes, if the file has it
     """
 
     names: tuple[str, ...] = field(repr=False)
@@ -89,7 +89,7 @@ class Sums:
 
 
 def of_busiest(found: Iterable[Launch], *, steps: tuple[Step, ...] = (), host: bool = False) -> Launches:
-    """The launches of the device that has the most."""
+    """The launches of the device with most of them."""
     every = list(found)
     counts = Counter(launch.device for launch in every)
     busiest = max(counts, key=counts.__getitem__, default="")
@@ -102,13 +102,13 @@ def of_busiest(found: Iterable[Launch], *, steps: tuple[Step, ...] = (), host: b
 
 
 def sums(found: Iterable[tuple[str, float, float]], *, passes: int | None = None) -> Sums:
-    """Of names, launches and times of all of them. [s]"""
+    """Sums from (name, launches, total time). [s]"""
     names, counts, totals = zip(*every, strict=True) if (every := list(found)) else ((), (), ())
     return Sums(names=names, launches=np.array(counts, float), total_s=np.array(totals, float), passes=passes)
 
 
 def steps_of(named: Iterable[Launch]) -> tuple[Step, ...]:
-    """Ranges that an engine named, one after another: of one that is there for each of its streams, the first."""
+    """Passes named by the engine, in order; of ranges repeated for each stream, the first one."""
     found: list[Step] = []
     until = -inf
     for one in sorted(named, key=attrgetter("start")):

@@ -1,4 +1,4 @@
-"""What vLLM's layerwise profiler wrote: kernels below the modules that launched them, one pass a key.
+"""Files of vLLM's layerwise profiler: trees of modules with the kernels they launched, one per pass.
 
 The format is that of `LayerwiseProfileResults.convert_stats_to_dict()` (vllm/profiler/layerwise_profile.py), and of
 examples/offline_inference/profiling.py, which puts one of prefill and one of each decode step into a file.
@@ -21,9 +21,9 @@ def is_layerwise(document: Any) -> bool:
 
 
 def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> Sums:
-    """The passes of a phase.
+    """The kernels of the passes of a phase.
 
-    Raises InputError where there are none, or one is not what it must be.
+    Raises InputError if there are none or a pass has the wrong form.
     """
     passes = [found for name, found in _passes(document) if not name or name.split("_")[0] == phase]
     if not passes:
@@ -36,14 +36,14 @@ def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> Sums:
 
 
 def _passes(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Their names and what is known of them; a file of a single pass has no name for it."""
+    """(name, contents) of each pass; a file of a single pass has no name for it."""
     for name, found in ({"": document} | document).items():
         if isinstance(found, dict) and _SUMMARY in found:
             yield name, found
 
 
 def _kernels(node: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """Leaves: names, launches and times. Modules without kernels are leaves of no time. [s]"""
+    """(name, launches, time) of leaves, which are kernels, or modules without kernels with a time of 0. [s]"""
     for child in node["children"]:
         yield from _kernels(child)
     entry = node["entry"]

@@ -1,4 +1,4 @@
-"""A timeline cut into passes of the model, and those of one kind averaged."""
+"""Cuts a timeline into passes of the model, and averages those of one phase."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from ..errors import InputError
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
 from .launches import Launches, Operands, Step, Sums
 
-_REPEATS: Final = 3  # passes that repeat each other, at least
-_TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # whose kernels tell kinds of passes apart
+_REPEATS: Final = 3  # least number of repeating passes
+_TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # parts that distinguish kinds of passes
 
 
 class Kind(NamedTuple):
-    """What passes that are alike share: kernels that tell, rows of most products, sequences that the engine named."""
+    """Properties that equal passes share: kernels of _TELLING parts, rows of most matrix products, and sequences named
+    by the engine.
+    """
 
     names: frozenset[str] = frozenset()
     rows: int = 0
@@ -27,7 +29,7 @@ class Kind(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Launches in a row of which each is like that a period before it."""
+    """A run of launches each of which equals the one a period before it."""
 
     start: int = 0
     length: int = 0
@@ -35,7 +37,7 @@ class Run(NamedTuple):
 
 
 class Product(NamedTuple):
-    """weights: numbers of its matrix of weights, where they are recorded."""
+    """A matrix product; `weights` is the number of elements of its weight matrix, if recorded."""
 
     name: str
     time_s: float
@@ -44,15 +46,16 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged:
-    """A pass as those of a kind are on average.
+    """The mean of equal passes.
 
-    launches, kernels_s  by name; of kernels at the same time the first has it [s]
-    passes, others       those averaged over, and those that are left out
-    each_s               what each of them took, from its first launch to the next one's; none where only sums are known
-    step                 one of them as the engine named it, if it did
-    products             matrix products in their order, sums of split ones with them, where all passes have the same
-    rows                 of most matrix products; 0 where they are not recorded
-    operands             of all matrix products, where they are recorded
+    launches, kernels_s  launches and time by kernel name; overlapping time counts for the earlier kernel [s]
+    passes, others       number of passes averaged, and of passes left out
+    each_s               time of each pass, from its first launch to that of the next one; empty if the file has only
+                         sums by kernel [s]
+    step                 one of the passes as named by the engine, if it names them
+    products             matrix products in order, split-K reductions included; empty unless all passes have the same
+    rows                 rows of most matrix products; 0 if not recorded
+    operands             operands of all matrix products, if recorded
     """
 
     launches: Mapping[str, float] = field(repr=False)
@@ -67,26 +70,26 @@ class Averaged:
 
     @property
     def busy_s(self) -> float:
-        """In which something runs."""
+        """Time in which a kernel runs. [s]"""
         return sum(self.kernels_s.values())
 
     @property
     def time_s(self) -> float | None:
-        """The mean; None where only sums are known."""
+        """Mean time of a pass; None if the file has only sums by kernel. [s]"""
         return float(np.mean(self.each_s)) if len(self.each_s) else None
 
 
 def averaged(
     found: Launches | Sums, parts: Mapping[str, Part], *, layers: int, products: int, passes: int | None, phase: str
 ) -> Averaged:
-    """The passes of a phase, of a model of which `layers` mix tokens: so many launches of attention are a pass.
+    """The mean pass of a phase.
 
-    products  matrix products of a pass at least
-    passes    in the file, where it is known; else those that the engine named, as many as layers say, or what repeats
-    phase     "decode": of several kinds of passes that of which there are most; "prefill": that of the most rows, where
-              they are recorded, then of the longest
+    layers    layers of the model that mix tokens, which is the number of such launches in a pass
+    products  least number of matrix products in a pass
+    passes    number of passes in the file, if known; else found by names of the engine, by layers, or by repetition
+    phase     "decode": the most frequent kind of pass; "prefill": the kind of most rows, if recorded, else the longest
 
-    Raises InputError where launches make no whole number of passes.
+    Raises InputError if the launches are not a whole number of passes.
     """
     if isinstance(found, Sums):
         return _of_sums(found, parts, layers, passes)
@@ -116,7 +119,7 @@ def averaged(
 def _products(
     found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
 ) -> list[Product]:
-    """The matrix products of a pass; where operands are recorded, those with weights."""
+    """The matrix products of a pass; those with weights, if operands are recorded."""
     products: list[Product] = []
     known = any(found.operands[start:stop])
     for i in range(start, stop):
@@ -131,7 +134,7 @@ def _products(
 
 
 def _sequence(passes: Sequence[Sequence[Product]]) -> tuple[Product, ...]:
-    """The mean of passes, where all have the same kernels."""
+    """The mean of passes; empty unless all have the same kernels."""
     if len({tuple((one.name, one.weights) for one in own) for own in passes}) > 1:
         return ()
     return tuple(
@@ -140,13 +143,13 @@ def _sequence(passes: Sequence[Sequence[Product]]) -> tuple[Product, ...]:
 
 
 def _operands(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
-    """Of the matrix products, where they are recorded."""
+    """Operands of the matrix products, if recorded."""
     every = (found.operands[i] for i in range(start, stop) if parts[found.names[i]] is Part.PRODUCTS)
     return (operands for operands in every if operands)
 
 
 def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | None) -> Averaged:
-    """The mean of all passes; a name may stand several times, once for each grid."""
+    """The mean of all passes; a name may occur several times, once per grid."""
     counts: Counter[str] = Counter()
     times: Counter[str] = Counter()
     for name, launches, total_s in zip(found.names, found.launches.tolist(), found.total_s.tolist(), strict=True):
@@ -162,7 +165,7 @@ def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | 
 
 
 def _of_steps(found: Launches) -> tuple[list[int], list[Kind]]:
-    """The first launches of passes that the engine named, and their kinds."""
+    """(indices of the first launches of passes, kinds of passes), as named by the engine."""
     starts = np.searchsorted(found.start_s, [step.start_s for step in found.steps]).tolist()
     if sorted(set(starts)) != starts or starts[-1] >= len(found.names):
         raise InputError("each pass that the engine named must have kernels of its own; here some have none")
@@ -172,7 +175,7 @@ def _of_steps(found: Launches) -> tuple[list[int], list[Kind]]:
 def _of_layers(
     found: Launches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
 ) -> tuple[list[int], list[Kind]]:
-    """The same of passes that begin with an embedding, have so many layers that mix tokens or repeat, or are given."""
+    """The same, found by embeddings, by the number of layers, by repetition, or by a given number of passes."""
     marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
     opens = _openings(found, parts)
     if passes in (None, len(opens)) and opens and _even(opens, marks):
@@ -196,7 +199,7 @@ def _of_layers(
 
 
 def _openings(found: Launches, parts: Mapping[str, Part]) -> list[int]:
-    """Embeddings that passes begin with: those of tokens and of positions have no matrix product between them."""
+    """Indices of embeddings that start a pass: the first of each group without a matrix product between them."""
     opens: list[int] = []
     multiplied = True
     for i, name in enumerate(found.names):
@@ -208,15 +211,15 @@ def _openings(found: Launches, parts: Mapping[str, Part]) -> list[int]:
 
 
 def _even(opens: Sequence[int], marks: Sequence[int]) -> bool:
-    """Whether as many launches mix tokens in each pass but the last, which may be cut off."""
+    """Whether all passes have equally many launches that mix tokens; the last one may be cut off."""
     return len(set(np.diff(np.searchsorted(marks, opens)).tolist())) <= 1
 
 
 def _repeated(found: Launches, parts: Mapping[str, Part], products: int) -> list[int]:
-    """The first launches of passes that repeat each other, and of what stands before them; none where fewer than three
-    do, as layers of one pass repeat each other too.
+    """Indices of the first launches of repeating passes, and of launches before them.
 
-    A pass has `products` matrix products at least.
+    Empty with fewer than three repetitions, or fewer than `products` matrix products in each, as layers within a pass
+    repeat too.
     """
     _, ids = np.unique(found.names, return_inverse=True)
     before = np.cumsum([0, *(parts[name] is Part.PRODUCTS for name in found.names)])
@@ -235,13 +238,13 @@ def _repeated(found: Launches, parts: Mapping[str, Part], products: int) -> list
 
 
 def _periods(ids: NDArray[np.int64]) -> set[int]:
-    """After how many launches most of those of a name follow each other: of what a pass has once, that is the pass."""
+    """The most frequent distance between launches of each name: for one launched once per pass, the pass."""
     gaps = (np.diff(np.flatnonzero(ids == one)) for one in range(int(ids.max()) + 1))
     return {Counter(each.tolist()).most_common(1)[0][0] for each in gaps if len(each)}
 
 
 def _longest(ids: NDArray[np.int64], period: int) -> Run:
-    """Where the most launches in a row are like those a period later, with that last period."""
+    """The longest run of launches that equal those a period later, including the last period."""
     breaks = np.flatnonzero(np.concatenate(([True], ids[:-period] != ids[period:], [True])))
     longest = int(np.argmax(np.diff(breaks)))
     length = int(breaks[longest + 1] - breaks[longest]) - 1
@@ -249,8 +252,10 @@ def _longest(ids: NDArray[np.int64], period: int) -> Run:
 
 
 def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
-    """The first launch of each pass but the first, between the last of one that mixes tokens and the first of the next:
-    that of the embedding, where it is known by its name, else that after the longest pause.
+    """Indices of the first launch of each pass but the first.
+
+    It lies between the last launch that mixes tokens in one pass and the first in the next: the embedding, if known by
+    name, else the launch after the longest pause.
     """
     _, pause = _pauses(found)
     for last, first in zip(lasts, firsts, strict=True):
@@ -260,13 +265,13 @@ def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> It
 
 
 def _pauses(found: Launches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """When all launches up to each one have ended, and the pause before it. [s]"""
+    """For each launch: the time when all up to it have ended, and the pause before it. [s]"""
     ends = np.maximum.accumulate(found.start_s + found.duration_s)
     return ends, np.concatenate(([0.0], found.start_s[1:] - ends[:-1]))
 
 
 def _kind(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Kind:
-    """Kernels of the parts that tell; of an operator that a CPU has for all sizes, the rows too."""
+    """The kind of a pass; rows count only for operators of a CPU, which has one for all sizes."""
     names = frozenset(name for name in found.names[start:stop] if parts[name] in _TELLING)
     return Kind(names=names, rows=_most_rows(_operands(found, parts, start, stop)))
 
@@ -277,7 +282,7 @@ def _most_rows(operands: Iterable[Operands]) -> int:
 
 
 def _times(found: Launches, starts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each pass until the next one begins; of each launch that in which none before it runs. [s]"""
+    """(time of each pass until the next one starts, time of each launch in which no earlier one runs). [s]"""
     ends, _ = _pauses(found)
     before = np.concatenate(([found.start_s[0]], ends[:-1]))
     alone = np.maximum(ends - np.maximum(found.start_s, before), 0.0)
@@ -311,7 +316,7 @@ def _named(steps: Sequence[Step], phase: str) -> list[int]:
 
 
 def _alike(kinds: Sequence[Kind], took: NDArray[np.float64], candidates: Iterable[int], phase: str) -> list[int]:
-    """The passes of a phase, all of one kind."""
+    """The indices of equal passes of a phase."""
     groups: dict[Kind, list[int]] = {}
     for place in candidates:
         groups.setdefault(kinds[place], []).append(place)
@@ -321,5 +326,5 @@ def _alike(kinds: Sequence[Kind], took: NDArray[np.float64], candidates: Iterabl
 
 
 def _inner(group: list[int], count: int) -> list[int]:
-    """Without the first and the last of the file, whose ends are not known, where others are left."""
+    """Without the first and the last pass of the file, which may be incomplete, if others are left."""
     return [place for place in group if 0 < place < count - 1] or group

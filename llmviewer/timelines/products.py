@@ -1,4 +1,4 @@
-"""Which matrix products kernels are: by their order in a pass, where there are as many as the model has."""
+"""Assignment of kernels to matrix products by their order in a pass, if there are as many as the model has."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..graph import Block, Graph
 from .kinds import Part, known_sum, part_of_operator
 from .passes import Product
 
-Place: TypeAlias = tuple[str, tuple[str, ...]]  # a block, and those of its operators that one kernel computes
+Place: TypeAlias = tuple[str, tuple[str, ...]]  # (block, its operators that one kernel computes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductOfPass:
-    """Products that one kernel computes in each layer of a block. Times are of all its layers. [s]
+    """Matrix products that one kernel computes in each layer of a block. Times are totals over its layers. [s]
 
-    kernels     those of its layers by name, each once
-    expected_s  None where only the bound of one is known
+    kernels     distinct names of kernels
+    expected_s  None if only the bound of one product is known
     """
 
     block: str
@@ -35,10 +35,10 @@ class ProductOfPass:
 def products_of(
     sequence: Sequence[Product], graph: Graph, operators: Iterable[OperatorResult]
 ) -> tuple[ProductOfPass, ...]:
-    """Those of a pass, whose kernels come one after another in `sequence`.
+    """The matrix products of a pass; `sequence` has its kernels in order.
 
-    None where these are not as many, of weights of the same sizes where that is known, as some way makes of the
-    graph's to compute at once what reads the same tensor, such as q_proj, k_proj and v_proj, or as two of them make.
+    Engines may merge products that read the same tensor, such as q_proj, k_proj and v_proj. The result is empty unless
+    exactly one choice of merged products yields as many kernels, with the same sizes of weights if those are recorded.
     """
     known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
     sizes = {(block.name, op.name): sum(weight.numel for weight in op.weights[:1]) for block, op in graph}
@@ -52,7 +52,7 @@ def products_of(
 
 
 def fewest(graph: Graph, operators: Iterable[OperatorResult]) -> int:
-    """Matrix products of a pass, where one kernel computes all that can be computed at once."""
+    """Number of kernels for the matrix products of a pass if all that can be merged are."""
     known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
     return sum(max(len(block.layers), 1) * len(_alike(block, known)) for block in graph.blocks)
 
@@ -81,7 +81,7 @@ def _product(
 
 
 def _ways(graph: Graph, known: Mapping[tuple[str, str], OperatorResult]) -> Iterator[list[Place]]:
-    """The products of a pass in their order, for each choice of those that are computed at once."""
+    """The kernels of a pass in order, for each way to merge products."""
     alike = {block.name: _alike(block, known) for block in graph.blocks}
     several = sorted({group for groups in alike.values() for group in groups if len(group) > 1})
     for count in range(len(several) + 1):
@@ -95,13 +95,13 @@ def _ways(graph: Graph, known: Mapping[tuple[str, str], OperatorResult]) -> Iter
 
 
 def _alike(block: Block, known: Mapping[tuple[str, str], OperatorResult]) -> list[tuple[str, ...]]:
-    """Names of the products of a block, those together that follow each other and read the same; routers alone."""
+    """Names of the products of a block, grouped if they follow each other and read the same tensor; not routers."""
     ops = [op for op in block.operators if (block.name, op.name) in known]
     return [tuple(op.name for op in own) for _, own in groupby(ops, lambda op: (op.kind, op.inputs[0].name))]
 
 
 def _in_order(graph: Graph) -> list[Block]:
-    """The block of every layer, and around them those that are no layers."""
+    """One block per layer, in order, with blocks outside of layers before and after them."""
     layered = sorted(((place, block) for block in graph.blocks for place in block.layers), key=lambda found: found[0])
     alone = [block for block in graph.blocks if not block.layers]
     first = next((i for i, block in enumerate(graph.blocks) if block.layers), len(graph.blocks))

@@ -1,4 +1,4 @@
-"""Files of profilers, by what they begin with."""
+"""Reads files of profilers, whose format is recognized by their beginning."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ FORMATS: Final = (
 )
 _GZIP: Final = b"\x1f\x8b"
 _NAMED: Final = re.compile(r'"traceEvents"\s*:\s*\[')
-_LIST: Final = re.compile(r"\s*\[")  # of events without a name
+_LIST: Final = re.compile(r"\s*\[")  # a list of events at top level
 _GAP: Final = re.compile(r"[\s,]*")  # between events
 
 
 def read_timeline(path: Path, phase: str, *, most: int | None = None) -> Launches | Sums:
-    """What ran on a GPU, or the operators of a CPU where nothing did.
+    """Launches on a GPU, or operators of a CPU if there are none.
 
-    phase  "prefill" or "decode", which some files have apart
-    most   that the file may hold, unpacked; None for any [B]
+    phase  "prefill" or "decode", which some files separate
+    most   largest size of the unpacked file; None: unlimited [B]
 
-    Raises InputError where the file is none of `FORMATS`, holds more, or nothing ran.
+    Raises InputError if the file is none of `FORMATS`, is larger, or has no launches.
     """
     found = _read(path, phase, most)
     if not found.names:
@@ -81,14 +81,14 @@ def _of_json(text: str, path: Path, phase: str) -> Launches | Sums:
             return of_trace(_events(text, named.end()), path)
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON that can be read, perhaps cut off: {error}") from None
+        raise InputError(f"{path}: is not valid JSON, perhaps cut off: {error}") from None
     if is_layerwise(document):
         return of_layerwise(document, path, phase)
     raise InputError(f"{path}: has no traceEvents; must be {FORMATS}")
 
 
 def _events(text: str, start: int) -> Iterator[Any]:
-    """Of a list, one after another: all of them at once take many times the memory of the text."""
+    """Parses a list of events one by one, as all at once take many times the memory of the text."""
     decode, at = json.JSONDecoder().raw_decode, _after_gap(text, start)
     while text[at : at + 1] != "]":
         event, end = decode(text, at)

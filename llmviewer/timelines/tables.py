@@ -1,4 +1,4 @@
-"""Tables that Nsight Systems (`nsys stats --format csv`) and rocprofv3 print: launches, or sums of kernels."""
+"""Tables of Nsight Systems (`nsys stats --format csv`) and rocprofv3: launches, or sums by kernel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .launches import Launch, Launches, Sums, of_busiest, sums
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
 _NANOSECONDS: Final = ("Start_Timestamp", "End_Timestamp", "TotalDurationNs")  # columns of rocprofv3
-_SKIPPED: Final = 100  # lines that may stand before the head of a table
+_SKIPPED: Final = 100  # most lines before the head of a table
 _Row: TypeAlias = tuple[dict[str, str], tuple[float, ...]]
 
 
 def of_table(text: str, path: Path) -> Launches | Sums | None:
-    """None where it is no such table.
+    """The contents of a table; None if the text is not one.
 
-    Raises InputError where a number of one is none.
+    Raises InputError if a value is not a number.
     """
     lines = text.splitlines()
     for number, line in enumerate(lines[:_SKIPPED]):
@@ -47,14 +47,14 @@ def of_table(text: str, path: Path) -> Launches | Sums | None:
 
 
 def _column(head: str) -> tuple[str, float]:
-    """Its name, and what its numbers are multiplied by. [s]"""
+    """(name of a column, factor of its numbers to seconds)."""
     found = _HEAD.match(head.strip())
     name, unit = (found["name"], found["unit"]) if found else ("", None)
     return name, _UNITS_S.get("ns" if name in _NANOSECONDS else unit or "", 1.0)
 
 
 def _rows(lines: Sequence[str], path: Path, wanted: Sequence[str]) -> Iterator[_Row]:
-    """Each row, without units in the names of its columns, and the numbers `wanted` of it. [s]"""
+    """Each row, with column names without units, and its numbers in the `wanted` columns. [s]"""
     head, *rows = csv.reader(line for line in lines if line.strip())
     columns = [_column(name) for name in head]
     scales = dict(columns)

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler: kernels of a GPU, or operators of a CPU where nothing ran on a GPU."""
+"""Traces of torch.profiler: kernels of a GPU, or operators of a CPU if there are none."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import InputError
 from .launches import Launch, Launches, Operands, of_busiest, steps_of
 
 _ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # categories; older ones have capitals
-_NAMED_ON_GPU: Final = "gpu_user_annotation"  # what the host named, as long as it took on the device
+_NAMED_ON_GPU: Final = "gpu_user_annotation"  # ranges named by the host, with their times on the device
 _ON_CPU: Final = "cpu_op"
 _NAMED_ON_CPU: Final = "user_annotation"
-_DISPATCHED: Final = re.compile(r"\w+::\w+")  # by torch; compilers and loaders name their ranges in other ways
+_DISPATCHED: Final = re.compile(r"\w+::\w+")  # operators of torch; compilers and loaders name ranges differently
 _COMPILED: Final = re.compile(r"## Call CompiledFxGraph")
 _LOOPS: Final = "loops of a CompiledFxGraph"
-_MATRIX: Final = 2  # dimensions at least
-# Operators that move no numbers; those that may (reshape, contiguous, to) are not among them.
+_MATRIX: Final = 2  # least dimensions of a matrix
+# Operators that move no data; those that may (reshape, contiguous, to) are not among them.
 _VIEWS: Final = frozenset((
     "alias", "as_strided", "chunk", "detach", "detach_", "diagonal", "empty", "empty_like", "empty_strided", "expand",
     "expand_as", "is_nonzero", "item", "lift_fresh", "_local_scalar_dense", "movedim", "narrow", "new_empty", "permute",
@@ -29,7 +29,10 @@ _VIEWS: Final = frozenset((
 
 
 def of_trace(events: Iterable[Any], path: Path) -> Launches:
-    """Raises InputError where an event is not what it must be."""
+    """The launches in a trace.
+
+    Raises InputError if an event is invalid.
+    """
     found: dict[str, list[Launch]] = {kind: [] for kind in (*_ON_GPU, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
     for event in events:
         kind = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
@@ -56,8 +59,8 @@ def _launch(event: dict[str, Any], path: Path, *, host: bool) -> Launch:
 
 
 def _operands(args: dict[str, Any]) -> Operands | None:
-    """The first two matrices of an operator, as record_shapes=True has them; None where the second is not of weights,
-    but one for each sequence or head.
+    """The first two matrices of an operator, recorded by record_shapes=True; None if the second is not a weight matrix,
+    but one per sequence or head.
     """
     shapes, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
@@ -75,7 +78,7 @@ def _operands(args: dict[str, Any]) -> Operands | None:
 
 
 def _work(operators: Iterable[Launch], named: Iterable[Launch]) -> Iterator[Launch]:
-    """What moves numbers: of operators that call others the outermost, and what compiled graphs run between them."""
+    """Operators that move data: the outermost ones, and parts of compiled graphs between them."""
     threads: dict[str, list[Launch]] = {}
     for one in operators:
         if _DISPATCHED.fullmatch(one.name):
@@ -89,7 +92,7 @@ def _work(operators: Iterable[Launch], named: Iterable[Launch]) -> Iterator[Laun
 
 
 def _outermost(found: Iterable[Launch]) -> Iterator[Launch]:
-    """Those in no other, in their order."""
+    """Launches not within another, in order."""
     until = -inf
     for one in sorted(found, key=lambda one: (one.start, -one.duration)):
         if one.start >= until:
@@ -98,7 +101,7 @@ def _outermost(found: Iterable[Launch]) -> Iterator[Launch]:
 
 
 def _between(operators: Sequence[Launch], graph: Launch) -> Iterator[Launch]:
-    """The parts of a graph in which none of the operators runs."""
+    """The parts of a graph's time in which no operator runs."""
     now, end = graph.start, graph.start + graph.duration
     inside = [one for one in operators if now <= one.start < end]
     for one in (*inside, Launch(device=graph.device, name=graph.name, start=end, duration=0.0)):

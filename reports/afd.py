@@ -77,7 +77,7 @@ def remarks(found: ExpertDisaggregation) -> list[str]:
         many, of_one = ("attention", "expert") if ratio >= 1 else ("expert", "attention")
         lines.append(
             f"At batch {found.batch[best]:.0f}, {max(ratio, 1 / ratio):.3g} {many} devices for each {of_one} device "
-            f"would keep both sides busy alike; here there are {found.attention.layout.devices} and "
+            f"would keep both sides equally busy; here there are {found.attention.layout.devices} and "
             f"{found.experts.layout.devices}."
         )
         lines += _beside(found)
@@ -93,21 +93,21 @@ def remarks(found: ExpertDisaggregation) -> list[str]:
 
 
 def _beside(found: ExpertDisaggregation) -> list[str]:
-    """The most that both ways write, of the batches shown that fit."""
+    """The most tokens per second with and without disaggregation, of the batches shown that fit."""
     if found.together is None:
         devices = found.attention.layout.devices
-        return [f"Experts cannot lie beside attention here: {devices} devices do not divide them."]
+        return [f"No comparison without disaggregation: {devices} devices do not divide the experts."]
     if np.isnan(found.together).all():
-        return ["With experts beside attention, none of these batches fits."]
+        return ["Without disaggregation, none of these batches fits."]
     best, other = found.best, int(np.nanargmax(found.together))
     apart, together = found.tokens_per_s[best], found.together[other]
     most = (
-        f"Of the batches that fit, experts apart write at most {number_item(apart).text} tokens a second and device, "
-        f"beside attention {number_item(together).text}: {apart / together:.3g}x."
+        f"Tokens a second and device, at most, of the batches that fit: {number_item(apart).text} with disaggregation, "
+        f"{number_item(together).text} without: {apart / together:.3g}x."
     )
     if found.tokens_per_usd is not None and found.together_tokens_per_usd is not None:
         bought = (number_item(found.tokens_per_usd[best]).text, number_item(found.together_tokens_per_usd[other]).text)
-        return [most, f"A dollar buys {bought[0]} tokens there, and {bought[1]} beside attention."]
+        return [most, f"Tokens per dollar: {bought[0]} with disaggregation, {bought[1]} without."]
     return [most]
 
 

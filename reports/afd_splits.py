@@ -66,8 +66,8 @@ def remarks(found: Splits) -> list[str]:
     if best.together is not None and best.together[at] > 0:
         together = number_item(best.together[at]).text
         lines.append(
-            f"With experts beside attention, all devices {best.attention.hardware.name} and as many sequences on each, "
-            f"a device writes {together} tokens a second."
+            f"Without disaggregation, on {best.attention.hardware.name} alone with as many sequences per device: "
+            f"{together} tokens a second and device."
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""From measured rows to profiles: parameters fitted, and judged on shape families that were held out."""
+"""Calibration: fits parameters to measured rows, and judges them on held-out shape families."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def calibrate(
     sources: Sequence[str] = (),
     progress: Callable[[Entry], None] = lambda _: None,
 ) -> tuple[Profile, ...]:
-    """A profile of every device and library that has rows enough.
+    """Profiles of all devices and libraries with enough rows.
 
-    priors    what parameters are drawn to where rows do not tell: those of the same stack, or its nearest relatives
-    residual  keep what parameters leave of stacks that have rows enough for it
+    priors    entries whose parameters are priors: those of the same stack, else of its nearest relatives
+    residual  whether to keep residuals of stacks with enough rows
     """
     entries: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for group in rows:

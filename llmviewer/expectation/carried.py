@@ -1,4 +1,4 @@
-"""Parameters on another device than the one that they were fitted to: what goes with what, a rule each."""
+"""Parameters scaled to another device than the one they were fitted on: one rule for each dependency."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ Parameters = Mapping[str, float]
 
 
 def parameters_on(device: Device, entry: Entry) -> Parameters:
-    """Those of an entry as they are on its own device; under what-ifs, by the rules of what does not follow the rates
-    that they change; on others by all in turn.
+    """The parameters of an entry on `device`.
+
+    On its own device they are unchanged; under what-ifs, the rules for parameters that do not scale with the changed
+    rates apply; on other devices, all rules in turn.
     """
     there = entry.device == device.name
     if there and not device.hardware.changes:

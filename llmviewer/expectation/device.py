@@ -1,4 +1,4 @@
-"""What the models of kernels ask of a device. Numbers of its file, or, where that is said, of its nearest relative."""
+"""The device as models of kernels see it: numbers of its file or, if missing, of its nearest relative."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _RELATIVES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Kin:
-    """What decides how near devices are to each other.
+    """The properties by which the similarity of devices is judged.
 
-    kind          gpu, cpu or accelerator, kernels of which have nothing in common
-    stacked       its memory is beside it on one package (HBM), as that of devices for data centres is
-    bandwidth     of its memory [B/s]
-    l2_bandwidth  of its L2 cache, which cores read; 0 if unknown [B/s]
+    kind          gpu, cpu or accelerator; their kernels are unrelated
+    stacked       whether its memory is HBM, on the same package
+    bandwidth     memory bandwidth [B/s]
+    l2_bandwidth  read bandwidth of the L2 cache; 0 if unknown [B/s]
     cores         streaming multiprocessors or compute units
-    clock         of its cores, at most; 0 if unknown [Hz]
-    exponentials  that the special units of a core do in a clock
-    multiplies    OPs of 16 bits that the matrix units of a core do [OP/s]
-    shared        memory of a core that its threads share; 0 if unknown [B]
-    power         that it alone may draw; 0 if unknown [W]
+    clock         boost clock of the cores; 0 if unknown [Hz]
+    exponentials  exponentials per core and cycle
+    multiplies    16-bit rate of the matrix units of a core [OP/s]
+    shared        shared memory of a core; 0 if unknown [B]
+    power         power limit of the device; 0 if unknown [W]
     """
 
     name: str
@@ -73,13 +73,14 @@ class Kin:
 
 @dataclass(frozen=True, kw_only=True)
 class Device(Kin):
-    """Rates of a datasheet and the counts that decide how work is cut.
+    """Datasheet rates, and the counts that determine how kernels divide work.
 
     rated      clock without what-ifs [Hz]
     l2         last cache before the main memory [B]
-    link       to the other devices of a node, one way, over the host where there is no other [B/s]; 0 if unknown
-    hosted     that link is the host's, which all devices of a node share
-    assumed    counts that are those of a relative
+    link       bandwidth to the other devices of a node, one way, over the host if there is no other link; 0 if unknown
+               [B/s]
+    hosted     whether that link is the host's, which all devices of a node share
+    assumed    counts taken from a relative
     """
 
     hardware: Hardware
@@ -90,7 +91,7 @@ class Device(Kin):
     assumed: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
-        """Dense, on matrix units; fp32 on vector units where no other takes it as it is, as tf32 does not. [OP/s]"""
+        """Dense rate on matrix units; for fp32, that of vector units if matrix units only have tf32. [OP/s]"""
         wanted = matrix(dtype)
         if dtype == "fp32" and wanted not in self.hardware.rates:
             wanted = vector(dtype)
@@ -102,9 +103,9 @@ class Device(Kin):
 
 
 def of(hardware: Hardware) -> Device:
-    """What `hardware` is for a model of kernels.
+    """The Device of `hardware`.
 
-    Raises InputError where neither its file nor a relative counts its cores.
+    Raises InputError if neither its file nor a relative has the number of cores.
     """
     numbers = dict(hardware.numbers)
     last_cache = "l3.capacity" if "l3.capacity" in numbers else "l2.capacity"

@@ -1,10 +1,10 @@
-"""Engines: whose kernels they run, and what they add to them, so that a step takes as long as one of theirs.
+"""Serving engines: their kernel library, and the time that they add to kernels.
 
-Seven engines were measured side by side on one A100 80 GB, LLaMA-2-7B, one sequence, 1024 tokens read and 128 written
-(arXiv:2404.14294, table 6; speculative decoding off). Kernel libraries were measured elsewhere (docs/accuracy.md), so
-where nothing is `fitted`, those numbers are predicted; where something is, one number of the engine was fitted to its
-row of the table, and the row says nothing more. Nothing is fitted of an engine that has no row there; it is held to
-what its makers publish of whole servers.
+Seven engines were measured side by side on one A100 80 GB with LLaMA-2-7B, one sequence, 1024 prompt tokens and 128
+generated ones (arXiv:2404.14294, table 6; without speculative decoding). Kernel libraries were measured elsewhere
+(docs/accuracy.md). Engines with `fitted` have one number fitted to their row of the table, which is then no test of
+them; for others the row is predicted. Engines without a row have nothing fitted, and are tested against published
+measurements of whole servers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LOCAL: Final = "docs/serving.md#local-engines"
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What a step waits for beside its kernels; nothing where a CUDA graph replays them, one step after another.
+    """Host time of a step; none if a CUDA graph replays the kernels of successive steps.
 
-    launch_s  the host's time for a launch of the model's graph [s]
-    step_s    between two steps [s]
+    launch_s  host time per launch [s]
+    step_s    time between two steps [s]
     """
 
     launch_s: float = 0.0
@@ -43,12 +43,12 @@ IDLE: Final = Host()
 
 
 class Default(NamedTuple):
-    """A scheduler that is meant where nothing else is said.
+    """A default scheduler of an engine.
 
-    policy     as --policy has it
-    gib        memory of GPUs from which on it is meant [GiB]
-    but        devices that it is not meant on, by how their names begin
-    max_batch  the most sequences at a time, where it has such a limit
+    policy     value of --policy
+    gib        least memory of GPUs that it applies to [GiB]
+    but        prefixes of names of devices that it does not apply to
+    max_batch  largest batch, if limited
     """
 
     policy: str
@@ -62,10 +62,10 @@ class Default(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Of an engine in the table.
+    """The row of an engine in the table.
 
-    tokens_per_s  as measured [1/s]
-    fitted        the name of the number that is fitted to that; "" where it is predicted
+    tokens_per_s  measured value [1/s]
+    fitted        name of the number fitted to it; "" if the row is predicted
     """
 
     tokens_per_s: float
@@ -74,15 +74,15 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What a step takes: the kernels of a library, and what the host adds.
+    """A serving engine.
 
-    library   whose kernels were measured
-    attention "flash", or "eager" where scores go through memory
+    library   measured kernel library
+    attention "flash" or "eager" (scores in memory)
     kernels   time of its kernels over that of the library's
-    defaults  its schedulers, of which the last that is meant on a device is
-    block     tokens of a block of its cache
-    row       of the table; None where it was not among those measured there
-    whole     whether its whole passes were measured and no single kernel (whole_passes.py)
+    defaults  default schedulers; the last one that applies to a device is used
+    block     tokens per block of its cache
+    row       row of the table; None if it has none
+    whole     whether its whole passes were measured, but no single kernel (whole_passes.py)
     """
 
     name: str
@@ -98,17 +98,17 @@ class Engine:
     note: str
 
     def default_on(self, hardware: Hardware) -> Default:
-        """Its scheduler on a device, as it chooses by memory and name."""
+        """The default scheduler on a device, by its memory and name."""
         *_, meant = (default for default in self.defaults if default.meant_on(hardware))
         return meant
 
     @property
     def said(self) -> str:
-        """How its times come about, in words."""
+        """How its times are derived, as text."""
         if self.whole:
             return f"{self.title}: factors fitted to passes that its users measured ({LOCAL}). {self.note}"
         if self.row is None:
-            how = f"nothing was fitted, and it is held to {SERVERS}, as it has no row in {TABLE}"
+            how = f"nothing was fitted; it has no row in {TABLE} and is tested against {SERVERS}"
         else:
             how = f"its {self.row.fitted} was fitted to" if self.row.fitted else "nothing was fitted to"
             how += f" its row of {TABLE}"

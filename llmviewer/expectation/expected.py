@@ -1,7 +1,7 @@
-"""What kernels are expected to take, one after another, and how far off all of them together may be.
+"""Expected times of kernels one after another, and the interval of their sum.
 
-Errors of one stack are those of its parameters, so they add; those of different stacks have nothing to do with each
-other, so their squares add. An operator that no kernel is known for takes its bound, and widens nothing.
+Errors of kernels of one stack come from the same parameters, so they add; errors of different stacks are independent,
+so their squares add. An operator without a known kernel takes its bound and does not widen the interval.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .families._family import Array
 from .sources import BOUND_ONLY
 from .transfer import FOR_OTHERS, Expectation
 
-_MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
+_MOSTLY: Final = 0.5  # share of the expected time from which fixed costs dominate
 _TOLD: Final = 0.01
 LATENCY: Final = "latency"  # a regime beside those that resources bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """What is expected, and between what 80 % of measured times lie. [s]"""
+    """An expected time, and the interval that contains 80 % of measured times. [s]"""
 
     expected: Num
     low: Num
     high: Num
 
     def numbers(self) -> tuple[float, float, float]:
-        """Of one workload: what is expected, from and to. [s]"""
+        """(expected, low, high) of a single workload. [s]"""
         expected, low, high = (float(np.sum(side)) for side in (self.expected, self.low, self.high))
         return expected, low, high
 
@@ -48,13 +48,13 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedLaunch:
-    """One launch of an operator, or its share of one that it has with others.
+    """One launch of an operator, or its share of a launch for several operators.
 
-    high     infinite where only the bound is known
-    latency  whether launches and other fixed costs are most of it
-    stacks   whose errors it has
-    often    the part of passes in which it is run; times are means over all of them
-    taken    how long all cores would need for what it takes of them, where it is a collective [s]
+    high     infinite if only the bound is known
+    latency  whether launch and other fixed costs dominate
+    stacks   stacks whose errors it has
+    often    share of passes in which it runs; times are means over all passes
+    taken    core time of a collective, as time of all cores [s]
     """
 
     expected: Array
@@ -82,7 +82,7 @@ class ExpectedLaunch:
         return bool(self.stacks)
 
     def share(self, bound: Array, whole: Array) -> ExpectedLaunch:
-        """What an operator has of it: as much as of the `whole` of the bounds of all its operators."""
+        """The share of an operator, in proportion to its `bound` of the `whole` bound of all its operators."""
         if bound is whole:
             return self
         part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
@@ -97,7 +97,7 @@ class ExpectedLaunch:
         )  # fmt: skip
 
     def or_sooner(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
-        """What takes less time, where both are `able` to do the work."""
+        """For each workload the faster of both, if both are `able` to do the work."""
         second = np.broadcast_to(able, self.expected.shape) & (other.expected < self.expected)
         if not np.any(second):
             return self
@@ -109,7 +109,7 @@ class ExpectedLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedPass:
-    """Every operator of a pass, in its order; `host` is what they wait for beside each other."""
+    """Expected times of all operators of a pass, in order; `host` adds the host time of the engine."""
 
     operators: tuple[OperatorEstimate | PlannedOperator, ...]
     launches: tuple[ExpectedLaunch, ...]
@@ -121,13 +121,13 @@ class ExpectedPass:
 
     @cached_property
     def kernels(self) -> Interval:
-        """All but the host."""
+        """The time of kernels, without host time."""
         return self._sum(range(len(self.operators)))
 
     @cached_property
     def lanes(self) -> dict[Lane, Interval]:
-        """What Plan.lanes take, each with a host of its own; what computes waits for cores that collectives beside it
-        take.
+        """Expected times of Plan.lanes, each with its own host time. Computation also waits for the cores that
+        overlapping collectives take.
         """
         if len(self._lanes) == 1:
             return dict.fromkeys(self._lanes, self.total)
@@ -136,7 +136,7 @@ class ExpectedPass:
 
     @cached_property
     def taken(self) -> Num:
-        """How long all cores would need for what collectives that travel beside them take. [s]"""
+        """Core time of collectives that overlap with computation, as time of all cores. [s]"""
         rows = zip(self.operators, self.launches, strict=True)
         return sum((row.block.repeat * one.taken for row, one in rows if row.operator.beside), start=np.zeros(1))
 
@@ -149,30 +149,30 @@ class ExpectedPass:
 
     @cached_property
     def expected_s(self) -> Num:
-        """`total` without an interval, in less time. [s]"""
+        """`total` without an interval, computed faster. [s]"""
         return self._expected_s(range(len(self.operators)))
 
     @cached_property
     def slowest_s(self) -> Num:
-        """`slowest` likewise. [s]"""
+        """`slowest` without an interval. [s]"""
         times = (self._expected_s(places) + (0.0 if one[1] else self.taken) for one, places in self._lanes.items())
         return reduce(np.maximum, times)
 
     @cached_property
     def unmodelled_share(self) -> Array:
-        """Of the time expected, that of operators of which only the bound is known."""
+        """Share of the expected time of operators of which only the bound is known."""
         rows = zip(self.operators, self.launches, strict=True)
         alone: Num = sum((row.block.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
         return np.asarray(np.divide(alone, self.expected_s))
 
     def in_parts(self, parts: Num, *, turns: bool) -> Interval:
-        """What Plan.in_parts bounds from below."""
+        """The expected time whose lower bound is Plan.in_parts."""
         whole = partial(in_parts, parts=parts, turns=turns or overlapping(self.lanes))
         return self.total.join(self.slowest, whole)
 
     @property
     def slowest(self) -> Interval:
-        """The lane that takes longest."""
+        """The time of the slowest lane."""
         first, *rest = self.lanes.values()
         for one in rest:
             first = first.join(one, np.maximum)
@@ -180,12 +180,12 @@ class ExpectedPass:
 
     @property
     def modelled(self) -> bool:
-        """Whether more than the bound is known of anything."""
+        """Whether more than the bound is known of any operator."""
         return any(each.modelled for each in self.launches)
 
     @cached_property
     def sources(self) -> dict[str, float]:
-        """Parts of the time by where they come from: the source of most of it, then kinds of others."""
+        """Shares of the expected time by source: the main source, then kinds of other sources."""
         times: dict[str, float] = {}
         for row, each in zip(self.operators, self.launches, strict=True):
             first = each.source.partition("; ")[0]
@@ -201,7 +201,7 @@ class ExpectedPass:
 
     @property
     def source(self) -> str:
-        """The same in words."""
+        """The sources as text."""
         (main, _), *others = self.sources.items()
         return main + "".join(f", {share:.0%} {kind}" for kind, share in others)
 
@@ -212,7 +212,7 @@ class ExpectedPass:
         return self._sum(places).map(self._hosted(places))
 
     def _hosted(self, places: Sequence[int]) -> Callable[[Num], Num]:
-        """From the time of kernels to that of a pass."""
+        """A function from the time of kernels to that of a pass with host time."""
         if self.host == IDLE:
             return lambda time_s: time_s
         rows = ((self.operators[place].block, self.launches[place]) for place in places)
@@ -220,7 +220,7 @@ class ExpectedPass:
         return lambda time_s: self.host.time_s(time_s, count)
 
     def _kernels_s(self, places: Sequence[int]) -> Num:
-        """One kernel after another. [s]"""
+        """Time of kernels one after another. [s]"""
         each = (self.operators[place].block.repeat * self.launches[place].expected for place in places)
         return sum(each, start=np.zeros(1))
 
@@ -247,7 +247,7 @@ def _without_versions(source: str) -> str:
 
 
 def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
-    """Several as one, whose times `f` makes of theirs; its errors are those of all."""
+    """Several launches as one, with times combined by `f`, and the errors of all."""
     first, *rest = parts
     for part in rest:
         first = ExpectedLaunch(

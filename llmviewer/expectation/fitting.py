@@ -1,4 +1,4 @@
-"""Parameters from measured times: least squares of the logarithm of the error, with a loss that few rows bend."""
+"""Fits parameters to measured times: least squares of log errors, with a loss that is robust to outliers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ _LUCK: Final = 0.03  # of the error of a fit; a later fit that is better by less
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The parameters found, the variant of the family (how its kernels lay work out), and the mean error on the rows
-    that they were fitted to.
-    """
+    """Fitted parameters, the variant of the family (how its kernels divide work), and the mean error on fitted rows."""
 
     parameters: dict[str, float]
     variant: str
@@ -38,11 +36,11 @@ def fit(
     usual: Mapping[str, float],
     variant: str = "",
 ) -> Fit:
-    """The parameters with which the times of `family` are nearest to `measured`. [s]
+    """The parameters with which times of `family` fit `measured` best. [s]
 
-    usual  where the search begins, and what parameters are drawn to where rows do not tell
+    usual  start of the search, and prior of the parameters
 
-    Raises InputError where scipy is not installed.
+    Raises InputError if scipy is not installed.
     """
     try:
         from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]

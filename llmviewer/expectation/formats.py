@@ -12,11 +12,11 @@ from ..errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class KernelType:
-    """Of a matrix multiplication.
+    """A data type of matrix-multiplication kernels.
 
-    weight, activation  [B] an element, scales included
-    arithmetic          the data type of the matrix units
-    quantizes           activations come in 16 bits and are quantized by a kernel before
+    weight, activation  size of an element with its share of scales [B]
+    arithmetic          data type of the matrix units
+    quantizes           whether 16-bit activations are quantized by a kernel before
     """
 
     weight: float

@@ -1,4 +1,4 @@
-"""What passes are expected to take of the kernels that a library launches on a device."""
+"""Expected times of passes, from the kernels that a library launches on a device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .whole_passes import Backend, backend_of
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A pass as a library launches it.
+    """A pass as launches of a library.
 
-    bounds  of one launch of each operator, as arrays, of operators that blocks have in common the same one [s]
+    bounds  lower bound of one launch of each operator; blocks with equal operators share one array [s]
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
@@ -37,7 +37,7 @@ class Launched:
     bounds: Sequence[Array]
 
     def alike(self) -> Iterator[list[Launch]]:
-        """Launches of the same kernels for operators that blocks have in common, which take equally long."""
+        """Groups of launches that take equally long, as they have the same kernels for operators that blocks share."""
         found: dict[object, list[Launch]] = {}
         for launch in self.launches:
             same = id(launch.kernels), id(launch.beside), launch.remark
@@ -54,10 +54,10 @@ class Launched:
 
 
 class Kernels(Times):
-    """The kernels of a library on a device, and what they take.
+    """Expected times of the kernels of a library on a device.
 
-    library, profiles  as those of Library
-    engine             whose kernels are as much faster, and whose host adds to each pass
+    library, profiles  as in Library
+    engine             serving engine, which scales the times of kernels and adds host time to each pass
     """
 
     def __init__(
@@ -89,25 +89,25 @@ class Kernels(Times):
     def laid(
         self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, Launch] | None = None
     ) -> tuple[Launch, ...]:
-        """What the library launches for operators; the same on all devices that share `library` and `half`.
+        """The launches for operators; equal on devices with the same `library` and `half`.
 
-        known  as of launches()
+        known  as in launches()
         """
         return launches(rows, workload, library=self.library, half=self.half, known=known)
 
     def expect(
         self, rows: Sequence[OperatorEstimate], workload: Workload, laid: Sequence[Launch] | None = None
     ) -> ExpectedPass:
-        """What one launch of every operator is expected to take; never less than its bound.
+        """Expected time of one launch of every operator; at least its bound.
 
-        laid  what laid() gives, where that is known already
+        laid  result of laid(), if known
         """
         bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
         found = self.laid(rows, workload) if laid is None else laid
         return next(self.passes([Launched(operators=rows, launches=found, bounds=bounds)]))
 
     def passes(self, launched: Sequence[Launched]) -> Iterator[ExpectedPass]:
-        """The same of several passes, the kernels of which are worked out together."""
+        """The same for several passes, with one evaluation of their kernels."""
         every = [[(same, *one.whole(same[0])) for same in one.alike()] for one in launched]
         times = self.times(
             [Asked(kernel, whole) for own in every for same, _, whole in own for kernel in same[0].every]
@@ -124,7 +124,7 @@ class Kernels(Times):
             yield ExpectedPass(operators=tuple(one.operators), launches=made, host=self.host)
 
     def run(self, plan: Plan, workload: Workload) -> ExpectedPass:
-        """The same of all operators of a plan."""
+        """Expected time of all operators of a plan."""
         return self.expect(plan.estimate(workload).operators, workload)
 
     def _worked_out(self, asked: Sequence[Asked]) -> list[ExpectedLaunch | None]:

@@ -1,4 +1,4 @@
-"""Which kernels of a library do the work of an operator on a device, where they were measured, or else there."""
+"""The choice of measured kernels for an operator: of a library on the device, or of other libraries and devices."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .launches import Kernel
 from .profile import Entry, Profile
 from .transfer import nearest, twins
 
-_FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
+_FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
 
-ALIKE: Final = ("elementwise", "collectives")  # what only moves bytes, or sends: one library does it as another does
+ALIKE: Final = ("elementwise", "collectives")  # families in which libraries do not differ
 
 
 class Library:
-    """What was measured of a library on a device, or can stand for it.
+    """Measurements of a library on a device, or of similar ones.
 
-    library   "" is the one that was measured in most families on the device, by `profiles` where they have it, or its
-              nearest relatives' where none was; of several the one known best on all devices, so that they are compared
-              by kernels of the same
-    profiles  before those that ship
+    library   "": the library with most measured families on the device (in `profiles`, if they have the device), else
+              on its nearest relatives; among equals the one measured most on all devices, so that devices are compared
+              with the same library
+    profiles  take precedence over shipped ones
     """
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
@@ -46,7 +46,7 @@ class Library:
 
     @cached_property
     def device(self) -> Device | str:
-        """What kernels are laid out on, or why they cannot be."""
+        """The device of the models of kernels, or the reason why there is none."""
         if self.hardware.kind not in ("gpu", "") and not self.own:
             return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
         try:
@@ -60,7 +60,7 @@ class Library:
 
     @cached_property
     def usual(self) -> tuple[str, ...]:
-        """Libraries that can stand for the device where none is asked for, the one that does first."""
+        """Libraries that can be the default of the device; the first one is."""
         mine = [e for e in self.given.values() if e.device == self.hardware.name]
         device = self.device
         related = [] if self.own or isinstance(device, str) else nearest(self.entries, device)
@@ -75,11 +75,11 @@ class Library:
 
     @property
     def carried(self) -> bool:
-        """Whether none was measured on the device itself."""
+        """Whether no kernels were measured on the device itself."""
         return not self.own
 
     def run_as(self, kernel: Kernel) -> Kernel:
-        """With weights alone as narrow, where no matrix unit multiplies its type and nobody measured that it does."""
+        """The kernel, weight-only if the device has neither matrix units for its type nor measurements of it."""
         dtype = kernel.stack.dtype
         narrow = WEIGHTS_ONLY.get(dtype)
         if not narrow or matrix(TYPES[dtype].arithmetic) in self.hardware.rates:
@@ -88,11 +88,11 @@ class Library:
         return kernel if measured else replace(kernel, stack=replace(kernel.stack, dtype=narrow))
 
     def able(self, kernel: Kernel) -> tuple[Stack, ...]:
-        """What does the work of a kernel, by the names that its library has on this device, where measured there.
+        """The stacks of kernels that can do the work of `kernel`.
 
-        Where it was not, its kernels for this data type on the nearest relatives come before those of the library that
-        was measured most here, and these before kernels for similar types. What only moves bytes, and collectives, are
-        alike in all libraries.
+        In order of preference: kernels of its library on this device; kernels of its library for this data type on the
+        nearest relatives; kernels of the library with most measurements here; kernels for similar data types. In the
+        families ALIKE the library does not matter.
         """
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.stack, plain)
@@ -109,8 +109,8 @@ class Library:
         return self._stacks[key]
 
     def _measured(self, kernel: Kernel, alike: Sequence[Entry], *, several: bool) -> tuple[Stack, ...]:
-        """Of those of the device that do the same work, the library of which most was measured; `several` if kernels
-        of one differ in what they do.
+        """Of equivalent kernels on the device, those of the library with most measurements; `several` if kernels of one
+        library differ in what they do.
         """
         ranked = sorted(alike, key=lambda e: (key_of(e) not in self.given, -e.rows))
         mine = [e for e in ranked if e.stack.library == ranked[0].stack.library]
@@ -125,8 +125,8 @@ class Library:
         return tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
 
     def _carried(self, kernel: Kernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Stack, ...]:
-        """Those of the nearest relatives for a data type, by the names that they have there, of their library alone or
-        of any; none where that is not known, as nothing says then which of theirs it runs.
+        """Stacks of the nearest relatives for a data type; `alone`: only of the kernel's own library. Empty without a
+        library, as its choice of kernels is then unknown.
         """
         device, stack = self.device, kernel.stack
         if isinstance(device, str) or not stack.library:
@@ -141,9 +141,9 @@ class Library:
 
 
 def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
-    """`name`, if kernels of such a library were measured.
+    """`name`, if it is a measured library.
 
-    Raises InputError, naming those that were.
+    Raises InputError, with the nearest names, if it is not.
     """
     known = sorted({e.stack.library for e in index().entries} | {profile.library for profile in profiles})
     if name and name not in known:
@@ -156,7 +156,7 @@ def key_of(entry: Entry) -> tuple[str, str, Stack]:
 
 
 def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
-    """Whether an entry is of a kernel's family, types or their twins, and kind, which is the last word of its name."""
+    """Whether an entry has the family, types (or their twins) and kind of a kernel; the kind is its last word."""
     stack = entry.stack
     if entry.family != kernel.family or not twins(entry, kernel.stack):
         return False

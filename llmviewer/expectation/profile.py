@@ -1,4 +1,4 @@
-"""profiles/*.yaml: parameters of a library's kernels on a device, where they come from and how good they are."""
+"""profiles/*.yaml: fitted parameters of a library's kernels on a device, with sources and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .statistics import mean
 from .trend import Trend
 from .trend import plain as plain_trend
 
-SHORT_S: Final = 20e-6  # below, launches and clocks decide; errors are told apart
+SHORT_S: Final = 20e-6  # shorter kernels, dominated by launches and clocks, have separate errors
 FOLDER: Final = data_dir("profiles")
 _ENTRY: Final = (
     "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "sizes", "fit_mape",
@@ -34,10 +34,10 @@ _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_shor
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """Of rows that were not fitted: mean and median absolute percentage, and those of short and of long kernels.
+    """Errors on rows that were not fitted: mean and median absolute error, relative, of all, short and long kernels.
 
-    covered      the share of measured times in an interval that was learned from other parts of the rows than theirs
-    short, long  factors on the expectation between which 80 % of the measured times lie
+    covered      share of measured times within intervals learned from other parts of the rows
+    short, long  80 % interval of measured / expected, for short and long kernels
     """
 
     mape: float
@@ -50,7 +50,7 @@ class Error:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Error:
-        """From what plain_error() gives."""
+        """The inverse of plain_error()."""
         return cls(
             mape=found["mape"], median=found["median"], mape_short=found.get("short", nan),
             mape_long=found.get("long", nan), covered=found.get("covered", nan), short=tuple(found["interval_short"]),
@@ -58,29 +58,28 @@ class Error:
         )  # fmt: skip
 
     def interval(self, expected: Array) -> tuple[Array, Array]:
-        """From and to. [s]"""
+        """(low, high) of the 80 % interval. [s]"""
         brief = expected < SHORT_S
         low = np.where(brief, self.short[0], self.long[0])
         return expected * low, expected * np.where(brief, self.short[1], self.long[1])
 
     def needed(self, expected: Array, measured: Array) -> Array:
-        """The power of the interval that reaches each measured time."""
+        """For each row the power of the interval at which it reaches the measured time."""
         ratio = measured / expected
         return np.where(expected < SHORT_S, _distance(ratio, self.short), _distance(ratio, self.long))
 
     def widened(self, power: float) -> Error:
-        """With the interval to a power."""
+        """The same with the interval raised to a power."""
         return replace(self, short=_widened(self.short, power), long=_widened(self.long, power))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One stack on one device.
+    """The fit of one stack on one device.
 
-    sizes     of the shapes measured, what one device has of them: the least and the most
-    trend     what parameters leave of its measurements, as far as it is smooth over shapes; where that tells shapes
-              that were held out nearer
-    residual  what both leave of them, where there are many
+    sizes     range of each size of measured shapes, per device
+    trend     the part of the parameters' residuals that is smooth over shapes, if it lowers held-out errors
+    residual  the residuals of both, if there are many rows
     """
 
     device: str
@@ -97,7 +96,7 @@ class Entry:
     residual: Residual | None = None
 
     def beyond(self, shapes: Shapes) -> Array:
-        """How many sizes of each shape are less or more than any that was measured."""
+        """For each shape the number of sizes outside the measured range."""
         found = _told_sizes(FAMILIES[self.family], shapes)
         outside = [
             (found[name] < least * (1 - _SLACK)) | (found[name] > most * (1 + _SLACK))
@@ -108,9 +107,9 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one library's kernels reach on one device.
+    """Fits of one library's kernels on one device.
 
-    file  that it was read from, by the path that was given
+    file  path that it was read from, as given; "" for shipped ones
     """
 
     device: str
@@ -121,7 +120,7 @@ class Profile:
 
     @property
     def name(self) -> str:
-        """The file, or as those that ship are called."""
+        """The file, or DEVICE.LIBRARY for shipped profiles."""
         return self.file or f"{self.device}.{self.library}"
 
 
@@ -130,7 +129,7 @@ _TOLD: Final = ("window", "causal", "gated")  # of the columns that a row need n
 
 
 def sizes_of(family: Family, shapes: Shapes) -> dict[str, tuple[float, float]]:
-    """The least and the most of each size that some shapes have."""
+    """(minimum, maximum) of each size over shapes."""
     own = _told_sizes(family, shapes)
     return {name: (float(np.min(sizes)), float(np.max(sizes))) for name, sizes in own.items()}
 
@@ -141,11 +140,10 @@ def _told_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
 
 
 def error_of(expected: Array, measured: Array, part: Array) -> Error:
-    """What is said of expectations for rows that were not fitted, which fall into parts.
+    """The error of expected times on rows that were not fitted; `part` assigns rows to parts, such as shape families.
 
-    Parts differ from each other more than rows of one part do, and what comes is another part: intervals are widened,
-    or narrowed, until 80 % of the times lie in what was learned from the other parts, where all parts count alike,
-    however many rows they have.
+    Parts differ more than rows within one, and future rows are of yet another part. So intervals are widened or
+    narrowed until 80 % of the times of a part lie within an interval learned from the other parts; parts count equally.
     """
     ratio = measured / expected
     off = np.abs(expected / measured - 1)
@@ -174,12 +172,12 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
 
 
 _COVERED: Final = 0.8
-_WIDEST: Final = 4.0  # times, as a power, by which few rows may widen what they show
-_LEAST: Final = 0.01  # of an interval whose times are exact by chance
+_WIDEST: Final = 4.0  # largest power by which an interval is widened
+_LEAST: Final = 0.01  # least half-width of an interval
 
 
 def enough(values: Array, weight: Array) -> float:
-    """What 80 % of them, by weight, are not above."""
+    """The weighted 80th percentile."""
     return float(np.quantile(values, _COVERED, weights=weight, method="inverted_cdf"))
 
 
@@ -214,7 +212,7 @@ def _middle(ratio: Array, chosen: Array, instead: Array) -> tuple[float, float]:
 
 
 def to_yaml(profiles: Sequence[Profile]) -> str:
-    """The text of a file that read() reads."""
+    """The YAML text of profiles, which read() reads."""
     import yaml
 
     documents = [_plain(profile) for profile in profiles]
@@ -265,9 +263,9 @@ def _rounded(value: float) -> float:
 
 
 def read(path: Path) -> tuple[Profile, ...]:
-    """The profiles of a file.
+    """The profiles in a file.
 
-    Raises InputError, with the file and the key, where it is wrong.
+    Raises InputError, with file and key, if it is invalid.
     """
     top = read_yaml(path)
     sections = top.sections("profiles") if "profiles" in top else [top]
@@ -275,9 +273,9 @@ def read(path: Path) -> tuple[Profile, ...]:
 
 
 def read_given(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
-    """Profiles of a user: files are read, what is read already stays.
+    """The user's profiles, given as files or as profiles.
 
-    Raises InputError where a file is wrong, or is of a device that is not known by that name.
+    Raises InputError if a file is invalid or its device is unknown.
     """
     found: list[Profile] = []
     for one in given:

@@ -1,8 +1,8 @@
-"""What a model of few parameters leaves of a table of measurements, carried over to shapes near those of the table.
+"""Residuals of a fit, interpolated to shapes near measured ones.
 
-An expectation is multiplied by the weighted mean of measured / expected of the nearest measured shapes, by the
-logarithms of their sizes. Weights fall with the square of the distance, and the model itself has one too, so that far
-from every point nothing is changed: a smoother between an interpolation and a regression on physical features.
+An expected time is multiplied by the weighted mean of measured / expected of the nearest measured shapes. Distances are
+in logarithms of sizes; weights fall with their square. The model itself has a weight too, so that expected times far
+from all points do not change.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ _NOT_APART: Final = "vllm_mxfp4_moe"
 class Rows:
     """Rows of one stack on one device.
 
-    places    their indices in the table
-    measured  [s]; nan where the table has no time
+    places    indices of rows in the table
+    measured  measured times; nan if missing [s]
     """
 
     family: Family
@@ -104,7 +104,7 @@ class Rows:
         return replace(self, places=self.places[chosen], shapes=shapes, measured=self.measured[chosen])
 
     def reliable(self) -> tuple[Rows, dict[str, int]]:
-        """Those that a fit may rest on, and why others may not, with how many of them."""
+        """(rows that can be fitted, number of other rows by reason)."""
         kept, left = np.ones(len(self), dtype=bool), dict[str, int]()
         bound = self.family.bound(self.shapes, self.device, self.stack)
         for why, wrong in (
@@ -146,7 +146,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 class Table:
     """A file of measurements.
 
-    unread  why rows cannot be used, and how many
+    unread  number of unusable rows, by reason
     """
 
     path: Path
@@ -156,9 +156,9 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """The measurements of a file.
+    """The measurements in a file.
 
-    Raises InputError where the file cannot be read, lacks a column, or has other than numbers where they must be.
+    Raises InputError if the file cannot be read, lacks a column, or has other values than numbers where they must be.
     """
     frame = _frame(path)
     unread: Counter[str] = Counter()

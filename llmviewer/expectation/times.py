@@ -1,6 +1,6 @@
-"""What kernels of a library take on a device: each remembered, and those that are new worked out together.
+"""Expected times of the kernels of a library on a device, cached; new ones are evaluated together.
 
-Of those that it has for the same work, the one is expected that is fastest at its shape.
+If the library has several kernels for the same work, the fastest one at each shape counts.
 """
 
 from __future__ import annotations

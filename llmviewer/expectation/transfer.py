@@ -35,11 +35,11 @@ _UNKNOWN: Final = Error(
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """Of a number of launches, as arrays. [s]
+    """Expected times of launches, as arrays. [s]
 
-    fixed   of what is expected, launches and other costs that do not shrink with the work
-    source  "calibrated", "transferred" or "bound only", and from where
-    sources where launches differ in it, that of each: "measured shape" where the very shape was measured
+    fixed   the part of the expected time that does not shrink with the work, such as launch time
+    source  "calibrated", "transferred" or "bound only", with devices and libraries
+    sources source of each launch, if they differ; "measured shape" if exactly that shape was measured
     """
 
     bound: Array
@@ -53,7 +53,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The entries that speak for a stack on a device, and how far they can be trusted."""
+    """The entries whose parameters are used for a stack on a device, with their error and source."""
 
     entries: tuple[Entry, ...]
     error: Error
@@ -61,14 +61,14 @@ class Choice:
 
 
 def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) -> Choice:
-    """Whose parameters to use for a stack: its own; else, on the device, those of its library; else relatives'.
+    """The parameters to use for a stack: its own on the device; else those of its library there; else of relatives.
 
-    On the device, a twin of the data type stands in for it before other devices do: as sure as a transfer, but where
-    only bytes are moved, which a type's width says all about. On others, the library's kernels of a twin stand beside
-    those of the type unless it has these on a device with the same kind of memory. What only moves bytes is as it is in
-    any type, and as an addition, which does no more, where it was not measured.
+    On the device, a twin of the data type is preferred to other devices, with the error of a transfer (element-wise
+    kernels, for which only the width of a type matters: with its own error). On other devices, the library's kernels
+    for twins are used beside those for the type, unless it has the latter on a device with the same kind of memory.
+    Element-wise kernels of any type can be used; operations that were not measured count as an addition.
 
-    Raises InputError where nothing like it was ever measured.
+    Raises InputError if no similar stack was measured.
     """
     of_family = [e for e in entries if e.family == name and kin(e.device).kind == device.kind]
     if calibrated := _calibrated(of_family, device, stack):
@@ -141,7 +141,7 @@ def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
 
 
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
-    """Those of the nearest relatives of a device, which may be itself."""
+    """The entries of the nearest relatives of a device, which may be itself."""
     of_kind = [e for e in entries if kin(e.device).kind == device.kind]
     least = min((relation(kin(e.device), device) for e in of_kind), default=())
     return [e for e in of_kind if relation(kin(e.device), device) == least]
@@ -246,7 +246,7 @@ def _same(entry: Entry, device: Device) -> bool:
 
 
 def nearness(entry: Entry, device: Device) -> str:
-    """How near its device is, of NEARNESS."""
+    """How near the device of an entry is: one of NEARNESS."""
     if sibling(entry, device):
         return SIBLINGS
     return SAME_MAKER if kin(entry.device).vendor == device.vendor else OTHERS
@@ -264,16 +264,16 @@ def _named(entry: Entry) -> str:
 
 
 def bound_only(bound: Array, why: str) -> Expectation:
-    """Where nothing is known above the bound."""
+    """The bound as expectation, if nothing else is known; `why` is the reason."""
     open_end = np.full_like(bound, np.inf)
     none = np.zeros_like(bound)
     return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=unknown(why))
 
 
 def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Sequence[Entry]) -> Expectation:
-    """What kernels of `stack` are expected to take; never less than the bound.
+    """Expected times of kernels of `stack`; at least the bound.
 
-    Where nothing like them was measured, the bound stands for it, with no upper end.
+    If no similar kernel was measured, it is the bound, with an infinite upper end of the interval.
     """
     family: Family = FAMILIES[name]
     bound = family.bound(shapes, device, stack)
@@ -289,7 +289,7 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
 
 
 def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stack: Stack) -> Expectation:
-    """What kernels are expected to take by the parameters of a choice, whatever their bound."""
+    """Expected times by the parameters of a choice, without the limit of the bound."""
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
     fitted = choice.entries[0].device == device.name
     seconds = family.seconds if fitted else family.elsewhere

@@ -1,4 +1,4 @@
-"""Bound and expectation against measured rows."""
+"""Bounds and expected times against measured rows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyo
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How near predictions are to measured times. Shares of 1.
+    """Errors of predictions, as shares of 1.
 
-    bias      the median of predicted / measured, less 1
-    covered   measured times within the 80 % interval; nan for a bound, which has none
+    bias      median of predicted / measured, minus 1
+    covered   share of measured times within the 80 % interval; nan for a bound
     """
 
     rows: int
@@ -109,7 +109,7 @@ class Predictions:
 
 
 def predict(table: Table, entries: Sequence[Entry]) -> Predictions:
-    """Bound and expectation of every row of a table that has them."""
+    """Bound and expected time of the rows of a table."""
     count = len(table.frame)
     columns: dict[str, Array] = {name: np.full(count, np.nan) for name in COLUMNS[:-1]}
     columns["expected_source"] = np.full(count, "", dtype=object)
@@ -134,7 +134,7 @@ def _values(found: Expectation) -> tuple[Any, ...]:
 
 
 def validate(predictions: Iterable[Predictions]) -> Validation:
-    """Scores by family, device, data type and where the expectation comes from."""
+    """Scores by family, device, data type and source of the expected times."""
     groups, skipped, worst = [], Counter[str](), []
     points: list[Point] = []
     for one in predictions:

@@ -1,4 +1,4 @@
-"""Hugging Face config -> Graph, one module an architecture. A module registers itself; nothing lists them."""
+"""Hugging Face config -> Graph, one module per architecture. Modules register themselves; no list names them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUILDERS: dict[str, Builder] = {}
 
 
 def architecture(*model_types: str) -> Callable[[Builder], Builder]:
-    """Registers a builder for what config.json calls `model_type`."""
+    """Registers a builder for values of `model_type` in config.json."""
 
     def register(build: Builder) -> Builder:
         for model_type in model_types:
@@ -39,9 +39,9 @@ def architecture(*model_types: str) -> Callable[[Builder], Builder]:
 
 
 def builder(config: Section) -> Builder:
-    """What builds the graph of a config, whose fields are then found by any name that they have had.
+    """The builder of the graph of a config; fields of the config are then found by all names that they have had.
 
-    Raises InputError, naming the nearest family there is, where nothing does.
+    Raises InputError, with the nearest family, if there is no builder.
     """
     model_type = config.text("model_type")
     if model_type not in _BUILDERS:
@@ -56,7 +56,7 @@ def builder(config: Section) -> Builder:
 
 
 def _unknown(config: Section, model_type: str) -> str:
-    """That there is no architecture, which is nearest, and what else can be done."""
+    """The error for an unknown architecture: the nearest ones, and what else to do."""
     from ._nearest import class_name, nearest_family
 
     parts = [f"no architecture for {model_type!r}"]
@@ -77,14 +77,14 @@ def _unknown(config: Section, model_type: str) -> str:
 
 
 def model_types() -> tuple[str, ...]:
-    """All that can be built."""
+    """All known model types."""
     _load(_MODULES)
     load_plugins()
     return tuple(sorted(_BUILDERS))
 
 
 def _mentions(module: str, model_type: str) -> bool:
-    """Whether a module registers it, as its text has it: to import them all takes longer than the analysis."""
+    """Whether a module registers it, by its text: importing all modules takes longer than an analysis."""
     text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
     return re.search(rf'@architecture\([^)]*"{re.escape(model_type)}"', text) is not None
 

@@ -1,4 +1,4 @@
-"""Mixers: how tokens look at each other. Each leaves its result in "o_proj"."""
+"""Attention mixers. The result of each is "o_proj"."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from ._parts import NormKind, Parts, result
 
 @dataclass(frozen=True, kw_only=True)
 class SelfAttention:
-    """Grouped-query attention with a KV cache, scores in memory.
+    """Grouped-query attention with a KV cache and scores in memory.
 
-    Keys and values go straight to the cache from the projection that makes them, or from the rotation.
+    The projection or the rotation that computes keys and values writes them to the cache.
 
-    rotary_dim   elements of each head that are rotated; 0 where positions are not rotations
-    alibi        positions are biases on the scores
-    fused_qkv    one projection makes queries, keys and values
-    qk_norm      norm of queries and keys before the rotation: of each head, or of all heads together
-    sinks        a learned logit for every head, which takes part in the softmax
-    gated        the result is scaled by a sigmoid of as many numbers, made by the queries' projection
-    gates        numbers made of x, by whose sigmoids the result is scaled: one a head, or one an element; 0 where there
-                 are none
+    rotary_dim   elements of each head with rotary positions; 0: none
+    alibi        whether positions are biases on the scores
+    fused_qkv    whether one projection computes queries, keys and values
+    qk_norm      norm of queries and keys before the rotation: per head, or over all heads
+    sinks        whether every head has a learned logit in the softmax
+    gated        whether the result is scaled by the sigmoid of a gate that the query projection computes
+    gates        width of a projection of x whose sigmoid scales the result: one per head or per element; 0: none
     """
 
     heads: Heads
@@ -43,7 +42,7 @@ class SelfAttention:
     gates: int = 0
 
     def within(self, window: float) -> SelfAttention:
-        """The same that sees the last `window` keys alone and rotates all of each head."""
+        """The same with a window of `window` keys and rotation of whole heads."""
         heads = replace(self.heads, mask=Causal(window))
         return replace(self, heads=heads, rotary_dim=heads.head_dim)
 
@@ -69,7 +68,7 @@ class SelfAttention:
         return (*projections, *prepared, *scored, o_proj)
 
     def _prepared(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, ...]:
-        """Norms and rotation between projections and scores; the last of them puts the keys into the cache."""
+        """Norms and rotation between projections and scores; the last of them writes keys to the cache."""
         heads, cached = self.heads, parts.kept("k_cache", self.heads.kv_width, self.heads.mask)
         norms: tuple[Operator, ...] = ()
         if self.qk_norm:
@@ -96,7 +95,7 @@ class SelfAttention:
 
 
 class KeyChooser(Protocol):
-    """What chooses keys for an attention that looks at the same x."""
+    """Chooses keys for an attention over the same x."""
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
 
@@ -118,20 +117,19 @@ class IndexedAttention:
 class LatentAttention:
     """Multi-head latent attention: keys and values are expanded from a cached latent (arXiv:2405.04434, section 2.1).
 
-    The naive form, in which every pass expands all that it attends to. transforms.absorb gives the other.
+    This is the naive form, in which every pass expands the whole context; transforms.absorb gives the absorbed form.
 
-    q_rank            width of the queries' own latent; 0 where they are projected directly
+    q_rank            width of the latent of queries; 0: they are projected directly
     kv_rank           width of the latent of keys and values
-    nope_dim          elements of a head without position, made from the latent
-    rope_dim          elements that are rotated; one key for all heads; 0 where there are none
-    value_dim         elements of a value
-    index             what chooses the keys that are attended to; where it is none, all are, but for `chosen`
-    chosen            keys that are attended to, which a layer before has chosen; 0 where that is none
-    gates             numbers made of x, by whose sigmoids the result is scaled: one a head, or one an element; 0 where
-                      there are none
-    sinks             a learned logit for every head, which takes part in the softmax
-    window            last keys that a query sees where none are chosen; 0 where it sees all
-    k_rope_norm       a norm of the rotated part of keys stands before the rotation
+    nope_dim          elements of a head without position, expanded from the latent
+    rope_dim          rotated elements, with one key for all heads; 0: none
+    value_dim         elements of a value per head
+    index             indexer that chooses the keys of each query; None: see `chosen`
+    chosen            keys per query, chosen by the indexer of an earlier layer; 0: attention to all keys
+    gates             width of a projection of x whose sigmoid scales the result: one per head or per element; 0: none
+    sinks             whether every head has a learned logit in the softmax
+    window            keys that a query sees if none are chosen; 0: all
+    k_rope_norm       whether the rotated part of keys has a norm before the rotation
     """
 
     num_heads: int
@@ -150,7 +148,7 @@ class LatentAttention:
 
     @property
     def seen(self) -> Causal:
-        """What a query may look at, or choose from."""
+        """The mask of keys that a query may attend to, or choose from."""
         return Causal(self.window) if self.window else CAUSAL
 
     @property
@@ -177,7 +175,7 @@ class LatentAttention:
         return (*queries, *own, *chosen, *attended, o_proj)
 
     def _own(self, parts: Parts, x: Tensor, q: Tensor) -> tuple[Operator, ...]:
-        """The latent and the rotated part of keys, into the cache; queries are rotated with that."""
+        """Writes the latent and the rotated part of keys to the cache, and rotates queries."""
         outputs = [parts.tensor("kv_a_proj", self.kv_rank)]
         if self.rope_dim:
             outputs.append(parts.tensor("k_rope", self.rope_dim))
@@ -197,12 +195,12 @@ class LatentAttention:
         return (down, norm, *k_norm, rope)
 
     def _caches(self, parts: Parts) -> tuple[Tensor, ...]:
-        """The latent and, where there is one, the rotated part of keys, as attention reads them."""
+        """Caches that attention reads: the latent, and the rotated part of keys if there is one."""
         latent = parts.cache("latent_cache", self.kv_rank, self.seen)
         return (latent, parts.cache("rope_cache", self.rope_dim, self.heads.mask)) if self.rope_dim else (latent,)
 
     def _attended(self, parts: Parts, q: Tensor, latent: Tensor, *rotated: Tensor) -> tuple[Operator, ...]:
-        """Keys and values expanded from the cached `latent`; attention to them and to the `rotated` part of keys."""
+        """Expands keys and values from the cached `latent`, and attends to them and to the `rotated` part of keys."""
         heads = self.heads
         k, v = (
             replace(parts.tensor(name, width), rows=self.seen.read)
@@ -226,9 +224,9 @@ class LatentAttention:
 class Index:
     """The lightning indexer of DeepSeek Sparse Attention: a small attention that chooses keys (arXiv:2512.02556).
 
-    num_heads, head_dim  of its queries; all of them share a key for each token, in a cache of its own
-    chosen               keys that each query keeps
-    format               of queries and keys where they are multiplied; None where it is that of the model
+    num_heads, head_dim  its queries; they share one key per token, in a cache of its own
+    chosen               keys that it chooses per query
+    format               format of its queries and keys in their product; None: that of the model
     """
 
     num_heads: int
@@ -237,13 +235,13 @@ class Index:
     format: Format | None = None
 
     def own(self, t: Tensor) -> Tensor:
-        """A tensor that it multiplies, in its own format, which the precision of the rest does not change."""
+        """An operand in the indexer's own format, which quantization does not change."""
         return replace(t, format=self.format, left_as_published=True) if self.format else t
 
     def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
-        """Queries from the `latent` that those of attention come from, keys and the heads' weights from x.
+        """Queries from the `latent` of attention's queries; keys and weights of heads from x.
 
-        Without a `rope_dim` nothing is rotated, and keys go to the cache from their norm.
+        With a `rope_dim` of 0 nothing is rotated, and the norm of keys writes them to the cache.
         """
         heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=self.head_dim)
         q = parts.project("index_q_proj", latent, heads.q_width)
@@ -274,7 +272,7 @@ class Index:
 
 
 def gated(parts: Parts, x: Tensor, attended: Tensor, gates: int) -> tuple[Operator, ...]:
-    """What was attended to, scaled: a product for each element, and four OPs for the sigmoid of each of the gates."""
+    """The scaled result of attention: a multiplication per element, and four OPs per sigmoid of a gate."""
     gate = parts.project("g_proj", x, gates)
     out = replace(attended, name="gated_attention")
     inputs = (attended, gate.result)
@@ -285,7 +283,7 @@ def gated(parts: Parts, x: Tensor, attended: Tensor, gates: int) -> tuple[Operat
 def scored(
     parts: Parts, heads: Heads, q: Tensor, keys: tuple[Tensor, ...], v: Tensor, *, bias: bool = False
 ) -> tuple[QK, Softmax, SV]:
-    """Scores, softmax and weighted sum, as three launches; leaves "attention"."""
+    """Scores, softmax and weighted sum as three launches; the result is "attention"."""
     scores, probs = (
         Tensor(name=name, width=heads.num_heads, rows=heads.mask.cells, format=parts.format)
         for name in ("scores", "probs")

@@ -1,7 +1,7 @@
-"""Layers that attend to what earlier ones left, in the place of a residual stream (arXiv:2603.15031, Block AttnRes).
+"""Block attention residuals: attention over earlier results in place of a residual stream (arXiv:2603.15031).
 
-Layers stand in runs. Within a run what they make is added up; the sums that runs before have left, the embedding first,
-are the sources that each mixer and each network mixes with its own run's sum.
+Layers are divided into runs. Within a run, results are summed. Sources are the embedding and the sums of earlier runs;
+the input of each mixer and feed-forward network is a mixture of the sources and the sum of its own run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _EMBEDDED = "embed_tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class SourcedLayer(Layer):
-    """A layer of such a run.
+    """A layer with attention residuals.
 
-    given   names of the sums that runs before have left, but for one that this layer is the first to see
-    first   it begins a run: what it reads becomes a source, and what it makes is a new sum
-    leaves  what its own result is named, where it ends a run; "" where it does not
+    given   names of sources, without one that this layer is the first to read
+    first   whether it begins a run: its input becomes a source, and its result starts a new sum
+    leaves  name of the sum of the run, if the layer ends it; else ""
     """
 
     first: bool
@@ -50,9 +50,9 @@ class SourcedLayer(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class SourcedDecoder(Decoder):
-    """A decoder of such layers, whose head reads a mixture of all sources too.
+    """A decoder with attention residuals, whose head also reads a mixture of sources.
 
-    sources  that the head is given
+    sources  names of the sources of the head
     """
 
     sources: tuple[str, ...]
@@ -65,7 +65,7 @@ class SourcedDecoder(Decoder):
 
 
 def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
-    """`decoder` with attention residuals over runs of so many layers."""
+    """`decoder` with attention residuals over runs of `run` layers."""
     count = len(decoder.layers)
     sums = (_EMBEDDED, *(f"run_{n}" for n in range((count - 1) // run)))
 
@@ -86,7 +86,7 @@ def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
 
 
 def mixed(parts: Parts, name: str, sources: Sequence[Tensor]) -> Sources:
-    """What a mixer, a network or the head is given."""
+    """The mixture of sources that is the input of a mixer, a feed-forward network or the head."""
     width = sources[-1].width
     return Sources(
         name=name,

@@ -1,4 +1,4 @@
-"""What classes of transformers have where a config says nothing: sizes of language models and of towers that see."""
+"""Defaults of classes in transformers for fields that configs leave out: language models and vision towers."""
 
 from __future__ import annotations
 

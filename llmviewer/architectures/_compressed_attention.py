@@ -1,4 +1,4 @@
-"""Attention to the last tokens as they are and to those before them compressed (arXiv:2606.19348, section 2.3)."""
+"""Attention to a window of recent tokens and to compressed earlier tokens (arXiv:2606.19348, section 2.3)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ._parts import NormKind, Parts, result
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedAttention:
-    """Queries that share one entry for each token, which is key and value; leaves "o_b_proj".
+    """Attention with one entry per token as key and value of all heads; the result is "o_b_proj".
 
-    Entries are rotated, so that results have to be rotated back.
+    Entries are rotated, so results are rotated back.
 
-    window    tokens that are attended to one by one
-    ratio     tokens that a compressed entry stands for; 0 where there is the window alone
-    index     what chooses compressed entries, each of which then overlaps the one before; all are seen without it
-    o_groups  groups of heads whose results are brought to `o_rank` elements each before they are joined
+    window    tokens attended to without compression
+    ratio     tokens per compressed entry; 0: only the window
+    index     indexer that chooses compressed entries, which then overlap; None: all are attended to
+    o_groups  groups of heads whose results are projected to `o_rank` elements each before the output projection
     """
 
     num_heads: int
@@ -41,7 +41,7 @@ class CompressedAttention:
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """Of the window and, where there are some, of compressed entries."""
+        """Masks of the window and of compressed entries, if there are any."""
         near = Causal(self.window)
         return (near, Compressed(self.ratio, self.index.chosen if self.index else inf)) if self.ratio else (near,)
 

@@ -1,4 +1,4 @@
-"""A decoder from its layers: what most architectures are, said in a few words."""
+"""`Decoder`: a decoder composed of layers, as in most architectures."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ._parts import HIDDEN, NormKind, Parts, result, with_rows
 
 
 class Mixer(Protocol):
-    """How tokens look at each other."""
+    """The part of a layer that mixes tokens, such as attention."""
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
 
 
 class FeedForward(Protocol):
-    """What happens to each token by itself."""
+    """The part of a layer that works on each token separately, such as an MLP."""
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
 
 
 class Residual(StrEnum):
-    """Where norms and additions stand; n is a norm, m the mixer, f the feed-forward network."""
+    """Placement of norms and additions; n is a norm, m the mixer, f the feed-forward network."""
 
     PRE = "pre"  # a = x + m(n(x)); a + f(n(a))
     POST = "post"  # a = n(x + m(x)); n(a + f(a))
@@ -42,12 +42,12 @@ class Residual(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer; some have a mixer alone, or a feed-forward network alone.
+    """One layer, with a mixer, a feed-forward network, or both.
 
-    Layers that are equal are folded into one block of the graph, named `name`.
+    Equal layers become one block of the graph, named `name`.
 
-    hyper  how residual streams are mixed, where there are several; norms then stand before
-    given  tensors that blocks before have left, which it reads besides
+    hyper  mixing of several residual streams; norms then precede; None: one stream
+    given  names of further inputs from earlier blocks
     """
 
     mixer: Mixer | None
@@ -67,7 +67,7 @@ class Layer:
         return made
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
-        """X and what `run` makes of it, added; leaves "`name`_add", or "`name`_norm" where that comes last."""
+        """The sum of x and of the result of `run`; named "`name`_add", or "`name`_norm" if a norm is last."""
         if self.hyper:
             taken, back = self.hyper.taken(parts, name, x)
             made = run.operators(parts, result(taken))
@@ -91,7 +91,7 @@ class Layer:
 
 
 def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
-    """A block for each kind of layer, in the order of their first, which reads x."""
+    """A block for each kind of layer, in the order of first layers; the first one reads x."""
     places: dict[Layer, list[int]] = {}
     for index, layer in enumerate(layers):
         places.setdefault(layer, []).append(index)
@@ -111,10 +111,10 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """`layers` that predict a further token each (arXiv:2412.19437, section 2.2), all like `layer`.
+    """Multi-token prediction: `layers` layers equal to `layer` (arXiv:2412.19437, section 2.2).
 
-    Each joins the hidden state that the one before it left with the embedding of the token that was predicted, and has
-    a norm of its own before the head. Embedding and head are the model's.
+    Each joins the hidden state of the previous one with the embedding of the predicted token, and has its own norm
+    before the head. Embedding and head are those of the model.
     """
 
     layers: int
@@ -122,7 +122,7 @@ class Prediction:
 
     @classmethod
     def of(cls, config: Section, key: str, layer: Layer) -> Prediction | None:
-        """As many as field `key` says; None where that is none."""
+        """As many layers as in field `key`; None if there are none."""
         layers = config.integer(key, 0, least=0)
         return cls(layers=layers, layer=replace(layer, name="mtp")) if layers else None
 
@@ -131,13 +131,13 @@ class Prediction:
 class Decoder:
     """Embedding, layers in order, last norm and prediction head.
 
-    positions     rows of a table of learned positions; 0 where there is none
-    embed_width   of the embeddings, where they are projected to `hidden` and back (OPT-350m)
-    embed_norm    a norm follows the embedding
-    final_norm    a norm precedes the head
-    tied          the head's matrix is the embedding's
-    hyper         how residual streams are mixed, where there are several
-    prediction    layers that predict further tokens, which a pass runs where that is asked for
+    positions     rows of the table of learned positions; 0: none
+    embed_width   width of embeddings, if they are projected to `hidden` and back (OPT-350m)
+    embed_norm    whether a norm follows the embedding
+    final_norm    whether a norm precedes the head
+    tied          whether the head's matrix is that of the embedding
+    hyper         mixing of several residual streams; None: one stream
+    prediction    layers of multi-token prediction, which passes run on request
     """
 
     vocab: int
@@ -159,7 +159,7 @@ class Decoder:
         return Graph(blocks, (self._predicting(parts, self.prediction),) if self.prediction else ())
 
     def _hidden(self, parts: Parts) -> Tensor:
-        """What layers read: the residual stream, or all of them side by side."""
+        """The input of layers: the residual stream, or several side by side."""
         return parts.tensor(HIDDEN, self.hidden * (self.hyper.streams if self.hyper else 1))
 
     def _blocks(self, parts: Parts) -> list[Block]:
@@ -187,7 +187,7 @@ class Decoder:
         return Block(name="head", operators=operators, input=HIDDEN, output="logits")
 
     def _logits(self, parts: Parts, x: Tensor, norm: str, *, tied: bool) -> tuple[Operator, ...]:
-        """The last norm over all tokens; logits where they are wanted."""
+        """The last norm over all tokens, and logits where they are used."""
         before: tuple[Operator, ...] = self.hyper.last(parts, x) if self.hyper else ()
         if self.final_norm:
             before = (*before, parts.norm(norm, result(before) if before else x))
@@ -216,7 +216,7 @@ class Decoder:
         )
 
     def _joined(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        """The hidden state and the embedding of the next token, each after a norm, in the width of one."""
+        """The hidden state and the embedding of the next token, each after a norm, projected to the hidden width."""
         embed = parts.embed("embed_tokens", {"embed_tokens.weight": self.vocab}, self.hidden)
         embed = embed.with_weights(lambda w: replace(w, tied=True))
         if self.hyper:

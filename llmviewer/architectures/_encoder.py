@@ -1,4 +1,4 @@
-"""Layers that see their tokens both ways, by themselves under a head or beside a decoder (arXiv:1706.03762)."""
+"""Encoders with bidirectional attention, with a head or with a decoder (arXiv:1706.03762)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ._attention import scored
 from ._decoder import Decoder, FeedForward, Layer, Mixer, folded
 from ._parts import HIDDEN, NormKind, Parts, result, with_rows
 
-ENCODED: Final = "encoded"  # what an encoder leaves
+ENCODED: Final = "encoded"  # name of the output of an encoder
 _TANH_OPS: Final = 1  # of an element, as every special function
 
 
 def both_ways(heads: Heads, reach: float | None = None) -> Heads:
-    """The same heads, which see what is before them and after, no further than `reach` where it is given."""
+    """The same heads with bidirectional attention, to at most `reach` tokens on each side if given."""
     return replace(heads, mask=Everything() if reach is None else Everything(reach))
 
 
 def stack(
     parts: Parts, layers: Sequence[Layer], hidden: int, *, stream: Stream = WHOLE, leaves: str = ""
 ) -> list[Block]:
-    """A block for each kind of layer, on `stream`; what each leaves is named `leaves` where that is given."""
+    """A block for each kind of layer, on `stream`; outputs are named `leaves`, if given."""
     blocks = folded(parts, layers, parts.tensor(HIDDEN, hidden))
     if leaves:
         blocks = [replace(block, operators=leaving(block.operators, leaves), output=leaves) for block in blocks]
@@ -39,7 +39,7 @@ def stack(
 
 
 def leaving(operators: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:
-    """A run of operators whose result is named `name`."""
+    """The operators with their result renamed to `name`."""
     last = operators[-1]
     first, *others = last.outputs
     return (*operators[:-1], replace(last, outputs=(replace(first, name=name), *others)))
@@ -47,12 +47,12 @@ def leaving(operators: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What is made of the hidden states that an encoder leaves: classes(norm(act(dense(x)))), each where there is one.
+    """The head of an encoder: classes(norm(act(dense(x)))), without the parts that are 0 or None.
 
-    first    of each sequence's first token alone, which stands for all of it; else of every token
-    dense    width of the first product; 0 where there is none
-    classes  numbers that are put out; 0 where the dense ones are the result
-    words    the classes are words of the vocabulary, whose matrix is the embedding's where it is `tied`
+    first    whether it reads only the first token of each sequence; else every token
+    dense    width of the first projection; 0: none
+    classes  number of outputs; 0: the result is that of `dense`
+    words    whether the classes are tokens of the vocabulary; the matrix is the embedding's if `tied`
     """
 
     first: bool = False
@@ -92,14 +92,14 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """Embedding, layers that see both ways, last norm, and heads; or, beside a decoder, no head.
+    """Embedding, bidirectional layers, last norm, and heads (none with a decoder).
 
-    positions    rows of a table of learned positions; 0 where there is none
-    types        rows of a table of token types; likewise
-    embed_width  of the embeddings, where they are projected to `hidden`
-    embed_norm   a norm follows the embedding
-    final_norm   a norm follows the layers
-    held         what the layers share, which is held once and read by each
+    positions    rows of the table of learned positions; 0: none
+    types        rows of the table of token types; 0: none
+    embed_width  width of embeddings, if they are projected to `hidden`
+    embed_norm   whether a norm follows the embedding
+    final_norm   whether a norm follows the layers
+    held         shapes of weights that all layers share, by name
     """
 
     vocab: int
@@ -115,7 +115,7 @@ class Encoder:
     heads: tuple[Head, ...] = ()
 
     def graph(self, fmt: Format) -> Graph:
-        """The encoder by itself."""
+        """The graph of the encoder without a decoder."""
         parts = Parts(format=fmt, norm_kind=self.norm)
         blocks = [self._embedding(parts), *stack(parts, self.layers, self.hidden), *self._norm(parts)]
         if self.heads:
@@ -125,9 +125,9 @@ class Encoder:
         return Graph(tuple(blocks))
 
     def beside(self, fmt: Format, front: Block | None = None) -> tuple[Block, ...]:
-        """The encoder of a pair, on what it reads of a pass; it leaves ENCODED.
+        """The blocks of the encoder of an encoder-decoder model; their output is ENCODED.
 
-        front  what stands in the place of the embedding
+        front  block in place of the embedding
         """
         parts = Parts(format=fmt, norm_kind=self.norm)
         first = front or self._embedding(parts)
@@ -165,15 +165,14 @@ def holding(op: Operator, parts: Parts, held: Mapping[str, tuple[int, ...]]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttention:
-    """Attention of a decoder to all that the encoder beside it has read; leaves "cross_o_proj".
+    """Cross-attention of a decoder to the output of the encoder; the result is "cross_o_proj".
 
-    Keys and values are made of what the encoder leaves, when it has read, and stay. The decoder's own queries see them
-    in every step.
+    Keys and values are computed once, after the encoder, and cached. Decoder queries attend to them in every pass.
 
     qk_norm        norm of each head of queries and keys
-    encoded        the name of what the encoder leaves
-    encoded_width  of that; 0 where it is the decoder's own
-    read           the part of a pass that it reads
+    encoded        name of the encoder's output
+    encoded_width  its width; 0: that of the decoder
+    read           stream of the encoder's tokens
     """
 
     heads: Heads
@@ -206,7 +205,7 @@ class CrossAttention:
     def _kept(
         self, parts: Parts, name: str, width: int, encoded: int, *, bias: bool, norm: NormKind | None = None
     ) -> tuple[Operator, ...]:
-        """The projection of what the encoder leaves, once for each token that it has read, and its norm."""
+        """The projection of the encoder's output, once per encoder token, and its norm."""
         read = TOKENS.on(self.read)
         x = with_rows(parts.tensor(self.encoded, encoded), read)
         plain, kept = parts.tensor(f"cross_{name}_proj", width), parts.cached(f"cross_{name}_cache", width)
@@ -226,7 +225,7 @@ def _named(op: Operator, name: str) -> Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossLayer(Layer):
-    """A layer of a decoder beside an encoder: self-attention, cross-attention, feed-forward network."""
+    """A decoder layer with self-attention, cross-attention and feed-forward network."""
 
     cross: Mixer
     mixer: Mixer
@@ -249,12 +248,11 @@ def pair(
     held: Mapping[str, tuple[int, ...]] | None = None,
     one_table: bool = True,
 ) -> Graph:
-    """An encoder and the decoder that attends to what it leaves.
+    """The graph of an encoder-decoder model.
 
-    Both look tokens up in one table, unless they have two, or the encoder reads something else: what `front` makes
-    tokens of.
+    Both parts share one embedding table, unless they have two, or `front` replaces the encoder's embedding.
 
-    held  what the layers of the decoder share, which is held once and read by each
+    held  shapes of weights that all decoder layers share, by name
     """
     parts = Parts(format=fmt, norm_kind=decoder.norm)
 
@@ -271,9 +269,9 @@ def pair(
 
 
 def task(config: Section, known: Mapping[str, str], default: str) -> str:
-    """What a model is for: the value of `known` whose key the class that `architectures` names ends with.
+    """The task of a model: the value of `known` for the suffix of the class named in field `architectures`.
 
-    Where the config names no class, that of `default`.
+    `default` is the suffix if the config names no class.
     """
     named = config.texts("architectures")
     if not named:

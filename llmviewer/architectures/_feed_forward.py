@@ -1,4 +1,4 @@
-"""Feed-forward networks: one for all tokens, or experts that tokens choose from."""
+"""Feed-forward networks: MLPs and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ._parts import Parts, result
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))); leaves "down_proj".
+    """down(act(gate(x)) * up(x)), or down(act(up(x))); the result is "down_proj".
 
-    fused  one projection makes gate and up
+    fused  whether one projection computes gate and up
     """
 
     inner: int
@@ -39,18 +39,18 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of `experts` gated MLPs of which each token takes `chosen` (arXiv:2101.03961).
+    """A mixture of `experts` MLPs, of which each token uses `chosen` (arXiv:2101.03961).
 
-    It leaves "combine"; experts that work in a latent space leave "shared_add", or "fc2_latent_proj" by themselves.
+    The result is "combine"; with a latent space, "shared_add", or "fc2_latent_proj" without a shared expert.
 
-    latent       width that tokens are brought to for the experts, and back from after them; 0 where it is their own
-    latent_norm  a norm stands before the way back
-    shared       an MLP that every token takes besides, at its own width; its result is added in
-    shared_gate  the shared MLP's result is scaled by a sigmoid of x
-    zero         experts besides that leave a token as it is (arXiv:2509.01322, section 2.1): a token chooses among all,
-                 and of its choice on average such a part has matrices as of all
-    groups       of experts that the router chooses first
-    router_bias  of the router's logits (or a correction that is learned apart from it)
+    latent       width that tokens are projected to before the experts, and back from after them; 0: not projected
+    latent_norm  whether a norm precedes the projection back
+    shared       shared expert, which every token uses, at the hidden width; its result is added
+    shared_gate  whether the result of the shared expert is scaled by a sigmoid of x
+    zero         zero-computation experts, which return their input (arXiv:2509.01322, section 2.1); tokens choose them
+                 as often as others
+    groups       groups of experts that the router chooses first
+    router_bias  whether the router's logits have a bias (or a separately learned correction)
     """
 
     experts: int
@@ -69,11 +69,11 @@ class Experts:
 
     @property
     def computed(self) -> int:
-        """How many of a token's experts have matrices, on average."""
+        """Mean number of a token's experts with matrices."""
         return self.chosen * self.experts // (self.experts + self.zero)
 
     def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
-        """`seen` is what the router looks at, where that is not x."""
+        """`seen`: the input of the router, if it is not x."""
         routing = self.routing(parts, seen or x)
         weights = result(routing)
         down = (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
@@ -88,7 +88,7 @@ class Experts:
         return (*routing, *down, permute, *experts, *shared, *mixed)
 
     def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        """What chooses experts for each token; leaves "route"."""
+        """The router; its result is "route"."""
         router = parts.project("router", x, self.experts + self.zero, bias=self.router_bias, kind=Router)
         weights = parts.tensor("route", self.chosen)
         route = Route(
@@ -99,7 +99,7 @@ class Experts:
     def _mixed(
         self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int
     ) -> tuple[Operator, ...]:
-        """The sum of what experts made, brought back from the latent space, with what stands beside them."""
+        """The weighted sum of the experts' results, projected back from the latent space, plus the shared expert."""
         out, summed = parts.tensor("combine", latent), self.computed + bool(self.zero)
         if not self.latent:
             return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), chosen=summed),)
@@ -137,7 +137,7 @@ def experts_linear(
     bias: bool = False,
     kind: type[ChosenLinear] = ExpertsLinear,
 ) -> ChosenLinear:
-    """A projection of each row of x by its own of so many experts, of which a token takes as many as `chosen`."""
+    """A projection of each row of x by its expert, of `experts`; a token uses `chosen` of them."""
     shapes = {f"{name}.weight": (width, x.width), **({f"{name}.bias": (width,)} if bias else {})}
     held = tuple(
         replace(parts.weight(weight, experts, *shape), rows=distinct_experts(experts, chosen), active=chosen / experts)

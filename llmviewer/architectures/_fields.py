@@ -1,4 +1,4 @@
-"""What many configs say in fields of the same names, read once. Defaults are those of the classes in transformers."""
+"""Readers of fields that many configs share. Defaults are those of the classes in transformers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LAYER_TYPES: Final = (_SLIDING, "full_attention")
 
 
 def without(config: Section, key: str, why: str) -> None:
-    """Raises InputError where a flag is set that no model of the architecture has, or that is not modelled: `why`."""
+    """Raises InputError, with the reason `why`, if a flag is set that is not supported."""
     if config.flag(key, default=False):
         raise config.error(key, f"must be false: {why}")
 
 
 def always(config: Section, key: str, why: str) -> None:
-    """Raises InputError where a flag is cleared that all models of the architecture have: `why`."""
+    """Raises InputError, with the reason `why`, if a flag is cleared that must be set."""
     if not config.flag(key, default=True):
         raise config.error(key, f"must be true: {why}")
 
@@ -56,7 +56,7 @@ def decoder(
 
 
 def grouped_heads(config: Section, *, kv_heads: int = 0, head_dim: int = 0, window: float = inf) -> Heads:
-    """Heads by the usual names; `kv_heads` and `head_dim` are what the class has, 0 where it takes them from others."""
+    """Heads by the usual field names; `kv_heads` and `head_dim` are defaults, 0: derived from other fields."""
     kv_heads = config.integer("num_key_value_heads", kv_heads or config.integer("num_attention_heads"))
     return heads_of(config, num_kv_heads=kv_heads, head_dim=head_dim or None, window=window)
 

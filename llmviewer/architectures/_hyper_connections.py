@@ -1,4 +1,4 @@
-"""Several residual streams in the place of one (arXiv:2512.24880)."""
+"""Hyper-connections: several residual streams in place of one (arXiv:2512.24880)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ._parts import Parts
 
 @dataclass(frozen=True, kw_only=True)
 class HyperConnections:
-    """`streams` of them, side by side in one tensor; `iterations` of Sinkhorn and Knopp make their mixture stable.
+    """`streams` residual streams side by side in one tensor, mixed by a matrix from `iterations` of Sinkhorn-Knopp.
 
-    Where there are none, streams are not mixed with each other, and a result is added to each.
+    With 0 iterations streams are not mixed with each other, and a result is added to each.
     """
 
     streams: int

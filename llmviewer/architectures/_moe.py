@@ -1,4 +1,4 @@
-"""What configs of mixtures of experts say alike: grouped-query attention, experts, and which layers have them."""
+"""Readers of fields that configs of mixtures of experts share: attention, experts, and layers with experts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _L = TypeVar("_L", bound=LatentAttention)
 
 
 def costless(config: Section, *more: str) -> None:
-    """Names the fields of routers that change nothing that is counted, and those that an architecture adds."""
+    """Declares fields that change no count: those of routers, and `more` of the architecture."""
     config.costless(*_COSTLESS_FIELDS.split(), *more)
 
 

@@ -1,4 +1,4 @@
-"""Which known family a config of an unknown model_type is nearest to: by the fields that it has, not by its name."""
+"""The known family nearest to a config of an unknown model_type, by its fields rather than its name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
 
 
 def nearest_family(config: Mapping[str, object]) -> tuple[str, tuple[str, ...]] | None:
-    """The model_type that ships whose fields are most like those of `config`, and those of them that few others have;
-    None where they have none of those in common.
+    """(the shipped model_type with the most similar fields, the shared fields that few others have); None if no such
+    field is shared.
 
-    A field weighs the more the fewer model types have it: every one has a vocab_size, and kv_lora_rank tells a family.
+    A field weighs more the fewer model types have it: all have vocab_size, but kv_lora_rank identifies a family.
     """
     kinds: dict[str, set[str]] = {}
     for path in data_dir("models").glob("*.yaml"):

@@ -1,4 +1,4 @@
-"""Operators made in a model's own format, and what architectures read alike from their configs."""
+"""`Parts`, which makes operators in a model's format, and readers of common config fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..operators.masks import CAUSAL, Causal, Mask
 from ..operators.pictures import Patches
 from ..precision import Format
 
-HIDDEN = "hidden"  # what a block reads of the one before it
+HIDDEN = "hidden"  # name of the tensor that blocks pass on
 
 _ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
     "relu": "relu",
@@ -102,15 +102,15 @@ class Parts:
         return Tensor(name=name, width=width, format=self.format)
 
     def cached(self, name: str, width: int) -> Tensor:
-        """What a launch appends to the KV cache."""
+        """The rows that a launch appends to the KV cache."""
         return Tensor(name=name, width=width, format=self.format, role=Role.KV_CACHE)
 
     def kept(self, name: str, width: int, mask: Mask) -> Tensor:
-        """What is written for attention to read: to the KV cache, but where its mask keeps nothing."""
+        """The output that attention reads: appended to the KV cache, unless its mask keeps nothing."""
         return self.cached(name, width) if mask.keeps else self.tensor(name.removesuffix("_cache"), width)
 
     def cache(self, name: str, width: int, mask: Mask = CAUSAL) -> Tensor:
-        """What attention reads of it, and what stays there."""
+        """The rows of the KV cache that attention reads, and those that are held."""
         if not mask.keeps:
             return replace(self.kept(name, width, mask), rows=mask.read)
         return replace(self.cached(name, width), rows=mask.read, held=mask.held)
@@ -181,7 +181,7 @@ class Parts:
 
 
 def result(operators: tuple[Operator, ...]) -> Tensor:
-    """What a run of operators leaves: the first output of its last one."""
+    """The result of operators: the first output of the last one."""
     return operators[-1].result
 
 

@@ -1,4 +1,4 @@
-"""Pictures that are cut into tiles, each of which a tower reads by itself, besides a small one of all of it."""
+"""Division of images into tiles, which a vision tower reads separately, beside a small version of the whole image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIDE: Final = 1024  # pixels of a picture to each side, where a config does not
 
 
 def picture_size(config: Section) -> tuple[int, int]:
-    """Height and width of the pictures, in pixels: a field that no published config has, and a user may give."""
+    """Height and width of images, from an optional field that users may add. [pixels]"""
     return sides(config, "picture_size", _SIDE)
 
 

@@ -1,8 +1,8 @@
-"""Towers that see: a picture cut into patches that attend to each other (arXiv:2010.11929), by themselves or beside a
-language model, whose prompt has a token for every few patches.
+"""Vision towers: image encoders over patches (arXiv:2010.11929), alone or with a language model, whose prompt has one
+token for every few patches.
 
-Beside a language model a tower is a part of the prefill alone. What it has learned takes no part in the tokens that are
-written, so it is not among the active parameters, and precision schemes leave it as published, as checkpoints do.
+With a language model, the tower runs only in the prefill. Its weights do not count as active parameters, as decode does
+not use them, and quantization schemes leave them as published, as checkpoints do.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ._parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 
 _TIED: Final = "tie_word_embeddings"
-_SEEN: Final = "seen"  # the prompt with features of pictures in it
-UNUSED: Final = images(0)  # the stream of what is held and never run
+_SEEN: Final = "seen"  # name of the prompt with image features
+UNUSED: Final = images(0)  # the stream of weights that are held but never used
 _COSTLESS_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture of `height` x `width` patches, `pixels` numbers in each."""
+    """An image of `height` x `width` patches with `pixels` values each."""
 
     height: int
     width: int
@@ -52,16 +52,16 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    """Patches, learned tokens and positions where there are, layers, norms.
+    """A vision tower: patches, learned tokens and positions, layers, norms.
 
-    picture       what it reads
-    learned       tokens that are learned and stand beside the patches, such as a class token
-    positions     rows of a table of learned positions; 0 where there is none
-    position_ops  OPs to find the position of an element and add it; more than one where the table is interpolated
-    tiles         that a picture is cut into, each a sequence of patches of its own; `picture` is then one of them
-    patch_norm    a norm of the patches precedes the positions
-    run           layers that are run, where their result is taken without the last norm; the others are held. None is
-                  all of them, and the norm
+    picture       the image, or one tile of it
+    learned       learned tokens beside the patches, such as a class token
+    positions     rows of the table of learned positions; 0: none
+    position_ops  OPs per element to compute and add positions; more than one if the table is interpolated
+    tiles         tiles of an image, each a sequence of patches
+    patch_norm    whether a norm of the patches precedes the positions
+    run           number of layers that run, whose result is used without the last norm; the other layers are only held.
+                  None: all layers, and the norm
     """
 
     picture: Picture
@@ -80,19 +80,19 @@ class Tower:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one picture, or of a tile of it, those that are learned included."""
+        """Tokens of one image or tile, including learned ones."""
         return self.picture.patches + self.learned
 
     @property
     def stream(self) -> Stream:
-        """What it sees beside a language model."""
+        """The stream of its tokens in a pass of a language model."""
         return images(self.tokens, self.tiles)
 
     def parts(self, fmt: Format) -> Parts:
         return Parts(format=fmt, norm_kind=self.norm)
 
     def blocks(self, fmt: Format, stream: Stream) -> tuple[Block, ...]:
-        """What sees the pictures of `stream`, which has a sequence of `tokens` for each."""
+        """The blocks of the tower on `stream`, which has a sequence of `tokens` per image."""
         parts = self.parts(fmt)
         run = len(self.layers) if self.run is None else self.run
         embedding = self._embedding(parts)

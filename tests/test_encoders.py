@@ -421,7 +421,7 @@ def _line(capsys, *arguments):
     [
         (
             ("analyze", "bert-base-uncased", "h100-sxm", "--kv-len", "9"),
-            "--kv-len is of a decode step, and bert-base-uncased does not generate; leave it out",
+            "--kv-len is for decode steps, and bert-base-uncased does not generate; leave it out",
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "gen=1,2"),

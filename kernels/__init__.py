@@ -1,5 +1,5 @@
-"""Triton kernels that realise operators of the engine: to measure what a GPU reaches of its roofline, and to check the
-counts of OPs and bytes on something that runs. They need torch and triton: pip install 'llmviewer[kernels]'.
+"""Triton kernels that implement operators of the engine, to measure how close a GPU gets to its roofline, and to check
+counts of OPs and bytes on running code. They need torch and triton: pip install 'llmviewer[kernels]'.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from .base import Kernel
 
-# The module of each kernel. Modules are imported when one of their kernels is asked for.
+# The module of each kernel. Modules are imported when one of their kernels is loaded.
 _MODULES: Final = {
     "copy": "stream",
     "triad": "stream",
@@ -57,7 +57,7 @@ def kernel_names() -> tuple[str, ...]:
 def load_kernel(name: str) -> Kernel:
     """The kernel of that name.
 
-    Raises InputError where there is none, or where torch or triton is missing.
+    Raises InputError if there is none, or torch or triton is missing.
     """
     if name not in _MODULES:
         raise InputError(f"kernel must be one of {', '.join(_MODULES)}; got {name!r}")

@@ -1,4 +1,4 @@
-"""Compile kernels for GPUs that are not there: what each launch takes of a multiprocessor, and what errors show.
+"""Compiles kernels for any GPU, without one: resources of each launch on a multiprocessor, and compilation errors.
 
 python -m llmviewer.kernels.aot [NAMES] prints a table. Triton brings ptxas, cuobjdump and nvdisasm, so no GPU, no
 driver and no CUDA toolkit is needed. It compiles for the types and the multiples of 16 that its launcher would find,
@@ -41,17 +41,17 @@ _BRANCH: Final = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What one launch takes.
+    """Resources and instructions of one launch.
 
-    warps          of a program, with those that the compiler adds where it specializes them
-    registers      of a thread
-    shared         bytes of a block
-    spills         loads and stores of registers that did not fit, in the machine code
-    matrix         instructions of the matrix units, by name, with how often each is there
-    async_copies   instructions that load into shared memory past the registers
-    loop           instructions of a warp, once around the longest loop that has no other inside; 0 without a loop.
-                   Both sides of a branch in it count
-    loop_matrix    those of them that are of the matrix units
+    warps          warps per program, including those added by warp specialization
+    registers      registers per thread
+    shared         shared memory per block [B]
+    spills         loads and stores of spilled registers in the machine code
+    matrix         (matrix instruction, number of occurrences)
+    async_copies   instructions that load into shared memory without registers
+    loop           instructions per warp in one iteration of the longest innermost loop; 0 without a loop. Both sides of
+                   a branch count
+    loop_matrix    matrix instructions among them
     """
 
     function: str
@@ -70,17 +70,17 @@ class Compiled:
         return self.shared <= 1024 * SHARED[self.sm]
 
     def rate(self, nbytes: float, num_warps: int) -> float:
-        """Bytes a cycle of a multiprocessor that issue slots allow, where programs of `num_warps` do so many a loop."""
+        """Bytes per cycle and multiprocessor that issue slots allow, at `nbytes` per iteration of `num_warps` warps."""
         return SCHEDULERS * nbytes / (num_warps * self.loop)
 
 
 def compiled(launch: Launch, sm: int, *, look: bool = True) -> Compiled:
-    """Compile what `launch` would launch.
+    """Compile a launch for compute capability `sm`.
 
-    look  into the machine code, for what it has of matrix instructions, copies and loops; else that is done only where
-          something is kept in local memory, without which nothing is spilled
+    look  whether to count matrix instructions, copies and loops in the machine code; else it is read only for launches
+          that use local memory, as only those can spill
 
-    Raises triton's CompilationError where the kernel is wrong.
+    Raises triton's CompilationError if the kernel is invalid.
     """
     types, constants, aligned = launch.signature()
     order = launch.function.arg_names
@@ -127,7 +127,7 @@ def _times(code: str, mnemonic: str) -> int:
 
 
 def longest_loop(code: str) -> list[str]:
-    """Instructions between a label and a branch back to it, of what nvdisasm prints, where no such pair is between."""
+    """The instructions of the longest innermost loop in the output of nvdisasm."""
     instructions: list[str] = []
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
@@ -146,7 +146,7 @@ def longest_loop(code: str) -> list[str]:
 
 
 def launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, Launch]]:
-    """What differs among the launches of the full-size cases that `target` has the instructions for."""
+    """Distinct launches of full-size cases that `target` supports."""
     seen = set()
     for case in kernel.full_size:
         if target.sm < kernel.least_sm(case):
@@ -160,7 +160,7 @@ def launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, Launch]]:
 
 
 def main(names: list[str]) -> None:
-    """Print a table of what each launch of these kernels, or of all, takes."""
+    """Print a table of the resources of each launch of the named kernels, or of all."""
     head = f"{'kernel':<18}{'launch':<16}{'sm':>4}{'regs':>6}{'shared B':>10}{'spills':>8}{'loop':>6}{'mma':>5}"
     sys.stdout.write(f"{head}  matrix, async\n")
     for name in names or kernel_names():

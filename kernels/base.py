@@ -1,7 +1,7 @@
-"""What a kernel of this folder says of itself: its launches, a reference, the operators that it realises, its cases.
+"""`Kernel`: the launches of a kernel, its reference, the operators that it implements, and its cases.
 
-What is launched on a GPU, run in Triton's interpreter and compiled ahead of time is the same `Launch`: a plan is made
-of tensors, wherever they are, and tensors without memory (device "meta") do where only a signature is wanted.
+The same `Launch` is run on a GPU, run in Triton's interpreter and compiled ahead of time. A plan takes tensors on any
+device; for signatures alone, tensors without memory (device "meta") suffice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # from 1
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and the data type of one call."""
+    """Sizes and data type of one call."""
 
     dtype: str
     sizes: tuple[tuple[str, int], ...]
@@ -72,11 +72,11 @@ def case(dtype: str, **sizes: int) -> Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a launch is shaped for.
+    """The GPU that launches are tiled for.
 
-    sm               the compute capability: 90 is 9.0
-    multiprocessors  how many there are, which persistent grids and splits follow
-    shared           bytes of shared memory that a block may have; 0: what GPUs of this capability have
+    sm               compute capability: 90 is 9.0
+    multiprocessors  number of multiprocessors, which determines persistent grids and splits
+    shared           most bytes of shared memory per block; 0: as usual for this compute capability
     """
 
     sm: int
@@ -89,16 +89,16 @@ class Target:
 
     @property
     def generation(self) -> int:
-        """The capability whose tilings do: desktops' Blackwells (12.x) have the matrix units and the room of 8.x."""
+        """The compute capability whose tilings apply: 12.x has matrix units and shared memory like 8.x."""
         return 80 if self.sm >= 120 else self.sm
 
     def stages(self, wanted: int, nbytes: int) -> int:
-        """Stages that shared memory has room for at `nbytes` each, `wanted` at most; before Hopper one takes none."""
+        """Stages of `nbytes` each that fit in shared memory, at most `wanted`; before Hopper one of them needs none."""
         return max(min(wanted, self.shared // nbytes + (self.generation < 90)), 1)
 
     @classmethod
     def of(cls, device: torch.device) -> Target:
-        """The GPU that tensors are on. For the interpreter so few multiprocessors that persistent loops do loop."""
+        """The GPU of a device; for the interpreter, one with so few multiprocessors that persistent loops repeat."""
         if device.type != "cuda":
             return cls(sm=90, multiprocessors=3)
         found = torch.cuda.get_device_properties(device)
@@ -123,12 +123,12 @@ class Launch:
         self.function[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
 
     def warmup(self) -> None:
-        """Compile it for the GPU that is there, without launching it."""
+        """Compile for the current GPU without launching."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         self.function.warmup(**self.arguments, **options, grid=self.grid)
 
     def signature(self) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
-        """Types, constants, and arguments that are multiples of 16: what Triton's launcher would compile for."""
+        """(types, constants, arguments divisible by 16), as Triton's launcher would derive them."""
         types: dict[str, str] = {}
         constants: dict[str, Any] = {}
         aligned = []
@@ -150,7 +150,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Launches in order, and where they leave what they compute. Launching again computes it again."""
+    """Launches in order, and their outputs. A plan can be launched repeatedly."""
 
     launches: tuple[Launch, ...]
     outputs: tuple[torch.Tensor, ...]
@@ -165,28 +165,28 @@ Inputs = dict[str, Any]
 
 
 def cloned(inputs: Inputs, number: int) -> Inputs:  # noqa: ARG001 - they are all alike
-    """Every tensor once more."""
+    """Copies of all tensors."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel, or a sequence that is of use together.
+    """One kernel, or a sequence of kernels that belong together.
 
-    family     what its measurements are grouped by: "gemm", "attention", "norm"
-    cases      small and odd ones, to check what it computes
-    full_size  those of real models, to compile and to time
-    make       (case, device, seed) to random inputs of realistic scale, the keyword arguments of the next two
-    plan       (target, **inputs); it allocates what it writes, filled with NaN
-    reference  (**inputs), in fp32
-    tolerance  case to (relative, absolute)
-    operators  what all launches together realise
-    workload   the pass in which those do what the case says
-    least_sm   case to the oldest compute capability that has its instructions
-    again      (inputs, number from 1) to inputs of which a launch moves others: tensors of their own, or, where those
-               are large and little of them is touched, other parts of the same
-    tilings    (target, case) to a few other ways to cut the work up, which tuning tries beside the one that `plan`
-               chooses by rule; each is handed to `plan` as `tile`. They change how fast it is, not what it computes
+    family     group of its measurements: "gemm", "attention", "norm"
+    cases      small and odd cases, to check results
+    full_size  cases of real models, to compile and to time
+    make       (case, device, seed) -> random inputs of realistic scale, the keyword arguments of plan and reference
+    plan       (target, **inputs) -> Plan; outputs are allocated and filled with NaN
+    reference  (**inputs) -> outputs, computed in fp32
+    tolerance  case -> (relative, absolute)
+    operators  case -> operators that all launches together implement
+    workload   case -> the pass in which these operators have the sizes of the case
+    least_sm   case -> oldest compute capability with the necessary instructions
+    again      (inputs, number from 1) -> inputs with other data to move: new tensors or, if they are large and
+               sparsely accessed, other parts of the same
+    tilings    (target, case) -> a few alternatives to the tiling that `plan` chooses by rule, to be passed to `plan` as
+               `tile`; they change the speed, not the result
     """
 
     name: str
@@ -204,12 +204,12 @@ class Kernel:
     tilings: Callable[[Target, Case], tuple[Any, ...]] = lambda target, case: ()
 
     def run(self, **inputs: Any) -> tuple[torch.Tensor, ...]:
-        """Launch on the device where the tensors are."""
+        """Launch on the device of the tensors; returns the outputs."""
         device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
         return self.plan(Target.of(device), **inputs)()
 
     def launches(self, case: Case, target: Target, tile: Any = None) -> tuple[Launch, ...]:
-        """What a case launches on `target`, by rule or cut up as `tile` says, made without memory."""
+        """The launches of a case on `target`, with the tiling `tile` (None: by rule), without allocating memory."""
         chosen = {} if tile is None else {"tile": tile}
         return self.plan(target, **self.make(case, "meta", 0) | chosen).launches
 
@@ -224,7 +224,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Random:
-    """Tensors of random numbers on a device; without values where it has no memory."""
+    """Makes random tensors on a device; on "meta", tensors without values."""
 
     device: str
     seed: int
@@ -253,18 +253,18 @@ class Random:
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory in which what a kernel forgets to write shows: NaN, or the least integer."""
+    """A tensor filled with NaN, or the least integer, so that elements a kernel does not write are detected."""
     bad = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
     return torch.full(shape, bad, dtype=dtype, device=device)
 
 
 def scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:  # noqa: ARG001 - Triton calls it so
-    """Memory on the GPU for descriptors that a kernel makes."""
+    """GPU memory for descriptors that kernels create."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def tensors(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Those among the inputs of a kernel."""
+    """The tensors among the inputs of a kernel."""
     return (value for value in values.values() if isinstance(value, torch.Tensor))
 
 
@@ -273,5 +273,5 @@ def cdiv(a: int, b: int) -> int:
 
 
 def pow2(n: int) -> int:
-    """The least power of two that is no less: blocks have such sizes."""
+    """The least power of two of at least n, as sizes of blocks must be."""
     return 1 << max(n - 1, 0).bit_length()

@@ -41,7 +41,7 @@ class Layout:
     micro_batches      micro-batches that a batch is cut into for the pipeline; 0: as many as stages, or as sequences if
                        there are fewer
     algorithm          algorithm of collectives
-    hierarchical       all-to-alls of experts send within a domain first, then between domains
+    hierarchical       all-to-alls send data for another domain to the peer at the same position, which forwards it
     overlap            collectives overlap with the launch before them
     two_batch_overlap  a batch is cut into two micro-batches; collectives of one overlap with computation of the other
     redundant_experts  copies of popular experts in each layer, to balance the load of ranks

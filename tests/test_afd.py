@@ -207,7 +207,7 @@ def test_a_report_of_splits(tmp_path, capsys):
     [
         (["--tpot", "0.05"], "--tpot is for --devices, which looks for the best split"),
         (["--devices", "9", "--batch", "64"], "--batch is what --devices looks for; leave one out"),
-        (["--devices", "1"], "devices must be a whole number of at least 2; got 1"),
+        (["--devices", "1"], "--devices must be a whole number of at least 2; got 1"),
         (
             ["--devices", "9", "--tpot", "0.0001"],
             "no split of 9 devices fits in memory with a step of at most 0.0001 s; give more devices or a longer tpot",

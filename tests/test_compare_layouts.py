@@ -252,7 +252,7 @@ def test_the_command_sets_layouts_side_by_side_80_wide(capsys):
     ("options", "message"),
     [
         (["--tp", "x"], "--tp x: must be whole numbers, or ranges such as 1..256, "),
-        (["--tp", "0"], "tp must be "),
+        (["--tp", "0"], "--tp must be "),
         (["--tp", "1..99"], "--tp 1..99: must be at most 64 values; got 99"),
         (["--tp", "2,2"], "layout: tp=2 is given twice; give each once"),
         (["--tp", "2", "--collective", "x"], "--collective must be one of auto, ring, tree, "),

@@ -512,7 +512,7 @@ GOLDEN = {
 def test_lines_of_the_report_begin_as_they_did(capsys, arguments):
     """Up to what is expected, which a fit changes."""
     model, *options = arguments
-    code, out = _line(capsys, "analyze", model, "h100-sxm", *options)
+    code, out = _line(capsys, "analyze", model, "h100-sxm", "--all", *options)
     assert (code, out.err) == (0, "")
     lines = out.out.splitlines()
     assert [start for start in GOLDEN[arguments] if not any(line.startswith(start) for line in lines)] == []

@@ -366,7 +366,7 @@ def test_what_rules_a_pair_out(device, options, reason):
         (["--disaggregated", "--prefill-hardware", "all"], "--prefill-hardware must name devices; leave it out, and "),
         (["--disaggregated", "--prefill-hardware", "h1000"], "no hardware 'h1000'"),
         (["--disaggregated", "--prefill-hardware", ","], "--prefill-hardware: nothing to plan with"),
-        (["--disaggregated", "--gen", "1"], "gen must be at least 2 with disaggregated"),
+        (["--disaggregated", "--gen", "1"], "--gen must be at least 2 with disaggregated"),
         (["--disaggregated", "--with", "beam"], "beam arranges the passes of one answer"),
     ],
 )

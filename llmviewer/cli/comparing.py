@@ -60,6 +60,7 @@ def _split(text: str) -> list[str]:
 @shared.number("--gen", "Tokens generated of each sequence.", default=128)
 @functools.partial(inputs.layout, several=True)
 @inputs.techniques_alone
+@shared.engine
 @shared.compared
 def compare(
     *,
@@ -113,6 +114,7 @@ def compare(
     "At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
     default=1,
 )
+@shared.engine
 @shared.compared
 def choose(
     *,

@@ -224,7 +224,7 @@ def output(*, what: str) -> Callable[[_F], _F]:
 
 def compared(command: _F) -> _F:
     """What there is to say of devices side by side, and of the report."""
-    return all_of(reported(command), depreciation, library, engine, profiles, bound, hardware_set, hardware_path)
+    return all_of(reported(command), depreciation, library, profiles, bound, hardware_set, hardware_path)
 
 
 def check_output(form: str | None, output: Path | None) -> None:

@@ -49,6 +49,17 @@ def test_nothing_was_measured_faster_than_the_bound():
     assert [one for one in halves if one.time_s < one.bound_s / 2] == []
 
 
+def test_engines_without_factors_are_no_faster_than_the_bound():
+    """MLC-LLM and ExLlama, of which a few tokens per second are known."""
+    with make_engines.ROWS.open() as file:
+        others = [row for row in csv.DictReader(file) if row["engine"] in ("MLC-LLM", "ExLlama")]
+    assert len(others) == 8
+    for row in others:
+        workload = Workload.chunk(batch=1, chunk=int(row["tokens"]), past=int(row["past"]))
+        bound_s = Setting.of(row["model"], row["device"], quant=row["quant"]).plan.time_s(workload)
+        assert bound_s < 1 / float(row["tokens_per_s"])
+
+
 @pytest.mark.parametrize(("engine", "place"), BACKENDS)
 def test_profiles_have_the_factors_that_fit_the_passes(engine, place):
     passes, told = passes_of(engine, place), documents(engine)[place]

@@ -7,7 +7,8 @@ by a second launch. All query heads of a KV head are one program's: it reads key
 arXiv:2305.13245), as rows of one product, padded to the 16 of a matrix unit. The cache is in pages (PagedAttention,
 arXiv:2309.06180, section 4.1):
 16 bits
-fp8     with a scale for all of it
+fp8     with a scale for all of it. Values are read in pairs of 16 bits, which shared memory turns into operands of a
+        product by its own instructions, unlike single bytes
 int4    code * scale + zero, both in fp16 for each `group` of a token's key or value of one head, whose codes are made
         when the token comes: no other token has to be known (QServe, arXiv:2405.04532, section 5.1, has one group for
         all of a head; KIVI, arXiv:2402.02750, section 3, does so with values, and takes keys by channel, which waits
@@ -49,6 +50,25 @@ def span(length, window, splits, BLOCK_N: tl.constexpr):
     share = tl.cdiv(tl.cdiv(length - begin, splits), BLOCK_N) * BLOCK_N
     first = begin + tl.program_id(0) * share
     return first, tl.minimum(first + share, length)
+
+
+@triton.jit
+def slots(table_ptr, sequence, pages, keys, real, PAGE: tl.constexpr):
+    """Where in the cache these keys of a sequence are, in tokens, of which a cache has less than 2 ** 31.
+
+    Unsigned, since the quotient of a power of two is then one shift.
+    """
+    keys = keys.to(tl.uint32)
+    page = tl.load(table_ptr + sequence * pages + keys // PAGE, real, 0)
+    return (page * PAGE + (keys % PAGE).to(tl.int32)).to(tl.int64)
+
+
+@triton.jit
+def _even_and_odd(pairs, DTYPE: tl.constexpr):
+    """Elements of fp8, of pairs of them in 16 bits."""
+    even = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return even.to(DTYPE), odd.to(DTYPE)
 
 
 @triton.jit
@@ -109,6 +129,7 @@ def _decode(
     BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """What one split of one sequence's keys gives the query heads of a KV head, and its weight."""
+    FP8: tl.constexpr = k_scale_ptr is not None
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, last = span(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
     inside = tl.arange(0, BLOCK_H)
@@ -116,25 +137,36 @@ def _decode(
     head = sequence * heads + kv_head * GROUP + inside
     there = (inside[:, None] < GROUP) & (columns[None, :] < dim)
     q = tl.load(q_ptr + head[:, None] * dim + columns[None, :], there, 0.0)
-    if k_scale_ptr is not None:
+    if FP8:
         # fp8 becomes fp16 two at a time, and bf16 one by one, which takes longer than to read it.
         q = (q.to(tl.float32) * (scale * tl.load(k_scale_ptr))).to(tl.float16)
         scale = 1.0
-    out = tl.zeros((BLOCK_H, DIM), dtype=tl.float32)
+        dim_pairs, pair = dim // 2, tl.arange(0, DIM // 2)
+        out = tl.zeros((BLOCK_H, DIM // 2), dtype=tl.float32)  # of even columns
+        odd = tl.zeros((BLOCK_H, DIM // 2), dtype=tl.float32)
+    else:
+        out = tl.zeros((BLOCK_H, DIM), dtype=tl.float32)
     most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
     total = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
         real = keys < last
-        page = tl.load(table_ptr + sequence * pages + keys // PAGE, real, 0).to(tl.int64)
-        at = ((page * PAGE + keys % PAGE) * kv_heads + kv_head)[:, None] * dim + columns[None, :]
+        row = slots(table_ptr, sequence, pages, keys, real, PAGE)[:, None]
+        at = row * (kv_heads * dim) + kv_head * dim + columns[None, :]
         mask = real[:, None] & (columns[None, :] < dim)
         k = tl.load(k_ptr + at, mask, 0.0).to(q.dtype)
         weights, old, most, total = weigh(tl.dot(q, k.T), real[None, :], scale, most, total)
-        v = tl.load(v_ptr + at, mask, 0.0).to(q.dtype)
-        out = tl.dot(weights.to(q.dtype), v, out * old[:, None])
-    if v_scale_ptr is not None:
-        out *= tl.load(v_scale_ptr)
+        if FP8:
+            at = row * (kv_heads * dim_pairs) + kv_head * dim_pairs + pair[None, :]
+            v = tl.load(v_ptr + at, real[:, None] & (pair[None, :] < dim_pairs), 0)
+            even_v, odd_v = _even_and_odd(v, q.dtype)
+            out = tl.dot(weights.to(q.dtype), even_v, out * old[:, None])
+            odd = tl.dot(weights.to(q.dtype), odd_v, odd * old[:, None])
+        else:
+            v = tl.load(v_ptr + at, mask, 0.0)
+            out = tl.dot(weights.to(q.dtype), v, out * old[:, None])
+    if FP8:
+        out = tl.join(out, odd).reshape(BLOCK_H, DIM) * tl.load(v_scale_ptr)
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     at = part_ptr + (head * splits + split).to(tl.int64)[:, None] * dim + columns[None, :]
     tl.store(at, out.to(part_ptr.dtype.element_ty), there)
@@ -189,8 +221,7 @@ def _decode_int4(
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
         real = keys < last
-        page = tl.load(table_ptr + sequence * pages + keys // PAGE, real, 0).to(tl.int64)
-        token = (page * PAGE + keys % PAGE) * kv_heads + kv_head
+        token = slots(table_ptr, sequence, pages, keys, real, PAGE) * kv_heads + kv_head
         at = token[:, None] * half + columns[None, :]
         mask = real[:, None] & (columns[None, :] < half)
         pair = token * groups
@@ -290,7 +321,7 @@ def plan(
     zeros [.., groups, 2]; table[sequences, pages], the page of each run of positions; lengths[sequences], `longest` at
     the most, as the shape of a launch must not depend on what is in memory.
 
-    Raises InputError where groups of int4 do not fit.
+    Raises InputError where groups of int4 do not fit, or heads of fp8 are not even.
     """
     (sequences, heads, dim), (_, page, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
@@ -320,6 +351,10 @@ def plan(
             num_stages=tile.num_stages,
         )  # fmt: skip
     else:
+        if v_scale is not None:
+            if dim % 2:
+                raise InputError(f"heads in fp8 must have an even number of elements; got {dim}")
+            common["v_ptr"] = v.view(torch.int16)
         launch = Launch(
             function=_decode,
             grid=(tile.splits, kv_heads, sequences),
@@ -333,8 +368,8 @@ def plan(
 def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> Tiling:
     """For `programs` before keys are split, which read `longest` keys each, `kept` as they are.
 
-    Of the stages, the pages, read first, take every other one. More fp8 keys at a time take fewer instructions each,
-    which would else be as long as reading them; wide heads have no registers for more.
+    Of the stages, the pages, read first, take every other one. More fp8 keys at a time take fewer instructions each;
+    with more of wide heads, a multiprocessor would have registers for one program less.
     """
     splits = splits_of(target, programs, longest)
     if kept.itemsize == 1 and kept.is_floating_point:

@@ -20,7 +20,7 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import CAUSAL
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .decode_attention import START, Parts, Tiling, most_splits, put_weight, span, splits_of
+from .decode_attention import START, Parts, Tiling, most_splits, put_weight, slots, span, splits_of
 from .flash_attention import weigh
 
 _LOG2_E = log2(e)
@@ -47,8 +47,7 @@ def _mla_decode(
     for token in range(first, last, BLOCK_N):
         tokens = token + tl.arange(0, BLOCK_N)
         real = tokens < last
-        page = tl.load(table_ptr + sequence * pages + tokens // PAGE, real, 0).to(tl.int64)
-        c_at = c_ptr + (page * PAGE + tokens % PAGE)[:, None] * (LATENT + ROPE)
+        c_at = c_ptr + slots(table_ptr, sequence, pages, tokens, real, PAGE)[:, None] * (LATENT + ROPE)
         c = tl.load(c_at + latent[None, :], real[:, None], 0.0)
         c_rope = tl.load(c_at + rope[None, :], real[:, None], 0.0)
         scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T))

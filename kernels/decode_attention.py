@@ -368,24 +368,28 @@ def plan(
 def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> Tiling:
     """For `programs` before keys are split, which read `longest` keys each, `kept` as they are.
 
-    Of the stages, the pages, read first, take every other one. More fp8 keys at a time take fewer instructions each;
-    with more of wide heads, a multiprocessor would have registers for one program less.
+    Of the stages, the pages, read first, take every other one: with 5, one block of keys is on the way while another is
+    used. More fp8 keys at a time take fewer instructions each; with more of wide heads, a multiprocessor would have
+    registers for one program less.
     """
     splits = splits_of(target, programs, longest)
     if kept.itemsize == 1 and kept.is_floating_point:
-        wide = dim > 128
-        return Tiling(keys=32 if wide else 128, splits=splits, num_stages=5 if wide else 3)
+        if dim > 128:
+            return Tiling(keys=32, splits=splits)
+        return Tiling(keys=128, splits=splits, num_stages=5 if target.generation >= 90 else 3)
     return Tiling(keys=64, splits=splits, num_stages=3 if dim > 128 else 5)
 
 
 def tilings(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> tuple[Tiling, ...]:
-    """Others: more and fewer splits, and blocks half or twice as large."""
+    """Others: more and fewer splits, blocks half or twice as large, and of the largest one on the way at a time."""
     rule = tiling(target, programs, longest, dim, kept)
     splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
     found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(longest)]
     if kept != torch.uint8:  # int4 has no registers for more
         more = rule.keys == 32 or (rule.keys == 64 and dim <= 128)
         found.append(replace(rule, keys=2 * rule.keys if more else rule.keys // 2, num_stages=3 if more else 5))
+    if rule.keys == 128 and rule.num_stages > 3:
+        found.append(replace(rule, num_stages=3))
     return tuple(found)
 
 

@@ -156,12 +156,12 @@ for name, place in (wanted.split(":") for wanted in sys.argv[1:]):
 
 def test_hopper_has_the_slots_and_the_registers(triton_cache):
     """Instructions leave a cache in fp8 half more than the H200's 4.8 TB/s, of 132 multiprocessors
-    at 1755 MHz at least, and four programs fit on one; with heads of 256 registers do not run out, for want of which
+    at 1755 MHz at least, and three programs fit on one; with heads of 256 registers do not run out, for want of which
     ptxas waits for each product.
     """
     decode, flash = compiled(SCRIPT, [("decode_attention", 3), ("flash_attention", 3)], triton_cache)
     assert decode["rate"] > 1.5 * 4.8e12 / 132 / 1.755e9
-    assert decode["registers"] <= 65536 / (4 * 128)
+    assert decode["registers"] <= 65536 / (3 * 128)
     assert flash["registers"] < 250
     assert not decode["spills"] + flash["spills"]
 

@@ -77,7 +77,7 @@ def _attend(
         k = _tile(k_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
         if MASKED:
             keys = key + tl.arange(0, BLOCK_N)[None, :]
-            # What queries past the last of a sequence see does not matter: those that are there see no key past its end.
+            # Queries of the sequence see no key past its end, and what those after them see does not matter.
             seen = keys <= positions[:, None] if CAUSAL else keys < kv_len
             if WINDOWED:
                 seen = seen & (keys > positions[:, None] - window)

@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
 from time import monotonic, sleep
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -38,6 +37,8 @@ from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
 from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
 from llmviewer.units import counted
+
+from .fake_cuda import Cuda
 
 H200 = load_hardware("h200")
 MACHINE = Machine(
@@ -203,52 +204,6 @@ def test_a_launch_is_disturbed_where_the_core_went_to_others_for_a_good_part_of_
     monkeypatch.setattr(timing, "_interruptions", lambda: 7)
     assert not timing.HostClock().sampler([lambda: sum(range(1000))])().disturbed
     assert timing.HostClock().sampler([lambda: sleep(0.01)])().disturbed  # as one that waits for a core
-
-
-class Cuda:
-    """A GPU whose launches take 50 us of the host's time, and as long on the GPU as they say."""
-
-    Stream = current_stream = MagicMock
-    stream = staticmethod(nullcontext)
-
-    def __init__(self):
-        self.host = self.gpu = 0.0  # when each is done [s]
-        self.hangs = False
-        self.capturing = None
-
-    def launch(self, seconds):
-        if self.capturing is not None:
-            self.capturing.seconds += seconds
-            return
-        self.host += 50e-6
-        self.gpu = max(self.gpu, self.host) + seconds
-
-    def _sleep(self, cycles):
-        self.launch(cycles / 2e9)
-
-    def Event(self, **options):  # noqa: N802 - torch's name
-        event = SimpleNamespace()
-
-        def query():
-            if not self.hangs:
-                self.host = self.gpu = max(self.gpu, self.host)
-            return not self.hangs
-
-        event.query = query
-        event.record = lambda: setattr(event, "at", max(self.gpu, self.host))
-        event.elapsed_time = lambda end: 1e3 * (end.at - event.at)
-        return event
-
-    def CUDAGraph(self):  # noqa: N802
-        graph = SimpleNamespace(seconds=0.0)
-        graph.replay = lambda: self.launch(graph.seconds)
-        return graph
-
-    @contextmanager
-    def graph(self, graph):
-        self.capturing = graph
-        yield
-        self.capturing = None
 
 
 @pytest.mark.parametrize("seconds", [3e-6, 1e-4, 2e-3])

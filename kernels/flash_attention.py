@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..errors import InputError
 from ..operators.attention import FlashAttention, Heads
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal, Everything
@@ -259,6 +260,8 @@ def plan(
 ) -> Plan:
     """q[queries, heads, dim], k and v[keys, kv_heads, dim] to o like q. Sequence i has the rows from ends[i] to
     ends[i + 1], of which there are `longest` queries at the most; ends[0] is 0. A window of 0 is none.
+
+    Raises InputError where `tile` is specialized and this attention is not what it is for.
     """
     (queries, heads, dim), kv_heads = q.shape, k.shape[1]
     padded = pow2(dim)
@@ -270,6 +273,11 @@ def plan(
         "kv_heads": kv_heads, "DIM": padded, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys,
     }  # fmt: skip
     if tile.specialized:
+        if dim != padded or window or not causal:
+            raise InputError(
+                f"warps are specialized for causal attention without a window, of heads of a power of two; got {dim} "
+                f"elements, window={window}, causal={causal}"
+            )
         triton.set_allocator(scratch)
         launch = Launch(
             function=_specialized,

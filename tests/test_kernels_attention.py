@@ -184,6 +184,14 @@ def test_heads_of_fp8_must_be_even():
         kernel.run(**inputs)
 
 
+@pytest.mark.parametrize(("dim", "sizes"), [(40, {}), (32, {"window": 5}), (32, {"both_ways": 1})])
+def test_warps_are_specialized_for_plain_causal_attention_only(dim, sizes):
+    kernel = load_kernel("flash_attention")
+    inputs = kernel.make(case("fp16", B=1, heads=1, kv_heads=1, dim=dim, q=9, kv=9, specialized=1, **sizes), "cpu", 0)
+    with pytest.raises(InputError, match=rf"heads of a power of two; got {dim} elements, window="):
+        kernel.run(**inputs)
+
+
 def test_a_query_does_not_see_what_comes_after_it_nor_other_sequences():
     kernel = load_kernel("flash_attention")
     inputs = kernel.make(case("fp16", B=2, heads=2, kv_heads=1, dim=32, q=40, kv=40), "cpu", 1)

@@ -40,6 +40,21 @@ def tile_of(index, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl
 
 
 @triton.jit
+def rows_of(source, first, last, start, k, ROWS: tl.constexpr, DEPTH: tl.constexpr, DESCRIBED: tl.constexpr):
+    """ROWS rows of a matrix from `first` on, DEPTH of their k elements from `start` on; those past k are zero, and what
+    rows from `last` on hold is not to be stored.
+
+    GPUs without TMA load by pointers: for them a descriptor becomes loads that no loop overlaps with its products.
+    """
+    if DESCRIBED:
+        tile = source.load([first, start])
+    else:
+        rows, ks = tl.minimum(first + tl.arange(0, ROWS), last - 1), start + tl.arange(0, DEPTH)
+        tile = tl.load(source + rows.to(tl.int64)[:, None] * k + ks[None, :], ks[None, :] < k, 0.0)
+    return tile
+
+
+@triton.jit
 def _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES: tl.constexpr):
     """Sums in fp32, times the scales of both operands: 1 is one for all of each, 2 one for each row of each."""
     sums = sums.to(tl.float32)

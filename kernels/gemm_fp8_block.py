@@ -17,23 +17,9 @@ from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED
 from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, linear, others, partial, put, splits, tile_of, tiles_of, workload
+from .gemm import GROUP_M, Tiling, linear, others, partial, put, rows_of, splits, tile_of, tiles_of, workload
 
 BLOCK = 128
-
-
-@triton.jit
-def _tile(source, first, last, start, k, ROWS: tl.constexpr, BLOCK: tl.constexpr, DESCRIBED: tl.constexpr):
-    """A block of ROWS rows from `first` on; those from `last` on are zero, or the last again, and not stored.
-
-    GPUs without TMA load by pointers: for them a descriptor becomes loads that no loop overlaps with its products.
-    """
-    if DESCRIBED:
-        tile = source.load([first, start])
-    else:
-        rows = tl.minimum(first + tl.arange(0, ROWS), last - 1)
-        tile = tl.load(source + rows.to(tl.int64)[:, None] * k + start + tl.arange(0, BLOCK)[None, :])
-    return tile
 
 
 @triton.jit
@@ -51,8 +37,8 @@ def _block_scaled(
     last = k // BLOCK - 1
     x_scale, w_scale = tl.load(x_scale_at + first * m), tl.load(w_scale_at + first)
     for block in range(first, min(first + depth // BLOCK, last + 1)):
-        x = _tile(x_rows, row * BLOCK_M, m, block * BLOCK, k, BLOCK_M, BLOCK, DESCRIBED)
-        w = _tile(w_rows, column * BLOCK_N, n, block * BLOCK, k, BLOCK_N, BLOCK, DESCRIBED)
+        x = rows_of(x_rows, row * BLOCK_M, m, block * BLOCK, k, BLOCK_M, BLOCK, DESCRIBED)
+        w = rows_of(w_rows, column * BLOCK_N, n, block * BLOCK, k, BLOCK_N, BLOCK, DESCRIBED)
         sums += tl.dot(x, w.T) * (x_scale * w_scale)[:, None]
         # Those of the next block: no scale is waited for when it is needed.
         after = min(block + 1, last)

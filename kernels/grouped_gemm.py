@@ -21,22 +21,7 @@ from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import ExpertsLinear
 from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, tile_of, tolerance, workload
-
-
-@triton.jit
-def _tile(source, row, last, k_start, k, ROWS: tl.constexpr, DEPTH: tl.constexpr, DESCRIBED: tl.constexpr):
-    """ROWS rows of w from `row` on, transposed; those from `last` on are whatever is there.
-
-    Without TMA, descriptors become loads that no loop overlaps with its products, so pointers it is.
-    """
-    if DESCRIBED:
-        tile = source.load([row, k_start]).T
-    else:
-        rows, ks = row + tl.arange(0, ROWS), k_start + tl.arange(0, DEPTH)
-        at = source + tl.minimum(rows, last - 1).to(tl.int64)[None, :] * k + ks[:, None]
-        tile = tl.load(at, ks[:, None] < k, 0.0)
-    return tile
+from .gemm import GROUP_M, Tiling, rows_of, tile_of, tolerance, workload
 
 
 @triton.jit
@@ -67,9 +52,11 @@ def _grouped(
         ups = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for done in range(0, k, BLOCK_K):
             x = tl.load(x_at + done, there[:, None] if EVEN else there[:, None] & (ks[None, :] < k - done), 0.0)
-            sums = tl.dot(x, _tile(w_rows, w_row, last, done, k, BLOCK_N, BLOCK_K, DESCRIBED), sums)
+            w = rows_of(w_rows, w_row, last, done, k, BLOCK_N, BLOCK_K, DESCRIBED)
+            sums = tl.dot(x, w.T, sums)
             if GATED:
-                ups = tl.dot(x, _tile(w_rows, w_row + n, last, done, k, BLOCK_N, BLOCK_K, DESCRIBED), ups)
+                w = rows_of(w_rows, w_row + n, last, done, k, BLOCK_N, BLOCK_K, DESCRIBED)
+                ups = tl.dot(x, w.T, ups)
         if GATED:
             sums = sums / (1 + tl.exp(-sums)) * ups
         columns = column * BLOCK_N + tl.arange(0, BLOCK_N)

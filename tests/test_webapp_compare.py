@@ -92,11 +92,20 @@ def test_a_pin_that_is_wrong_says_so(pin, message):
     assert "Unpin A" in _shown(state)
 
 
+def test_a_link_says_what_a_setting_that_it_has_not_is_called():
+    told = {query: State.of_link(query)[1] for query in ("?hw=h100", "?kv-len=3", "?batches=3")}
+    assert told == {
+        "?hw=h100": ("link: no setting 'hw'; in a link it is on",),
+        "?kv-len=3": ("link: no setting 'kv-len'; in a link it is context",),
+        "?batches=3": ("link: no setting 'batches'; did you mean batch?",),
+    }
+
+
 def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
     state, notices = State.of_link("?tab=overview&pins=zzz|batch%3D0|batch%3D8")
     assert state.pins == ("zzz", "batch=0", "batch=8")
     assert notices == (
-        "link: pins: 'zzz' is not known to this page",
+        "link: pins: no setting 'zzz'; none of 32 names is like it",
         "link: pins: batch: must be a whole number from 1 to 65,536; got 0; the usual one is shown",
     )
 

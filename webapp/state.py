@@ -29,6 +29,11 @@ _LONGEST_TEXT: Final = 300
 _LONGEST_PIN: Final = 700
 _CALLED: Final = re.compile(rf"{MINE}([a-z0-9._-]+)")  # files that a pin names
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")
+# What options of commands are called in links, where they differ.
+_LINK_NAMES: Final = {
+    "hw": "on", "hardware": "on", "device": "on", "devices": "on", "with": "techniques", "expert_skew": "skew",
+    "kv_len": "context", "hardware_set": "set",
+}  # fmt: skip
 _READ_MOST: Final = 2_000_000  # of a link, before anything is made of it [characters]
 
 
@@ -257,7 +262,7 @@ class State:
                 elif key in KINDS:
                     found[key] = KINDS[key].check(KINDS[key].read(text))
                 else:
-                    notices.append(f"link: {key[:40]!r} is not known to this page")
+                    notices.append(f"link: no setting {key[:40]!r}; {_setting_like(key)}")
             except ValueError as error:
                 notices.append(f"link: {key}: {error}; the usual one is shown")
         state = cls(**found)
@@ -369,6 +374,12 @@ def _written(value: object) -> str:
 def _packed(file: File) -> str:
     data = base64.urlsafe_b64encode(zlib.compress(file.text.encode(), 9)).decode().rstrip("=")
     return f"{file.name}~{data}"
+
+
+def _setting_like(key: str) -> str:
+    """The key of a link that a reader may have meant by `key`."""
+    own = _LINK_NAMES.get(key.lower().replace("-", "_"))
+    return f"in a link it is {own}" if own else suggest(key[:40], KINDS)
 
 
 def _unpacked(text: str) -> File:

@@ -1,1 +1,11 @@
-"""Requests that arrive over time: what a device makes of them in the steady state, step by step, and which to buy."""
+"""Serving requests that arrive over time, on bounds and expected times of steps.
+
+Modules in reading order:
+  requests     traffic, lengths, trace_files: arrivals, lengths of prompts and answers, files of both
+  one copy     steps, step_times, stages: times of steps, memory; policy, kv_cache, prefix_cache, progress: scheduling
+  simulation   server, prefill_pool: discrete events; metrics, outcome: results; simulation: simulate()
+  closed form  demand, balance, markov_chain, steady: steady state of one copy; saturation: saturate()
+  planning     load, placement, fleet_times, steady_grid: the same on many devices at once; candidates, pairing, search,
+               service_plan: settings that meet the goals; planning: plan()
+  advice       options, objectives, recommendation: recommend()
+"""

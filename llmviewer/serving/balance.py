@@ -1,4 +1,4 @@
-"""Where departures keep up with arrivals, among numbers of sequences that decode together: Little's law."""
+"""The number of concurrently decoding sequences at which departures keep up with arrivals, by Little's law."""
 
 from __future__ import annotations
 

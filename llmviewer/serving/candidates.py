@@ -1,4 +1,4 @@
-"""A setting that may serve a load, judged in closed form: copies of a model on devices of one kind."""
+"""Candidates of a plan: copies of a model on devices of one kind, evaluated in closed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests ask of a copy: their lengths, and what reading them takes beside those that decode."""
+"""The demand of requests on a copy: their lengths, and the time to read prompts beside decoding sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long prompts and decode steps take on many devices at once: at the bound, and as expected of kernels."""
+"""Bounds and expected times of prefills and decode steps, on many devices at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory for caches, handed out in blocks of tokens (arXiv:2309.06180)."""
+"""KV cache memory, allocated in blocks of tokens (PagedAttention, arXiv:2309.06180)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions of whole numbers of tokens."""
+"""Distributions of the lengths of prompts and answers, in whole tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A load that copies of a model are to serve, and how long the steps take that serve it, on many devices at once."""
+"""The load that a plan must serve, and times of its steps on many devices at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that read prompts and steps that decode alone, which follow each other as prompts come: a Markov chain."""
+"""A Markov chain of steps that read prompts and steps that only decode, as prompts arrive at random."""
 
 from __future__ import annotations
 

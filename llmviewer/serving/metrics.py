@@ -1,4 +1,4 @@
-"""What became of requests that a copy served, and where its time went."""
+"""Times of the requests that a copy served, and how its own time was spent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole answer of every sequence on a setting, and what of it is to be better."""
+"""Objectives of advice: latency, TTFT, TPOT or throughput of a generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done to make a model faster on a device: techniques, precisions, layouts, larger batches."""
+"""Options to make a model faster on a device: techniques, precisions, layouts, larger batches."""
 
 from __future__ import annotations
 

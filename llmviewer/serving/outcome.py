@@ -1,4 +1,4 @@
-"""What became of requests that arrive over time: what each waits, what holds them up, and what that costs."""
+"""Results of a simulation: times of each request, what limits them, and what they cost."""
 
 from __future__ import annotations
 
@@ -45,19 +45,17 @@ class Goals:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation(Rows):
-    """What became of all requests where steps take as long as their lower bounds.
+    """Times of all requests, with steps at their lower bounds.
 
-    expected  the same requests where steps take as long as is expected of kernels; None where nothing is expected of
-              them, for the reason `unknown`, and of what is expected itself
-    setting   of one copy of the model; of those that decode, where others read the prompts
-    reads     of one copy that reads prompts, where those are others
-    readers   copies that do
-    copies    of the model, the readers apart
-    servers   of them and of their ranks, those that take steps of their own
-    closed    means in closed form, as one copy has them; None where prompts are read elsewhere, and where ranks wait
-              for each other
-
-    reading_utilization is the part of the time, until the last prompt is read, in which a reader works.
+    expected  the same requests with steps at their expected times; None if there are none, for the reason `unknown`,
+              and in the expected simulation itself
+    setting   one copy of the model; one that decodes, if prefills run on separate copies
+    reads     one copy that runs prefills, if these are separate
+    readers   number of separate copies for prefills
+    copies    number of other copies
+    servers   ranks of all copies that take steps independently of each other
+    closed    closed-form means for one copy; None with separate prefill copies, or if ranks wait for each other
+    reading_utilization  share of the time until the last prefill ends in which a prefill copy is busy
     """
 
     setting: Setting = field(repr=False)
@@ -85,7 +83,7 @@ class Simulation(Rows):
 
     @property
     def likely(self) -> Simulation:
-        """What is expected, where something is."""
+        """The expected simulation if there is one, else that at the bound."""
         return self.expected or self
 
     @property

@@ -1,7 +1,7 @@
-"""Copies that read prompts beside copies that write the answers, in closed form, for many pairs of settings at once.
+"""Disaggregated prefill and decode in closed form, for many pairs of settings at once.
 
-Readers are a queue of several servers that all take equally long (M/D/c, in the approximation of Sakasegawa 1977;
-of one reader it is exact, and what DistServe has, arXiv:2401.09670).
+Copies that run prefills are a queue of several servers with equal service times: M/D/c, in the approximation of
+Sakasegawa 1977, which is exact for one copy, as in DistServe (arXiv:2401.09670).
 """
 
 from __future__ import annotations

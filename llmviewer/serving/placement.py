@@ -1,4 +1,4 @@
-"""A setting laid out on many devices at once: those together that run the same graphs, and why the others do not."""
+"""A setting on many devices at once: groups of devices that run equal graphs, and why others cannot run it."""
 
 from __future__ import annotations
 

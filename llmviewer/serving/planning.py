@@ -1,4 +1,4 @@
-"""plan(): which devices, how many, laid out how, in which precision and with which batch, serve a load for least."""
+"""plan(): the devices, their number, layout, precision and batch that serve a load at the lowest cost."""
 
 from __future__ import annotations
 
@@ -72,26 +72,29 @@ def plan(
     bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> ServicePlan:
-    """The cheapest way to serve `rate` requests a second within `ttft` and `tpot` seconds on average.
+    """The cheapest way to serve `rate` requests per second within mean times `ttft` and `tpot` [s].
 
-    prompt, gen  tokens of each request, which come at random (Poisson)
-    hardware     those that can be bought of those that ship, and those of the user's folder, if None
-    layouts      of one copy of the model, as "tp=4 pp=2"; "" is one device; if None those of usual_layouts()
-    batches      limits of sequences at a time among which one is chosen, and 1
-    by           "cost", "energy" (watts at TDP) or "devices"; the first of these that is known, if None
-    years        over which a purchase is spread where a device has no cloud price
-    library      whose kernels are expected; of which most was measured on each device if ""
-    engine       that launches them; no gaps between them if ""
-    profiles     files that `llmviewer calibrate` wrote, before those that ship
-    hardware_set what-ifs on every device, as those of analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
-    techniques   that all settings have: those of simulate()
-    disaggregated     whether copies that only read prompts, beside others that only write answers, are tried too
-    prefill_hardware  devices of which any may read for any of `hardware`; each kind for itself if None
-    kv_transfer       as of simulate(); so is kv_link
-    bound        whether lower bounds are to keep to the goals, and nothing is expected
-    progress     is told of layouts and precisions done, and of how many there are
+    prompt, gen       tokens of each request; requests arrive at random (Poisson)
+    hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
+    max_devices       most devices of all copies together
+    layouts           layouts of one copy of the model, as in "tp=4 pp=2"; "": one device; None: usual_layouts()
+    quants            precisions to choose from
+    batches           limits of concurrent sequences to choose from, besides 1
+    by                "cost", "energy" (watts at TDP) or "devices"; None: the first of these that is known
+    years             time of use over which a purchase price is spread, for devices without a cloud price
+    library           kernel library of expected times; "": the one with most measurements on each device
+    engine            serving engine that launches the kernels; "": no gaps between launches
+    profiles          files that `llmviewer calibrate` wrote; they take precedence over shipped ones
+    hardware_set      what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
+    techniques        techniques of all settings, as in simulate()
+    disaggregated     whether to also try separate copies for prefill and for decode
+    prefill_hardware  devices that may run prefills for any of `hardware`; None: the same device on both sides
+    kv_transfer, kv_link  as in simulate()
+    bound             whether lower bounds have to meet the goals, without expected times
+    progress          called with the number of finished combinations of layout and precision, and of all
 
-    Prompts are read before others go on (prefill-first), or elsewhere, in the closed forms of docs/serving.md.
+    Prefills take precedence over decode steps (prefill-first), or run on separate copies; docs/serving.md has the
+    closed forms.
 
     Raises InputError where something given cannot be used.
     """

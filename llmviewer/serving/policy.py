@@ -1,4 +1,4 @@
-"""In what order a device reads prompts and writes answers."""
+"""Scheduling policies: the order in which a device runs prefills and decode steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefills and decode steps on devices of their own, several of each (arXiv:2311.18677, arXiv:2401.09670)."""
+"""Prefills and decode steps on separate devices, several of each (arXiv:2311.18677, arXiv:2401.09670)."""
 
 from __future__ import annotations
 

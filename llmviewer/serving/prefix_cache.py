@@ -1,5 +1,6 @@
-"""Blocks of prompts that stay in a rank's memory when nobody works on them, as far as there is room: those that were
-used last longest ago go first (LRU), as in vLLM's and SGLang's caches.
+"""The prefix cache of a rank: blocks of earlier prompts in memory that running sequences leave free.
+
+The least recently used block is evicted first, as in vLLM and SGLang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How answers grow: the tokens that there are of each after every pass that goes on with it."""
+"""Progress of answers: the tokens generated after each pass, one or several per pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recommend(): what each technique would buy for a model on a device, alone and with others, and what would remain."""
+"""recommend(): the gain of each technique for a model on a device, alone and combined, and what bounds it then."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class Line:
 
     @property
     def touches(self) -> Touches:
-        """The most that any of them touches."""
+        """What all options together change: the last in the order of Touches."""
         return max((option.touches for option in self.options), key=list(Touches).index)
 
     def at_hand(self) -> int:
-        """A rank of what has to be there first: the same weights, a draft of its own, other weights."""
+        """The place of its group: the same weights, a draft, other weights."""
         return [*dict.fromkeys(each.needs for each in Touches)].index(self.touches.needs)
 
     @property
@@ -112,8 +112,8 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice(Rows):
-    """The answer. `alone` and `together` have first what the same weights do, then what takes a draft of its own, then
-    what takes other weights; of each the best first, by what is expected where that is known.
+    """The result of recommend(). `alone` and `together` are in groups: options for the same weights, options that need
+    a draft, and options that need other weights; each group has the best first, by expected times if known.
 
     idle     options that would not help, or make it worse
     large    options with which it does not fit the memory
@@ -189,16 +189,16 @@ def recommend(
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, steps: None,
 ) -> Advice:
-    """Every technique with its usual parameters, precisions, degrees of parallelism: what each would buy here.
+    """The gain of each technique with its usual parameters, of precisions, and of degrees of parallelism.
 
-    wanted       "latency", "ttft", "tpot" or "throughput"
-    given        techniques that are in use already; the other arguments are as those of analyze()
-    max_devices  up to which tensor parallelism is tried
-    without      "answers", "draft" and "model" leave out what changes the answers, and what needs a draft or a model
-                 that was made for it
-    progress     is told of options and combinations done, and of how many there may be
+    wanted       what to improve: "latency", "ttft", "tpot" or "throughput"
+    given        techniques already in use; the other arguments are as in analyze()
+    max_devices  most devices for tensor parallelism
+    without      "answers" leaves out techniques that change the answers, "draft" those that need a draft model or draft
+                 heads, "model" those that need other weights
+    progress     called with the number of finished options and combinations, and of all at most
 
-    Raises InputError where something given cannot be used, or where the model does not generate.
+    Raises InputError if an argument is invalid, or the model does not generate.
     """
     aim = among("wanted", wanted, Objective)
     used = several("given", given)

@@ -1,4 +1,4 @@
-"""saturate(): what copies of a model serve at most, where requests are always waiting."""
+"""saturate(): the maximum throughput of copies of a model, with requests always waiting."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _MOSTLY: Final = 0.5  # of the sequences that are worked on, when more of them w
 
 @dataclass(frozen=True, kw_only=True)
 class Sustained:
-    """What all copies together keep up.
+    """Sustained throughput of all copies together.
 
-    policy          of each
-    capped          sequences at a time are as many as was said, and not as memory has room for
-    running         sequences that a copy works on at a time, and `decoding` those that decode, by Little's law
-    halved          part of it that half as many sequences at a time would serve, by the closed form
-    span_s          that was measured: of one server, without the steps in which it fills up or runs empty
-    closed          of one copy in closed form; None where ranks wait for each other
+    policy    scheduling policy of each copy
+    capped    whether concurrent sequences are limited by max_batch, not by memory
+    running   mean sequences in progress per copy; `decoding`: those that decode, by Little's law
+    halved    throughput with half as many concurrent sequences over this one, in closed form
+    span_s    measured time span of one server, without the steps in which it fills or drains
+    closed    closed form of one copy; None if ranks wait for each other
     """
 
     policy: Policy
@@ -118,11 +118,11 @@ class Sustained:
 
 @dataclass(frozen=True, kw_only=True)
 class Saturation(Rows):
-    """What copies serve at most: at the bound, and as expected of kernels where something is.
+    """Maximum throughput of copies: at the bound, and as expected if expected times are known.
 
-    searched  whether the policy was looked for, as none was given
-    requests  of one server, which stands for all: copies, and ranks that take steps of their own
-    unknown   why nothing is expected; "" where something is, or bounds alone were asked for
+    searched  whether the policy was searched, as none was given
+    traffic   requests of one server (a copy, or a rank that takes steps independently), which stands for all
+    unknown   why there are no expected times; "" if there are, or if only bounds were requested
     """
 
     setting: Setting = field(repr=False)
@@ -226,15 +226,17 @@ def saturate(
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
 ) -> Saturation:
-    """What `copies` serve at most, measured from when those are answered that they were busy with at first (a batch, if
-    that is read and written as a whole), until nobody waits any more. All requests wait from the start.
+    """The maximum throughput of `copies`, with all requests waiting from the start.
 
-    policy     that of the engine; without one, chunks of as many tokens as it takes to serve most, if None
-    requests   of a copy; six times as many as it has at a time, or more, and 1000 at least, if None
-    max_batch  sequences at a time; as many as memory has room for, up to the engine's or 2048, if None
-    The other arguments are those of simulate().
+    It is measured from the end of the first sequences (of the first batch, if the policy serves whole batches) until no
+    request waits.
 
-    Raises InputError where something given cannot be used, a request does not fit, or there are too few of them.
+    policy     None: that of the engine; without an engine, chunks of the size with the highest throughput
+    requests   requests per copy; None: at least six times the concurrent sequences, and at least 1000
+    max_batch  most concurrent sequences; None: as many as fit the memory, up to the limit of the engine, or 2048
+    The other arguments are as in simulate().
+
+    Raises InputError if an argument is invalid, a request does not fit the memory, or there are too few requests.
     """
     arguments.bound_alone(bound, library, engine, profiles)
     arguments.positive(years=years)

@@ -1,4 +1,4 @@
-"""What a plan is found among: a model in every precision and layout, on every device."""
+"""The search space of a plan: a model in every precision and layout, on every device."""
 
 from __future__ import annotations
 

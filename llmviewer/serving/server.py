@@ -1,7 +1,7 @@
-"""One copy of a model, on one device or several, that serves requests step by step: a discrete-event simulation.
+"""A discrete-event simulation of one copy of a model, on one device or several, that serves requests step by step.
 
-Decode steps between two events are taken together: as long as nobody comes or goes only the lengths grow, and the time
-of a step is a line in them.
+Decode steps between two events are simulated together: while no sequence starts or ends, only lengths grow, and the
+time of a step is linear in them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A service plan: which settings serve a load, and which of them takes least."""
+"""A service plan: the settings that serve a load, and the cheapest of them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,20 @@ _BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_p
 
 @dataclass(frozen=True, kw_only=True)
 class ServicePlan(Rows):
-    """The answer. Every candidate has the fewest copies that keep to the goals, or that come closest.
+    """The result of plan(). Every candidate has the fewest copies that meet the goals, or come closest to them.
 
-    kernels     whose times are expected, "" where that is of which most was measured on each; None where all is of
-                lower bounds
-    able        those that keep to them, cheapest first, of equal prices the precision published, then the one with the
-                most bits; those without a price last
-    unmeasured  those that do at the bound, where nothing is expected of their kernels
-    lowest      the cheapest where steps take as long as their lower bounds, of those without readers and of those with
-                them, where there are any
-    rejected    for each device that is in none of them, the candidate that comes closest; nearest first
-    considered  how many devices were; `priced` of them have a price, and `left_out` are those that nobody named and
-                nobody can buy
-    kv_transfer  when caches travel from copies that read to others that write, over `kv_link`; None where all do both
-    asked_by    what was asked to be low; None where that was left to what is known
-    tried       how many settings of devices, layouts, precisions, copies and batches there were
-    common      arguments of plan() that simulate() has too
+    kernels      kernel library of expected times; "": the one with most measurements on each device; None: bounds only
+    able         candidates that meet the goals, cheapest first; at equal prices the published precision, then the one
+                 with the most bits; candidates without a price last
+    unmeasured   candidates that meet the goals at the bound, without expected times
+    lowest       the cheapest candidates at the bound, without and with separate prefill copies
+    rejected     for each other device, the candidate that comes closest to the goals; closest first
+    considered   number of devices considered; `priced` of them have a price
+    left_out     devices left out, as they were not named and are not for sale
+    kv_transfer  when caches are sent from prefill copies to decode copies, over `kv_link`; None: no separate copies
+    asked_by     the measure to minimize, as given; None if it was not given
+    tried        number of combinations of devices, layouts, precisions, copies and batches
+    common       arguments of plan() that simulate() has too
     """
 
     model: Model = field(repr=False)

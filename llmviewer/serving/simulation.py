@@ -1,4 +1,4 @@
-"""simulate(): requests that arrive over time at copies of a model: what each waits, and what holds them up."""
+"""simulate(): copies of a model serve requests that arrive over time."""
 
 from __future__ import annotations
 
@@ -76,30 +76,32 @@ def simulate(
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
 ) -> Simulation:
-    """`requests` that arrive at random, `rate` a second, or those of a file, served step by step: with steps as long as
-    their lower bounds, and the same requests again with steps as long as is expected of kernels.
+    """Serves requests step by step, once with steps at their lower bounds and once at their expected times.
 
-    arrivals          a CSV file with timestamp, prompt, gen and maybe cached, or a .jsonl as Mooncake's
-    prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; 1024 if None [tokens]
-    gen_lengths       likewise; 128 if None [tokens]
-    policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step
-    requests          1000 if None
-    max_batch, block  sequences at a time, the engine's or 256 if None; tokens of a block of the cache
-    copies            of the model, each on the devices of `layout`, which get requests in turn
-    readers           copies that read prompts, so that the others decode only, on `prefill_hardware` and in
-                      `prefill_layout` if given
-    kv_transfer       as of disaggregate(), "after" if None; so is kv_link, "scale-out" if None
-    ttft, tpot        goals that requests are held to [s]
-    years             over which a purchase is spread where a device has no cloud price
+    rate              mean requests per second, with random arrivals (Poisson)
+    arrivals          in place of rate: a CSV file with columns timestamp, prompt, gen and optionally cached, or a
+                      .jsonl trace like Mooncake's
+    prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; None: 1024 [tokens]
+    gen_lengths       the same; None: 128 [tokens]
+    policy            one of POLICIES; None: that of the engine, else "chunked:512" (512 tokens per step)
+    requests          number of requests; None: 1000
+    max_batch         most concurrent sequences; None: the limit of the engine, else 256
+    block             tokens per block of the KV cache; None: that of the engine, else 16
+    copies            copies of the model, each on the devices of `layout`; requests are assigned in turn
+    readers           additional copies that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
+                      the others then only decode
+    kv_transfer       as in disaggregate(); None: "after"
+    kv_link           as in disaggregate(); None: "scale-out"
+    ttft, tpot        goals of each request [s]
+    years             time of use over which a purchase price is spread, for devices without a cloud price
     hardware_set      what-ifs on both kinds of device, or on one, as in "h100-sxm:memory.bandwidth=2x"
-    techniques        those that change what a step does, draft for it, or find prompts in a cache
-    library           whose kernels are expected; of which most was measured on the device if ""
-    engine            one of ENGINES, whose steps are expected, and whose policy and block are meant where none are
-                      given
-    profiles          files that `llmviewer calibrate` wrote, before those that ship
-    bound             lower bounds alone
+    techniques        techniques that change steps, draft tokens or cache prompts
+    library           kernel library of expected times; "": the one with most measurements on the device
+    engine            one of ENGINES: its kernels, host overhead, and default policy, block and max_batch
+    profiles          files that `llmviewer calibrate` wrote; they take precedence over shipped ones
+    bound             lower bounds only
 
-    Raises InputError where something given cannot be used, or where a request does not fit.
+    Raises InputError if an argument is invalid, or a request does not fit the memory.
     """
     arguments.number(ttft=ttft, tpot=tpot)
     arguments.positive(years=years)

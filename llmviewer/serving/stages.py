@@ -1,5 +1,6 @@
-"""What the stages of a pipeline take for a step of all ranks that wait for each other: attention and dense layers as
-long as the rank with most to do, experts as long as the tokens of all ranks take them.
+"""Times of pipeline stages for a step that all waiting ranks take together.
+
+Attention and dense layers take as long as on the busiest rank, experts as long as the tokens of all ranks need.
 """
 
 from __future__ import annotations

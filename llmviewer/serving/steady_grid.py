@@ -1,4 +1,4 @@
-"""The steady state of a copy under a load in closed form, on many devices and at many rates at once."""
+"""The steady state of a copy in closed form, on many devices and at many rates at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What steps of any mixture take: their lower bounds, and what kernels are expected to, which is worked out at some
-shapes and over its bound is a line between them.
+"""Bounds and expected times of steps with any mix of prompts and decoding sequences.
+
+The ratio of expected time to bound is computed at some shapes, and interpolated linearly between them.
 """
 
 from __future__ import annotations

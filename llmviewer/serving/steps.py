@@ -1,4 +1,4 @@
-"""How long single steps of a device take, and what its memory holds: all that a scheduler asks of the engine."""
+"""Times of single steps and memory of a device: all that a scheduler needs of the cost model."""
 
 from __future__ import annotations
 

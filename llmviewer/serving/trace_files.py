@@ -1,4 +1,4 @@
-"""Requests that a file says: tables, and traces in lines of JSON."""
+"""Requests read from files: tables, and traces in JSON lines."""
 
 from __future__ import annotations
 

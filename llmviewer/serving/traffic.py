@@ -1,4 +1,4 @@
-"""Requests: when each arrives, what it brings and what is written for it."""
+"""Requests: arrival times, prompts and lengths of answers."""
 
 from __future__ import annotations
 

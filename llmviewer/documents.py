@@ -24,6 +24,8 @@ LARGEST = 2**53  # whole numbers up to here are exact as floats
 MOST_BYTES = 64 * 2**20  # largest document: the index of hundreds of thousands of tensors fits
 _SHORT = 16_000  # characters; no nesting in them overflows the stack of the C parser, which has no check
 _DEEPEST = 100
+_BETWEEN = re.compile(r"[\s_-]+")  # words of a name
+_MARKS = re.compile(r"\((?:r|tm)\)")  # in names that drivers give
 _TELLING = 200  # characters of a value in an error
 
 
@@ -91,6 +93,11 @@ def check_path(name: str) -> None:
         raise InputError(f"{name}: there is no such file or folder")
 
 
+def plain(name: str) -> str:
+    """A name without what everybody writes differently: capitals, trademarks, spaces and hyphens."""
+    return _BETWEEN.sub("", _MARKS.sub("", name.lower()))
+
+
 def is_there(name: str) -> bool:
     """Whether a file or folder `name` exists; False for names that are too long."""
     try:
@@ -105,7 +112,14 @@ def _document(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Section:
-    text = _document(path)
+    return parse_yaml(_document(path), path)
+
+
+def parse_yaml(text: str, path: Path) -> Section:
+    """What `text` of the file `path` says.
+
+    Raises InputError, with file, line and column, if it is no mapping in YAML.
+    """
     too_deep = InputError(f"{path}: is not readable YAML: nested too deeply")
     try:
         deep = len(text) > _SHORT and any(depth > _DEEPEST for depth in _depths(text))

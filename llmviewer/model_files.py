@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ._layout import data_dir
 from .architectures import builder
 from .devices.files import known_file
-from .documents import Section, check_path, is_there, read_json, read_text, read_yaml
+from .documents import Section, check_path, is_there, plain, read_json, read_text, read_yaml
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
@@ -64,9 +64,9 @@ def model_names() -> tuple[str, ...]:
 def load_model(name: str) -> Model:
     """The model of a name.
 
-    `name` is a name or alias of a shipped model; the path of a YAML file, a config.json, a GGUF or safetensors file, or
-    a folder with a config.json; org/name or org/name@revision on the Hugging Face hub; or package.module:callable,
-    which returns a torch.nn.Module.
+    `name` is a name or alias of a shipped model, with capitals and spaces or not; the path of a YAML file, a
+    config.json, a GGUF or safetensors file, or a folder with a config.json; org/name or org/name@revision on the
+    Hugging Face hub; or package.module:callable, which returns a torch.nn.Module.
 
     Raises InputError if there is no such model, with the nearest names, or if the file is invalid.
     """
@@ -87,7 +87,7 @@ def load_model(name: str) -> Model:
         return load_traced(name)
     files = sorted(folder.glob("*.yaml"))
     for path in files:  # parsing all of them is slow
-        if wanted in _lowered(path) and wanted in _aliases(path):
+        if plain(name) in _plainly(path) and plain(name) in map(plain, (path.stem, *_aliases(path))):
             return _shipped(path)
     if is_there(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
@@ -105,8 +105,8 @@ def load_model(name: str) -> Model:
 
 
 @cache
-def _lowered(path: Path) -> str:
-    return read_text(path).lower()
+def _plainly(path: Path) -> str:
+    return plain(read_text(path))
 
 
 @cache

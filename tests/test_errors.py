@@ -120,7 +120,7 @@ def test_an_unknown_model_is_told_its_nearest_names(name, nearest):
     ("name", "nearest"),
     [
         ("h10", "h100 or h100-nvl or h100-pcie"),
-        ("rtx4090", "rtx-4090 or rtx-4090d or rtx-5090"),
+        ("rtx409", "rtx-4090 or rtx-4090-d or rtx-5090"),
     ],
 )
 def test_an_unknown_device_is_told_its_nearest_names(name, nearest):

@@ -22,6 +22,7 @@ from llmviewer.devices.files import (
 )
 from llmviewer.devices.keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
 from llmviewer.devices.local import draft
+from llmviewer.documents import plain
 from llmviewer.errors import InputError
 from llmviewer.units import parse
 
@@ -297,7 +298,7 @@ def test_a_note_explains_a_sparse_rate_that_is_not_twice_the_dense_one(chip):
 
 def test_a_name_of_another_device_is_a_clash(chip):
     device = load_hardware(chip("[chippy]", "[T4]"))
-    assert clashes(device, hardware_aliases()) == ("aliases: t4 is a name of t4 too",)
+    assert clashes(device, hardware_aliases()) == ("aliases: T4 is a name of t4 too",)
     assert clashes(load_hardware("t4"), hardware_aliases()) == ()
 
 
@@ -329,6 +330,31 @@ def test_check_without_a_name_checks_all(capsys):
 def test_a_folder_of_the_user_adds_devices_and_their_aliases(folder):
     assert {"chip", "t4"} <= set(hardware_names())
     assert load_hardware("chippy") == load_hardware("CHIP") == load_hardware(str(folder / "chip.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("RTX 4090", "rtx-4090"), ("rtx4090", "rtx-4090"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"), ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("nvidia_h200", "h200-sxm"),
+        ("NVIDIA GH200 480GB", "gh200"), ("AMD Instinct MI300X", "mi300x"), ("Apple M3 Max", "m3-max"),
+        ("Intel(R) Arc(TM) B580", "arc-b580"), ("Google TPU v5e", "tpu-v5e"),
+    ],
+)  # fmt: skip
+def test_names_may_be_written_as_drivers_and_people_do(written, name):
+    assert load_hardware(written).name == name
+
+
+@pytest.mark.parametrize("written", ["A100", "NVIDIA A100", "V100", "AMD T4", "NVIDIA", "NVIDIA RTX 5090 Laptop GPU"])
+def test_no_name_stands_for_a_device_that_it_may_not_mean(written):
+    with pytest.raises(InputError, match="no hardware"):
+        load_hardware(written)
+
+
+def test_no_alias_says_what_goes_without_saying():
+    for name, called in hardware_aliases().items():
+        ways = [plain(each).removeprefix(load_hardware(name).vendor) for each in called]
+        assert len({*ways}) == len(ways), called
 
 
 def test_a_folder_of_the_user_overrides_names_and_aliases(folder, chip):

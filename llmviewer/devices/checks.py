@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
+from ..documents import plain
 from .hardware import Hardware, products
 from .keys import ON_CHIP
 
@@ -50,13 +51,13 @@ def violations(device: Hardware) -> tuple[str, ...]:
 
 def clashes(device: Hardware, aliases: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Names of a device that other devices also have. `aliases`: all names of each device."""
-    own = (device.name, *(alias.lower() for alias in device.aliases))
+    own = (device.name, *device.aliases)
     return tuple(
         f"aliases: {name} is a name of {other} too"
         for other, names in aliases.items()
         if other != device.name
         for name in own
-        if name in names
+        if plain(name) in map(plain, names)
     )
 
 

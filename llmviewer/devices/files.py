@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 from typing import Final
 
 from .._layout import PATH_VARIABLE, data_dir
-from ..documents import Section, check_path, is_there, read_text, read_yaml
+from ..documents import Section, check_path, is_there, parse_yaml, plain, read_text, read_yaml
 from ..errors import InputError, suggest
 from ..resource import MEMORY, Resource, Unit
 from ..units import parse, si
@@ -23,6 +23,8 @@ _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 _ROUNDING: Final = 1e-9  # relative, of numbers computed from factors
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
 _COUNTED: Final = re.compile(r"(?P<number>\d+) ?[xX*] ?(?P<name>.+)")  # 8xh100
+_ALIASES: Final = re.compile(r"^aliases:.*(?:\n[ \]-].*)*$", re.MULTILINE)
+_VENDOR: Final = re.compile(r"^vendor: *(\w+)", re.MULTILINE)
 _START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
 
 
@@ -34,7 +36,8 @@ def hardware_names() -> tuple[str, ...]:
 def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
     """The device of a name, an alias, or the path of a YAML file.
 
-    Files in the folder LLMVIEWER_HARDWARE_PATH take precedence over shipped ones.
+    Names may have capitals, spaces for hyphens, and the maker in front: "NVIDIA H100 SXM" is h100-sxm. Files in the
+    folder LLMVIEWER_HARDWARE_PATH take precedence over shipped ones.
 
     changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s"
 
@@ -105,10 +108,12 @@ def known_file(name: str) -> Path | None:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     for folder in _folders():
+        own = folder / f"{name.lower()}.yaml"
+        if "/" not in name and is_there(str(own)):
+            return own
         files = _shipped_files() if folder == data_dir("hardware") else _files(folder)
-        found = files.get(name.lower()) or _with_alias(name.lower(), files.values())
-        if found:
-            return found
+        if plain(name) in files:
+            return files[plain(name)]
     return None
 
 
@@ -118,13 +123,19 @@ def hardware_yaml(name: str, new: str = "") -> str:
     if not new:
         return text
     text = re.sub(r"^name:.*$", f"name: {new}", text, count=1, flags=re.MULTILINE)
-    return re.sub(r"^aliases:.*(?:\n[ -].*)*$", "aliases: []", text, count=1, flags=re.MULTILINE)
+    return _ALIASES.sub("aliases: []", text, count=1)
 
 
 def hardware_aliases() -> dict[str, tuple[str, ...]]:
     """All names of each device, its own first."""
     files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
-    return {name: (name, *_aliases(path)) for name, path in files.items()}
+    return {name: (name, *_aliases(path, read_text(path))) for name, path in files.items()}
+
+
+def plain_names() -> dict[str, str]:
+    """The device of each name that is known, as `plain` writes it."""
+    files = {called: path for folder in reversed(_folders()) for called, path in _files(folder).items()}
+    return {called: path.stem for called, path in files.items()}
 
 
 def _folders() -> tuple[Path, ...]:
@@ -138,7 +149,17 @@ def _folders() -> tuple[Path, ...]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    return {path.stem.lower(): path for path in sorted(folder.glob("*.yaml"))}
+    """The file of each name of a device, as `plain` writes it, also with the maker in front."""
+    return {name: path for path in sorted(folder.glob("*.yaml")) for name in _called(path)}
+
+
+def _called(path: Path) -> Iterator[str]:
+    text = read_text(path)
+    maker = _VENDOR.search(text)
+    for name in (path.stem, *_aliases(path, text)):
+        yield plain(name)
+        if maker:
+            yield plain(maker[1] + name)
 
 
 @cache
@@ -146,13 +167,13 @@ def _shipped_files() -> dict[str, Path]:
     return _files(data_dir("hardware"))
 
 
-def _with_alias(alias: str, files: Iterable[Path]) -> Path | None:
-    """The file with an alias. It parses only files that contain the text, because parsing all of them is slow."""
-    return next((path for path in files if alias in read_text(path).lower() and alias in _aliases(path)), None)
-
-
-def _aliases(path: Path) -> tuple[str, ...]:
-    return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
+def _aliases(path: Path, text: str) -> tuple[str, ...]:
+    """The aliases in the `text` of a file. It parses no more than those, because parsing all of every file is slow."""
+    found = _ALIASES.search(text)
+    if not found:
+        return ()
+    before = "\n" * text.count("\n", 0, found.start())  # so that errors name the right line
+    return tuple(alias.lower() for alias in parse_yaml(before + found[0], path).texts("aliases"))
 
 
 @lru_cache(maxsize=1024)

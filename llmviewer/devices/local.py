@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import InputError
-from .files import hardware_file
+from .files import known_file
 
 _QUERY: Final = (
     "name", "memory.total", "clocks.max.sm", "clocks.max.memory", "power.default_limit", "compute_cap",
@@ -153,11 +153,9 @@ def _gpu(said: Mapping[str, str], count: int) -> str:
     """A reference to the shipped file of this GPU, or a draft."""
     name = said["name"]
     seen = f"# {count} x {name}: nvidia-smi says " + ", ".join(f"{key} {said.get(key, '?')}" for key in _QUERY[1:])
-    known = name.lower().replace(" ", "-")
-    try:
-        file = hardware_file(known)
-    except InputError:
-        return f"{seen}\n# No file that ships has the alias {known}.\n{_gpu_draft(said)}"
+    file = known_file(name)
+    if file is None:
+        return f"{seen}\n# No file that ships has the alias {name.lower().replace(' ', '-')}.\n{_gpu_draft(said)}"
     return f"{seen}\n# It is {file.stem}, which ships: `llmviewer hardware {file.stem}`.\n{_read(file)}"
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,22 +12,11 @@ from typing import Final
 from .._layout import PATH_VARIABLE
 from ..devices.files import known_file, load_hardware
 from ..devices.hardware import Hardware
+from ..devices.names import in_tables
 from ..documents import is_there
 from ..errors import InputError
 from ..resource import MEMORY, Unit, matrix, vector
 
-_VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
-_MARKS: Final = re.compile(r"\((?:r|tm)\)")  # which drivers write
-_SERIES: Final = re.compile(r"\b(rtx|gtx|rx)(?=\d)")  # which some write without a space behind
-# What tables call by less than a whole name, and mean.
-_USUAL: Final = {
-    "a100": "a100-sxm-80gb", "a100-sxm": "a100-sxm-80gb", "a100-pcie": "a100-pcie-80gb", "a800": "a800-sxm-80gb",
-    "a100-80g": "a100-sxm-80gb", "a100-40g": "a100-sxm-40gb", "v100": "v100-sxm2-16gb",
-}  # fmt: skip
-# What names another device where it follows a known one: parts of it, and those of notebooks.
-_OTHERS: Final = frozenset(
-    {"laptop", "mobile", "mig", "vgpu", "ti", "super", "d", "xt", "xtx", "lite", "mini", "ultra", "max", "pro"}
-)
 # Base-2 exponentials of fp32 in a clock, of a streaming multiprocessor of every compute capability since 7.0 but those
 # whose files say otherwise (NVIDIA, CUDA Programming Guide, throughput of native arithmetic instructions).
 _EXPONENTIALS: Final = 16.0
@@ -146,9 +134,6 @@ def of(hardware: Hardware) -> Device:
 def find(name: str) -> Device:
     """The device that a table of measurements calls `name`, such as "H100-SXM-80GB".
 
-    A file may have the maker in its name, as drafts have; else the maker goes, and form factors and sizes do, which
-    makers of tables add; words that make it another device, such as Laptop, do not.
-
     Raises InputError, with the nearest names, where there is none such.
     """
     found = _find(name, os.environ.get(PATH_VARIABLE, ""), _own(name))
@@ -175,22 +160,6 @@ def _find(name: str, folder: str, own: object) -> Device | str:  # noqa: ARG001 
 
 
 def _read(name: str) -> Device:
-    given = _SERIES.sub(r"\1-", re.sub(r"[\s_/]+", "-", _MARKS.sub("", name.strip().lower())))
-    plain = _VENDORS.sub("", given)
-    for written in (name.strip(), *_shortened(given, plain)):
-        candidate = _USUAL.get(written, written)
-        if known_file(candidate):
-            return of(load_hardware(candidate))
-    return of(load_hardware(given))
-
-
-def _shortened(*names: str) -> Iterator[str]:
-    """The names, word by word from their ends, as long as there are words, and none of another device."""
-    words = [name.split("-") for name in names]
-    for fewer in range(max(map(len, words))):
-        left = (len(parts) - fewer for parts in words)
-        yield from (
-            "-".join(parts[:count])
-            for parts, count in zip(words, left, strict=True)
-            if count > 0 and not _OTHERS & {*parts[count:]}
-        )
+    if name.endswith((".yaml", ".yml")):
+        return of(load_hardware(name))
+    return of(load_hardware(next(filter(known_file, in_tables(name)), name)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from llmviewer.devices.files import hardware_aliases
+from llmviewer.devices.files import hardware_aliases, plain_names
+from llmviewer.devices.names import in_tables
+from llmviewer.documents import plain
 from llmviewer.errors import InputError, suggest
 from llmviewer.expectation import rows as measurements
 from llmviewer.expectation.families import FAMILIES
@@ -33,8 +35,6 @@ _MOST_UNPACKED: Final = 200_000_000  # [B]
 _LARGEST: Final = 1e12  # of a size or a time; what is larger is no measurement
 _LARGEST_OF: Final = {"experts": 4096, "topk": 4096, "tp": 4096, "ep": 4096, "num_gpus": 65_536}
 _LONGEST_LABEL: Final = 1000  # characters
-_MAKERS: Final = ("nvidia", "amd", "intel", "instinct")  # in front of names of devices
-_MOST_WORDS: Final = 12  # of those
 _LABELS: Final = (
     "gpu", "framework", "version", "kernel", "dtype", "kv_dtype", "stat", "family", "attn", "distribution", "op",
     "impl",
@@ -79,7 +79,8 @@ def measured(name: str, data: bytes) -> Measured:
         places = np.flatnonzero(frame["gpu"] != "")
         if not len(places):
             first = next(iter(unknown))[:60]
-            raise InputError(f"{title}: gpu: no device {first!r}; {suggest(first, _devices())}")
+            names = chain.from_iterable(hardware_aliases().values())
+            raise InputError(f"{title}: gpu: no device {first!r}; {suggest(first, names)}")
     try:
         predictions = _predicted(frame.iloc[places], title)
         scores = validate([predictions])
@@ -106,8 +107,8 @@ def _predicted(frame: pd.DataFrame, title: str) -> Predictions:
 
 @lru_cache(maxsize=1)
 def _devices() -> Mapping[str, str]:
-    """Every name that a device goes by, with its own."""
-    return {alias.lower(): name for name, names in hardware_aliases().items() for alias in names}
+    """Every name that a device goes by, as `plain` writes it, with its own."""
+    return plain_names()
 
 
 def _device(called: str) -> str:
@@ -115,10 +116,7 @@ def _device(called: str) -> str:
 
     Files are not looked at: a name of a user is none of a path, and a thousand unknown ones take no time.
     """
-    words = re.split(r"[\s_/-]+", called.strip().lower())[:_MOST_WORDS]
-    starts = (0, 1) if words[0] in _MAKERS else (0,)
-    tried = ("-".join(words[start:end]) for end in range(len(words), 0, -1) for start in starts if start < end)
-    return next((_devices()[name] for name in (called.strip().lower(), *tried) if name in _devices()), "")
+    return next((_devices()[plain(name)] for name in (called, *in_tables(called)) if plain(name) in _devices()), "")
 
 
 def _csv(title: str, data: bytes) -> pd.DataFrame:

@@ -97,8 +97,12 @@ def measure(
     progress = _Progress(session)
     versions = ", ".join(f"{name} {version}" for name, version in header(machine, libraries)["versions"].items())
     click.echo(f"{machine.title}: {versions}", err=True)
-    if before:
-        click.echo(f"{output}: {before} rows are there", err=True)
+    there = f", which has {counted(before, 'row')}" if before else ""
+    asked = (
+        f"Up to {minutes:g} min: ceilings, then kernels at shapes of {', '.join(models or MODELS[kind])}. "
+        f"Rows go to {output}{there}. Ctrl-C stops; the same command resumes."
+    )
+    click.echo(click.wrap_text(asked, shared.width()), err=True)
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the system's is an interrupt, too
         session.measure_ceilings(progress)
@@ -106,7 +110,7 @@ def measure(
             session.measure_kernels(problems, progress)
     except KeyboardInterrupt:
         progress.end()
-        click.echo("stopped; the same command goes on", err=True)
+        click.echo("stopped; the same command resumes", err=True)
     else:
         progress.end()
     _report(session, form, before)

@@ -128,6 +128,24 @@ def test_models_lists_all_as_objects_and_shows_one(capsys):
     assert "6,738,415,616" in out
 
 
+@pytest.mark.parametrize(
+    ("asked", "listed", "left_out"),
+    [
+        (("models", "qwen3"), "qwen3-8b", "qwen2.5-32b"),
+        (("models", "meta-llama"), "llama-3.1-8b", "codellama-7b"),
+        (("hardware", "amd"), "mi300x", "h100-sxm"),
+        (("hardware", "Ada"), "rtx-4090", "rtx-3090"),
+        (("hardware", "RTX 50"), "rtx-5090", "rtx-4090"),
+    ],
+)
+def test_a_part_of_names_lists_those_that_have_it(capsys, asked, listed, left_out):
+    code, out, _ = run(capsys, *asked)
+    names = {line.split()[0] for line in out.splitlines() if line}
+    assert (code, listed in names, left_out in names) == (0, True, False)
+    _, out, _ = run(capsys, *asked, "--format", "json")
+    assert {each["name"] for each in json.loads(out)} <= names
+
+
 def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     """gpt-oss-120b: 60.8 GiB, and 5.13 active without the table (arXiv:2508.10925, table 1)."""
     _, out, _ = run(capsys, "models")
@@ -226,6 +244,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["analyze", "gpt2", "t4", "--bound", "--library", "vllm"],
          "--bound must be given without library, engine and profiles; leave them out"),
         (["analyze", "gpt2", "t4", "--dtype", "fp8"], "No such option '--dtype'. Here it is --quant."),
+        (["analyze", "gpt2", "t4", "--tp-size", "2"], "No such option '--tp-size'. Here it is --tp."),
         (["hardware", "--dtype", "fp8"], "No such option '--dtype'. `llmviewer --help` and"),
         (["benchmark"], "No such command 'benchmark'. `llmviewer --help` and"),
         (["analyse", "llama-2-7b"], "No such command 'analyse'"),

@@ -387,9 +387,9 @@ def test_the_option_is_the_variable_for_one_command(capsys, chip, monkeypatch):
 def test_the_option_comes_before_the_variable(capsys, folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    code, _, err = run(capsys, "hardware", "chip", "--hardware-path", str(other))
+    code, _, err = run(capsys, "hardware", "chippy", "--hardware-path", str(other))
     assert code == 2
-    assert "no hardware 'chip'" in err
+    assert "no hardware 'chippy'" in err
     assert os.environ["LLMVIEWER_HARDWARE_PATH"] == str(folder)
 
 

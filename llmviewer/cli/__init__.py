@@ -26,12 +26,15 @@ _TAKERS = ("--model", "--hardware")  # options that are arguments of other comma
 _HELP = "`llmviewer --help` and `llmviewer COMMAND --help` list all."
 _LISTED = {"model": "models", "hardware": "hardware"}  # commands with what an argument can be
 _ELSEWHERE = {  # options that other tools have, and what they are here
-    "--concurrency": "--batch", "--context": "--kv-len", "--context-length": "--kv-len", "--devices": "--tp",
-    "--dtype": "--quant", "--gpus": "--tp", "--input-len": "--prompt", "--isl": "--prompt",
-    "--kv-cache-dtype": "--quant", "--max-num-seqs": "--max-batch", "--max-tokens": "--gen",
-    "--num-prompts": "--requests", "--osl": "--gen", "--output-len": "--gen", "--precision": "--quant",
-    "--quantization": "--quant", "--request-rate": "--rate", "--seq-len": "--prompt",
-    "--tensor-parallel-size": "--tp",
+    "--concurrency": "--batch", "--context": "--kv-len", "--context-length": "--kv-len",
+    "--data-parallel-size": "--dp", "--devices": "--tp", "--dp-size": "--dp", "--dtype": "--quant", "--ep-size": "--ep",
+    "--gpus": "--tp", "--input-len": "--prompt", "--isl": "--prompt", "--kv-cache-dtype": "--quant",
+    "--max-concurrency": "--batch", "--max-new-tokens": "--gen", "--max-num-seqs": "--max-batch",
+    "--max-tokens": "--gen", "--num-gpus": "--tp", "--num-prompts": "--requests", "--osl": "--gen",
+    "--output-len": "--gen", "--pipeline-parallel-size": "--pp", "--pp-size": "--pp", "--precision": "--quant",
+    "--quantization": "--quant", "--random-input-len": "--prompt", "--random-output-len": "--gen",
+    "--request-rate": "--rate", "--seq-len": "--prompt", "--tensor-parallel": "--tp",
+    "--tensor-parallel-size": "--tp", "--tp-size": "--tp",
 }  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -15,6 +15,9 @@ from . import options as shared
 
 if TYPE_CHECKING:
     from ..devices.hardware import Hardware
+    from ..model import Model
+
+T = TypeVar("T")
 
 _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
 _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
@@ -28,10 +31,13 @@ _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml
 def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
     """List models, or show the facts or the graph of one.
 
-    NAME is the name of a model, or what analyze takes as MODEL.
+    NAME is the name of a model, or what analyze takes as MODEL; or a part of the names of several, such as qwen3.
     """
     from ..analyzing.facts import describe_model
     from ..model_files import load_model, model_names
+
+    def names(model: Model) -> Sequence[str]:
+        return model.name, model.title, *model.aliases
 
     form = shared.form_of(form, output, _DRAWN)
     if graph or form in ("dot", "mermaid"):
@@ -41,15 +47,15 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 
         shared.emit(render(load_model(name), form, shared.width(output)), output)
         return
+    found = _found(name, load_model, model_names(), names)
     if form == "json":
-        facts = describe_model(load_model(name)) if name else [describe_model(load_model(n)) for n in model_names()]
+        facts = [describe_model(each) for each in found] if isinstance(found, list) else describe_model(found)
         shared.emit(json.dumps(facts, indent=2) + "\n", output)
         return
     from ..reports.catalogue import model_card, model_list
 
     width = shared.width(output)
-    every = [load_model(n) for n in ((name,) if name else model_names())]
-    shared.emit(model_card(every[0], width) if name else model_list(every, width), output)
+    shared.emit(model_list(found, width) if isinstance(found, list) else model_card(found, width), output)
 
 
 @click.command()
@@ -65,10 +71,14 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
     """List devices, or show every number of one with its source.
 
-    NAME is the name of a device, or the path of a YAML file.
+    NAME is the name of a device, or the path of a YAML file; or a maker, an architecture, or a part of the names of
+    several devices, such as rtx.
     """
     from ..analyzing.facts import hardware_facts
     from ..devices.files import hardware_names, hardware_yaml, load_hardware
+
+    def names(device: Hardware) -> Sequence[str]:
+        return device.name, device.title, device.vendor, device.architecture, *device.aliases
 
     form = shared.form_of(form, output, _CARDS)
     if check and (local or output or form != "text"):
@@ -85,18 +95,38 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
             raise InputError("--format yaml is of one device; give its NAME")
         shared.emit(hardware_yaml(name, output.stem if output else ""), output)
         return
-    known = [load_hardware(n) for n in ((name,) if name else hardware_names())]
+    found = _found(name, load_hardware, hardware_names(), names)
     if check:
-        _check(known)
+        _check(found if isinstance(found, list) else [found])
         return
     if form == "json":
-        facts = [hardware_facts(device) for device in known]
-        shared.emit(json.dumps(facts[0] if name else facts, indent=2) + "\n", output)
+        facts = [hardware_facts(each) for each in found] if isinstance(found, list) else hardware_facts(found)
+        shared.emit(json.dumps(facts, indent=2) + "\n", output)
         return
     from ..reports.catalogue import hardware_card, hardware_list
 
     width = shared.width(output)
-    shared.emit(hardware_card(known[0], width) if name else hardware_list(known, width), output)
+    shared.emit(hardware_list(found, width) if isinstance(found, list) else hardware_card(found, width), output)
+
+
+def _found(
+    name: str | None, load: Callable[[str], T], known: Sequence[str], names: Callable[[T], Sequence[str]]
+) -> T | list[T]:
+    """What `name` stands for; else all `known` that have it in one of their `names`; without a name, all."""
+    try:
+        if name:
+            return load(name)
+    except InputError:
+        part = _hyphened(str(name))  # not by `plain`: qwen3 is no part of qwen-32b
+        found = [each for each in map(load, known) if any(part in _hyphened(own) for own in names(each))]
+        if part and found:
+            return found
+        raise
+    return [load(each) for each in known]
+
+
+def _hyphened(name: str) -> str:
+    return "-".join(name.lower().split())
 
 
 def _check(devices: Sequence[Hardware]) -> None:

@@ -93,7 +93,7 @@ def hardware_file(name: str) -> Path:
 def _instead(name: str) -> str:
     """What to give in place of a name that no device has."""
     if any(path.stem == name.lower() for path in data_dir("models").glob("*.yaml")):
-        return "that is a model, which comes before the device"
+        return "that is a model, which comes before the device; `llmviewer compare` takes MODEL,MODEL"
     if "," in name:
         return "give one; `llmviewer compare` takes several"
     counted = _COUNTED.fullmatch(name)

@@ -113,16 +113,15 @@ def _found(
     name: str | None, load: Callable[[str], T], known: Sequence[str], names: Callable[[T], Sequence[str]]
 ) -> T | list[T]:
     """What `name` stands for; else all `known` that have it in one of their `names`; without a name, all."""
+    if not name:
+        return [load(each) for each in known]
     try:
-        if name:
-            return load(name)
+        return load(name)
     except InputError:
-        part = _hyphened(str(name))  # not by `plain`: qwen3 is no part of qwen-32b
-        found = [each for each in map(load, known) if any(part in _hyphened(own) for own in names(each))]
-        if part and found:
+        part = _hyphened(name)  # not by `plain`: qwen3 is no part of qwen-32b
+        if found := [each for each in map(load, known) if any(part in _hyphened(own) for own in names(each))]:
             return found
         raise
-    return [load(each) for each in known]
 
 
 def _hyphened(name: str) -> str:

@@ -345,7 +345,7 @@ def test_names_may_be_written_as_drivers_and_people_do(written, name):
     assert load_hardware(written).name == name
 
 
-@pytest.mark.parametrize("written", ["A100", "NVIDIA A100", "V100", "AMD T4", "NVIDIA", "NVIDIA RTX 5090 Laptop GPU"])
+@pytest.mark.parametrize("written", ["A100", "NVIDIA A100", "V100", "AMD T4", "NVIDIA", "RTX 3080 Laptop GPU"])
 def test_no_name_stands_for_a_device_that_it_may_not_mean(written):
     with pytest.raises(InputError, match="no hardware"):
         load_hardware(written)

@@ -118,6 +118,8 @@ def _found(
     try:
         return load(name)
     except InputError:
+        if "/" in name:  # a path, or a name of the hub
+            raise
         part = _hyphened(name)  # not by `plain`: qwen3 is no part of qwen-32b
         if found := [each for each in map(load, known) if any(part in _hyphened(own) for own in names(each))]:
             return found

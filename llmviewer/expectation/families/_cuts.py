@@ -1,4 +1,4 @@
-"""Into how many parts libraries cut the caches of a decode step, as their sources say."""
+"""Into how many parts attention kernels cut the caches of a decode step, following each library's source."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ _GRADUAL_MOST: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """Columns, a row each.
+    """The caches of a decode step. Arrays have a row for each shape.
 
     heads   key heads of all sequences
-    tiles   of queries, of all of them: what each part of a cache has
-    shared  query heads share a key head, and all their queries are in one tile
-    keys    that are looked at
-    whole   keys of the cache, those before a window too
+    tiles   query tiles of all sequences; each has every part of its cache to read
+    shared  whether the query heads that share a key head are in one tile
+    keys    keys that are read
+    whole   keys of the cache, including those before a window
     width   columns of a head
     """
 
@@ -79,11 +79,12 @@ class Caches:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Parts of a cache, and how many of them have anything to do.
+    """The number of parts of each cache, and how many of them have work.
 
     keys    of the longest part
-    places  for parts on a core, where these come in whole waves; 0 where the next begins as soon as one is done
-    idle    more of them that are launched, beyond the last key, and end at once
+    places  parts that a core runs at a time, for kernels that run in whole waves; 0 for those where the next part
+            starts as soon as one ends
+    idle    parts that are launched beyond the last key and end at once
     """
 
     parts: Array
@@ -94,7 +95,7 @@ class Cut:
 
 
 def _xqa(c: Caches) -> Cut:
-    """By the length of the whole cache, so that under a window most parts have nothing to do."""
+    """Parts follow from the length of the whole cache, so under a window most of them have nothing to do."""
     most = np.maximum(np.floor(c.whole / _XQA_KEYS), 1)
     parts = np.minimum(most, np.round(np.sqrt(8 * most)))
     waves = c.heads * parts / c.cores
@@ -115,7 +116,7 @@ def _generated(c: Caches) -> Cut:
 
 
 def worth(heads: Array, whole: Array, cores: float) -> Array:
-    """Whether XQA kernels are called, for key heads of all sequences with caches of as many keys."""
+    """Whether TensorRT-LLM calls its XQA kernels, given the key heads of all sequences and the keys of each cache."""
     return np.asarray(_XQA_GAIN * heads * np.maximum(np.floor(whole / _XQA_KEYS), 1) >= cores)
 
 
@@ -128,7 +129,7 @@ def _even(c: Caches, parts: Array, used: Array, places: Array | float = 0.0) -> 
 
 
 def _masked(c: Caches) -> Cut:
-    """Blocks get larger before there are more of them."""
+    """Blocks grow to their largest size before a cache is cut into more of them."""
     fewest = _MASKED_THREADS // _MASKED_LEAST
     larger = np.minimum(np.ceil(fewest * c.cores / c.tiles), fewest)
     threads = _MASKED_LEAST * 2.0 ** np.floor(np.log2(larger))
@@ -146,7 +147,7 @@ def _listed(c: Caches) -> Cut:
 
 
 def _waves(c: Caches) -> Cut:
-    """Only heads that share keys."""
+    """Only caches of key heads that several query heads share are cut."""
     slots = _FA2_PLACES * c.cores
     few = np.flatnonzero(c.shared & (c.tiles < _FA2_FULL * slots))
     blocks = np.ceil(c.keys / _up_to(c.width, _FA2_KEYS))[few]
@@ -180,7 +181,7 @@ def _gradual(c: Caches) -> Cut:
 
 
 def _up_to(width: Array, sizes: tuple[tuple[float, float], ...]) -> Array:
-    """The size of the first limit that a width does not pass."""
+    """The size that belongs to the first limit not below a width."""
     return np.asarray(np.select([width <= most for most, _ in sizes], [size for _, size in sizes]))
 
 

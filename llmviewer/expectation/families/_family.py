@@ -1,4 +1,4 @@
-"""What the families of kernels share: parameters with physical names, work, and the smooth largest of times."""
+"""What all families of kernels have in common: parameters with a physical meaning, work, and the smooth maximum."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One number of a model, within `low` and `high`, and near `usual` unless measurements say otherwise.
+    """A number that is fitted. It stays within `low` and `high`, and near `usual` unless measurements say otherwise.
 
     meaning  what it is, with its unit
-    linear   it may be 0, so it is sought as it is; the others by their logarithms
-    way      a word of the variants that have it; all do if there is none
-    absent   what it is in profiles that were made before it; None if all have it
-    again    times the usual value, from where the search begins a second time; 0 if it need not
+    linear   it may be 0, so the search uses its value; for others, the logarithm
+    way      only variants with this word have the parameter; "" if all do
+    absent   its value in profiles older than the parameter; None if all profiles have it
+    again    a second search starts from this multiple of the usual value; 0 for no second search
     """
 
     name: str
@@ -48,7 +48,7 @@ class Parameter:
     again: float = 0.0
 
     def sought(self, value: float) -> float:
-        """As the search sees it."""
+        """The value as the search sees it."""
         return value if self.linear else log(max(value, self.low))
 
     def found(self, sought: float) -> float:
@@ -57,9 +57,9 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Whose kernel it is: what a set of parameters belongs to, beside the device.
+    """The kernel that a set of parameters belongs to, on some device.
 
-    kernel  the library's name of it; of element-wise kernels and collectives also the operation
+    kernel  the library's name of the kernel; for element-wise kernels and collectives with the operation
     """
 
     library: str
@@ -69,7 +69,7 @@ class Stack:
 
     @property
     def kind(self) -> str:
-        """That of attention, which is the last word of its name; "" of the usual one."""
+        """The kind of attention, which is the last word of the kernel's name; "" for plain attention."""
         word = self.kernel.rpartition(" ")[2]
         return word if word in _ATTENTIONS else ""
 
@@ -77,21 +77,22 @@ class Stack:
 class Family(ABC):
     """Kernels that one model describes.
 
-    parameters  what is fitted, of all variants
-    variants    ways to lay out the work, one of which a kernel has
-    alone       of these, whose kernels say little of others, as nobody tuned them
-    columns     shapes that a row must have
-    groups      the columns that make a shape family, which are held out together
-    computes    its kernels multiply matrices, so that they have a place on the roofline
-    halves      it knows by itself that GeForce cards add up at half their rate
-    aged        how well kernels use a device depends on its generation, and not on its kind of memory alone
-    steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
-    rewritten   its kernels are written anew for the matrix instructions of a generation
-    portable    names of kernels that are not, and are the same on all devices
-    streams     most of what its kernels take is that of bytes which they read once
-    waits       matrix units wait for loads and exponentials, in clocks that do not depend on how much they do in one
-    heats       matrix units are at work for long enough that the power which the device may draw limits their clock
-    on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
+    parameters  all that are fitted, of every variant
+    variants    ways to lay out the work; each kernel has one of them
+    alone       variants whose kernels say little about others, since nobody tuned them
+    columns     shape columns that a row must have
+    groups      columns that make a shape family; rows of one are held out together
+    computes    the kernels multiply matrices, so they have a place on the roofline
+    halves      the model itself accounts for GeForce cards, which accumulate in fp32 at half rate
+    aged        how well kernels use a device depends on its generation, not on its kind of memory alone
+    steady      work is cut alike from one generation to the next, so several generations tell more than one
+    rewritten   kernels are rewritten for the matrix instructions of each generation
+    portable    names of kernels that are the same on all devices, though the family is `rewritten`
+    streams     kernels spend most of their time on bytes that they read once
+    waits       matrix units wait for loads and exponentials, for a number of clocks that does not depend on how much
+                they do in one
+    heats       kernels run on matrix units long enough for the power limit to lower their clock
+    on_cpu      usual parameters on a CPU, where they differ: fitted to torch 2.13 on an EPYC
     """
 
     name: ClassVar[str]
@@ -114,22 +115,22 @@ class Family(ABC):
 
     @abstractmethod
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
-        """All that does not depend on parameters."""
+        """Everything that does not depend on parameters."""
 
     @abstractmethod
     def seconds(self, p: Parameters, features: Features) -> Array:
         """The expected time of every row. [s]"""
 
     def elsewhere(self, p: Parameters, features: Features) -> Array:
-        """The same on a device that the parameters were not fitted to. [s]"""
+        """The expected time of every row on a device that the parameters were not fitted to. [s]"""
         return self.seconds(p, features)
 
     @abstractmethod
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
-        """The roofline of the same work; what a loop keeps in the cache does not cross the memory bus. [s]"""
+        """The roofline of the same work. Bytes that a benchmark's loop keeps in the cache do not count. [s]"""
 
     def ideals(self, shapes: Shapes, device: Device, stack: Stack) -> tuple[Array, Array]:
-        """The bound's least times of arithmetic and of bytes from memory, nothing of which is in the cache yet. [s]"""
+        """The bound's least times of arithmetic and of memory traffic, with nothing in the cache at the start. [s]"""
         plain = {**shapes, "loop": np.zeros(len(next(iter(shapes.values()))))}
         rates = {resource: rate * _FAR for resource, rate in device.hardware.rates.items()}
         moving = replace(device, hardware=replace(device.hardware, rates=rates))
@@ -137,19 +138,19 @@ class Family(ABC):
         return self.bound(plain, computing, stack), self.bound(plain, moving, stack)
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
-        """What of it work as small as can be takes too: launches, and the start and end of one tile. [s]"""
+        """The part of the time that the smallest work takes too: launches, and start and end of a tile. [s]"""
         return (p["start_us"] + p.get("tau_us", 0.0)) * MICROSECOND
 
     def kept(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
-        """Rows that a fit may rest on: sizes that models have."""
+        """Rows to fit: those with sizes that occur in models."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
     def told(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
-        """Whether rows of `shapes` run all that a variant has."""
+        """Whether rows of `shapes` exercise everything that a variant has."""
         return True
 
     def sizes(self, shapes: Shapes) -> dict[str, Array]:
-        """What one device has of each size that tells shapes apart; not how they were measured."""
+        """The sizes of one device that distinguish shapes, without how they were measured."""
         names = [name for name in self.size_names if name in shapes]
         devices = {name: np.asarray(shapes.get(_SHARED.get(name, ""), 1.0), dtype=float) for name in names}
         return {name: np.asarray(shapes[name], dtype=float) / devices[name] for name in names}
@@ -159,40 +160,41 @@ class Family(ABC):
         return tuple(name for name in (*self.columns, *self.optional) if name not in _NO_SIZES)
 
     def of(self, variant: str) -> tuple[Parameter, ...]:
-        """The parameters that a variant has."""
+        """The parameters of a variant."""
         return tuple(q for q in self.parameters if not q.way or q.way in variant.split())
 
     def usual(self, stack: Stack, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
-        """What parameters are where measurements do not tell."""
+        """The values of parameters where measurements do not say."""
         usual = {parameter.name: parameter.usual for parameter in self.parameters}
         return {**usual, **(self.on_cpu if stack.library.endswith(_CPU) else {})}
 
 
 def cold(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:
-    """How much of a tensor comes from memory when `reuse` bytes were touched since it was there last. 0 to 1.
+    """The part of a tensor, 0 to 1, that comes from memory if `reuse` bytes were touched since it was last read.
 
-    part   of the cache that is of use
-    width  of that, what lies between all that is touched staying there and nothing of it
+    part   of the cache that can be used
+    width  how far apart, as a part of that, are the sizes at which everything stays in the cache and at which nothing
+           does
     """
     return np.asarray(np.clip((reuse / (part * l2) - 1) / width + 0.5, 0.0, 1.0))
 
 
 def from_memory(touched: Array, loop: Array, l2: float) -> Array:
-    """The least that comes from memory of what is touched again and again: no cache keeps more than it holds. [B]"""
+    """The least that comes from memory if the same bytes are touched in a loop: all but what a cache holds. [B]"""
     return np.asarray(np.where(loop > 0, np.maximum(touched - l2, 0), touched))
 
 
 def smooth_max(power: float, *times: Array) -> Array:
-    """At least the largest, and more where others are close, as they then get in each other's way."""
+    """At least the largest of the terms; more if others are close, since overlapping work then interferes."""
     largest = np.maximum.reduce(np.broadcast_arrays(*times))
     return np.asarray(largest * sum((time / largest) ** power for time in times) ** (1 / power))
 
 
 def best(values: Array) -> Array:
-    """The place of the least of each row, to be used with take."""
+    """The index of the smallest entry of each row, for use with take()."""
     return np.asarray(np.argmin(values, axis=1)[:, None])
 
 
 def take(values: Array, place: Array) -> Array:
-    """The values there; of a column, its own."""
+    """The entries at such indices; an array with one column has the same entry for all."""
     return np.asarray(values[:, 0] if values.shape[1] == 1 else np.take_along_axis(values, place, axis=1)[:, 0])

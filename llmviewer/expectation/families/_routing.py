@@ -14,12 +14,12 @@ _DRAWS: Final = 4
 
 
 def local_loads(tokens: Array, experts: Array, chosen: Array, devices: Array, skew: Array) -> Array:
-    """What the device with the most rows has, a row for each shape: rows, experts that have any, and tiles of each of
-    the heights TILES.
+    """The load of the device with most rows, a row for each shape: its rows, experts with any row, and tiles of each
+    height in TILES.
 
-    skew  0: all experts alike; else the exponent of the density that an expert's share is drawn from, between 1 and
-          0.8 tokens, or 0.01 and 2 where tokens are few (the convention of the aiconfigurator collector, whose
-          measurements have it)
+    skew  0 if all experts are equally likely; else the exponent of the density that an expert's share is drawn from,
+          between 1 and 0.8 tokens, or 0.01 and 2 for few tokens (the convention of the aiconfigurator collector, which
+          made the measurements)
     """
     loads = _even(tokens, experts, chosen, devices)
     rows = np.flatnonzero(skew > 0)
@@ -42,7 +42,7 @@ def _even(tokens: Array, experts: Array, chosen: Array, devices: Array) -> Array
 
 
 def shared_out(rows: Array, experts: Array) -> Array:
-    """Tiles of each of the heights TILES, with `rows` dealt out evenly to `experts`, a number that may be a mean."""
+    """Tiles of each height in TILES if `rows` are dealt out evenly to `experts`, a number that may be a mean."""
     least = np.floor(rows / experts)
     more = rows - least * experts
     heights = np.array(TILES)

@@ -19,12 +19,12 @@ _PASSED: Final = "send_recv"  # from one device to another, which keeps nothing
 
 
 class Collectives(Family):
-    """Latency and bytes over links, by the fastest of two protocols or more.
+    """Latency plus bytes over links, for the fastest of two or more protocols.
 
-    variants  rings of NCCL with a protocol for short messages (LL); kernels that read every peer's message at once;
-              "between": with one between the two, as NCCL's for lines of 128 bytes (LL128), or a library's own kernel
-              in two steps before it leaves long messages to NCCL; "switched": with all-reduces that switches add up,
-              where they can, as NCCL's NVLS are: a device sends all of its message, and its part of the sum
+    variants  rings of NCCL with a protocol for short messages (LL), or kernels that read every peer's message at once.
+              "between": there is a third protocol between the two, such as NCCL's for lines of 128 bytes (LL128), or a
+              library's own kernel in two steps, before it leaves long messages to NCCL. "switched": switches add up
+              all-reduces where they can (NVLS of NCCL): a device sends its whole message, and its part of the sum
     """
 
     name = "collectives"
@@ -98,7 +98,7 @@ class Collectives(Family):
 
 
 def _share(shapes: Shapes, stack: Stack) -> Array:
-    """Of the full buffer, what a device sends."""
+    """The part of the full buffer that a device sends."""
     operation = stack.kernel.rpartition(" ")[2]
     devices = np.asarray(shapes["num_gpus"], dtype=float)
     if operation == _PASSED:
@@ -109,7 +109,7 @@ def _share(shapes: Shapes, stack: Stack) -> Array:
 
 
 def _adds(device: Device, stack: Stack) -> bool:
-    """Whether switches can add up what a device sends."""
+    """Whether switches can add up what devices send."""
     able = not device.hosted and any(fact.key == f"{UP}.in_network" for fact in device.hardware.facts)
     return able and stack.kernel.endswith("all_reduce") and stack.dtype in _ADDED
 

@@ -30,22 +30,20 @@ _FADING_IN_ONE: Final = 0.3
 
 
 class Decode(Family):
-    """A key head and a part of its cache go to a core; parts are added up afterwards.
+    """A core takes a key head and a part of its cache; the parts' results are added up afterwards.
 
-    variants  heads that share a key head up to which they make tiles, and beyond which each goes alone; with 128, those
-              of the largest tile, there are more tiles instead. "apart": they also go alone under a window; "narrow":
-              tiles stay small for twice the heads; "short": they are of 16 heads, "tall": of 64, whatever the heads;
-              "few": keys are cut into 8 parts at most, "one": into none, "whole": those that no heads share into none,
-              "always": into 32 parts, however few they are, as a CUDA graph for all lengths has them; "rule": as
-              TensorRT-LLM's XQA kernels cut them, by the length of the whole cache, so that under a window most have
-              nothing to do; "shared": all this is of keys that heads share, and heads that go alone have a kernel of
-              their own, as TensorRT-LLM's masked attention is, which "masked" cuts as that does; "dealt": XQA's parts
-              take turns at tiles of 256 keys, "dealt64": of 64, as on Hopper for caches of 8 bits, and "worth": it is
-              called where it fills the device; "gen": as TensorRT-LLM's kernels for Blackwell cut them; "listed": as
-              FlashAttention-3 cuts them, which walks a list of sequences; "waves": as FlashAttention-2 does, where
-              heads that share keys are made rows of one, but not under a window; "filled": as FlashInfer does;
-              "triton": a core works at several parts, "segments" of the whole cache as in vLLM, or "gradual" ones as in
-              SGLang
+    variants  The number is the most query heads of a key head that share a tile. If more share it, each goes alone;
+              with 128, the largest tile, they take more tiles instead. Of tiles: "narrow": small for up to twice as
+              many heads; "short": always of 16 heads; "tall": always of 64; "apart": heads go alone under a window. Of
+              the parts of a cache: "few": at most 8; "one": 1; "whole": 1 if no heads share keys; "always": 32, however
+              short the cache, as a CUDA graph for all lengths has. Parts as a library's source sets them: "rule": XQA
+              of TensorRT-LLM, from the length of the whole cache; "dealt", "dealt64": its parts take turns at tiles of
+              256 or 64 keys (64: 8-bit caches on Hopper); "worth": XQA is only called if it fills the device; "masked":
+              TensorRT-LLM's masked attention, for heads that go alone; "gen": TensorRT-LLM's kernels for Blackwell;
+              "listed": FlashAttention-3, which walks a list of sequences; "waves": FlashAttention-2, which turns heads
+              that share keys into rows, but not under a window; "filled": FlashInfer; "triton": a core works on several
+              parts at a time, "segments" of the whole cache in vLLM, "gradual" ones in SGLang. "shared": all of this is
+              for heads that share keys; others have a kernel of their own
     """
 
     name = "attention_decode"
@@ -209,11 +207,11 @@ class Decode(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class _Tile:
-    """How heads that share keys are taken: a row for each shape.
+    """How query heads that share a key head are taken. Arrays have a row for each shape.
 
-    heads  places for them in a tile, of which some may be empty; 1 where each goes alone
-    alone  where each goes alone
-    other  where a kernel for heads that go alone takes them
+    heads  that a tile has room for, some of which may be empty; 1 if each goes alone
+    alone  whether each head goes alone
+    other  whether a separate kernel takes heads that go alone
     """
 
     heads: Array
@@ -222,9 +220,9 @@ class _Tile:
 
 
 def _tile(group: Array, most: int, ways: Collection[str], *, windowed: Array, fills: Array) -> _Tile:
-    """The tile of `group` heads, up to `most` of which make one.
+    """The tile for `group` heads, of which at most `most` share one.
 
-    fills  where XQA's kernel fills the device
+    fills  whether XQA's kernel fills the device
     """
     smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
     heads = np.where(group <= smallest, 16, np.where(group <= 64, 64, _TALLEST))
@@ -237,14 +235,14 @@ def _tile(group: Array, most: int, ways: Collection[str], *, windowed: Array, fi
 
 @dataclass(frozen=True, kw_only=True)
 class _Cut:
-    """Into what caches are cut: a row for each shape, a column for each number of parts that may be tried.
+    """How caches are cut. Arrays have a row for each shape and a column for each number of parts that is considered.
 
-    able    where that number is one that the kernel may choose
+    able    whether the kernel may choose that number
     parts   of a cache
-    used    those of them that have something to do
+    used    parts that have work
     keys    of the longest part
-    places  of the device for parts at a time, where the kernel counts on them; 0 elsewhere
-    idle    more of them that are launched, beyond the last key, and end at once
+    places  parts that the device runs at a time, for kernels that count on it; 0 for others
+    idle    parts that are launched beyond the last key and end at once
     """
 
     able: Array
@@ -256,10 +254,10 @@ class _Cut:
 
 
 def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) -> _Cut:
-    """Every number of parts that leaves enough keys in each, but what a rule of the library says where there is one.
+    """All numbers of parts that leave enough keys in each; or the number that a library's rule sets.
 
-    single  where no heads share keys
-    other   where a kernel for heads that go alone takes them
+    single  whether no heads share keys
+    other   whether a separate kernel takes heads that go alone
     """
     most = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
     long = (caches.keys / _SPLITS >= _LEAST) & (most >= _SPLITS) & ~(("whole" in ways) & single)
@@ -279,7 +277,7 @@ def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) 
 
 
 def _rounds(caches: Caches, cut: _Cut) -> tuple[Array, Array, Array]:
-    """Parts that start on a core, those of them that have something to do, and how full the device is of these."""
+    """Parts that start on a core, those of them with work, and how full the device is of the latter."""
     waves, busy = caches.tiles * cut.parts / caches.cores, caches.tiles * cut.used / caches.cores
     if not np.any(cut.places > 0):
         return waves, busy, busy
@@ -290,12 +288,12 @@ def _rounds(caches: Caches, cut: _Cut) -> tuple[Array, Array, Array]:
 
 
 def _latent(stack: Stack) -> bool:
-    """All heads share a key, and fill matrix units however many they are."""
+    """Whether it is latent attention: all heads share one key head, and any number of them fills matrix units."""
     return stack.kernel.endswith("mla_absorb")
 
 
 def _work(shapes: Shapes, width: float) -> tuple[Array, Array, Array]:
-    """Bytes of the cache that are read, of queries and results, and OPs."""
+    """Bytes of the cache that are read; bytes of queries and results; OPs."""
     b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float) for c in Decode.columns)
     kv = np.where(shapes["window"] > 0, np.minimum(kv, shapes["window"]), kv)
     latent = (kv_heads == 1) & (v_dim == _LATENT) & (dim > v_dim)

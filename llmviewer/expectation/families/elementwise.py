@@ -1,4 +1,4 @@
-"""Kernels that move bytes and compute little: norms, activations, additions, quantization, updates of states."""
+"""Kernels that move bytes and compute little: norms, activations, additions, quantization, state updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._family import (
 
 
 class Elementwise(Family):
-    """Bytes from memory or the cache, and a start for every row."""
+    """The time of the bytes, from memory or the cache, plus a start for every row."""
 
     name = "elementwise"
     columns = ("rows", "bytes")

@@ -74,12 +74,12 @@ _GEMV_COLUMNS: Final = 8
 
 
 class Gemm(Family):
-    """A tile of the output and a part of K go to a core; the layout taken is the fastest.
+    """A core takes a tile of the output and a part of K. The fastest layout is taken.
 
-    variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds; gemv: few rows
-              have a kernel of their own, in which vector units multiply what streams by; fixed, narrow, sm89,
-              rowwise, sm100: rows and columns decide the tile, and K is not cut; fewest: that tile is taken which
-              moves the fewest bytes in all waves; coarse: no tile has fewer than 64 rows
+    variants  "persistent": cores stay busy, whatever the number of tiles; "waves": tiles run in whole rounds; "gemv":
+              few rows have a kernel of their own, which multiplies on vector units; "fixed", "narrow", "sm89",
+              "rowwise", "sm100": rows and columns decide the tile, and K is not cut; "fewest": the tile that moves the
+              fewest bytes in all waves; "coarse": no tile has fewer than 64 rows
     """
 
     name = "gemm"
@@ -199,8 +199,8 @@ class Gemm(Family):
         return np.asarray(time, dtype=float)
 
     def elsewhere(self, p: Parameters, features: Features) -> Array:
-        """Of few rows no more than as tiles: what vector units reach of their peak differs by generation. Where there
-        are no other units, few rows fill no tile.
+        """For few rows no more than with tiles, since the part of their peak that vector units reach differs by
+        generation. On devices without matrix units, few rows fill no tile.
         """
         if features["single"] is not None:
             features = {**features, "tile_ops": features["single"]}
@@ -240,9 +240,9 @@ def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Arr
 
 
 def _reach(device: Device, dtype: str) -> tuple[float, float]:
-    """What a GPU's cores are made for [OP/s], and the part of it that their matrix units have where sums are in fp32:
-    of GeForce cards half (GA102 whitepaper V2.1, table 9; Ada's V2.02, table 2), as int8 shows. So it is in fp8 without
-    scales of blocks, even where these have the whole (the RTX 50 series).
+    """The rate of a GPU's cores [OP/s], and the part of it that matrix units reach when they accumulate in fp32: half
+    on GeForce cards (GA102 whitepaper V2.1, table 9; Ada's V2.02, table 2), as their int8 rate shows. The same holds
+    for fp8 without block scales, even on cards that reach the full rate with them (the RTX 50 series).
     """
     rates, peak = device.hardware.rates, device.peak(dtype)
     if device.kind != "gpu" or dtype not in _INT8 or any(matrix(one) not in rates for one in (dtype, "fp16", "int8")):
@@ -252,7 +252,7 @@ def _reach(device: Device, dtype: str) -> tuple[float, float]:
 
 
 def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Array, Array, Array, Array]:
-    """Rows and columns of tiles, parts of K, and rows of tiles in a cluster; of each row its own or all there are."""
+    """Rows and columns of tiles, parts of K, and tiles in a cluster: of each row its own, or all that are tried."""
     one = np.ones_like(m)
     if word in _BY_SIZE:
         tile = np.empty((3, *m.shape), dtype=np.float32)
@@ -266,7 +266,7 @@ def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Arr
 
 
 def _fewest_cycles(m: Array, n: Array, k: Array, cores: float) -> Array:
-    """The place of DeepGEMM's choice (get_layout_info of SM90ArchSpec): of more waves than one, pairs share loads."""
+    """The index of DeepGEMM's choice (get_layout_info of SM90ArchSpec). With more than one wave, pairs share loads."""
     tile_m, tile_n = _BLOCKS
     waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / cores)
     shared = np.where(waves > 1, np.maximum(tile_m, tile_n) / 2, 0)
@@ -278,7 +278,7 @@ def _fewest_cycles(m: Array, n: Array, k: Array, cores: float) -> Array:
 
 
 def _gemv(shapes: Shapes, device: Device, narrow: bool) -> Array:
-    """Whether rows are few, or tried; what vector units take at their peak [s]; elements of K; blocks of each core."""
+    """Whether rows are few, or few enough to be tried; time of vector units at their peak [s]; K; blocks per core."""
     m, n, k, batch = (np.asarray(shapes[c], dtype=float) for c in ("M", "N", "K", "batch"))
     vectors = 2 * m * n * k * batch / device.hardware.rates[vector("fp32")]
     tried = (m <= _TRIED_ROWS) & narrow
@@ -286,7 +286,7 @@ def _gemv(shapes: Shapes, device: Device, narrow: bool) -> Array:
 
 
 def _reuse(shapes: Shapes, weights: Array, activations: Array) -> tuple[Array, Array]:
-    """Bytes touched until a weight, and until an activation, is used again by the same loop; inf without one."""
+    """Bytes touched before the same loop uses a weight, and an activation, again; inf without a loop."""
     sets = np.maximum(shapes["loop"], 1)
     private = shapes["private"] > 0
     around = sets * weights + np.where(private, sets, 1) * activations

@@ -1,4 +1,4 @@
-"""Fused mixtures of experts: rows are sorted by expert, two grouped matrix multiplications, and added up again."""
+"""Fused mixtures of experts: rows are sorted by expert, multiplied in two grouped products, and added up."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _PASSES: Final = ("passes", "middle", "strangers")
 
 
 class Moe(Family):
-    """What one device does of a layer: no router, no all-to-all.
+    """What one device does of a layer, without the router and the all-to-alls.
 
-    variants  tiles are the best of those that a kernel may be tuned to, or those of a rule of _RULES, which weights
-              and rows are read again for, from the L2 cache; "whole": of a token with any copy on the device, all are
-              computed there, those of experts elsewhere by the first, as kernels do that are not told of them
+    variants  Tiles are the best of those that a kernel may be tuned to, or those that a rule of _RULES sets; each reads
+              its weights and rows again from the L2 cache. "whole": if any copy of a token is on the device, all its
+              copies are computed there, those of other devices' experts by the first expert, as in kernels that are not
+              told where experts are
     """
 
     name = "moe"
@@ -124,9 +125,9 @@ class Moe(Family):
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         """Of the experts that tokens reach.
 
-        Where some are more popular than others and copies of tokens are fewer than experts, who is reached is luck:
-        then the bound has what no routing can avoid, on the device with the most an equal part of the copies, and as
-        many experts as those need, since a token goes to an expert once.
+        If some experts are more popular and there are fewer copies than experts, which of them are reached is chance.
+        The bound then counts only what no routing avoids: on the device with most rows an equal part of the copies, and
+        as many experts as those need, since a token goes to an expert once.
         """
         kind = kernel_type(stack.dtype)
         work = _work(shapes)
@@ -143,31 +144,31 @@ _Work = Mapping[str, Array]
 
 
 def _triton(work: _Work) -> tuple[Array, Array]:
-    """SGLang and older vLLM: get_default_config, for shapes without a tuned table. vLLM's int4 kernels change alike."""
+    """SGLang and older vLLM: get_default_config, for shapes without a tuned table. vLLM's int4 kernels switch alike."""
     few = work["tokens"] <= work["local"]
     return np.where(few, 16, 64), np.where(few, 32, 64)
 
 
 def _tokens(work: _Work) -> tuple[Array, Array]:
-    """Newer vLLM: get_default_config, however few of the tokens reach an expert."""
+    """Newer vLLM: get_default_config, which looks at all tokens, however few reach an expert."""
     tokens = work["tokens"]
     return np.select([tokens <= 32, tokens <= 96, tokens <= 512], [16, 32, 64], 128), np.where(tokens <= 64, 64, 128)
 
 
 def _mean(work: _Work) -> tuple[Array, Array]:
-    """The power of two that holds an expert's mean: make_default_opt_flags of triton_kernels; trtllm-gen's fit it."""
+    """The power of two that an expert's mean fits in: make_default_opt_flags of triton_kernels; fits trtllm-gen too."""
     mean = np.floor(_copies(work))
     return np.clip(2 ** np.ceil(np.log2(np.maximum(mean, 1))), 16, 128), np.full_like(mean, 128)
 
 
 def _marlin(work: _Work) -> tuple[Array, Array]:
-    """The first of these blocks that an expert's mean fills less than 0.9 of: fused_marlin_moe of vLLM and SGLang."""
+    """The first block that an expert's mean fills to less than 0.9: fused_marlin_moe of vLLM and SGLang."""
     blocks, mean = np.array((8, 16, 32, 48, 64)), _copies(work)
     return blocks[np.searchsorted(blocks[:-1], mean / 0.9, side="right")], np.full_like(mean, 128)
 
 
 def _tall(work: _Work) -> tuple[Array, Array]:
-    """Times that step with every 128 rows of an expert: FlashInfer's CUTLASS on Hopper, which nobody tuned."""
+    """Times grow in steps of 128 rows of an expert: FlashInfer's CUTLASS on Hopper, which nobody tuned."""
     return np.full_like(work["tokens"], 128), np.full_like(work["tokens"], 128)
 
 
@@ -181,7 +182,7 @@ _RULES: Final[Mapping[str, Callable[[_Work], tuple[Array, Array]]]] = {  # rows 
 
 
 def _copies(work: _Work) -> Array:
-    """Of tokens, by the device's experts. All devices' copies count: kernels see where they go only later."""
+    """Copies of tokens per expert of the device, those for other devices included: kernels sort them out later."""
     return work["all rows"] / work["local"]
 
 
@@ -209,7 +210,7 @@ def _work(shapes: Shapes) -> dict[str, Array]:
 
 
 def _whole(shapes: Shapes, work: _Work) -> dict[str, Array]:
-    """Tokens, rows and tiles where all copies of tokens that reach the device stay there, strangers on one expert."""
+    """Tokens, rows and tiles if all copies of tokens that reach the device stay there, strangers at one expert."""
     topk, apart = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
     share = np.minimum(work["rows"] / work["all rows"], 1)  # but for rounding it is no more
     reaching = np.where(np.asarray(shapes["skew"]) > 0, 1 - (1 - share) ** topk, np.minimum(topk * share, 1))
@@ -220,7 +221,7 @@ def _whole(shapes: Shapes, work: _Work) -> dict[str, Array]:
 
 
 def _least(shapes: Shapes, work: _Work) -> dict[str, Array]:
-    """Rows and experts that every routing reaches, where a few tokens do not tell which."""
+    """Rows and experts that every routing reaches, for few tokens, which do not determine which."""
     lucky = (shapes["skew"] > 0) & (work["all rows"] < shapes["experts"])
     rows = np.ceil(work["all rows"] / shapes["ep"])
     least = {"rows": rows, "reached": np.ceil(rows / work["tokens"])}

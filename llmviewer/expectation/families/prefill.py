@@ -37,12 +37,12 @@ _THREADS: Final = 2048
 
 
 class Prefill(Family):
-    """A tile of queries goes to a core, which passes over the keys that they see.
+    """A core takes a tile of queries and passes over the keys that they see.
 
-    variants  rows of the tile, or as few as suit short prompts; "only": no other, as two tiles of 128 that one block
-              of FlashAttention-4 has, or the 16 of vLLM's Triton kernel; "width": none but fewer where heads are
-              wide; "packed": the query heads that share a key head are in one tile; "blind": keys that a window hides
-              are passed over
+    variants  rows of the tile, which kernels lower for short prompts. "only": they do not, as with the two tiles of 128
+              in a block of FlashAttention-4, or the 16 rows of vLLM's Triton kernel; "width": fewer rows only for wide
+              heads; "packed": query heads that share a key head are in one tile; "blind": keys that a window hides are
+              passed over too
     """
 
     name = "attention_prefill"
@@ -78,7 +78,7 @@ class Prefill(Family):
     )  # fmt: skip
 
     def usual(self, stack: Stack, device: Device) -> dict[str, float]:
-        """Of exponentials, where multiplications are that fast, most of the time that special units take shows."""
+        """For exponentials: if multiplication is that fast, most of the time of special function units shows."""
         usual = super().usual(stack, device)
         if device.vendor == "nvidia" and device.kind == "gpu" and device.clock:
             columns = device.peak(kernel_type(stack.dtype).arithmetic) / 2 / device.cores
@@ -158,7 +158,7 @@ class Prefill(Family):
 
 
 def _pairs(q: Array, kv: Array, shapes: Shapes) -> Array:
-    """Queries times the keys that each sees, of one head."""
+    """Queries times the keys that each of them sees, for one head."""
     window = np.where(shapes["window"] > 0, shapes["window"], np.inf)
     full = q * np.minimum(kv, window)
     before = kv - q  # keys that even the first query sees, beside its own

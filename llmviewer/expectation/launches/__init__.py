@@ -1,7 +1,8 @@
-"""From the operators of an estimate to the kernels that a library runs for them.
+"""From the operators of an estimate to the kernels that a library launches for them.
 
-A serving library runs what reads the same tensor as one matrix multiplication, and the experts of a layer as one fused
-kernel. What no measured kernel does is laid out as its nearest relative, and that is said.
+Serving libraries merge products that read the same tensor into one matrix multiplication, and the experts of a layer
+into one fused kernel. What no measured kernel does is laid out like the kernel most similar to it, and the report says
+so.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _WIDER_CACHE: Final = "as with a cache of 8 bits, since none of fewer was measur
 
 
 def counted(plan: Plan) -> Form:
-    """Launches of a pass: of what sees some tokens alone, on average, and none of what sees none."""
+    """The launches of a pass. An operator that only some tokens reach counts as often as it runs on average."""
     return total(row.block.repeat * ONE.on(stream_of(row)) for row in plan.operators)
 
 
@@ -48,10 +49,10 @@ def launches(
     half: str,
     known: dict[object, Launch] | None = None,
 ) -> tuple[Launch, ...]:
-    """What `library` launches for the operators of an estimate; every one of them is a member of one launch.
+    """What `library` launches for the operators of an estimate. Every operator is a member of one launch.
 
     half   the 16-bit type that the device computes in
-    known  launches of other graphs at the same workload, which this one has too where its operators are the very same
+    known  launches of other graphs at the same workload, reused for operators that are the same objects
     """
     found: list[Launch] = []
     known = {} if known is None else known
@@ -64,10 +65,10 @@ def launches(
 def _of_block(
     works: Mapping[int, Work], fused: Sequence[tuple[int, ...]], known: dict[object, Launch]
 ) -> Iterator[Launch]:
-    """Launches of a block.
+    """The launches of a block.
 
     fused  experts that are one launch
-    known  launches of blocks before it, which it has too where its operators are the very same
+    known  launches of earlier blocks, reused for operators that are the same objects
     """
     whole = any(work.library in WHOLE for work in works.values())
     joined = {place: members for members in (*fused, *(() if whole else products(works))) for place in members}
@@ -94,7 +95,7 @@ def _of_block(
 
 
 def _launch(place: int, work: Work) -> Launch:
-    """Of an operator that has a kernel to itself."""
+    """The launch of an operator that has a kernel to itself."""
     op, members = work.op, (place,)
     if isinstance(op, Collective):
         kernels, remark = collective(op, work)

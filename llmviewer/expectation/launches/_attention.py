@@ -1,4 +1,4 @@
-"""Attention: a kernel for prompts and one for single tokens."""
+"""Attention: one kernel for prompts and one for single tokens."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FEWEST_READ: Final = 128  # queries of a sequence in what was measured of promp
 
 
 def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kernel]:
-    """A kernel for prompts and one for single tokens, of sequences that are alike: which of them is run is for each
-    workload to say. Few tokens, as of a pass that verifies a draft, may be as many heads of single ones, which cuts a
-    long cache among cores, as kernels of libraries for decoding do.
+    """A kernel for prompts and one for single tokens, for groups of like sequences; the workload decides which of them
+    runs. A few new tokens, as in a pass that verifies a draft, may run as so many more heads of a single token: the
+    decode kernel, which cuts a long cache among cores.
     """
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _seen(mask, alike)
@@ -66,10 +66,9 @@ def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kerne
 
 
 def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
-    """(sequences, queries and keys of each, whether queries see but those before them), for kernels that were measured.
+    """Sequences, queries and keys of each, and whether queries see only earlier keys, in the terms of measured kernels.
 
-    Keys that have left a window count as if there were none. Under other masks, every query sees as many keys as it
-    does on average.
+    Keys that have left a window are not counted. Under other masks, every query sees the mean number of keys.
     """
     (spans,) = alike.groups
     if isinstance(mask, Causal):
@@ -87,7 +86,7 @@ def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
 
 
 def scores(op: QK | SV, alike: Workload, work: Work) -> Kernel:
-    """A product of every head, of queries with keys or of scores with values."""
+    """A product per head: of queries with keys, or of scores with values."""
     heads, (spans,) = op.heads, alike.groups
     tokens = np.maximum(np.multiply(spans.batch, spans.q_len), 1)
     keys = np.maximum(np.divide(evaluate(heads.mask.cells, alike), tokens), 1)
@@ -97,8 +96,9 @@ def scores(op: QK | SV, alike: Workload, work: Work) -> Kernel:
 
 
 def indexer(op: Indexer | BlockIndexer, work: Work) -> Iterator[Kernel]:
-    """Of prompts attention, whose scores stay on the chip, too: halves of a key as key and value are as many OPs and
-    bytes as the key is. Single tokens wait for the bytes of keys.
+    """The indexer of sparse attention. For prompts it counts as attention, since its scores stay on the chip: half of a
+    key taken as key and half as value have as many OPs and bytes as the key. Single tokens wait for the bytes of
+    keys.
     """
     halves = replace(op.heads, head_dim=op.heads.head_dim // 2)
     halved = FlashAttention(name=op.name, inputs=op.inputs, outputs=op.outputs, heads=halves)

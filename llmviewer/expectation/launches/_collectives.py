@@ -36,7 +36,7 @@ _WITHIN: Final = Sending(cores=20)  # NCCL takes about as many
 
 
 def collective(op: Collective, work: Work) -> tuple[tuple[Kernel, ...], str]:
-    """Kernels of a collective, or of its part in a domain, and why there are none of all of it."""
+    """The kernels of a collective, or of its part within a domain, and why the rest of it has none."""
     name, group = _COLLECTIVES.get(type(op)), op.group
     if name is None:
         return (), f"no {op.kind} of this kind was measured"
@@ -76,5 +76,5 @@ def sending(op: Collective) -> Sending:
 
 
 def _ringed(devices: int) -> float:
-    """Of a message, what each of a ring of devices passes on."""
+    """The part of a message that each device of a ring passes on."""
     return (devices - 1) / devices

@@ -18,7 +18,7 @@ from ._work import Work
 
 
 def experts(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
-    """What fused kernels do: copies by expert, their products, what is between, and the sum; not what travels."""
+    """What a fused kernel does: the products of copies by expert, what lies between them, and the sum; no sending."""
     inside: set[str] = set()
     found: list[list[int]] = [[]]
     for place, work in works.items():

@@ -1,4 +1,4 @@
-"""The kernels that a library runs for operators."""
+"""The kernels that a library launches for operators."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..families._family import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel: its family, whose it is and its shapes, as numbers or arrays over the workload.
+    """A kernel: its family, its library and its shapes, which are numbers or arrays over the workload.
 
-    where   the workloads in which it is what is run
-    instead another kernel that does the same work in some of them, run where it takes less time
-    hosted  whether messages go over the links of a host, where devices have others too
+    where   the workloads in which it runs
+    instead another kernel for the same work in some of them, which runs if it takes less time
+    hosted  whether messages go through the host although devices also have links of their own
     """
 
     family: str
@@ -32,12 +32,14 @@ class Kernel:
 
     @cached_property
     def identity(self) -> tuple[Hashable, ...]:
-        """What tells it from others, wherever each is run; in plain values, which are compared often."""
+        """What distinguishes it from others, wherever each runs; in plain values, as they are compared often."""
         stack, sizes = self.stack, (_content(name, size) for name, size in self.shapes.items())
         return self.family, stack.library, stack.dtype, stack.kv_dtype, stack.kernel, self.hosted, *sizes
 
     def columns(self, chosen: Array) -> dict[str, Array]:
-        """The columns of its family in the workloads `chosen`; what is not said is as it is where nothing repeats."""
+        """The columns of its family for the workloads `chosen`; columns that are not given have the values of a single
+        run.
+        """
         family = FAMILIES[self.family]
         wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional}
         columns = {key: np.asarray(self.shapes.get(key, usual), dtype=float) for key, usual in wanted.items()}
@@ -51,9 +53,9 @@ class Kernel:
 class Sending(NamedTuple):
     """How a collective sends, as far as that differs from its bound.
 
-    cores    that its kernels take as long as anything travels
-    start_s  how long they take all cores before anything does, and after [s]
-    reach    part of the links that they use
+    cores    that its kernels occupy while anything travels
+    start_s  for which they occupy all cores before and after that [s]
+    reach    part of the links' bandwidth that they reach
     """
 
     cores: float
@@ -65,13 +67,13 @@ class Sending(NamedTuple):
 class Launch:
     """Kernels that run one after another for some operators together.
 
-    members  places of the operators in their estimate
-    kernels  none where no kernel is known: then `remark` is why
-    beside   those that run at the same time as they do
-    sending  how they send, where they are a collective
-    remark   what the kernels that were measured do not have
-    partial  whether they are a part of what is run, of the rest of which no more than its bound is known
-    often    the part of passes in which they run at all: where some tokens alone come, there may be none
+    members  indices of the operators in their estimate
+    kernels  none if no kernel is known; `remark` then says why
+    beside   kernels that run at the same time
+    sending  how they send, for a collective
+    remark   what the measured kernels lack
+    partial  whether the kernels are only a part of what runs, of the rest of which just the bound is known
+    often    the part of passes in which they run at all, for operators that only some tokens reach
     """
 
     members: tuple[int, ...]
@@ -84,11 +86,11 @@ class Launch:
 
     @cached_property
     def every(self) -> tuple[Kernel, ...]:
-        """All kernels that it may run."""
+        """All kernels that may run."""
         instead = (kernel.instead for kernel in self.kernels if kernel.instead)
         return *self.kernels, *instead, *self.beside
 
 
 def _content(name: str, size: Num) -> Hashable:
-    """What tells a size of a shape from others."""
+    """What distinguishes a size of a shape from others."""
     return name, (size.dtype.char, size.tobytes()) if isinstance(size, np.ndarray) else size

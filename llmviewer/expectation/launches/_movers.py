@@ -1,4 +1,4 @@
-"""What takes as long as its bytes do."""
+"""Operators whose time is that of their bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place
 
 
 def mover(op: Operator, work: Work, *, where: Num = True) -> Kernel:
-    """Of what takes as long as its bytes do."""
+    """The kernel of an operator whose time is that of its bytes."""
     name, dtype = ("softmax", "fp32") if isinstance(op, Softmax) else (_MOVERS.get(op.kind, "add"), "fp16")
     moved = work.nbytes
     shapes = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
@@ -34,7 +34,7 @@ def mover(op: Operator, work: Work, *, where: Num = True) -> Kernel:
 
 
 def _row_bytes(op: Operator) -> float:
-    """What one row of it moves. [B]"""
+    """The bytes that one row moves. [B]"""
 
     def width(tensor: Tensor) -> float:
         return tensor.width * tensor.format.stored_bits / 8

@@ -1,4 +1,4 @@
-"""Products with weights: which operators are one matrix multiplication, of which sizes and data type."""
+"""Products with weights: which operators are one matrix multiplication, its sizes and its data type."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
 def products(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
-    """Linear layers that are one matrix multiplication each, with the conversion of their input.
+    """The linear layers that are one matrix multiplication each, with the conversion of their input.
 
-    Those on both sides of what mixes tokens are apart, even where attention and MLP read the same.
+    Products before and after an operator that mixes tokens stay apart, even if attention and MLP read the same tensor.
     """
     found: list[list[int]] = []
     alike: dict[tuple[str, str, type[Operator], Stream], list[int]] = {}  # those that others may join
@@ -53,7 +53,7 @@ def products(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
 
 
 def _linears(op: Operator) -> tuple[Linear, ...]:
-    """The products with dense weights that a launch of `op` does; none where it does others, or none."""
+    """The products with dense weights in a launch of `op`; none if it has others, or none."""
     parts = op.parts if isinstance(op, Fused) else (op,)
     found = tuple(part for part in parts if isinstance(part, Linear))
     dense = all(_whole(part).dense and not isinstance(_whole(part), ChosenLinear) for part in found)
@@ -65,7 +65,7 @@ def _plain(op: Operator) -> bool:
 
 
 def _whole(op: Linear) -> Linear:
-    """The product that `op` does a part of, or more than; itself where it stands for none."""
+    """The product that `op` is a part of or contains; `op` itself if it stands for none."""
     of = getattr(op, "of", None)
     return _whole(of) if of else op
 
@@ -75,7 +75,7 @@ def _reads(op: Operator, writer: Operator) -> bool:
 
 
 def _shape(op: Linear) -> tuple[int, float, float]:
-    """(products that are alike, columns of the result, elements of a row): heads and parts go side by side."""
+    """The number of like products, columns of the result and elements of a row: heads and parts lie side by side."""
     size, rows, width = op.weight.numel, op.weight.shape[0], op.inputs[0].width
     most = round(width * sum(t.width for t in op.outputs) / size)
     if width == size // rows or most < 2:
@@ -114,12 +114,12 @@ def gemm(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
 
 
 def _bytes(op: Linear) -> float:
-    """All of its weights. [B]"""
+    """The bytes of all its weights. [B]"""
     return sum(w.numel * w.format.stored_bits for w in op.weights) / 8
 
 
 def product(op: Linear, half: str) -> str:
-    """The data type of a product with a weight, as measured tables call it."""
+    """The data type of a product with a weight, as tables of measurements call it."""
     return _type(op.inputs[0].format, _whole(op).weight.format, half)
 
 
@@ -137,8 +137,8 @@ def _type(x: Format, weight: Format, half: str) -> str:
 
 
 def _code_bits(weight: Format) -> float:
-    """Of an element without its part of what a block shares: types of GGUF files count that in, as q4_0 with 4.5 bits,
-    and have those of a code in their names.
+    """The bits of an element without its share of the block's scales. Types of GGUF files include that share, such as
+    q4_0 with 4.5 bits, and have the bits of a code in their names.
     """
     named = _GGUF_TYPE.fullmatch(weight.name)
     return float(named[1]) if named else weight.bits

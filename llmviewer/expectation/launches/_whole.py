@@ -1,4 +1,4 @@
-"""Operators of engines whose whole passes were measured, but no single kernel: one launch each, by its amounts."""
+"""Operators of engines of which only whole passes were measured: each is a launch, by its amounts of work."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def by_amounts(place: int, work: Work) -> Launch:
 
 
 def _linear(op: Operator) -> Linear | None:
-    """The first product with weights that a launch does; None if it does none."""
+    """The first product with weights in a launch; None if there is none."""
     parts = op.parts if isinstance(op, Fused) else (op,)
     return next((part for part in parts if isinstance(part, Linear)), None)

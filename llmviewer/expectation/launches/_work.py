@@ -1,4 +1,4 @@
-"""An operator as a launch of it finds it."""
+"""An operator as its launch sees it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _APART: Final = ("target", "seeing")  # parts of a pass that attend to what none
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An operator, as it is beside a collective that travels meanwhile, and what a launch of it does, where there is
-    one: an estimate has the mean over all passes, those included in which no token comes.
+    """An operator, without the collective that it may overlap with, and the work of a launch that takes place: an
+    estimate has means over all passes, including those that no token reaches.
 
     stream  the part of a pass that it sees
     often   the part of passes in which it runs
-    library whose kernels do it
+    library whose kernels run
     half    the 16-bit type that the device computes in
     """
 
@@ -58,7 +58,7 @@ class Work:
         return self.row.bytes / self.often if self.op is self.row.operator else self.of(self.op.work().nbytes)
 
     def part(self, spans: Spans) -> Workload:
-        """Some of the sequences of `groups`, as the part of a pass that it sees has them."""
+        """One of `groups` as a workload, within the part of a pass that the operator sees."""
         alone = Workload((spans,))
         return replace(alone.target(), groups=(spans,)) if self.stream.name in _APART else alone
 
@@ -70,15 +70,15 @@ class Work:
 
 
 def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
-    """The part of a pass that an operator sees: that of its block, unless its results are said to be of another."""
+    """The part of a pass that an operator sees: that of its block, unless its results belong to another part."""
     op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
     told = (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
     return next((stream for stream in told if stream.name), row.block.stream)
 
 
 def _there(spans: Spans, often: Num) -> Spans:
-    """The sequences of a part of a pass, of passes in which there are any; of those whose tokens take part by chance,
-    such as have at least one.
+    """The sequences of a part of a pass, given that there are any; of those whose tokens take part by chance, sequences
+    with at least one token.
     """
     if not isinstance(spans, Thinned):
         return spans.times(1 / often)

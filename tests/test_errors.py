@@ -121,10 +121,18 @@ def test_an_unknown_model_is_told_its_nearest_names(name, nearest):
     [
         ("h10", "h100 or h100-nvl or h100-pcie"),
         ("rtx409", "rtx-4090 or rtx-4090-d or rtx-5090"),
+        ("NVIDIA_A100", "a100-40g or a100-80g or a100-pcie or a100-80gb-pcie"),
+        ("intel b580x", "b580 or b50 or b570"),
     ],
 )
 def test_an_unknown_device_is_told_its_nearest_names(name, nearest):
     assert _error(load_hardware, name).startswith(f"no hardware {name!r}: did you mean {nearest}?")
+
+
+def test_a_maker_given_as_a_device_is_told_how_to_list_its_devices():
+    assert _error(load_hardware, "Nvidia") == (
+        "no hardware 'Nvidia': give one of its devices, which `llmviewer hardware Nvidia` lists"
+    )
 
 
 @pytest.mark.parametrize(("name", "one"), [("a100", "a100-80gb"), ("v100", "v100-sxm2 or"), ("nvidia a100", "a100")])

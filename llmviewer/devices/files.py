@@ -23,6 +23,7 @@ _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 _ROUNDING: Final = 1e-9  # relative, of numbers computed from factors
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
 _COUNTED: Final = re.compile(r"(?P<number>\d+) ?[xX*] ?(?P<name>.+)")  # 8xh100
+_BETWEEN: Final = re.compile(r"[\s_-]+")  # words of a name
 _ALIASES: Final = re.compile(r"^aliases:.*(?:\n[ \]-].*)*$", re.MULTILINE)
 _VENDOR: Final = re.compile(r"^vendor: *(\w+)", re.MULTILINE)
 _START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
@@ -87,6 +88,8 @@ def hardware_file(name: str) -> Path:
     if is_there(name):
         raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
+    if name.lower() in _makers():
+        raise InputError(f"no hardware {name!r}: give one of its devices, which `llmviewer hardware {name}` lists")
     raise InputError(f"no hardware {name!r}: {_instead(name)} (`llmviewer hardware` lists all)")
 
 
@@ -99,8 +102,16 @@ def _instead(name: str) -> str:
     counted = _COUNTED.fullmatch(name)
     if counted and known_file(counted["name"]):
         return f"give {counted['name']} and how many share the model, such as --tp {counted['number']}"
+    maker, *words = _BETWEEN.split(name.lower().strip())
+    if maker in _makers():
+        name = "-".join(words) or name
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
     return suggest(name, devices, of=devices)
+
+
+def _makers() -> set[str]:
+    texts = (read_text(path) for folder in _folders() for path in folder.glob("*.yaml"))
+    return {found[1].lower() for text in texts if (found := _VENDOR.search(text))}
 
 
 def known_file(name: str) -> Path | None:

@@ -146,7 +146,7 @@ FROM_NONE = "window, reached, loop must be 0 or more"
         (EXPERTS, {"topk": 65}, "topk must be no more than the experts"),
         (MESSAGE, {"num_gpus": 1}, "num_gpus must be 2 or more"),
         (ATTENTION, {"kv_heads": 3}, "q_heads must be a multiple of kv_heads"),
-        (EXPERTS, {"family": "gemm"}, "gemm needs the column 'M'"),
+        (EXPERTS, {"family": "gemm"}, "gemm needs the columns 'M', 'N', 'K'"),
         (ATTENTION, {"batch": 1e300}, "sizes are too large to be expected"),
     ],
 )  # fmt: skip
@@ -302,7 +302,13 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
         ("rows.csv", "a;b\n1;2\n",
          "no family has these columns: 'a;b'; docs/measurements.md says what they are called"),
         ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n",
-         "gemm needs the column 'K'; it has 'gpu', 'framework', 'M', 'N'"),
+         "gemm needs the columns 'dtype', 'K'; it has 'gpu', 'framework', 'M', 'N'"),
+        ("rows.csv", "Device,backend,dtype,m,n,k\nH100,x,bf16,1,2,3\n",
+         ("gemm needs the columns 'gpu', 'framework', 'M', 'N', 'K'; it has 'Device', 'backend', 'dtype', 'm', 'n', "
+         "'k'; rename 'Device' to 'gpu', 'backend' to 'framework', 'm' to 'M', 'n' to 'N', 'k' to 'K'")),
+        ("rows.csv", "gpu,framework,dtype,M,N,K,Latency (ms)\nH100,x,bf16,1,2,3,4\n",
+         ("times must be in a column 'time_us', in microseconds; rename 'Latency (ms)', and convert it if it has "
+         "another unit")),
         ("rows.csv", "gpu,framework,M,N,K\nH100,x,1,2,3\n",
          "gemm needs the column 'dtype'; it has 'gpu', 'framework', 'M', 'N', 'K'"),
         ("rows.csv", "gpu,framework,M,N,K\n", "holds no rows"),

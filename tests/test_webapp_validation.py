@@ -130,7 +130,7 @@ def _nested():
         ("a.csv", b"", "a.csv: is not a table: No columns to parse from file"),
         ("a.csv", b"gpu,framework\n", "a.csv: holds no rows"),
         ("a.csv", b"x,y\n1,2\n", "a.csv: no family has these columns"),
-        ("a.csv", b"gpu,M\nh100,1\n", "a.csv: gemm needs the column 'framework'"),
+        ("a.csv", b"gpu,M\nh100,1\n", "a.csv: gemm needs the columns 'framework', 'dtype', 'N', 'K'"),
         ("a.csv", b"\xff\xfe\x00\x01\n1", "a.csv: is not a table: "),
         ("a.csv", b"M" + b",x" * 300 + b"\n", "a.csv: must have at most 200 columns; got 301"),
         ("a.csv", b"M\n" + b"1\n" * 20_001, "a.csv: must have at most 20,000 rows; got 20,001"),

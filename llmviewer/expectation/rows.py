@@ -19,13 +19,12 @@ from .device import Device, find
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
+from .headers import TYPED, alike, meant, missing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NEEDED: Final = ("gpu", "framework")
 _LABELS: Final = ("gpu", "framework", "dtype", "kv_dtype", "version")
-_TYPED: Final = ("gemm", "moe")  # families whose rows must say their data type
 _COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
 _SWITCHES: Final = ("causal", "gated", "private")
 _FROM_NONE: Final = ("window", "reached", "loop")  # in which 0 has a meaning of its own
@@ -161,13 +160,19 @@ def read(path: Path) -> Table:
     Raises InputError if the file cannot be read, lacks a column, or has other values than numbers where they must be.
     """
     frame = _frame(path)
+    if "time_us" not in frame and (other := alike(frame, "time_us")):
+        raise InputError(
+            f"{path}: times must be in a column 'time_us', in microseconds; rename {other!r}, and convert it if it has "
+            "another unit"
+        )
     unread: Counter[str] = Counter()
     rows: list[Rows] = []
     for i, (family, places) in enumerate(_families(frame, path, unread)):
-        if missing := _missing(frame, family):
+        if lacking := missing(frame, family):
             if i == 0:
-                raise InputError(f"{path}: {missing}; it has {', '.join(map(repr, frame.columns))}")
-            unread[missing] += len(places)
+                had = ", ".join(map(repr, frame.columns))
+                raise InputError(f"{path}: {lacking}; it has {had}{meant(frame, family)}")
+            unread[lacking] += len(places)
             continue
         for column in (*family.columns, *family.optional, "time_us", "loop", "nodes"):
             if column in frame:
@@ -175,12 +180,6 @@ def read(path: Path) -> Table:
         found = _rows(frame.iloc[places], family, unread)
         rows += [replace(one, places=places[one.places]) for one in found]
     return Table(path=path, frame=frame, rows=tuple(rows), unread=unread)
-
-
-def _missing(frame: pd.DataFrame, family: Family) -> str:
-    """What is said where a column of the family is missing; "" where none is."""
-    needed = (*_NEEDED, *family.columns, *(["dtype"] if family.name in _TYPED else []))
-    return next((f"{family.name} needs the column {column!r}" for column in needed if column not in frame), "")
 
 
 def _check_numbers(column: pd.Series[Any], path: Path) -> None:
@@ -258,7 +257,7 @@ def _families(frame: pd.DataFrame, path: Path, unread: Counter[str]) -> Iterator
 
 def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
     for name, mark in _MARKS:
-        if mark in frame:
+        if mark in frame or alike(frame, mark):
             return FAMILIES[name]
     had = reprlib.repr(list(frame.columns)).strip("[]")
     raise InputError(f"{path}: no family has these columns: {had}; docs/measurements.md says what they are called")
@@ -333,7 +332,7 @@ def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: st
     library = _CALLS.get(family.name, {}).get(framework, framework)
     if family.name == "gemm":
         dtype = _CALLED.get((library, dtype), dtype)
-    if family.name in _TYPED:
+    if family.name in TYPED:
         if not dtype:
             raise InputError("dtype is missing")
         dtype = SCHEMES.get(dtype, dtype)

@@ -133,6 +133,7 @@ class Decoder:
 
     positions     rows of the table of learned positions; 0: none
     embed_width   width of embeddings, if they are projected to `hidden` and back (OPT-350m)
+    words         rows of the head, if they are not those of the embedding; 0: as many
     embed_norm    whether a norm follows the embedding
     final_norm    whether a norm precedes the head
     tied          whether the head's matrix is that of the embedding
@@ -148,6 +149,7 @@ class Decoder:
     head_bias: bool = False
     positions: int = 0
     embed_width: int = 0
+    words: int = 0
     embed_norm: bool = False
     final_norm: bool = True
     hyper: HyperConnections | None = None
@@ -195,10 +197,11 @@ class Decoder:
         if width != self.hidden:
             before = (*before, parts.project("project_out", result(before) if before else x, width))
         hidden = with_rows(result(before) if before else x, LOGITS)
-        matrix = parts.weight("lm_head.weight", self.vocab, width, tied=tied)
-        bias = (parts.weight("lm_head.bias", self.vocab),) if self.head_bias else ()
-        logits = with_rows(parts.tensor("logits", self.vocab), LOGITS)
-        weights = (replace(matrix, rows=self.vocab * WANTED), *bias)
+        words = self.words or self.vocab
+        matrix = parts.weight("lm_head.weight", words, width, tied=tied)
+        bias = (parts.weight("lm_head.bias", words),) if self.head_bias else ()
+        logits = with_rows(parts.tensor("logits", words), LOGITS)
+        weights = (replace(matrix, rows=words * WANTED), *bias)
         return (*before, LMHead(name="lm_head", inputs=(hidden,), outputs=(logits,), weights=weights))
 
     def _predicting(self, parts: Parts, prediction: Prediction) -> Block:

@@ -76,7 +76,7 @@ class Experts:
         """`seen`: the input of the router, if it is not x."""
         routing = self.routing(parts, seen or x)
         weights = result(routing)
-        down = (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
+        down = self._entering(parts, x)
         taken = result(down) if down else x
         copies = replace(parts.tensor("permute", taken.width), rows=self.computed * TOKENS)
         permute = Permute(name="permute", inputs=(taken, weights), outputs=(copies,))
@@ -86,6 +86,10 @@ class Experts:
         beside = (*(op.result for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
         mixed = self._mixed(parts, (result(experts), weights), beside, x, latent=taken.width)
         return (*routing, *down, permute, *experts, *shared, *mixed)
+
+    def _entering(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        """Brings tokens to the latent space; none where there is none."""
+        return (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
 
     def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         """The router; its result is "route"."""

@@ -20,6 +20,7 @@ from ._feed_forward import Experts
 from ._fields import decoder, gated_mlp, without
 from ._moe import costless, dense, experts_beside_shared, first_dense, kinds, latent_attention, listed, sparse_layers
 from ._parts import Parts, result
+from ._tower import filled
 
 
 @architecture("deepseek_v2")
@@ -32,6 +33,14 @@ def build_v2(config: Section, fmt: Format) -> Graph:
 def build_v3(config: Section, fmt: Format) -> Graph:
     costless(config, "rope_interleave")
     return _graph(config, fmt, first_dense(config, default=3))
+
+
+@architecture("sarvam_mla")
+def build_sarvam_mla(config: Section, fmt: Format) -> Graph:
+    """Sarvam 105B, whose queries have no latent."""
+    costless(config, "rope_interleave", "q_head_dim", "moe_router_enable_expert_bias")
+    config = filled(config, {"q_lora_rank": None, "n_shared_experts": 1})
+    return _graph(config, fmt, first_dense(config, default=1))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""GLM-4.5 to 4.7, dots.llm1, Solar Open, Hy3 and ERNIE 4.5: grouped queries, dense layers first, shared and routed
-experts (arXiv:2508.06471).
+"""GLM-4.5 to 4.7, Sarvam 30B, dots.llm1, Solar Open, Hy3 and ERNIE 4.5: grouped queries, dense layers first, shared and
+routed experts (arXiv:2508.06471).
 """
 
 from __future__ import annotations
@@ -15,12 +15,27 @@ from ._decoder import Prediction
 from ._fields import attention, decoder, without
 from ._moe import Kinds, costless, dense, experts, experts_beside_shared, first_dense, sparse_layers
 from ._parts import NormKind
+from ._tower import filled
 
 
 @architecture("glm4_moe")
 def build_glm4_moe(config: Section, fmt: Format) -> Graph:
     norm = NormKind.RMS if config.flag("use_qk_norm", default=False) else None
     mixer = attention(config, share=0.5, o_bias=False, qk_norm=norm)
+    return _graph(config, fmt, mixer, first_dense(config, default=1))
+
+
+@architecture("sarvam_moe")
+def build_sarvam_moe(config: Section, fmt: Format) -> Graph:
+    """Sarvam 30B, whose heads are rotated as a whole; use_qkv_bias is attention_bias in its own files."""
+    costless(config, "rope_interleave", "moe_router_enable_expert_bias")
+    without(config, "use_bias", "biases outside of attention are not modelled")
+    config = filled(
+        config,
+        {"n_shared_experts": 1, "head_dim": 64, "attention_bias": config.get("use_qkv_bias")},
+    )
+    norm = NormKind.RMS if config.flag("use_qk_norm", default=True) else None
+    mixer = attention(config, share=1, o_bias=False, qk_norm=norm)
     return _graph(config, fmt, mixer, first_dense(config, default=1))
 
 

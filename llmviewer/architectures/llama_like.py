@@ -263,15 +263,20 @@ class LearnedMlp(Mlp):
         return tuple(replace(op, weights=learned) if isinstance(op, Activation) else op for op in made)
 
 
-@architecture("apertus")
+@architecture("apertus", "apertus1p5_text")
 def build_apertus(config: Section, fmt: Format) -> Graph:
-    """Norms of each query and key head, an MLP without a gate whose activation is learned (arXiv:2509.14233)."""
+    """Norms of each query and key head, an MLP without a gate whose activation is learned (arXiv:2509.14233). The head
+    of 1.5 has fewer rows than the embedding: those of text.
+    """
     config.costless("post_norm", "qk_norm", "mlp_bias")
     act = activation(config, "hidden_act", _XIELU)
     kind = LearnedMlp if act == _XIELU else Mlp
     network = kind(inner=config.integer("intermediate_size"), act=act)
     layer = Layer(mixer=attention(config, qk_norm=NormKind.RMS), feed_forward=network)
-    return decoder(config, layer).graph(fmt)
+    words = config.integer("output_vocab_size", 0, least=0)
+    if words and config.flag("tie_word_embeddings", default=False):
+        raise config.error("output_vocab_size", "must be null where the head is the embedding")
+    return decoder(config, layer, words=words).graph(fmt)
 
 
 @architecture("nemotron")

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from ..documents import Section
 from ..forms import Form
-from ..graph import Graph
+from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
 from ._attention import Index, LatentAttention
-from ._decoder import FeedForward, Layer
+from ._decoder import Decoder, FeedForward, Layer
+from ._encoder import holding
 from ._fields import decoder
 from ._moe import costless, dense, experts_beside_shared, for_each_layer, integers, latent_attention, sparse_layers
 from ._parts import NormKind, Parts, result
@@ -72,6 +73,16 @@ def _scaled(parts: Parts, name: str, query: Tensor, num_heads: int) -> Elementwi
     return Elementwise(name=name, inputs=(query,), outputs=(out,), weights=held, ops_per_element=ops)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LearnedRotation(Decoder):
+    """A decoder whose positions have a learned number for each pair that is rotated."""
+
+    rope_dim: int
+
+    def _embedding(self, parts: Parts) -> Block:
+        return super()._embedding(parts).map(lambda op: holding(op, parts, {"rotary.alpha": (self.rope_dim // 2,)}))
+
+
 @architecture("mistral_large4_text")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
@@ -92,7 +103,8 @@ def build(config: Section, fmt: Format) -> Graph:
         )
         for has_experts, turns, borrows, own in each
     ]
-    return decoder(config, layers).graph(fmt)
+    plain = decoder(config, layers)
+    return LearnedRotation(**vars(plain), rope_dim=config.integer("qk_rope_head_dim", 64)).graph(fmt)
 
 
 def _attention(config: Section, *, turns: bool, borrows: bool, own: bool) -> ScaledLatentAttention:

@@ -17,7 +17,7 @@ from .recording import Recording
 
 SEQUENCES: Final = "sequences"
 TOKENS: Final = "tokens"
-_CACHES: Final = ("past_key_values", "cache_params", "state")  # names of caches and states in transformers
+_CACHES: Final = ("past_key_values", "cache", "cache_params", "state")  # names of caches and states in transformers
 _PAST: Final = 11  # tokens; an unlikely size of a module
 _GIVE: Final = "let the callable return (module, inputs)"
 _BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
@@ -196,7 +196,7 @@ def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, .
     if inputs is not None:
         return _given(module, name, _named(name, inputs), dims)
     takes = signature(module.forward).parameters
-    if takes.keys() & {_CACHES[0], "use_cache"}:
+    if takes.keys() & {*_CACHES[:2], "use_cache"}:
         steps = Steps(module=module, name=name, cache=next((key for key in _CACHES if key in takes), _CACHES[0]))
         if _generates(module) or steps.keeps():
             return (steps.in_place() if steps.recurs() else steps,)

@@ -28,6 +28,8 @@ from transformers import (
     DynamicCache,
     Glm5NextTextModel,
     MistralLarge4TextModel,
+    MuseGlimmerTextModel,
+    MuseSparkTextModel,
     PreTrainedModel,
     Step3p7TextModel,
 )
@@ -51,6 +53,11 @@ _GLM5 = {
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it besides
 
+    "apertus1p5_text": {**_GROUPED, "intermediate_size": 80, "output_vocab_size": 70},
+    "dory": {
+        **_GROUPED, "num_hidden_layers": 6, "intermediate_size": 80, "sliding_window": 30, "n_input_layers": 1,
+        "n_output_layers": 2, "n_recurrent_loops": 3,
+    },
     "hy_v4": {
         **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 6, "n_routed_experts": 8,
         "num_experts_per_tok": 2, "index_n_heads": 3, "index_head_dim": 16, "index_topk": 40, "hc_mult": 3,
@@ -117,6 +124,11 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
         **_GROUPED, **_EXPERTS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 24,
         "sliding_window": 30,
     },
+    "lara_mini": {
+        **_GROUPED, **_EXPERTS, "num_hidden_layers": 6, "moe_intermediate_size": 32, "sliding_window": 30,
+        "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    },
     "laguna": {
         **_GROUPED, **_EXPERTS, "intermediate_size": 80, "moe_intermediate_size": 32, "sliding_window": 30,
         "shared_expert_intermediate_size": 24, "num_attention_heads_per_layer": [4, 6, 6, 4],
@@ -140,8 +152,22 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
         "local_attention": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
         "sep_token_id": 2,
     },
+    "muse_glimmer_text": {**_GROUPED, "num_hidden_layers": 5, "intermediate_size": 80, "sliding_window": 30},
+    "muse_spark_text": {
+        **_GROUPED, "num_hidden_layers": 5, "intermediate_size": 80, "sliding_window": 30, "moe_intermediate_size": 32,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "moe_hidden_size": 24,
+        "mlp_layer_types": ["dense", *["sparse"] * 4],
+    },
     "nanochat": {**_GROUPED, "intermediate_size": 80},
     "persimmon": {**_GROUPED, "intermediate_size": 80},
+    "sarvam_mla": {
+        **_LATENT, "q_lora_rank": None, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 3,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4, "head_dim": 8,
+    },
+    "sarvam_moe": {
+        **_GROUPED, "intermediate_size": 80, "moe_intermediate_size": 32, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "attention_bias": True,
+    },
     "qwen4_exp_text": {
         **_GROUPED, **_EXPERTS, "num_hidden_layers": 5, "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -170,6 +196,8 @@ HEADLESS = {  # language models of those that see, which have no head by themsel
     "step3p5": Step3p7TextModel,
     "mistral_large4_text": MistralLarge4TextModel,
     "glm5_next_text": Glm5NextTextModel,
+    "muse_glimmer_text": MuseGlimmerTextModel,
+    "muse_spark_text": MuseSparkTextModel,
 }
 
 
@@ -201,7 +229,7 @@ def _counted(name: str) -> dict[str, Any]:
 def _flops(model: PreTrainedModel, tokens: torch.Tensor, cache: Cache) -> dict[str, int]:
     none = {torch.ops.aten.convolution: lambda *_, **__: 0}
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=none) as counter:
-        model(tokens, past_key_values=cache, use_cache=True)
+        model(tokens, cache=cache, use_cache=True)
     return {path: n for path, n in own_flops(counter).items() if not (idle(model) and path.endswith("experts"))}
 
 

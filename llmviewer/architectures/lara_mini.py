@@ -1,0 +1,53 @@
+"""Lara 4 Mini: gated delta rule, windows with positions and full attention without, in turn; experts beside a shared
+one in all layers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer, Mixer
+from ._fields import decoder, grouped_heads, sliding_window, without
+from ._moe import costless, experts, listed
+from ._parts import NormKind
+from ._tower import filled
+from .qwen3_next import delta
+
+_PATTERN: Final = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
+_WINDOW: Final = 512
+_DELTA: Final = {
+    "linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
+
+
+@architecture("lara_mini")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config)
+    without(config, "attention_bias", "biases of this attention are not modelled")
+    config = filled(config, _DELTA)
+    plain = SelfAttention(heads=grouped_heads(config, kv_heads=4, head_dim=128), qk_norm=NormKind.RMS)
+    mixers: dict[str, Mixer] = {
+        "linear_attention": delta(config, fused=False),
+        "sliding_attention": plain.within(sliding_window(config, _WINDOW)),
+        "full_attention": plain,
+    }
+    moe = experts(
+        config,
+        "num_experts",
+        "num_experts_per_tok",
+        inner=config.integer("moe_intermediate_size", 512),
+        shared=config.integer("shared_expert_intermediate_size", 512),
+    )
+    layers = [Layer(mixer=mixers[kind], feed_forward=moe, name=kind.split("_")[0]) for kind in _kinds(config)]
+    return decoder(config, layers, tied=True).graph(fmt)
+
+
+def _kinds(config: Section) -> list[str]:
+    """The kind of each layer: as listed, or in turn."""
+    layers = config.integer("num_hidden_layers")
+    return listed(config, "layer_types", sorted(set(_PATTERN))) or [_PATTERN[i % len(_PATTERN)] for i in range(layers)]

@@ -1,0 +1,158 @@
+"""Muse Glimmer and Muse Spark: gated attention with a window in three layers of four, which alone have positions; norms
+without weights, of embeddings, queries and keys; in Spark experts in a narrower space, and gates on the residual.
+
+Towers for pictures and sound are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.base import Operator, Tensor
+from ..precision import FP32, Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
+from ._feed_forward import Experts, Mlp
+from ._fields import decoder, grouped_heads, sliding_window, without
+from ._moe import at_most, costless, for_each_layer, listed, listed_sparse
+from ._parts import NormKind, Parts, activation, result
+from ._tower import filled, language
+
+_EVERY: Final = 4  # layers, counted from the last, of which one has neither window nor positions
+_WINDOW: Final = 2048
+_COSTLESS: Final = """
+    final_logit_softcapping qk_scale_factor output_multiplier post_norm_eps residual_gate_temperature
+"""
+_MEDIA: Final = """
+    vision_config audio_config image_token_id video_token_id audio_token_id out_hidden_size projector_hidden_size
+    projector_hidden_act tie_word_embeddings
+"""
+_GLIMMER: Final = {
+    "vocab_size": 202048, "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 52,
+    "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+}  # fmt: skip
+_SPARK: Final = {
+    "vocab_size": 202048, "hidden_size": 8192, "intermediate_size": 16384, "num_hidden_layers": 62,
+    "num_attention_heads": 128, "num_key_value_heads": 16, "head_dim": 64, "moe_intermediate_size": 4096,
+    "num_local_experts": 256, "num_experts_per_tok": 8, "moe_hidden_size": 4096,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormedAttention(SelfAttention):
+    """Attention whose result has a norm of each head, without weights."""
+
+    def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
+        made = super()._scores(parts, q)
+        return (*made, parts.norm("o_norm", result(made), shared=self.heads.num_heads, kind=NormKind.UNIT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowExperts(Experts):
+    """Experts in a latent space that tokens enter with a norm; what each of them makes has one, too."""
+
+    def _entering(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        down = super()._entering(parts, x)
+        return (*down, parts.norm("latent_norm", result(down)))
+
+    def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = super()._experts(parts, x)
+        return (*made, parts.norm("expert_norm", result(made)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedLayer(Layer):
+    """A layer that weighs, channel by channel, what it has read and what it has made."""
+
+    def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
+        before = parts.norm(f"{name}_norm", x)
+        made = run.operators(parts, before.result)
+        after = parts.norm(f"{name}_post_norm", result(made), kind=NormKind.UNIT if name == "attn" else None)
+        add = parts.elementwise(f"{name}_add", x, after.result, ops=3, weights={f"{name}_add.gate": x.width})
+        return (before, *made, after, add.with_weights(lambda weight: replace(weight, format=FP32)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormedEmbedding(Decoder):
+    """A decoder whose embedding has a norm without weights."""
+
+    def _embedding(self, parts: Parts) -> Block:
+        block = super()._embedding(parts)
+        norm = parts.norm("embed_norm", result(block.operators), kind=NormKind.UNIT)
+        return replace(block, operators=(*block.operators, norm), output=norm.result.name)
+
+
+@architecture("muse_glimmer", "muse_spark")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_MEDIA.split())
+    text, _ = language(config, fmt, f"{config.text('model_type')}_text")
+    return text
+
+
+@architecture("muse_glimmer_text")
+def build_glimmer(config: Section, fmt: Format) -> Graph:
+    config = filled(config, _GLIMMER)
+    costless(config, *_COSTLESS.split())
+    network = Mlp(
+        inner=config.integer("intermediate_size"),
+        act=activation(config, config.first("hidden_activation", "hidden_act"), "silu"),
+        gated=True,
+    )
+    layers = [
+        Layer(mixer=mixer, feed_forward=network, residual=Residual.SANDWICH, name=name)
+        for name, mixer in _mixers(config, SelfAttention)
+    ]
+    return NormedEmbedding(**vars(decoder(config, layers))).graph(fmt)
+
+
+@architecture("muse_spark_text")
+def build_spark(config: Section, fmt: Format) -> Graph:
+    config = filled(config, _SPARK)
+    costless(config, *_COSTLESS.split())
+    act = activation(config, "hidden_act", "silu")
+    moe = NarrowExperts(
+        experts=config.integer("num_local_experts"),
+        chosen=at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
+        inner=config.integer("moe_intermediate_size"),
+        act=act,
+        latent=config.integer("moe_hidden_size"),
+    )
+    dense = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
+    sparse = listed_sparse(config) or [True] * config.integer("num_hidden_layers")
+    layers = [
+        GatedLayer(
+            mixer=mixer, feed_forward=moe if has_experts else dense, name=name + ("" if has_experts else "_dense")
+        )
+        for (name, mixer), has_experts in zip(_mixers(config, NormedAttention), sparse, strict=True)
+    ]
+    return NormedEmbedding(**vars(decoder(config, layers))).graph(fmt)
+
+
+def _mixers(config: Section, kind: type[SelfAttention]) -> list[tuple[str, SelfAttention]]:
+    """The attention of each layer and its name: with a window where layer_types says so, or in all layers but one of
+    four; rotated where its theta is not 0, or likewise.
+    """
+    without(config, "attention_bias", "biases of this attention are not modelled")
+    heads = grouped_heads(config)
+    layers, window = config.integer("num_hidden_layers"), sliding_window(config, _WINDOW)
+    usual = [(layers - 1 - index) % _EVERY != 0 for index in range(layers)]
+    said = listed(config, "layer_types", ("sliding_attention", "full_attention"))
+    sliding = [kind == "sliding_attention" for kind in said] or usual
+    thetas = config.get("layer_rope_theta")
+    if thetas is not None and not isinstance(thetas, list):
+        raise config.error("layer_rope_theta", f"must be a list of numbers; got {thetas!r}")
+    if thetas is not None:
+        for_each_layer(config, "layer_rope_theta", thetas)
+    rotated = usual if thetas is None else [bool(theta) for theta in thetas]
+    plain = kind(heads=heads, qk_norm=NormKind.UNIT, gates=heads.q_width)
+    return [
+        (
+            ("local" if slides else "global") + ("" if turns == slides else "_rope" if turns else "_nope"),
+            replace(plain.within(window) if slides else plain, rotary_dim=heads.head_dim if turns else 0),
+        )
+        for slides, turns in zip(sliding, rotated, strict=True)
+    ]

@@ -202,6 +202,11 @@ PASSES = {
 SHIPPED = ("longcat-flash", "ling-3.0-flash", "north-mini-code", "hy4-preview", "step-3.5-flash")
 MODULES = {  # the end of a module's path in transformers -> name of the operator
     "self_attn.gate_proj": "g_proj",
+    **{f"{name}_proj.linear": f"{name}_proj" for name in "qkvo"},
+    "relative_position_bias.linear": "r_proj",
+    "relative_position_bias": "positions",
+    "o_proj.gate_proj": "g_proj",
+    "sconv.weight_proj": "taps_proj",
     "pre_expert_proj": "fc1_latent_proj",
     "post_expert_proj": "fc2_latent_proj",
     "indexer.weights_proj": "index_weights",
@@ -332,6 +337,9 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
         theirs["v_proj_delayed"] *= Fraction(24, 25) if phase == "prefill" else 1
     if name == "inkling_text":  # whose shared experts are one module
         ours["shared_experts"] = sum(ours.pop(f"shared_{part}_proj") for part in ("gate", "up", "down"))
+    if name == "inkling2_text":  # whose mixtures of sources are products with a few rows
+        ours["taps_proj"] = ours.pop("k_taps_proj") + ours.pop("v_taps_proj")
+        assert all(theirs.pop(f"{where}_input") > 0 for where in ("attention", "mlp", "final"))
     if name == "jetmoe":  # both of whose mixtures have modules of the same names
         theirs["experts"] = theirs.pop("input_linear") + theirs.pop("output_linear")
         ours["layer"] = ours.pop("router") + ours.pop("attn_router")

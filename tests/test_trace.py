@@ -311,9 +311,9 @@ def counted(module, *, batch, kv_len):
     def grouped(rows, weights, *_, **__):
         return 2 * rows[0] * rows[1] * weights[2]
 
-    past = module(input_ids=ids(kv_len - 1), use_cache=True).past_key_values
+    past = module(input_ids=ids(kv_len - 1), use_cache=True).cache
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped}) as counter:
-        module(input_ids=ids(1), past_key_values=past, use_cache=True)
+        module(input_ids=ids(1), cache=past, use_cache=True)
     return counter.get_total_flops()
 
 
@@ -329,7 +329,7 @@ def test_further_kinds(kind):
 REFUSED = {
     "jetmoe": "model.layers.0.self_attention.experts.router: _to_copy needs the values of a tensor, and a trace has "
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
-    "recurrent_gemma": "forward must return a cache or a state, as .past_key_values or as its second result; got none "
+    "recurrent_gemma": "forward must return a cache or a state, as .cache or as its second result; got none "
     "(what a module keeps within itself is not traced; describe the model in a YAML file)",
 }
 REFUSED_CONFIG = {

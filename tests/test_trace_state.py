@@ -283,9 +283,9 @@ def test_a_cache_that_is_written_in_place_is_one_that_grows(own, name):
 
 def test_the_static_cache_of_transformers_is_as_the_dynamic_one():
     class Static(transformers.LlamaForCausalLM):
-        def forward(self, input_ids, past_key_values=None, **kwargs):
-            past = past_key_values or transformers.StaticCache(config=self.config, max_cache_len=48)
-            return super().forward(input_ids, past_key_values=past, **kwargs)
+        def forward(self, input_ids, cache=None, **kwargs):
+            past = cache or transformers.StaticCache(config=self.config, max_cache_len=48)
+            return super().forward(input_ids, cache=past, **kwargs)
 
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=100

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from ..graph import Block
 from ..operators.attention_residuals import Sources
 from ..operators.base import Operator, Tensor
-from ._decoder import Decoder, Layer
+from ._decoder import Decoder, Layer, Mixer
 from ._encoder import leaving
 from ._parts import HIDDEN, Parts, result
-
-_EMBEDDED = "embed_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +32,25 @@ class SourcedLayer(Layer):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer is None or self.feed_forward is None:
             raise RuntimeError("attention residuals of a layer without a mixer or a network")
-        sources = _given(parts, self.given, x)
-        seen = mixed(parts, "attn_sources", (*sources, x))
-        norm = parts.norm("attn_norm", seen.result)
-        made = self.mixer.operators(parts, norm.result)
+        sources = given(parts, self.given, x)
+        made = self._attending(parts, self.mixer, (*sources, x))
         add = () if self.first else (parts.add("attn_add", x, result(made)),)
         total = result((*made, *add))
-        sources = (*sources, x) if self.first else sources
-        again = mixed(parts, "mlp_sources", (*sources, total))
-        norm_again = parts.norm("mlp_norm", again.result)
-        network = self.feed_forward.operators(parts, norm_again.result)
+        seen = self._seen(parts, (*sources, x, total) if self.first else (*sources, total))
+        norm = parts.norm("mlp_norm", result(seen))
+        network = self.feed_forward.operators(parts, norm.result)
         last = (*network, parts.add("mlp_add", total, result(network)))
-        return (seen, norm, *made, *add, again, norm_again, *(leaving(last, self.leaves) if self.leaves else last))
+        return (*made, *add, *seen, norm, *(leaving(last, self.leaves) if self.leaves else last))
+
+    def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
+        """The mixer over a mixture of sources, of which the last is the sum of the run."""
+        seen = mixed(parts, "attn_sources", sources)
+        norm = parts.norm("attn_norm", seen.result)
+        return (seen, norm, *mixer.operators(parts, norm.result))
+
+    def _seen(self, parts: Parts, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
+        """The mixture of sources that the network reads."""
+        return (mixed(parts, "mlp_sources", sources),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +58,15 @@ class SourcedDecoder(Decoder):
     """A decoder with attention residuals, whose head also reads a mixture of sources.
 
     sources  names of the sources of the head
+    learned  whether norms of sources have a weight
     """
 
     sources: tuple[str, ...]
+    learned: bool = True
 
     def _head(self, parts: Parts) -> Block:
         x = self._hidden(parts)
-        seen = mixed(parts, "head_sources", (*_given(parts, self.sources, x), x))
+        seen = mixed(parts, "head_sources", (*given(parts, self.sources, x), x), learned=self.learned)
         logits = self._logits(parts, seen.result, "final_norm", tied=self.tied)
         return Block(name="head", operators=(seen, *logits), input=HIDDEN, output="logits", given=self.sources)
 
@@ -67,7 +74,7 @@ class SourcedDecoder(Decoder):
 def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
     """`decoder` with attention residuals over runs of `run` layers."""
     count = len(decoder.layers)
-    sums = (_EMBEDDED, *(f"run_{n}" for n in range((count - 1) // run)))
+    sums = ("embed_norm" if decoder.embed_norm else "embed_tokens", *(f"run_{n}" for n in range((count - 1) // run)))
 
     def layer(index: int, plain: Layer) -> SourcedLayer:
         at, place = divmod(index, run)
@@ -85,16 +92,23 @@ def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
     return SourcedDecoder(**(vars(decoder) | {"layers": layers}), sources=sums)
 
 
-def mixed(parts: Parts, name: str, sources: Sequence[Tensor]) -> Sources:
-    """The mixture of sources that is the input of a mixer, a feed-forward network or the head."""
-    width = sources[-1].width
+def mixed(
+    parts: Parts, name: str, sources: Sequence[Tensor], made: Sequence[str] = (), *, learned: bool = True
+) -> Sources:
+    """The mixture of sources that is the input of a mixer, a feed-forward network or the head.
+
+    made     names of several mixtures, each with a query of its own; one of its name if empty
+    learned  whether the norm of sources has a weight
+    """
+    width, made = sources[-1].width, made or (name,)
+    norm = (parts.weight(f"{name}.norm.weight", width),) if learned else ()
     return Sources(
         name=name,
         inputs=tuple(sources),
-        outputs=(parts.tensor(name, width),),
-        weights=(parts.weight(f"{name}.norm.weight", width), parts.weight(f"{name}.query", width)),
+        outputs=tuple(parts.tensor(each, width) for each in made),
+        weights=(*norm, parts.weight(f"{name}.query", len(made) * width)),
     )
 
 
-def _given(parts: Parts, names: Sequence[str], x: Tensor) -> tuple[Tensor, ...]:
+def given(parts: Parts, names: Sequence[str], x: Tensor) -> tuple[Tensor, ...]:
     return tuple(parts.tensor(name, x.width) for name in names)

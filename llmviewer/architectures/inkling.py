@@ -45,8 +45,10 @@ _MEDIA: Final = """
 """
 
 
-def filtered(parts: Parts, name: str, x: Tensor, taps: int, out: Tensor | None = None) -> Elementwise:
-    """X and a filter of each channel over the last `taps` tokens, added, in fp32."""
+def filtered(
+    parts: Parts, name: str, x: Tensor, taps: int, out: Tensor | None = None, *, scaled: bool = False
+) -> Elementwise:
+    """X and a filter of each channel over the last `taps` tokens, added, in fp32; and `scaled` by a constant."""
     state = kept(f"{name}_state", x.width * (taps - 1))
     weight = replace(parts.weight(f"{name}.weight", x.width, taps), format=FP32)
     left = out or parts.tensor(name, x.width)
@@ -56,7 +58,7 @@ def filtered(parts: Parts, name: str, x: Tensor, taps: int, out: Tensor | None =
         inputs=(x, state),
         outputs=(left, state),
         weights=(weight,),
-        ops_per_element=2 * taps + 1,
+        ops_per_element=2 * taps + 1 + scaled,
     )
 
 
@@ -67,10 +69,11 @@ class Filtered:
     part: Mixer | FeedForward
     name: str
     taps: int
+    scaled: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         made = self.part.operators(parts, x)
-        return (*made, filtered(parts, self.name, result(made), self.taps))
+        return (*made, filtered(parts, self.name, result(made), self.taps, scaled=self.scaled))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +151,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
         sparse: Filtered(part=part, name="mlp_conv", taps=taps)
         for sparse, part in ((True, _experts(config, config.integer(narrow, 3072), act)), (False, plain))
     }
-    each = zip(_sliding(config), _sparse(config), strict=True)
+    each = zip(sliding(config), _sparse(config), strict=True)
     layers = windows_and_experts(mixers, networks, each)
     return replace(decoder(config, layers), embed_norm=True, tied=False).graph(fmt)
 
@@ -180,7 +183,7 @@ def _experts(config: Section, inner: int, act: str) -> WeighedExperts:
     )
 
 
-def _sliding(config: Section) -> list[bool]:
+def sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: as listed, or all but every sixth."""
     layers = config.integer("num_hidden_layers")
     if said := listed(config, "layer_types", _KINDS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -337,7 +338,15 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
         theirs["v_proj_delayed"] *= Fraction(24, 25) if phase == "prefill" else 1
     if name == "inkling_text":  # whose shared experts are one module
         ours["shared_experts"] = sum(ours.pop(f"shared_{part}_proj") for part in ("gate", "up", "down"))
-    if name == "inkling2_text":  # whose mixtures of sources are products with a few rows
+    if name == "inkling2_loop_text":
+        for ours_of, theirs_of in (
+            ("down", "down_proj"),
+            ("forget", "forget_gate_proj"),
+            ("gate", "message_gate_proj"),
+        ):
+            assert theirs.pop(theirs_of) == sum(ours.pop(f"{read}_told_{ours_of}") for read in ("q", "k", "v", "mlp"))
+        assert theirs.pop("message_input") > 0
+    if name.startswith("inkling2"):  # whose mixtures of sources are products with a few rows
         ours["taps_proj"] = ours.pop("k_taps_proj") + ours.pop("v_taps_proj")
         assert all(theirs.pop(f"{where}_input") > 0 for where in ("attention", "mlp", "final"))
     if name == "jetmoe":  # both of whose mixtures have modules of the same names
@@ -572,6 +581,53 @@ def test_means_of_keys_of_qwen4_by_hand():
 def test_what_qwen4_cannot_say(changes, message):
     with pytest.raises(InputError, match=message):
         _graph(QWEN4, **changes)
+
+
+def test_every_run_of_a_looped_layer_has_a_cache():
+    """Of 8 layers 4 run three times; three of the 8 runs of full attention, of 2 heads x 16, are of the last layer."""
+    config = TORCH["models"]["inkling2_loop_text"]["config"]
+    full = [kind == "hybrid" for kind in config["layer_types"]]
+    runs = sum(full[:2]) + 3 * sum(full[2:6]) + sum(full[6:])
+    wide = kv_cache_bytes(_graph(config), batch=1, context=1001) - kv_cache_bytes(_graph(config), batch=1, context=1000)
+    assert wide == runs * 2 * 2 * 16 * 2
+    dory = TORCH["models"]["dory"]["config"]  # 1 layer, 3 that run three times, and 2: full attention in layer 4
+    assert kv_cache_bytes(_graph(dory), batch=1, context=1001) - kv_cache_bytes(
+        _graph(dory), batch=1, context=1000
+    ) == (3 * 2 * 2 * 16 * 2)
+
+
+def test_dory_counts_attention_and_mlp_of_published_files_as_one_layer():
+    config = TORCH["models"]["dory"]["config"]
+    kinds = [kind for layer in range(6) for kind in ("full_attention" if layer == 3 else "sliding_attention", "mlp")]
+    twice = {"num_hidden_layers": 12, "n_input_layers": 2, "n_output_layers": 4, "layer_types": kinds}
+    assert _graph(config, **twice).parameters == _graph(config).parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "inkling2_loop_text",
+            {"loop_layer_index_start": 3},
+            "loop_layer_index_start: must, as loop_layer_index_end, be ",
+        ),
+        (
+            "dory",
+            {"n_recurrent_layers": 2},
+            "n_recurrent_layers: must, with 1 layers before and 2 after, make 6; got 2",
+        ),
+        ("dory", {"recurrent_kv_cache_mode": "last_loop"}, "recurrent_kv_cache_mode: must be "),
+        ("muse_spark_text", {"layer_rope_theta": 5}, "layer_rope_theta: must be a list of numbers; got 5"),
+        (
+            "apertus1p5_text",
+            {"tie_word_embeddings": True},
+            "output_vocab_size: must be null where the head is the embed",
+        ),
+    ],
+)
+def test_what_the_newest_cannot_be(name, changes, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        _graph(TORCH["models"][name]["config"], **changes)
 
 
 def test_latest_json_is_what_torch_counts_today(recounted):

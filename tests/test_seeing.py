@@ -119,6 +119,11 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "image_size": [64, 96], "out_hidden_size": 64, "num_position_embeddings": 64},
     },
+    "muse_glimmer": {
+        "text_config": TEXT | {"head_dim": 16}, "out_hidden_size": 96, "projector_hidden_size": 48,
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 5, "num_attention_heads": 2,
+                          "patch_size": 8, "pos_emb_height": 5, "pos_emb_width": 5, "image_size": [64, 96]},
+    },
     "idefics2": {
         "text_config": TEXT | {"model_type": "mistral"}, "picture_size": 392,
         "vision_config": TOWER | {"image_size": 392, "patch_size": 56},
@@ -209,6 +214,7 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
     "glm5_next": (260522, 12, (884736, 1996800, 663552)),
     "qwen4_exp": (304252, 24, (1769472, 3170304, 2654208)),
+    "muse_glimmer": (240504, 24, (1769472, 4534272, 2298240)),  # in windows of 5 x 5 patches and what is left over
     "idefics2": (558560, 6, (22127616, 4298496, 818208)),
     "blip-2": (304968, 5, (147456, 811776, 114592)),
     "ovis2": (160866, 4, (147456, 609024, 73728)),

@@ -32,7 +32,7 @@ class SourcedLayer(Layer):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer is None or self.feed_forward is None:
             raise RuntimeError("attention residuals of a layer without a mixer or a network")
-        sources = given(parts, self.given, x)
+        sources = self._sources(parts, x)
         made = self._attending(parts, self.mixer, (*sources, x))
         add = () if self.first else (parts.add("attn_add", x, result(made)),)
         total = result((*made, *add))
@@ -41,6 +41,10 @@ class SourcedLayer(Layer):
         network = self.feed_forward.operators(parts, norm.result)
         last = (*network, parts.add("mlp_add", total, result(network)))
         return (*made, *add, *seen, norm, *(leaving(last, self.leaves) if self.leaves else last))
+
+    def _sources(self, parts: Parts, x: Tensor) -> tuple[Tensor, ...]:
+        """Results of earlier runs."""
+        return given(parts, self.given, x)
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         """The mixer over a mixture of sources, of which the last is the sum of the run."""

@@ -22,7 +22,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import gated, scored
 from ._attention_residuals import SourcedDecoder, SourcedLayer, mixed, sourced
-from ._decoder import Layer, Mixer
+from ._decoder import Decoder, Layer, Mixer
 from ._feed_forward import Experts
 from ._fields import decoder
 from ._moe import at_most, costless
@@ -132,30 +132,31 @@ class ClippedLayer(SourcedLayer):
     """A layer with attention residuals, whose mixtures of sources are several where its attention takes several."""
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
-        names = ("q", "k", "v") if _attention_of(mixer).made else ("attn",)
+        names = ("q", "k", "v") if attention_of(mixer).made else ("attn",)
         seen: tuple[Operator, ...] = ()
         inputs = sources * len(names)
         if len(sources) > 1:
             seen = (mixed(parts, "attn_sources", sources, [f"{name}_sources" for name in names], learned=False),)
             inputs = seen[0].outputs
         norms = tuple(parts.norm(f"{name}_norm_in", x) for name, x in zip(names, inputs, strict=True))
-        return (*seen, *norms, *_attended(parts, mixer, [norm.result for norm in norms]))
+        return (*seen, *norms, *attended(parts, mixer, [norm.result for norm in norms]))
 
     def _seen(self, parts: Parts, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         return (mixed(parts, "mlp_sources", sources, learned=False),)
 
 
-def _attention_of(mixer: Mixer) -> ClippedAttention:
+def attention_of(mixer: Mixer) -> ClippedAttention:
     if not isinstance(mixer, Filtered) or not isinstance(mixer.part, ClippedAttention):
         raise TypeError(f"layers of this architecture have filtered attention; got {mixer!r}")
     return mixer.part
 
 
-def _attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator, ...]:
+def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator, ...]:
+    """The mixer over one input, or over those of queries, keys and values."""
     if len(inputs) == 1:
         return mixer.operators(parts, inputs[0])
-    made = _attention_of(mixer).attending(parts, *inputs)
-    return (*made, filtered(parts, "attn_conv", result(made), _attention_of(mixer).taps, scaled=True))
+    made = attention_of(mixer).attending(parts, *inputs)
+    return (*made, filtered(parts, "attn_conv", result(made), attention_of(mixer).taps, scaled=True))
 
 
 @architecture("inkling2")
@@ -167,7 +168,14 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("inkling2_text")
 def build_text(config: Section, fmt: Format) -> Graph:
-    config = filled(config, _FIELDS)
+    plain = plain_decoder(filled(config, _FIELDS))
+    runs = sourced(plain, config.integer("n_layers_per_attn_res_block", 6))
+    clipped = [ClippedLayer(**vars(layer)) for layer in runs.layers]
+    return SourcedDecoder(**(vars(runs) | {"layers": clipped, "learned": False})).graph(fmt)
+
+
+def plain_decoder(config: Section) -> Decoder:
+    """The decoder with a residual stream in the place of mixtures of sources."""
     costless(config, *_COSTLESS.split())
     taps = config.integer(config.first("conv_kernel_size", "sconv_kernel_size"), 4)
     network = Filtered(part=_experts(config), name="mlp_conv", taps=taps, scaled=True)
@@ -178,9 +186,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
         for slides in sliding(config)
     ]
     plain = decoder(config, layers, words=config.integer("unpadded_vocab_size", 200058))
-    runs = sourced(replace(plain, tied=False, embed_norm=True), config.integer("n_layers_per_attn_res_block", 6))
-    clipped = [ClippedLayer(**vars(layer)) for layer in runs.layers]
-    return SourcedDecoder(**(vars(runs) | {"layers": clipped, "learned": False})).graph(fmt)
+    return replace(plain, tied=False, embed_norm=True)
 
 
 def _attention(config: Section, taps: int, *, slides: bool) -> ClippedAttention:

@@ -1,7 +1,5 @@
 """Muse Glimmer and Muse Spark: gated attention with a window in three layers of four, which alone have positions; norms
 without weights, of embeddings, queries and keys; in Spark experts in a narrower space, and gates on the residual.
-
-Towers for pictures and sound are left out.
 """
 
 from __future__ import annotations
@@ -20,16 +18,12 @@ from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, sliding_window, without
 from ._moe import at_most, costless, for_each_layer, listed, listed_sparse
 from ._parts import NormKind, Parts, activation, result
-from ._tower import filled, language
+from ._tower import filled
 
 _EVERY: Final = 4  # layers, counted from the last, of which one has neither window nor positions
 _WINDOW: Final = 2048
 _COSTLESS: Final = """
     final_logit_softcapping qk_scale_factor output_multiplier post_norm_eps residual_gate_temperature
-"""
-_MEDIA: Final = """
-    vision_config audio_config image_token_id video_token_id audio_token_id out_hidden_size projector_hidden_size
-    projector_hidden_act tie_word_embeddings
 """
 _GLIMMER: Final = {
     "vocab_size": 202048, "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 52,
@@ -84,13 +78,6 @@ class NormedEmbedding(Decoder):
         block = super()._embedding(parts)
         norm = parts.norm("embed_norm", result(block.operators), kind=NormKind.UNIT)
         return replace(block, operators=(*block.operators, norm), output=norm.result.name)
-
-
-@architecture("muse_glimmer", "muse_spark")
-def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_MEDIA.split())
-    text, _ = language(config, fmt, f"{config.text('model_type')}_text")
-    return text
 
 
 @architecture("muse_glimmer_text")

@@ -176,7 +176,7 @@ def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
     window, (patch, _) = section.integer("window_size", 112), (section.integer("patch_size", 14), 0)
     seen = _seen(section, patch, unit=window)
     merge = section.integer("spatial_merge_size", 2)
-    local = Tiled(_within(seen, window // merge // patch * merge))
+    local = Tiled(within(seen, window // merge // patch * merge))
     full = integers(section, "fullatt_block_indexes") if "fullatt_block_indexes" in section else _WHOLE_LAYERS
     kinds = {
         True: _layer(section, hidden, mlp, name="global", fused_qkv=fused_qkv),
@@ -190,7 +190,7 @@ def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
     )
 
 
-def _within(seen: Picture, side: int) -> int:
+def within(seen: Picture, side: int) -> int:
     """(patch, patch) pairs that share a window of `side` x `side` patches; the last of a row or column may be less."""
 
     def squares(length: int) -> int:

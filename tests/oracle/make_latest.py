@@ -122,6 +122,14 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
         "sliding_window_size": 30, "d_rel": 5, "rel_extent": 40, "n_layers_per_attn_res_block": 2,
         "layer_types": ["hybrid_sliding", "hybrid", *["hybrid_sliding"] * 3, "hybrid"],
     },
+    "inkling2_loop_text": {
+        **_GROUPED, "num_hidden_layers": 8, "moe_intermediate_size": 32, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "unpadded_vocab_size": 90, "swa_num_attention_heads": 6,
+        "swa_num_key_value_heads": 3, "swa_head_dim": 12, "sliding_window_size": 30, "d_rel": 5, "rel_extent": 40,
+        "n_layers_per_attn_res_block": 2, "loop_layer_index_start": 2, "loop_layer_index_end": 6,
+        "loop_num_passes": 3, "loop_gate_rank": 7,
+        "layer_types": ["hybrid_sliding", "hybrid", *["hybrid_sliding"] * 3, "hybrid", *["hybrid_sliding"] * 2],
+    },
     "iquestcoder": {**_GROUPED, "intermediate_size": 80},
     "jetmoe": {
         "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_key_value_heads": 2, "kv_channels": 12,

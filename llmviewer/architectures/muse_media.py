@@ -1,0 +1,116 @@
+"""Muse Glimmer and Muse Spark whole: the language model behind a tower for pictures of any size, most of whose layers
+have windows; four patches side by side make a token.
+
+A picture is _SIDE x _SIDE where image_size of the vision_config says nothing, as in no published config. What hears is
+held and not run, as there is no sound to ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.base import Operator
+from ..operators.elementwise import Permute
+from ..operators.masks import Tiled
+from ..precision import Format
+from . import architecture
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._moe import integers, listed
+from ._parts import NormKind, Parts, activation, heads_of, result
+from ._tower import Tower, filled, held, joined, language, layer, linears, patches_of, picture, projector, vision
+from .qwen_vl import within
+
+_MEDIA: Final = "image_token_id video_token_id audio_token_id tie_word_embeddings"
+_SIDE: Final = 1008  # pixels; whole squares of patches, nearest to a thousand
+_BILINEAR: Final = 8  # OPs to weigh and add four positions, and to add the result
+_TOWER: Final = {
+    "hidden_size": 1536, "num_hidden_layers": 50, "intermediate_size": 8960, "num_attention_heads": 16,
+    "patch_size": 14, "merge_size": 2, "patch_temporal": 2, "pos_emb_height": 32, "pos_emb_width": 32,
+}  # fmt: skip
+_EVERY: Final = 4  # layers of the tower, of which the last one has no window
+_SOUND: Final = {
+    "patch_sizes": [16, 6, 5, 4], "hidden_sizes": [256, 512, 1024, 2048], "depths": [2, 2, 2, 2],
+    "out_hidden_size": 8192,
+}  # fmt: skip
+
+
+@architecture("muse_glimmer", "muse_spark")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_MEDIA.split())
+    text, width = language(config, fmt, f"{config.text('model_type')}_text")
+    if config.get("vision_config") is None:
+        config.costless("out_hidden_size", "projector_hidden_size", "projector_hidden_act")
+        return text
+    section = filled(vision(config), _TOWER)
+    section.costless("max_position_embeddings", "layer_norm_eps")
+    side = section.integer("merge_size")
+    tower = _tower(section, side)
+    if config.integer("out_hidden_size", side**2 * tower.hidden) != side**2 * tower.hidden:
+        raise config.error("out_hidden_size", f"must be the {side**2 * tower.hidden} of {side**2} patches")
+    project = _projected(config, tower, tower.parts(fmt), side**2, width)
+    tokens = tower.picture.patches // side**2
+    seeing = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
+    if config.get("audio_config") is None:
+        return seeing
+    return Graph((*_hearing(config.section("audio_config"), Parts(format=fmt)), *seeing.blocks))
+
+
+def _tower(section: Section, side: int) -> Tower:
+    """Layers whose patches see those of their window, but for every fourth and the last."""
+    seen = picture(section, image=_SIDE, frames=section.integer("patch_temporal"), multiple=side)
+    heads, act = both_ways(heads_of(section)), activation(section, "hidden_act", "gelu")
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=act, bias=True)
+    local = replace(heads, mask=Tiled(within(seen, section.integer("pos_emb_height"))))
+    near, far = (layer(each, mlp, rotated=True, name=name) for name, each in (("local", local), ("global", heads)))
+    count = section.integer("num_hidden_layers")
+    said = listed(section, "layer_types", ("window_attention", "full_attention"))
+    full = [kind == "full_attention" for kind in said] or [
+        (index + 1) % _EVERY == 0 or index == count - 1 for index in range(count)
+    ]
+    return Tower(
+        picture=seen,
+        hidden=section.integer("hidden_size"),
+        layers=[far if whole else near for whole in full],
+        positions=section.integer("pos_emb_height") * section.integer("pos_emb_width"),
+        position_ops=_BILINEAR,
+        pre_norm=True,
+        post_norm=True,
+    )
+
+
+def _projected(config: Section, tower: Tower, parts: Parts, merged: int, width: int) -> tuple[Operator, ...]:
+    """Patches side by side, two linears with an activation after each, a third one, and a norm without weights."""
+    wide = parts.tensor("pixel_shuffle", merged * tower.hidden)
+    shuffled = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))
+    inner = config.integer("projector_hidden_size", 4096)
+    act = activation(config, "projector_hidden_act", "gelu")
+    made = projector(parts, wide, (inner, inner, width), act, bias=False)
+    return (shuffled, *made, parts.norm("projector_norm", result(made), kind=NormKind.UNIT))
+
+
+def _hearing(given: Section, parts: Parts) -> tuple[Block, ...]:
+    """Convolutions by channel and MLPs over ever fewer and wider samples."""
+    section = filled(given, _SOUND)
+    section.costless("num_hidden_layers", "hidden_act", "sample_rate")
+    widths = integers(section, "hidden_sizes")
+    patches, depths = integers(section, "patch_sizes"), integers(section, "depths")
+    taps, ratio, out = (
+        section.integer("conv_kernel_size", 7),
+        section.number("mlp_ratio", 4.0),
+        section.integer("out_hidden_size"),
+    )
+    blocks: list[Block] = []
+    for stage, (before, width, patch, depth) in enumerate(zip((1, *widths), widths, patches, depths, strict=False)):
+        inner = int(width * ratio)
+        enter = {**linears({"patch": (width, before * patch)}), "norm.weight": (width,)}
+        layer = {
+            **linears({"conv": (width, 1, taps), "fc1": (inner, width), "fc2": (width, inner)}),
+            "norm.weight": (width,),
+        }
+        blocks += [held(f"hearing_{stage}", parts, enter), held(f"hearing_{stage}_layer", parts, layer, depth)]
+    last = {"norm.weight": (widths[-1],), **linears({"proj": (out, widths[-1])}), "proj_norm.weight": (out,)}
+    return (*blocks, held("hearing", parts, last))

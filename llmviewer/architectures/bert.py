@@ -44,19 +44,19 @@ _COSTLESS: Final = """
 @architecture("bert")
 def build_bert(config: Section, fmt: Format) -> Graph:
     """Token types, and a pooler (arXiv:1810.04805)."""
-    return _encoder(config, fmt, pooler=True)
+    return encoder(config, fmt, pooler=True)
 
 
 @architecture("roberta", "xlm-roberta", "camembert", "data2vec-text")
 def build_roberta(config: Section, fmt: Format) -> Graph:
     """BERT in all that is counted; the first rows of the positions stand for padding (arXiv:1907.11692)."""
-    return _encoder(config, fmt, pooler=True)
+    return encoder(config, fmt, pooler=True)
 
 
 @architecture("electra")
 def build_electra(config: Section, fmt: Format) -> Graph:
     """Embeddings that may be narrower than the layers; it tells replaced tokens from others (arXiv:2003.10555)."""
-    return _encoder(config, fmt, pooler=False, embed_width=128, pool_act="gelu")
+    return encoder(config, fmt, pooler=False, embed_width=128, pool_act="gelu")
 
 
 @architecture("distilbert")
@@ -67,7 +67,7 @@ def build_distilbert(config: Section, fmt: Format) -> Graph:
     data = {renamed.get(key, key): value for key, value in config.data.items()} | {"type_vocab_size": None}
     config.costless(*renamed)
     as_bert = Section(data, config.file, config.at)
-    graph = _encoder(as_bert, fmt, pooler=False, pool_act="relu", types=0)
+    graph = encoder(as_bert, fmt, pooler=False, pool_act="relu", types=0)
     config.costless(*as_bert.asked)
     return graph
 
@@ -82,7 +82,7 @@ def build_albert(config: Section, fmt: Format) -> Graph:
     first = [index == 0 or group[index] != group[index - 1] for index in range(count)]
     again = SharedLayer(**{f: getattr(layer, f) for f in ("mixer", "feed_forward", "residual")}, name="shared")
     layers = [layer if owns else again for owns in first for _ in range(inner)]
-    return _encoder(config, fmt, pooler=True, layers=layers, embed_width=128, act="gelu_new")
+    return encoder(config, fmt, pooler=True, layers=layers, embed_width=128, act="gelu_new")
 
 
 @architecture("mpnet")
@@ -92,7 +92,7 @@ def build_mpnet(config: Section, fmt: Format) -> Graph:
     mixer = RelativeAttention(attention=replace(_attention(config), alibi=True), buckets=buckets)
     layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.integer("num_hidden_layers")
     held = {TABLE: (buckets, config.integer("num_attention_heads"))}
-    return _encoder(config, fmt, pooler=True, types=0, layers=layers, held=held)
+    return encoder(config, fmt, pooler=True, types=0, layers=layers, held=held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class SharedLayer(Layer):
         return tuple(op.with_weights(again) for op in super().operators(parts, x))
 
 
-def _encoder(
+def encoder(
     config: Section,
     fmt: Format,
     *,
@@ -111,11 +111,12 @@ def _encoder(
     pool_act: str = "tanh",
     embed_width: int = 0,
     types: int = 2,
+    positions: int = 512,
     act: str = "gelu",
     layers: list[Layer] | None = None,
     held: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Graph:
-    """`embed_width`, `types` and `act` are what the class has where the config does not say; 0 is none.
+    """`embed_width`, `types`, `positions` and `act` are what the class has where the config does not say; 0 is none.
 
     pooler  the bare model ends with one
     held    what the layers share
@@ -130,8 +131,8 @@ def _encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
         layers=layers or [_layer(config, act=act)] * config.integer("num_hidden_layers"),
-        positions=config.integer("max_position_embeddings", 512),
-        types=config.integer("type_vocab_size", types) if types else 0,
+        positions=config.integer("max_position_embeddings", positions) if positions else 0,
+        types=config.integer("type_vocab_size", types, least=0) if types else 0,
         embed_width=width,
         embed_norm=True,
         held=held,

@@ -175,15 +175,15 @@ def _layer(loop: Loop, plain: Layer, index: int, turn: int) -> ClippedLayer:
     last = place == loop.run - 1 and further
     sources = loop.sources(at if first and not restarts else at + 1, turn)
     messages = loop.messages(turn) if looped else ()
-    fields = {
-        "mixer": plain.mixer,
-        "feed_forward": plain.feed_forward,
-        "name": f"{plain.name}_{at}{'_first' if first else ''}{'_last' if last else ''}",
-        "given": (*sources, *messages),
-        "first": first,
-        "leaves": loop.source(at + 1, turn) if last else "",
-    }
+    ends = ("_first" if first else "", "_last" if last else "", f"_pass_{turn}" if looped else "")
+    layer = ClippedLayer(
+        mixer=plain.mixer,
+        feed_forward=plain.feed_forward,
+        name=f"{plain.name}_{at}{''.join(ends)}",
+        given=(*sources, *messages),
+        first=first,
+        leaves=loop.source(at + 1, turn) if last else "",
+    )
     if not looped:
-        return ClippedLayer(**fields)
-    fields["name"] += f"_pass_{turn}"
-    return LoopedLayer(**fields, turn=turn, rank=loop.rank, messages=len(messages), restarts=restarts)
+        return layer
+    return LoopedLayer(**vars(layer), turn=turn, rank=loop.rank, messages=len(messages), restarts=restarts)

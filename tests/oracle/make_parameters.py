@@ -61,7 +61,11 @@ TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
     "qwen3_vl_moe_text": ("qwen3_moe", {}, {}),
 }
 # model_type: a field that its class in transformers does not know, so that models with it are counted otherwise
-BEYOND: Mapping[str, str] = {"kimi_linear": "attn_res_block_size", "bailing_hybrid": "q_lora_rank"}
+BEYOND: Mapping[str, str] = {
+    "kimi_linear": "attn_res_block_size",
+    "bailing_hybrid": "q_lora_rank",
+    "nomic_bert": "num_experts",
+}
 # model_type: its class in transformers, which has no head, as it stands for a part of a model that sees
 HEADLESS: Mapping[str, str] = {"step3p5": "Step3p7TextModel"}
 # How transformers is asked for a class: for more than a decoder first, as some of those have one that is half of them.

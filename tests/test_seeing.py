@@ -119,6 +119,19 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "image_size": [64, 96], "out_hidden_size": 64, "num_position_embeddings": 64},
     },
+    "hunyuan_vl": {
+        "text_config": TEXT | {"head_dim": 16},
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+                          "patch_size": 8, "max_image_size": 64, "text_hidden_size": 64, "image_size": [64, 96]},
+    },
+    "hy_v4_vl": {
+        "text_config": TEXT | {"num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+                               "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8,
+                               "num_experts_per_tok": 2, "moe_intermediate_size": 16, "index_n_heads": 3,
+                               "index_head_dim": 16, "index_topk": 32, "hc_mult": 3, "num_key_value_heads": 4},
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+                          "patch_size": 8, "max_image_size": 64, "out_hidden_size": 64, "image_size": [64, 96]},
+    },
     "muse_glimmer": {
         "text_config": TEXT | {"head_dim": 16}, "out_hidden_size": 96, "projector_hidden_size": 48,
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 5, "num_attention_heads": 2,
@@ -214,6 +227,8 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
     "glm5_next": (260522, 12, (884736, 1996800, 663552)),
     "qwen4_exp": (304252, 24, (1769472, 3170304, 2654208)),
+    "hunyuan_vl": (161400, 30, (884736, 3219456, 2654208)),  # whose merging convolution is a product here
+    "hy_v4_vl": (244524, 28, (884736, 3170304, 2654208)),
     "muse_glimmer": (240504, 24, (1769472, 4534272, 2298240)),  # in windows of 5 x 5 patches and what is left over
     "idefics2": (558560, 6, (22127616, 4298496, 818208)),
     "blip-2": (304968, 5, (147456, 811776, 114592)),

@@ -18,6 +18,7 @@ from ._decoder import FeedForward, Layer
 from ._fields import always, decoder
 from ._hyper_connections import HyperConnections
 from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed, listed_sparse
+from ._tower import filled
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _COSTLESS: Final = """
@@ -25,6 +26,12 @@ _COSTLESS: Final = """
     enable_lm_head_fp32 moe_router_dtype
 """
 _PRESENT: Final = ("enable_ihc", "learnable_sink", "gated_mla")
+
+
+@architecture("hy_v4_vl_text")
+def build_text(config: Section, fmt: Format) -> Graph:
+    """The language model of Hy4 with vision, whose indexers have more heads."""
+    return build(filled(config, {"q_lora_rank": 2048, "index_n_heads": 32}), fmt)
 
 
 @architecture("hy_v4")

@@ -630,6 +630,13 @@ def test_what_the_newest_cannot_be(name, changes, message):
         _graph(TORCH["models"][name]["config"], **changes)
 
 
+@pytest.mark.parametrize("text", ["text_config", "llm_config"])  # of transformers, and of published files
+def test_nemotron_omni_is_its_language_model(text):
+    own = dict(read_yaml(data_dir("models") / "nemotron-3-nano-30b-a3b.yaml").section("config").data)
+    graph = built(model_type="nemotron_h_omni", **{text: own}, vision_config={}, sound_config={})
+    assert graph.parameters == load_model("nemotron-3-nano-30b-a3b").graph.parameters
+
+
 def test_latest_json_is_what_torch_counts_today(recounted):
     """Needs the extra `oracle`; skipped without it."""
     recounted("make_latest.py")

@@ -19,7 +19,14 @@ from ._fields import decoder
 from ._moe import at_most, groups
 from ._parts import activation
 from ._state_space import Mamba2
+from ._tower import language
 
+_MEDIA: Final = """
+    vision_config audio_config sound_config force_image_size downsample_ratio projector_hidden_size vision_hidden_size
+    vit_hidden_size video_pruning_rate video_temporal_patch_size image_token_id video_token_id audio_token_id
+    img_context_token_id video_context_token_id sound_context_token_id img_context_token img_start_token img_end_token
+    patch_size template ps_version image_tag_type norm_mean norm_std max_sequence_length use_thumbnail
+"""
 _LETTERS: Final = {  # words of transformers, those it writes and those it wrote
     "linear_attention": "M",
     "mamba": "M",
@@ -28,6 +35,14 @@ _LETTERS: Final = {  # words of transformers, those it writes and those it wrote
     "mlp": "-",
     "moe": "E",
 }
+
+
+@architecture("nemotron_h_omni")
+def build_omni(config: Section, fmt: Format) -> Graph:
+    """The language model of Nemotron 3 Omni; what sees and hears is left out."""
+    config.costless(*_MEDIA.split())
+    text, _ = language(config, fmt, "nemotron_h", config.first("text_config", "llm_config"))
+    return text
 
 
 @architecture("nemotron_h")

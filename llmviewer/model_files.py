@@ -51,6 +51,11 @@ _COSTLESS_FIELDS: Final = """
     apply_residual_connection_post_layernorm skip_bias_add skip_bias_add_qkv n_ctx prefix
     max_position_embeddings n_positions seq_length max_seq_len model_max_length
     is_llama_config rope_interleaved sliding_window max_window_layers use_sliding_window
+    add_cross_attention chunk_size_feed_forward diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size id2label is_encoder_decoder label2id length_penalty max_length min_length
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    output_scores pruned_heads remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    temperature tf_legacy_loss tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
 """
 _COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 

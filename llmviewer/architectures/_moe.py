@@ -25,13 +25,6 @@ _MEDIA_FIELDS: Final = """
     image_token_id video_token_id vision_start_token_id vision_end_token_id media_placeholder_token_id ignore_index
     boi_token_index eoi_token_index image_token_index use_unified_vision_chunk video_placeholder
 """
-_GENERATION_FIELDS: Final = """
-    add_cross_attention chunk_size_feed_forward diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    id2label is_encoder_decoder label2id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups
-    num_beams num_return_sequences output_attentions output_hidden_states output_scores pruned_heads
-    remove_invalid_values repetition_penalty return_dict return_dict_in_generate temperature tf_legacy_loss
-    tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
-"""
 
 _K = TypeVar("_K", bound=Hashable)
 _N = TypeVar("_N", bound=Hashable)
@@ -44,11 +37,9 @@ def costless(config: Section, *more: str) -> None:
 
 
 def language_model(config: Section, key: str = "text_config") -> Section:
-    """The text_config of a model that sees, whose tower for pictures is left out; fields of generation are costless."""
+    """The text_config of a model that sees, whose tower for pictures is left out."""
     config.costless(*_MEDIA_FIELDS.split())
-    text = config.section(key)
-    text.costless(*_GENERATION_FIELDS.split())
-    return text
+    return config.section(key)
 
 
 def latent_attention(

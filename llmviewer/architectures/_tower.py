@@ -26,7 +26,7 @@ from ._class_defaults import TEXTS
 from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import Head, both_ways, holding, leaving, stack
 from ._feed_forward import Mlp
-from ._moe import _GENERATION_FIELDS, language_model
+from ._moe import language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result, with_rows
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
@@ -265,7 +265,7 @@ def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[in
 def vision(config: Section) -> Section:
     """The vision_config of a model that sees."""
     section = config.section("vision_config")
-    section.costless(*_COSTLESS_FIELDS.split(), *_GENERATION_FIELDS.split())
+    section.costless(*_COSTLESS_FIELDS.split())
     return section
 
 

@@ -24,7 +24,7 @@ from ._parts import NormKind, activation, heads_of
 _TASKS: Final = {"ForConditionalGeneration": "pair", "MTModel": "pair", "Model": "pair"}
 _COSTLESS: Final = """
     is_encoder_decoder scale_embedding classifier_dropout classif_dropout encoder_layerdrop decoder_layerdrop
-    forced_bos_token_id forced_eos_token_id num_hidden_layers id2label label2id num_labels output_past num_beams
+    forced_bos_token_id forced_eos_token_id num_hidden_layers num_labels output_past
     max_length min_length length_penalty early_stopping no_repeat_ngram_size bad_words_ids max_position_embeddings
     add_final_layer_norm add_bias_logits normalize_before normalize_embedding static_position_embeddings
     extra_pos_embeddings force_bos_token_to_be_generated tokenizer_class

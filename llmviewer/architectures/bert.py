@@ -33,10 +33,10 @@ _TASKS: Final = {
 }
 _COSTLESS: Final = """
     hidden_dropout_prob attention_probs_dropout_prob classifier_dropout classifier_dropout_prob down_scale_factor
-    chunk_size_feed_forward directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type summary_last_dropout gap_size net_structure_type num_memory_blocks
-    output_past label2id problem_type mask_token_id cls_token_id qa_dropout seq_classif_dropout attention_dropout
-    dropout id2label num_labels sinusoidal_pos_embds position_biased_input output_hidden_states output_attentions
+    output_past problem_type mask_token_id cls_token_id qa_dropout seq_classif_dropout attention_dropout
+    dropout num_labels sinusoidal_pos_embds position_biased_input
     finetuning_task tie_weights_
 """
 

@@ -19,7 +19,6 @@ from . import architecture
 from ._class_defaults import TOWERS
 from ._encoder import Encoder, holding, task
 from ._feed_forward import Mlp
-from ._moe import _GENERATION_FIELDS
 from ._parts import HIDDEN, Parts, heads_of, result, with_rows
 from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
@@ -42,7 +41,7 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
     width = config.integer("projection_dim", _WIDTH)
     text = config.section("text_config")
-    text.costless(*_GENERATION_FIELDS.split(), *_COSTLESS, "projection_dim")
+    text.costless(*_COSTLESS, "projection_dim")
     tower = clip_tower(vision(config), post_norm=False)
     pictures = [*tower.blocks(fmt, tower.stream), replace(_pooled(tower, fmt, width), stream=tower.stream)]
     *texts, head = _texts(text, fmt, width)

@@ -33,7 +33,7 @@ _TASKS: Final = {
 _COSTLESS: Final = """
     norm_eps global_rope_theta local_rope_theta initializer_cutoff_factor embedding_dropout mlp_dropout
     classifier_dropout classifier_pooling deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
-    reference_compile repad_logits_with_grad position_embedding_type cls_token_id id2label label2id num_labels
+    reference_compile repad_logits_with_grad position_embedding_type cls_token_id num_labels
 """
 
 

@@ -20,7 +20,6 @@ from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._moe import _GENERATION_FIELDS
 from ._parts import Parts, with_rows
 from ._tiles import closest_grid, picture_size
 from ._tower import (
@@ -69,10 +68,10 @@ _POOLED: Final = 2  # patches to each side of what becomes a token
 @architecture("phi4_multimodal", "phi4mm")
 def build(config: Section, fmt: Format) -> Graph:
     text = filled(config, TEXT_CLASSES["Phi4MultimodalConfig"])
-    config.costless(*_TEXT_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    config.costless(*_TEXT_COSTLESS.split())
     language, width = build_phi3(text, fmt), text.integer("hidden_size")
     section = filled(part(config, "vision_config"), TOWERS["Phi4MultimodalVisionConfig"])
-    section.costless(*_TOWER_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    section.costless(*_TOWER_COSTLESS.split())
     runs = layers_run(section, "feature_layer", section.integer("num_hidden_layers"), -2)
     tower = plain_tower(section, multiple=_POOLED)
     side = tower.picture.height // _POOLED
@@ -114,7 +113,7 @@ def _projected(tower: Tower, parts: Parts, width: int, tokens: int, each: int) -
 def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
     """What reads sound, of which the weights alone matter here: layers (arXiv:2005.08100), and what is around them."""
     config = filled(section, _SOUND)
-    config.costless(*_SOUND_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    config.costless(*_SOUND_COSTLESS.split())
     hidden, inner, heads = (config.integer(k) for k in ("hidden_size", "intermediate_size", "num_attention_heads"))
     out, apart = config.integer("ext_pw_out_channel"), config.integer("depthwise_separable_out_channel")
     wide, channels = hidden * config.integer("depthwise_multiplier"), config.integer("nemo_conv_channels")

@@ -22,7 +22,6 @@ from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer
 from ._encoder import both_ways, stack
 from ._feed_forward import Mlp
-from ._moe import _GENERATION_FIELDS
 from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
 from ._tower import filled, joined, language, of_pictures, pooled, projector
 from .whisper import KeysWithoutBias, front
@@ -77,7 +76,7 @@ def build_voxtral(config: Section, fmt: Format) -> Graph:
 def _sound(config: Section) -> Section:
     """What config says of the encoder, by the names of Whisper's config."""
     section = config.section("audio_config") if config.get("audio_config") is not None else config.with_data({})
-    section.costless(*_COSTLESS.split(), *_GENERATION_FIELDS.split(), *_NAMES)
+    section.costless(*_COSTLESS.split(), *_NAMES)
     said = {new: section.get(old) for old, new in _NAMES.items() if old in section and new not in section}
     return filled(section, _SOUND, instead=said)
 

@@ -14,7 +14,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TEXT_CLASSES
-from ._moe import _GENERATION_FIELDS, language_model
+from ._moe import language_model
 from ._parts import Parts
 from ._tower import Shapes, filled, held, linears, part, vision
 from .qwen_moe import build_qwen3_moe
@@ -102,7 +102,7 @@ def _tied(config: Section) -> bool:
 
 def _sound(config: Section) -> Section:
     section = part(config, "audio_config")
-    section.costless(*_SOUND_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    section.costless(*_SOUND_COSTLESS.split())
     return filled(section, _SOUND)
 
 

@@ -37,7 +37,7 @@ _GTE_COSTLESS: Final = """
     pack_qkv unpad_inputs use_memory_efficient_attention layer_norm_type logn_attention_clip1 logn_attention_scale
     max_position_embeddings
 """
-_EURO_COSTLESS: Final = "classifier_pooling mask_token_id id2label label2id num_labels clf_pooling"
+_EURO_COSTLESS: Final = "classifier_pooling mask_token_id num_labels clf_pooling"
 
 
 @dataclass(frozen=True, kw_only=True)

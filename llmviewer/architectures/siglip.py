@@ -20,7 +20,6 @@ from ._attention import scored
 from ._class_defaults import TOWERS
 from ._encoder import Encoder, both_ways, holding
 from ._feed_forward import Mlp
-from ._moe import _GENERATION_FIELDS
 from ._parts import HIDDEN, Parts, heads_of, result, with_rows
 from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
@@ -40,7 +39,7 @@ _TEXTS: Final = {  # as transformers.SiglipTextConfig has it
 def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
     text = config.section("text_config")
-    text.costless(*_GENERATION_FIELDS.split(), *_COSTLESS)
+    text.costless(*_COSTLESS)
     section = vision(config)
     tower = plain_tower(section)
     pictures = [

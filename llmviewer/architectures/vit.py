@@ -22,7 +22,7 @@ from .bert import labels_of
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
 _COSTLESS: Final = """
-    hidden_dropout_prob attention_probs_dropout_prob encoder_stride drop_path_rate id2label label2id num_labels
+    hidden_dropout_prob attention_probs_dropout_prob encoder_stride drop_path_rate num_labels
     layerscale_value reshape_hidden_states apply_layernorm out_features out_indices stage_names
 """
 

@@ -630,6 +630,11 @@ def test_what_the_newest_cannot_be(name, changes, message):
         _graph(TORCH["models"][name]["config"], **changes)
 
 
+def test_apertus_with_pictures_is_its_language_model():
+    text = TORCH["models"]["apertus1p5_text"]["config"]
+    assert built(model_type="apertus1p5", text_config=text, audio_config={}).parameters == _graph(text).parameters
+
+
 @pytest.mark.parametrize("text", ["text_config", "llm_config"])  # of transformers, and of published files
 def test_nemotron_omni_is_its_language_model(text):
     own = dict(read_yaml(data_dir("models") / "nemotron-3-nano-30b-a3b.yaml").section("config").data)

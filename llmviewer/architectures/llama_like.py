@@ -29,6 +29,7 @@ from ._fields import (
     without,
 )
 from ._parts import NormKind, Parts, activation
+from ._tower import language
 
 _HEAD_DIM = 128
 _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi
@@ -263,6 +264,15 @@ class LearnedMlp(Mlp):
         return tuple(replace(op, weights=learned) if isinstance(op, Activation) else op for op in made)
 
 
+@architecture("apertus1p5")
+def build_apertus_omni(config: Section, fmt: Format) -> Graph:
+    """What makes tokens of pictures and sound is left out."""
+    config.costless("vision_config", "audio_config", "image_token_id", "audio_token_id")
+    config.costless("image_token_offset", "audio_token_offset")
+    text, _ = language(config, fmt, "apertus1p5_text")
+    return text
+
+
 @architecture("apertus", "apertus1p5_text")
 def build_apertus(config: Section, fmt: Format) -> Graph:
     """Norms of each query and key head, an MLP without a gate whose activation is learned (arXiv:2509.14233). The head
@@ -274,6 +284,7 @@ def build_apertus(config: Section, fmt: Format) -> Graph:
     network = kind(inner=config.integer("intermediate_size"), act=act)
     layer = Layer(mixer=attention(config, qk_norm=NormKind.RMS), feed_forward=network)
     words = config.integer("output_vocab_size", 0, least=0)
+    words = 0 if words == config.integer("vocab_size") else words
     if words and config.flag("tie_word_embeddings", default=False):
         raise config.error("output_vocab_size", "must be null where the head is the embedding")
     return decoder(config, layer, words=words).graph(fmt)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from llmviewer.forms import Form
@@ -13,6 +14,7 @@ from llmviewer.operators.base import Operator, Tensor, Weight
 from .listing import WIDTH, filled, json_of
 
 _TIE: Final = "\u00a0"
+_SHOWN: Final = 4  # layers that are all listed, of those equally far apart
 _READ, _CACHED = "kv_streams", "kv_tokens"
 
 
@@ -26,7 +28,8 @@ def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, O
     left: dict[str, tuple[Block, Operator]] = {}  # what wrote the outputs of the blocks before
     before = ""
     for block in graph.blocks:
-        writers = {name: left[name] for name in block.given} | ({block.input: left[before]} if before else {})
+        given = {name: left[name] for name in block.given if name in left}  # its block may be left out of a drawing
+        writers = given | ({block.input: left[before]} if before else {})
         for op in block.operators:
             for t in op.inputs:
                 writer = writers.get(t.name)
@@ -58,10 +61,32 @@ def title(block: Block) -> str:
     """What a block is, how often it repeats, and where."""
     if not block.layers:
         return block.name
-    first, last = block.layers[0], block.layers[-1]
-    contiguous = len(block.layers) == last - first + 1
-    places = f"layers {first} to {last}" if contiguous else f"layers {', '.join(map(str, block.layers))}"
-    return f"{block.name} x {block.repeat} ({places})"
+    return f"{block.name} x {block.repeat} ({_layers(block.layers)})"
+
+
+def _layers(places: Sequence[int]) -> str:
+    """Which layers, in few words: "layers 0 to 4, 6", "layers 1, 5, ... 61", "layers 0 to 60 without 1, 5, ... 57"."""
+    if len(places) == 1:
+        return f"layer {places[0]}"
+    missing = sorted({*range(places[0], places[-1])} - {*places})
+    if _stepping(places) and len(places) > _SHOWN:
+        return f"layers {_stepped(places)}"
+    if _stepping(missing) and len(missing) > _SHOWN:
+        return f"layers {places[0]} to {places[-1]} without {_stepped(missing)}"
+    starts = [place for place in places if place - 1 not in places]
+    ends = [place for place in places if place + 1 not in places]
+    runs = [f"{a} to {b}" if b - a > 1 else f"{a}, {b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True)]
+    return f"layers {', '.join(runs)}"
+
+
+def _stepping(places: Sequence[int]) -> bool:
+    """Whether they are equally far apart, and not one after another."""
+    steps = {later - earlier for earlier, later in pairwise(places)}
+    return len(steps) == 1 and steps != {1}
+
+
+def _stepped(places: Sequence[int]) -> str:
+    return f"{places[0]}, {places[1]}, ... {places[-1]}"
 
 
 def _text(model: Model, width: int) -> str:

@@ -434,6 +434,24 @@ def test_the_network_has_every_operator_once_and_lines_between_them(name, tp, ph
                     assert abs(start["x"] + at * (end["x"] - start["x"]) - place["x"]) > network.WIDTH / 2, (line, key)
 
 
+@pytest.mark.parametrize(
+    ("asked", "phase", "idle"),
+    [
+        (State(model="qwen2.5-vl-7b"), "prefill", "vision"),
+        (State(model="qwen2.5-vl-7b", images=1, prompt=2000), "decode", "vision"),
+        (State(model="qwen2.5-vl-7b", images=1, prompt=2000), "prefill", None),
+        (State(model="t5-small"), "decode", "encoder"),
+    ],
+)
+def test_blocks_that_do_not_run_are_named_and_not_drawn(asked, phase, idle):
+    (found,) = answers.answers(asked)
+    drawn = network.drawing(found, phase)
+    assert {name.partition("_")[0] for name in drawn.idle} == ({idle} if idle else set())
+    nodes = {part["data"]["id"].partition(".")[0] for part in drawn.elements if part["classes"] == "operator"}
+    assert not nodes & set(drawn.idle)
+    assert {identity(op).partition(".")[0] for op in found.phase(phase).operators} == nodes
+
+
 def test_what_would_change_it_is_what_analyze_says():
     asked = State(model="llama-3-70b")
     (answer,) = answers.answers(asked)

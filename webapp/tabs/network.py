@@ -63,7 +63,7 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
             html.Div([
                 html.H3(f"Network of {found[0].analysis.model.title}"),
                 html.Span(f"{found[0].phase_name(state.phase)} on {found[0].name}; what repeats is one block, with its "
-                          "share of the time in all; click an operator", className="soft"),
+                          "share of the time in all; click an operator" + _left_out(one.idle), className="soft"),
                 dcc.RadioItems({"bound": "by bound", "share": "by share of time"}, "bound", id="network-colour",
                                inline=True, className="choices"),
                 html.Div(legend, className="choices"),
@@ -87,6 +87,12 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
         ),
         inspector.place(),
     ], className="beside still")  # fmt: skip
+
+
+def _left_out(idle: tuple[str, ...]) -> str:
+    """What is said of blocks that are not drawn, by the first words of their names."""
+    parts = dict.fromkeys(name.partition("_")[0] for name in idle)
+    return f"; not drawn, as nothing of it runs here: {', '.join(parts)}" if parts else ""
 
 
 def register(app: Dash) -> None:

@@ -31,18 +31,24 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """Nodes and edges as cytoscape has them, and how much room they take. [px]"""
+    """Nodes and edges as cytoscape has them, and how much room they take. [px]
+
+    idle  blocks of which nothing runs in this phase, such as a tower without pictures; they are not drawn
+    """
 
     elements: list[dict[str, Any]]
     width: float
     height: float
+    idle: tuple[str, ...]
 
 
 def drawing(answer: Answer, phase: str) -> Drawing:
     """Blocks below each other, and in them each operator below those that it reads from."""
     name = answer.phase_name(phase)
-    graph = answer.setting.decode_graph if name == "decode" else answer.setting.graph
+    whole = answer.setting.decode_graph if name == "decode" else answer.setting.graph
     results = {identity(op): op for op in answer.phase(phase).operators}
+    running = [any(f"{block.name}.{op.name}" in results for op in block.operators) for block in whole.blocks]
+    graph = Graph(tuple(block for block, runs in zip(whole.blocks, running, strict=True) if runs))
     most = max(op.share for op in results.values())
     places = _places(graph)
     found: list[dict[str, Any]] = []
@@ -67,6 +73,7 @@ def drawing(answer: Answer, phase: str) -> Drawing:
         elements=found,
         width=max(max(across) + WIDTH / 2, *names) - min(across) + WIDTH / 2 + 3 * _MARGIN,
         height=max(down) - min(down) + HEIGHT + 4 * _MARGIN,
+        idle=tuple(block.name for block, runs in zip(whole.blocks, running, strict=True) if not runs),
     )
 
 

@@ -119,6 +119,12 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "image_size": [64, 96], "out_hidden_size": 64, "num_position_embeddings": 64},
     },
+    "hyperclovax_vision_v2": {
+        "text_config": TEXT | {"head_dim": 16},
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                          "image_size": [64, 96], "out_hidden_size": 48, "window_size": 32,
+                          "fullatt_block_indexes": [1]},
+    },
     "lfm3_vl": {
         "text_config": TEXT | {"model_type": "lfm3"}, "projector_hidden_size": 48,
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 5, "num_attention_heads": 2,
@@ -232,6 +238,7 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
     "glm5_next": (260522, 12, (884736, 1996800, 663552)),
     "qwen4_exp": (304252, 24, (1769472, 3170304, 2654208)),
+    "hyperclovax_vision_v2": (168656, 24, (1769472, 3796992, 1179648)),
     "lfm3_vl": (177888, 24, (1769472, 5124096, 1769472)),  # less its filters, which are no matrix products
     "hunyuan_vl": (161400, 30, (884736, 3219456, 2654208)),  # whose merging convolution is a product here
     "hy_v4_vl": (244524, 28, (884736, 3170304, 2654208)),

@@ -21,7 +21,7 @@ from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import integers, language_model
-from ._parts import NormKind, heads_of
+from ._parts import NormKind, heads_of, result
 from ._tower import (
     Picture,
     Tower,
@@ -35,6 +35,9 @@ from ._tower import (
     tower_activation,
     vision,
 )
+from ._tower import (
+    language as language_of,
+)
 from .cohere import build_compass as build_compass_text
 from .exaone import build_exaone4
 from .llama import build as build_qwen2
@@ -43,6 +46,14 @@ from .qwen_moe import build_qwen3_moe
 
 _SIDE: Final = 1024  # pixels of a picture to each side, down to whole windows or squares of patches
 _WHOLE_LAYERS: Final = (7, 15, 23, 31)  # in which all patches see each other, in transformers.Qwen2_5_VLVisionConfig
+_CLOVA_COSTLESS: Final = """
+    anyres freeze_before_sampler freeze_decoder freeze_encoder freeze_mm_projector image_token_id img_start_id
+    video_token_id is_safetensor_save max_image_cnt max_num_grids mm_projector_type num_queries_vis_abstractor_image
+    num_queries_vis_abstractor_video_fast num_queries_vis_abstractor_video_slow possible_resolutions proj_pos_emb
+    proj_prenorm q_former_model_name_or_path text_model_name_or_path use_1x1_grid use_nth_layer vision_feature_layer
+    vision_model_name_or_path unpad ignore_index decoder_max_length end_token_id image_start_id image_end_id
+    video_start_id video_end_id first_last_frames_slows video_audio_start_id tokenizer
+"""
 _DEEP_LAYERS: Final = (8, 16, 24)  # whose result goes to the first layers of the language model
 _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
 
@@ -68,6 +79,23 @@ def build_exaone4_5(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return language
     return behind_qwen2_5_tower(filled(vision(config), {"num_key_value_heads": 8}), language, fmt)
+
+
+@architecture("hyperclovax_vision_v2", "vlm")
+def build_hyperclovax_vision(config: Section, fmt: Format) -> Graph:
+    """The tower of Qwen2.5-VL before a HyperCLOVA X, to which one more product brings its tokens; published files say
+    "vlm".
+    """
+    config.costless(*_CLOVA_COSTLESS.split())
+    text, width = language_of(filled(config, {"tie_word_embeddings": True}), fmt, "hyperclovax")
+    if config.get("vision_config") is None:
+        return text
+    section = vision(config)
+    tower, merged = _qwen2_5_tower(section, fused_qkv=True), section.integer("spatial_merge_size", 2) ** 2
+    parts = tower.parts(fmt)
+    merge = merger(parts, tower, merged, section.integer("out_hidden_size", 3584), norm=NormKind.RMS)
+    project = (*merge, parts.project("projector", result(merge), width, bias=True))
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches // merged)
 
 
 def behind_qwen2_5_tower(section: Section, language: Graph, fmt: Format, *, fused_qkv: bool = True) -> Graph:

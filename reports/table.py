@@ -89,9 +89,11 @@ def _common(own: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
-    first = parts[0]
-    sums = {field: sum(getattr(op, field) for op in parts) for field in _SUMS if getattr(first, field) is not None}
-    return replace(first, **sums) if len(parts) > 1 else first
+    """All of them as one; what is not known of one is not known of all, such as the end of an interval."""
+    if len(parts) == 1:
+        return parts[0]
+    values = {field: [getattr(op, field) for op in parts] for field in _SUMS}
+    return replace(parts[0], **{field: None if None in each else sum(each) for field, each in values.items()})
 
 
 def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[Row]:

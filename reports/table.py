@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult, PerCall, Phase, Total
@@ -93,7 +93,8 @@ def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
     if len(parts) == 1:
         return parts[0]
     values = {field: [getattr(op, field) for op in parts] for field in _SUMS}
-    return replace(parts[0], **{field: None if None in each else sum(each) for field, each in values.items()})
+    sums: dict[str, Any] = {field: None if None in each else sum(each) for field, each in values.items()}
+    return replace(parts[0], **sums)
 
 
 def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[Row]:

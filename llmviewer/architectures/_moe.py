@@ -108,6 +108,19 @@ def experts_beside_shared(
     return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared)
 
 
+def experts_beside_one(config: Section, *, shared: int) -> Experts:
+    """Gated experts, num_experts of them, and one that every token takes, as wide as shared_expert_intermediate_size
+    says or `shared`.
+    """
+    return experts(
+        config,
+        "num_experts",
+        "num_experts_per_tok",
+        inner=config.integer("moe_intermediate_size", 512),
+        shared=config.integer("shared_expert_intermediate_size", shared),
+    )
+
+
 def crossed(
     mixers: Mapping[_K, tuple[str, Mixer]],
     networks: Mapping[_N, tuple[str, FeedForward]],

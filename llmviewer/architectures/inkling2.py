@@ -159,10 +159,10 @@ def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator
     return (*made, filtered(parts, "attn_conv", result(made), attention_of(mixer).taps, scaled=True))
 
 
-@architecture("inkling2")
+@architecture("inkling2", "inkling2_loop")
 def build(config: Section, fmt: Format) -> Graph:
     config.costless("vision_config", "image_token_id", "tie_word_embeddings")
-    text, _ = language(config, fmt, "inkling2_text")
+    text, _ = language(config, fmt, f"{config.text('model_type')}_text")
     return text
 
 

@@ -17,7 +17,7 @@ from . import architecture
 from ._attention_residuals import SourcedDecoder, given, mixed
 from ._decoder import Layer, Mixer
 from ._parts import NormKind, Parts, again, result
-from ._tower import filled, language
+from ._tower import filled
 from .inkling2 import ClippedLayer, attended, attention_of, plain_decoder
 
 _FIELDS: Final = {
@@ -149,13 +149,6 @@ class LoopedLayer(ClippedLayer):
 def _of_messages(op: Operator) -> bool:
     """Whether its parameters are of messages, which the first pass does not read."""
     return op.name == "messages" or "_told_" in op.name
-
-
-@architecture("inkling2_loop")
-def build(config: Section, fmt: Format) -> Graph:
-    config.costless("vision_config", "image_token_id", "tie_word_embeddings")
-    text, _ = language(config, fmt, "inkling2_loop_text")
-    return text
 
 
 @architecture("inkling2_loop_text")

@@ -13,7 +13,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Mixer
 from ._fields import decoder, grouped_heads, sliding_window, without
-from ._moe import costless, experts, listed
+from ._moe import costless, experts_beside_one, listed
 from ._parts import NormKind
 from ._tower import filled
 from .qwen3_next import delta
@@ -36,13 +36,7 @@ def build(config: Section, fmt: Format) -> Graph:
         "sliding_attention": plain.within(sliding_window(config, _WINDOW)),
         "full_attention": plain,
     }
-    moe = experts(
-        config,
-        "num_experts",
-        "num_experts_per_tok",
-        inner=config.integer("moe_intermediate_size", 512),
-        shared=config.integer("shared_expert_intermediate_size", 512),
-    )
+    moe = experts_beside_one(config, shared=512)
     layers = [Layer(mixer=mixers[kind], feed_forward=moe, name=kind.split("_")[0]) for kind in _kinds(config)]
     return decoder(config, layers, tied=True).graph(fmt)
 

@@ -12,7 +12,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._fields import alternating, attention, decoder, grouped_heads, sliding_layers, without
-from ._moe import costless, dense, experts, experts_beside_shared, windows_and_experts
+from ._moe import costless, dense, experts, experts_beside_one, experts_beside_shared, windows_and_experts
 from ._parts import NormKind
 from ._tower import filled
 from .qwen_moe import sparse_steps
@@ -62,13 +62,7 @@ def build_flint(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config, kv_heads=4, head_dim=128)
     far = attention(config, heads, rotary_dim=0, qk_norm=NormKind.RMS, sinks=True)
     mixers = {True: far.within(config.integer("sliding_window", 513)), False: far}
-    moe = experts(
-        config,
-        "num_experts",
-        "num_experts_per_tok",
-        inner=config.integer("moe_intermediate_size", 512),
-        shared=config.integer("shared_expert_intermediate_size", 1024),
-    )
+    moe = experts_beside_one(config, shared=1024)
     each = zip(sliding_layers(config, pattern=1), sparse_steps(config), strict=True)
     layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each)
     return decoder(config, layers).graph(fmt)
@@ -86,12 +80,6 @@ def build_kolibri1(config: Section, fmt: Format) -> Graph:
     costless(config)
     unrotated = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS)
     local = unrotated.within(config.integer("sliding_window", 513))
-    moe = experts(
-        config,
-        "num_experts",
-        "num_experts_per_tok",
-        inner=config.integer("moe_intermediate_size", 512),
-        shared=config.integer("shared_expert_intermediate_size", 512),
-    )
+    moe = experts_beside_one(config, shared=512)
     near, far = (Layer(mixer=mixer, feed_forward=moe, residual=Residual.SANDWICH) for mixer in (local, unrotated))
     return decoder(config, alternating(near, far, sliding_layers(config, pattern=5))).graph(fmt)

@@ -3,9 +3,11 @@ compute nothing. What kernels compute is in other tests, which have Triton's int
 """
 
 from dataclasses import replace
+from functools import partial
 from importlib import util
-from itertools import product
+from itertools import count, product
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 
 import pandas as pd
@@ -20,7 +22,7 @@ from llmviewer.cli import main  # noqa: E402
 from llmviewer.kernels import kernel_names, load_kernel  # noqa: E402
 from llmviewer.kernels.base import Launch, Target  # noqa: E402
 from llmviewer.kernels.decoder import Step  # noqa: E402
-from llmviewer.measuring import backend, triton_backend  # noqa: E402
+from llmviewer.measuring import backend, session, triton_backend  # noqa: E402
 from llmviewer.measuring.session import _TOO_LONG  # noqa: E402
 
 from .fake_cuda import Cuda  # noqa: E402
@@ -107,6 +109,9 @@ def script(gpu, monkeypatch):
 
 def test_measure_has_rows_of_all_that_there_are_kernels_for(gpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(backend, "_SETS", 4)  # what is launched 256 times is written no other way
+    monkeypatch.setattr(
+        session, "monotonic", partial(next, count(monotonic(), 2.5e-3))
+    )  # steady, whatever else runs here
     command = ["measure", "--minutes", "0.05", "-o", str(tmp_path), "--format", "csv", "--model", "qwen3-30b-a3b"]
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()

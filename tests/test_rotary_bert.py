@@ -60,6 +60,13 @@ def test_published_fields_of_nomic_say_the_same_as_those_of_transformers():
     assert built(**NOMIC).parameters == built(**renamed).parameters
 
 
+def test_mlps_of_nomic_have_a_gate_where_their_file_says_so():
+    """Those of transformers all have one, whatever the activation; of width 64, a gate is 64 x 96 in each of 4."""
+    gated = built(model_type="nomic_bert", **SIZES | {"num_hidden_layers": 4}, type_vocab_size=2, hidden_act="gelu")
+    assert gated.parameters == built(**NOMIC).parameters == built(**NOMIC | {"activation_function": "geglu"}).parameters
+    assert gated.parameters - built(**NOMIC | {"activation_function": "gelu_new"}).parameters == 4 * 64 * 96
+
+
 def test_every_second_layer_of_nomic_has_experts():
     """Of width 64: a router, 8 experts of two matrices and one bias, where a plain MLP has two matrices and biases."""
     h, inner = 64, 96
@@ -84,6 +91,8 @@ def test_models_that_ship_have_their_published_sizes(name, millions):
         (NOMIC | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction: must be 1: learned positions beside rotated"),
         (NOMIC | {"prenorm": True}, "prenorm: must be false: no published model of this architecture is so"),
         (NOMIC | {"mlp_fc2_bias": True}, "mlp_fc2_bias: must be as mlp_fc1_bias"),
+        (NOMIC | {"activation_function": "wishful"}, "activation_function: must be one of "),
+        ({"model_type": "new", **SIZES, "position_embedding_type": "absolute"}, "position_embedding_type: must be "),
     ],
 )
 def test_what_they_cannot_be(config, message):

@@ -58,20 +58,8 @@ class SphereAttention:
             "gated_attention", result(attended), g.result, ops=SIGMOID + 2, weights={"gate_scale": width}
         )
         norm = parts.norm("attn_sub_norm", gated.result)
-        return (
-            q,
-            k,
-            v,
-            g,
-            q_norm,
-            k_norm,
-            rope,
-            scale,
-            *attended,
-            gated,
-            norm,
-            parts.project("o_proj", norm.result, x.width),
-        )
+        o_proj = parts.project("o_proj", norm.result, x.width)
+        return (q, k, v, g, q_norm, k_norm, rope, scale, *attended, gated, norm, o_proj)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,8 @@ _MEDIA: Final = """
 def build_text(config: Section, fmt: Format) -> Graph:
     """HunYuan's dense model, whose head is tied where nothing is said."""
     config.costless(*_MEDIA.split())
-    head_dim = {"head_dim": config.get("attention_head_dim"), "tie_word_embeddings": True}
-    return build_hunyuan(filled(config, head_dim), fmt)
+    usual = {"head_dim": config.get("attention_head_dim"), "tie_word_embeddings": True}
+    return build_hunyuan(filled(config, usual), fmt)
 
 
 @architecture("hunyuan_vl")

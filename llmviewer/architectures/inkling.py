@@ -72,7 +72,10 @@ class Filtered:
     scaled: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.part.operators(parts, x)
+        return self.after(parts, self.part.operators(parts, x))
+
+    def after(self, parts: Parts, made: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        """What the part has made, and the filter over it."""
         return (*made, filtered(parts, self.name, result(made), self.taps, scaled=self.scaled))
 
 

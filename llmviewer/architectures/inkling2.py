@@ -132,7 +132,7 @@ class ClippedLayer(SourcedLayer):
     """A layer with attention residuals, whose mixtures of sources are several where its attention takes several."""
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
-        names = ("q", "k", "v") if attention_of(mixer).made else ("attn",)
+        names = ("q", "k", "v") if attention_of(mixer)[1].made else ("attn",)
         seen: tuple[Operator, ...] = ()
         inputs = sources * len(names)
         if len(sources) > 1:
@@ -145,18 +145,19 @@ class ClippedLayer(SourcedLayer):
         return (mixed(parts, "mlp_sources", sources, learned=False),)
 
 
-def attention_of(mixer: Mixer) -> ClippedAttention:
+def attention_of(mixer: Mixer) -> tuple[Filtered, ClippedAttention]:
+    """The mixer of a layer, and the attention in it."""
     if not isinstance(mixer, Filtered) or not isinstance(mixer.part, ClippedAttention):
         raise TypeError(f"layers of this architecture have filtered attention; got {mixer!r}")
-    return mixer.part
+    return mixer, mixer.part
 
 
 def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator, ...]:
     """The mixer over one input, or over those of queries, keys and values."""
     if len(inputs) == 1:
         return mixer.operators(parts, inputs[0])
-    made = attention_of(mixer).attending(parts, *inputs)
-    return (*made, filtered(parts, "attn_conv", result(made), attention_of(mixer).taps, scaled=True))
+    whole, attention = attention_of(mixer)
+    return whole.after(parts, attention.attending(parts, *inputs))
 
 
 @architecture("inkling2", "inkling2_loop")

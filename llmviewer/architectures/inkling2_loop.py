@@ -119,7 +119,7 @@ class LoopedLayer(ClippedLayer):
         return given(parts, self.given[: -self.messages - self.restarts], x)
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
-        apart = attention_of(mixer).made
+        apart = attention_of(mixer)[1].made
         names = [f"{name}_sources" for name in (_READS if apart else ("attn",))]
         seen = mixed(parts, "attn_sources", sources, names, learned=False)
         made: tuple[Operator, ...] = (seen,)

@@ -128,7 +128,7 @@ def _mixers(config: Section, kind: type[SelfAttention]) -> list[tuple[str, SelfA
     layers, window = config.integer("num_hidden_layers"), sliding_window(config, _WINDOW)
     usual = [(layers - 1 - index) % _EVERY != 0 for index in range(layers)]
     said = listed(config, "layer_types", ("sliding_attention", "full_attention"))
-    sliding = [kind == "sliding_attention" for kind in said] or usual
+    sliding = [each == "sliding_attention" for each in said] or usual
     thetas = config.get("layer_rope_theta")
     if thetas is not None and not isinstance(thetas, list):
         raise config.error("layer_rope_theta", f"must be a list of numbers; got {thetas!r}")

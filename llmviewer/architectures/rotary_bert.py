@@ -26,6 +26,7 @@ _NOMIC: Final = {  # what its published files call the fields
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size", "n_layer":
     "num_hidden_layers", "layer_norm_epsilon": "layer_norm_eps",
 }  # fmt: skip
+_GATED: Final = {"swiglu": "silu", "geglu": "gelu"}
 _NOMIC_COSTLESS: Final = """
     n_positions attn_pdrop embd_pdrop resid_pdrop moe_resid_pdrop fused_bias_fc fused_dropout_add_ln
     max_trained_positions pad_vocab_size_multiple reorder_and_upcast_attn rotary_emb_base rotary_emb_interleaved
@@ -69,10 +70,9 @@ def build_nomic(config: Section, fmt: Format) -> Graph:
         raise config.error("rotary_emb_fraction", "must be 1: learned positions beside rotated ones are not known here")
     for key in ("prenorm", "parallel_block", "causal", "expert_choice_router"):
         without(config, key, "no published model of this architecture is so")
-    renamed = Section({_NOMIC.get(key, key): value for key, value in config.data.items()}, config.file, config.at)
-    said = config.text(config.first("activation_function", "hidden_act"), "silu")
-    gated = said in ("swiglu", "silu", "geglu")
-    act = {"swiglu": "silu", "geglu": "gelu"}.get(said, said)
+    gated, act = _nomic_act(config)
+    named = {_NOMIC.get(key, key): value for key, value in config.data.items()} | {"hidden_act": act}
+    renamed = Section(named, config.file, config.at)
     bias = config.flag("qkv_proj_bias", default=False)
     mlp_bias = config.flag("mlp_fc1_bias", default=False)
     if config.flag("mlp_fc2_bias", default=mlp_bias) != mlp_bias:
@@ -90,17 +90,25 @@ def build_nomic(config: Section, fmt: Format) -> Graph:
         replace(plain, feed_forward=networks[sparse], name="moe" if sparse else "layer")
         for sparse in (every > 0 and index % every == 1 for index in range(renamed.integer("num_hidden_layers")))
     ]
-    graph = encoder(_with_act(renamed, act), fmt, pooler=False, positions=0, layers=layers)
+    graph = encoder(renamed, fmt, pooler=False, positions=0, layers=layers)
     config.costless(*renamed.asked)
     return graph
+
+
+def _nomic_act(config: Section) -> tuple[bool, str]:
+    """Whether MLPs have a gate, and their activation: published files name both in one word, transformers gates all."""
+    if config.get("activation_function") is None:
+        return True, activation(config, "hidden_act", "silu")
+    config.costless("hidden_act")
+    gate = _GATED.get(config.text("activation_function"))
+    return (True, gate) if gate else (False, activation(config, "activation_function", "gelu"))
 
 
 @architecture("gte", "new")
 def build_gte(config: Section, fmt: Format) -> Graph:
     """A gated MLP with a bias at its end alone; its published files say "new"."""
     config.costless(*_GTE_COSTLESS.split())
-    if config.choice("position_embedding_type", ("rope", "absolute"), "rope") == "absolute":
-        config.costless("position_embedding_type")
+    config.choice("position_embedding_type", ("rope",), "rope")
     mlp = BiasedDown(
         inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), gated=True
     )
@@ -153,7 +161,3 @@ def _layer(config: Section, network: FeedForward, *, bias: bool) -> Layer:
     heads = both_ways(heads_of(config))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     return Layer(mixer=mixer, feed_forward=network, residual=Residual.POST)
-
-
-def _with_act(config: Section, act: str) -> Section:
-    return config.with_data({**config.data, "hidden_act": act})

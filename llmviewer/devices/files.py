@@ -88,12 +88,13 @@ def hardware_file(name: str) -> Path:
     if is_there(name):
         raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
-    if name.lower() in _makers():
+    makers = _makers()
+    if name.lower() in makers:
         raise InputError(f"no hardware {name!r}: give one of its devices, which `llmviewer hardware {name}` lists")
-    raise InputError(f"no hardware {name!r}: {_instead(name)} (`llmviewer hardware` lists all)")
+    raise InputError(f"no hardware {name!r}: {_instead(name, makers)} (`llmviewer hardware` lists all)")
 
 
-def _instead(name: str) -> str:
+def _instead(name: str, makers: set[str]) -> str:
     """What to give in place of a name that no device has."""
     if any(path.stem == name.lower() for path in data_dir("models").glob("*.yaml")):
         return "that is a model, which comes before the device; `llmviewer compare` takes MODEL,MODEL"
@@ -103,7 +104,7 @@ def _instead(name: str) -> str:
     if counted and known_file(counted["name"]):
         return f"give {counted['name']} and how many share the model, such as --tp {counted['number']}"
     maker, *words = _BETWEEN.split(name.lower().strip())
-    if maker in _makers():
+    if maker in makers:
         name = "-".join(words) or name
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
     return suggest(name, devices, of=devices)

@@ -548,6 +548,8 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
          "text_config: must be that of a decoder, such as opt; got t5"),
         ("lfm2_vl", {"vision_config": TOWER},
          "vision_config.vision_use_head: must be false beside a language model; got true"),
+        ("muse_glimmer", {"audio_config": {"hidden_sizes": [16, 24]}},
+         "audio_config.hidden_sizes: must have as many entries as patch_sizes and depths"),
         ("phi4_multimodal", {"vision_config": {"image_size": [448, 224]}},
          "vision_config.image_size: must be that of a square, whose features are those of one layer"),
     ],

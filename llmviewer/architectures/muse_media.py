@@ -8,6 +8,7 @@ held and not run, as there is no sound to ask for.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from ..documents import Section
@@ -103,14 +104,16 @@ def _hearing(given: Section, parts: Parts) -> tuple[Block, ...]:
         section.number("mlp_ratio", 4.0),
         section.integer("out_hidden_size"),
     )
+    if not len(widths) == len(patches) == len(depths):
+        raise section.error("hidden_sizes", "must have as many entries as patch_sizes and depths")
     blocks: list[Block] = []
-    for stage, (before, width, patch, depth) in enumerate(zip((1, *widths), widths, patches, depths, strict=False)):
+    for stage, ((before, width), patch, depth) in enumerate(zip(pairwise((1, *widths)), patches, depths, strict=True)):
         inner = int(width * ratio)
         enter = {**linears({"patch": (width, before * patch)}), "norm.weight": (width,)}
-        layer = {
+        inside = {
             **linears({"conv": (width, 1, taps), "fc1": (inner, width), "fc2": (width, inner)}),
             "norm.weight": (width,),
         }
-        blocks += [held(f"hearing_{stage}", parts, enter), held(f"hearing_{stage}_layer", parts, layer, depth)]
+        blocks += [held(f"hearing_{stage}", parts, enter), held(f"hearing_{stage}_layer", parts, inside, depth)]
     last = {"norm.weight": (widths[-1],), **linears({"proj": (out, widths[-1])}), "proj_norm.weight": (out,)}
     return (*blocks, held("hearing", parts, last))

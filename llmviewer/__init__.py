@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import InputError
     from .model import Model
     from .model_files import load_model, model_names
+    from .serving.load_curve import LoadCurve, load_curve
     from .serving.outcome import Simulation
     from .serving.planning import plan
     from .serving.recommendation import Advice, recommend
@@ -73,6 +74,8 @@ _HOME = {
     "saturate": "serving.saturation",
     "Recorded": "timelines.against",
     "recorded": "timelines.against",
+    "LoadCurve": "serving.load_curve",
+    "load_curve": "serving.load_curve",
     "Simulation": "serving.outcome",
     "simulate": "serving.simulation",
 }
@@ -86,6 +89,7 @@ __all__ = [
     "Hardware",
     "InputError",
     "KernelEstimate",
+    "LoadCurve",
     "Model",
     "Recorded",
     "Saturation",
@@ -102,6 +106,7 @@ __all__ = [
     "disaggregate",
     "estimate_kernel",
     "hardware_names",
+    "load_curve",
     "load_hardware",
     "load_model",
     "model_names",

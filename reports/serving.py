@@ -104,6 +104,7 @@ def headline(found: Simulation) -> str:
     """What was asked, in one line."""
     traffic = found.traffic
     rate = f"{digits(traffic.rate)} a second" if traffic.rate < np.inf else "all at once"
+    rate = f"{traffic.in_flight} in flight" if traffic.in_flight else rate
     order = "" if found.reads else f", {found.policy}"
     order = f", {found.setting.engine.title}{order}" if found.setting.engine else order
     order = "".join(f", {one}" for one in found.setting.techniques) + order
@@ -122,7 +123,13 @@ def remarks(found: Simulation) -> list[str]:
     if likely.usage.padding:
         part = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
         lines.append(f"{part:.0%} of all tokens read and written are padding.")
-    if likely.drained > _DRAINED:
+    if likely.drained > _DRAINED and likely.traffic.in_flight:
+        lines.append(
+            f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} fewer than "
+            f"{likely.traffic.in_flight} are in flight, as nobody comes any more: what there is a second is lower by "
+            "that. With more requests (--requests) the part is smaller."
+        )
+    elif likely.drained > _DRAINED:
         lines.append(
             f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} nobody comes any more, so what there is "
             f"a second, per joule and per dollar is lower by that: {digits(likely.requests_per_s)} requests/s are "
@@ -279,7 +286,7 @@ def _busy(run: Simulation) -> str:
     """How far from full they are: a device works all the time long before it serves as many as it can."""
     whose = "of the time, those that decode" if run.readers else "of the time"
     if not run.closed or run.traffic.rate == np.inf:
-        return whose
+        return f"{whose}; {run.traffic.in_flight} requests in flight" if run.traffic.in_flight else whose
     return (
         f"{whose}; {digits(run.traffic.rate)} requests/s come, {digits(run.closed.max_rate * run.copies)} can be served"
     )

@@ -697,8 +697,11 @@ def test_the_page(tmp_path, capsys):
 
 
 BAD = [
-    ([], "rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a second, or a file"),
-    (["--rate", "1", "--arrivals", "x.csv"], "rate (--rate) or arrivals (--arrivals) must be given, and not both"),
+    (
+        [],
+        "and concurrency (--concurrency) must be given, and no more: requests a second, a file, or requests in flight",
+    ),
+    (["--rate", "1", "--arrivals", "x.csv"], "one of rate (--rate), arrivals (--arrivals) and concurrency"),
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
     (["--rate", "nan"], "rate must be a positive number of requests a second; got nan"),
     (

@@ -17,8 +17,8 @@ from .progress import on_a_bar
 
 _FILE: Final = click.Path(path_type=Path)
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
-    "arrivals": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None, "kv_transfer": None,
-    "kv_link": None, "ttft": inf, "tpot": inf,
+    "arrivals": None, "concurrency": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None,
+    "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 _DEGREES: Final = {
     name: f"{kind} parallelism in use, as in analyze."
@@ -57,6 +57,15 @@ def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
             f"--{parameter.name} must be a whole number of tokens, as plan takes all requests alike; {value} has a "
             f"mean of {mean:.0f}, and llmviewer simulate takes it as --{parameter.name}-lengths"
         ) from None
+
+
+def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+    """Numbers of requests."""
+    if value is None:
+        return None
+    from ..sweeping.axes import parse_numbers
+
+    return parse_numbers(value, where=f"--{parameter.name}")
 
 
 def _served(command: _F) -> _F:
@@ -105,6 +114,13 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or those of Azure's "
     "traces or of BurstGPT; and cached, tokens of each prompt that are in a cache already, where there are any. Or a "
     ".jsonl file, as Mooncake's traces.",
+)
+@click.option(
+    "--concurrency",
+    metavar="N",
+    callback=_in_flight,
+    help="In place of --rate: requests in flight, of clients that each send the next when theirs is answered, as "
+    "benchmarks of servers do. Several, such as 1..256*2 or 4,16,64, give the curve of throughput against speed.",
 )
 @click.option(
     "--prompt-lengths",
@@ -163,16 +179,32 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 
     Gives percentiles of their times, and what limits. Steps are simulated one by one with a paged KV cache; means in
     closed form stand beside them. Everything is given twice: at the bound, and as expected of kernels. --rate max finds
-    the maximum throughput.
+    the maximum throughput; --concurrency with several numbers, what more requests in flight gain and cost.
     """
     shared.check_output(form, output)
     if question["rate"] == shared.MAX:
         _saturate(form, output, **question)
         return
+    in_flight = question.pop("concurrency")
+    if in_flight and len(in_flight) > 1:
+        _curve(form, output, in_flight, **question)
+        return
     from ..reports.serving import REPORT
     from ..serving.simulation import simulate as run
 
-    shared.emit_report(REPORT, run(**question), form, output)
+    shared.emit_report(REPORT, run(**question, concurrency=in_flight and in_flight[0]), form, output)
+
+
+def _curve(
+    form: str | None, output: Path | None, in_flight: list[int], *, rate: object, arrivals: object, **question: Any
+) -> None:
+    """Throughput against speed, along the requests in flight."""
+    from ..reports.load_curve import REPORT
+    from ..serving.load_curve import load_curve as run
+
+    if rate is not None or arrivals is not None:
+        raise InputError("--concurrency must be alone; leave out --rate and --arrivals")
+    shared.emit_report(REPORT, run(concurrency=in_flight, **question), form, output)
 
 
 def _saturate(form: str | None, output: Path | None, *, rate: str, **question: Any) -> None:

@@ -52,6 +52,7 @@ class Usage:
 class Served:
     """What became of every request, in the order of the traffic.
 
+    arrival_s  when it came [s]
     start_s    when its prompt was taken up [s]
     first_s    when its first token was there [s]
     finish_s   when its answer was there: where batches are padded, with the last of its batch [s]
@@ -60,6 +61,7 @@ class Served:
     known      tokens of its prompt that were there when it was first taken up
     """
 
+    arrival_s: Times
     start_s: Times
     first_s: Times
     finish_s: Times

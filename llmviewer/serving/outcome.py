@@ -116,7 +116,7 @@ class Simulation(Rows):
     @cached_property
     def span_s(self) -> float:
         """From the first arrival to the last answer."""
-        return float(np.max(self.finish_s) - self.traffic.arrival_s[0])
+        return float(np.max(self.finish_s) - np.min(self.traffic.arrival_s))
 
     @property
     def decoding(self) -> float:
@@ -130,7 +130,7 @@ class Simulation(Rows):
         """
         if self.traffic.rate == inf or (self.closed and not self.closed.stable):
             return nan
-        return float(np.max(self.finish_s) - self.traffic.arrival_s[-1]) / self.span_s
+        return float(np.max(self.finish_s) - np.max(self.traffic.arrival_s)) / self.span_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -234,7 +234,8 @@ class Simulation(Rows):
             "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
             "empty_requests": self.traffic.empty,
             "later_requests": self.traffic.later,
-            "rate": self.traffic.rate, "mean_prompt": float(np.mean(self.traffic.prompt)),
+            "rate": None if self.traffic.in_flight else self.traffic.rate, "concurrency": self.traffic.in_flight,
+            "mean_prompt": float(np.mean(self.traffic.prompt)),
             "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
             "tpot_s": self.goals.tpot_s, "years": self.years,
         })  # fmt: skip

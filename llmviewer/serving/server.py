@@ -88,6 +88,7 @@ class _Server:
                    has any
     prefix_caches  blocks of prompts in the memory of each rank, where the traffic names them
     blocks         of a prompt; the one in front is asked for again and again
+    sent           requests whose arrival is known: in a closed loop each answer brings the next
     short          somebody has lost its cache since the last step: nobody is taken up before the next one, or who was
                    sent away would come back to the room that it left for others
     """
@@ -98,8 +99,9 @@ class _Server:
         self.steps, self.policy, self.max_batch = steps, policy, max_batch
         self.caches, self.progress = Caches.of(steps, traffic, policy, block), traffic.progress
         self.room = self.caches.blocks.room_bytes
-        self.arrival, self.prompt, self.gen = traffic.arrival_s, traffic.prompt, traffic.gen
+        self.arrival, self.prompt, self.gen = traffic.arrival_s.copy(), traffic.prompt, traffic.gen
         count = len(traffic)
+        self.sent = traffic.in_flight or count
         self.start, self.first, self.finish = (np.full(count, np.nan) for _ in range(3))
         self.last, self.gap = np.zeros(count), np.zeros(count)
         self.preempted, self.known = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -128,8 +130,8 @@ class _Server:
             self._take_up()
             self._step()
         return Served(
-            start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap, preempted=self.preempted,
-            known=self.known, usage=self._usage(self.spent),
+            arrival_s=self.arrival, start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap,
+            preempted=self.preempted, known=self.known, usage=self._usage(self.spent),
         )  # fmt: skip
 
     def saturated(self) -> Span | None:
@@ -333,7 +335,7 @@ class _Server:
             self.steps.decoding_s([self._mean(lane, later) for lane in self.lanes]) for later in (0, steps - 1)
         )
         slope = (last - first) / max(steps - 1, 1)
-        if not self.policy.drains and not self.waiting and self.come < len(self.arrival):
+        if not self.policy.drains and not self.waiting and self.come < self.sent:
             steps = min(steps, _steps_in(float(self.arrival[self.come]) - self.clock, first, slope))
         whole_s = steps * (first + slope * (steps - 1) / 2)
         self._spend("decoding_s", whole_s)
@@ -367,9 +369,15 @@ class _Server:
         done = self.written[lane.ids] >= self.gen[lane.ids]
         if done.any():
             ids = lane.ids[done]
-            self.finish[ids] = self.clock
+            self._answer(ids)
             self._let_go(lane.rank, ids.tolist())
             lane.ids = lane.ids[~done]
+
+    def _answer(self, ids: Requests) -> None:
+        """Their answers are there, and in a closed loop as many requests come."""
+        self.finish[ids] = self.clock
+        self.arrival[self.sent : self.sent + len(ids)] = self.clock
+        self.sent = min(self.sent + len(ids), len(self.arrival))
 
     def _send_away(self, rank: Sequence[_Lane]) -> None:
         """The last that came to a rank loses its cache and waits in front, to be read again (recomputation,
@@ -404,7 +412,7 @@ class _Server:
         self._spend("decoding_s", decoding)
         self.gap[batch] = np.where(self.gen[batch] > 1, last_s, 0.0)
         self.passes[batch], self.written[batch] = self.progress.passes[batch], self.gen[batch]
-        self.finish[batch] = self.clock
+        self._answer(batch)
         asked = int(np.sum(each)), int(np.sum(self.gen[batch]))
         self.spent["read"] += asked[0]
         self.spent["written"] += asked[1] - len(batch)  # the first of each is counted

@@ -31,12 +31,13 @@ from .server import serve
 from .steady import steady
 from .steps import Steps
 from .trace_files import read_traffic
-from .traffic import Times, Traffic, poisson
+from .traffic import Times, Traffic, closed_loop, poisson
 
 _POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise
 _BLOCK: Final = 16
 _LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
 _REQUESTS: Final = 1000
+_ROUNDS: Final = 10  # requests of each client of a closed loop, at least
 _MAX_BATCH: Final = 256
 _MOST_REQUESTS: Final = 1_000_000
 _LONGEST_S: Final = 1e9  # of all arrivals: a clock that far on still tells a tenth of a microsecond
@@ -48,6 +49,7 @@ def simulate(
     *,
     rate: float | None = None,
     arrivals: str | Path | None = None,
+    concurrency: int | None = None,
     prompt_lengths: int | str | None = None,
     gen_lengths: int | str | None = None,
     policy: str | None = None,
@@ -81,11 +83,12 @@ def simulate(
     rate              mean requests per second, with random arrivals (Poisson)
     arrivals          in place of rate: a CSV file with columns timestamp, prompt, gen and optionally cached, or a
                       .jsonl trace like Mooncake's
+    concurrency       in place of rate: requests in flight, of clients that each send the next when theirs is answered
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; None: 1024 [tokens]
     gen_lengths       the same; None: 128 [tokens]
     policy            one of POLICIES; None: that of the engine, else "chunked:512" (512 tokens per step)
-    requests          number of requests; None: 1000
-    max_batch         most concurrent sequences; None: the limit of the engine, else 256
+    requests          number of requests; None: 1000, and at least 10 of each client
+    max_batch         most concurrent sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
     copies            copies of the model, each on the devices of `layout`; requests are assigned in turn
     readers           additional copies that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
@@ -113,13 +116,17 @@ def simulate(
     _check_readers(readers, apart, policy)
     arguments.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
-    traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
+    if concurrency is not None and readers:
+        raise InputError("concurrency must be left out beside readers, to which prompts come whoever is answered")
+    asked_of = {"prompts": prompt_lengths, "gens": gen_lengths, "requests": requests, "seed": seed}
+    traffic = _traffic(rate, arrivals, concurrency, **asked_of)
     chosen, block, most = scheduler(engine, policy, block, loaded(hardware))
     _check_span(traffic, "arrivals" if rate is None else "rate")
+    usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
     common: dict[str, Any] = {
         "traffic": traffic, "copies": whole("copies", copies),
-        "max_batch": whole("max_batch", most or _MAX_BATCH if max_batch is None else max_batch), "block": block,
-        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if rate is None else seed,
+        "max_batch": whole("max_batch", usual if max_batch is None else max_batch), "block": block,
+        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
     }  # fmt: skip
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
@@ -151,38 +158,46 @@ def simulate(
 def _traffic(
     rate: float | None,
     arrivals: str | Path | None,
+    concurrency: int | None,
     *,
     prompts: int | str | None,
     gens: int | str | None,
     requests: int | None,
     seed: int,
 ) -> Traffic:
-    """Requests that arrive at random, or those of a file.
+    """Requests that arrive at random, those of a file, or those of a closed loop.
 
-    Raises InputError where both are asked for, or neither, and where something is given that would change nothing.
+    Raises InputError where not one of them is asked for, and where something is given that would change nothing.
     """
-    count = check_requests(_REQUESTS if requests is None else requests)
-    if (rate is None) == (arrivals is None):
+    if sum(one is not None for one in (rate, arrivals, concurrency)) != 1:
         raise InputError(
-            "rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a second, or a file"
+            "one of rate (--rate), arrivals (--arrivals) and concurrency (--concurrency) must be given, and no more: "
+            "requests a second, a file, or requests in flight"
         )
-    if rate is None:
+    clients = 0 if concurrency is None else whole("concurrency", concurrency)
+    count = check_requests(max(_REQUESTS, _ROUNDS * clients) if requests is None else requests)
+    if arrivals is not None:
         for name, value in {"prompt_lengths": prompts, "gen_lengths": gens}.items():
             if value is not None:
                 raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
         return read_traffic(Path(str(arrivals)), count)
+    lengths = drawn_from(prompts, gens)
+    drawn: dict[str, Any] = {
+        "prompts": lengths[0], "gens": lengths[1], "requests": count, "generator": np.random.default_rng(seed),
+    }  # fmt: skip
+    if rate is None:
+        if count < clients:
+            raise InputError(f"requests must be at least the concurrency, {clients}; got {count}")
+        return closed_loop(in_flight=clients, **drawn)
     arguments.number(rate=rate)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    lengths = drawn_from(prompts, gens)
-    return poisson(
-        rate=rate, prompts=lengths[0], gens=lengths[1], requests=count, generator=np.random.default_rng(seed)
-    )  # fmt: skip
+    return poisson(rate=rate, **drawn)
 
 
 def _check_span(traffic: Traffic, name: str) -> None:
     """Raises InputError where requests come over so long that times of steps are rounded off; `name` says when."""
-    if (span := float(traffic.arrival_s[-1])) > _LONGEST_S:
+    if not traffic.in_flight and (span := float(traffic.arrival_s[-1])) > _LONGEST_S:
         must = (
             f"{name} must have all requests within {_LONGEST_S:.0e} s, in which steps of milliseconds can be told apart"
         )
@@ -240,11 +255,13 @@ def _alone(setting: Setting, policy: Policy, common: dict[str, Any], *, expected
     servers, offered = common["copies"] * steps.apart, traffic.rate / common["copies"]
     served = _shared(steps, traffic, servers, block=common["block"], **most)
     had = replace(traffic, cached=served.known) if traffic.blocks else traffic
-    closed = steady(steps, had, rate=offered, **most) if isfinite(offered) and steps.ranks == 1 else None
+    known = not traffic.in_flight and isfinite(offered) and steps.ranks == 1
+    closed = steady(steps, had, rate=offered, **most) if known else None
+    came = replace(traffic, arrival_s=served.arrival_s) if traffic.in_flight else traffic
     return Simulation(
         setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
         finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
-        **common,
+        **(common | {"traffic": came}),
     )  # fmt: skip
 
 
@@ -281,7 +298,8 @@ def _apart(
 
 def _shared(steps: Steps, traffic: Traffic, copies: int, **how: Any) -> Served:
     """What several copies make of the requests, which they get in turn."""
-    each = [np.arange(copy, len(traffic), copies) for copy in range(min(copies, len(traffic)))]
+    used = min(copies, traffic.in_flight or len(traffic))
+    each = [np.arange(copy, len(traffic), used) for copy in range(used)]
     parts = [serve(steps, traffic.only(own), **how) for own in each]
     if len(parts) == 1:
         return parts[0]

@@ -23,7 +23,7 @@ _DRAWN: Final = 1  # beside the seed, for what is drawn of answers: others than 
 class Traffic:
     """Requests in the order of their arrival.
 
-    arrival_s  when each arrives, the first at 0 or later [s]
+    arrival_s  when each arrives, the first at 0 or later; inf while that is not known, in a closed loop [s]
     prompt     tokens that each brings
     gen        tokens that are written for each, of which its prefill gives the first
     empty      rows of the file that generate nothing, and are not among them
@@ -33,6 +33,7 @@ class Traffic:
     blocks     their names, of HASHED tokens each, the last of a prompt maybe fewer, where a file has them: prompts that
                are alike up to the end of one have the same
     drafted    how their answers grow, where a pass may give several tokens
+    in_flight  of a closed loop: so many come at 0, and each other one when one before it is answered
     """
 
     arrival_s: Times
@@ -43,6 +44,7 @@ class Traffic:
     cached: Tokens | None = None
     blocks: tuple[tuple[int, ...], ...] | None = None
     drafted: Progress | None = None
+    in_flight: int | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -50,7 +52,7 @@ class Traffic:
     @property
     def rate(self) -> float:
         """Requests over the time in which they arrive; inf where all come at once. [1/s]"""
-        span = float(self.arrival_s[-1])
+        span = float(np.max(self.arrival_s))
         return len(self) / span if span > 0 else inf
 
     @property
@@ -85,6 +87,7 @@ class Traffic:
             cached=None if self.cached is None else self.cached[which],
             blocks=self.blocks and tuple(self.blocks[place] for place in which),
             drafted=self.drafted and self.drafted.only(which),
+            in_flight=self.in_flight and int(np.count_nonzero(which < self.in_flight)),
         )  # fmt: skip
 
 
@@ -97,4 +100,16 @@ def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, gene
         arrival_s=moments * (requests / rate / moments[-1]),
         prompt=prompts.draw(generator, requests),
         gen=gens.draw(generator, requests),
+    )
+
+
+def closed_loop(
+    *, in_flight: int, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator
+) -> Traffic:
+    """`requests` of clients that each send the next when theirs is answered, so that `in_flight` are on the way."""
+    return Traffic(
+        arrival_s=np.where(np.arange(requests) < in_flight, 0.0, inf),
+        prompt=prompts.draw(generator, requests),
+        gen=gens.draw(generator, requests),
+        in_flight=in_flight,
     )

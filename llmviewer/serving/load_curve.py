@@ -1,0 +1,134 @@
+"""load_curve(): throughput against the speed of one request, along the requests in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from .. import __version__, arguments
+from ..analyzing.facts import finite
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..model import Model
+from ..rows import Rows
+from ..setting import Setting
+from .outcome import SCHEMA_VERSION, Simulation, summary
+from .simulation import simulate
+
+MOST: Final = 64  # points of a curve
+_PER_POINT: Final = ("concurrency", "requests", "max_batch")  # of its inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A closed loop, at the bound or as expected.
+
+    speed            tokens that one request gets in a second: the inverse of the mean time per token; nan where all
+                     answers are of one token [1/s]
+    per_device       tokens written by all requests in a second, of each device [1/s]
+    read_and_written the same with those of prompts [1/s]
+    """
+
+    run: Simulation = field(repr=False)
+    concurrency: int
+    speed: float
+    per_device: float
+    read_and_written: float
+
+    @classmethod
+    def of(cls, run: Simulation) -> Point:
+        tpot, traffic = run.tpot_s, run.traffic
+        return cls(
+            run=run,
+            concurrency=traffic.in_flight or 0,
+            speed=1 / float(np.mean(tpot)) if len(tpot) else np.nan,
+            per_device=run.tokens_per_s / run.devices,
+            read_and_written=float(np.sum(traffic.prompt + traffic.gen)) / run.span_s / run.devices,
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        """One row of the curve. [s], [1/s]"""
+        times = {name: summary(values) for name, values in self.run.metrics.items() if name in ("ttft_s", "latency_s")}
+        return {
+            "concurrency": self.concurrency,
+            "tokens_per_s": self.run.tokens_per_s,
+            "tokens_per_s_per_device": self.per_device,
+            "all_tokens_per_s_per_device": self.read_and_written,
+            "tokens_per_s_of_a_request": self.speed,
+            **{f"{key}_{name}": times[name][key] for name in times for key in ("mean", "p50", "p99")},
+            "mean_tpot_s": 1 / self.speed,
+            "requests_per_s": self.run.requests_per_s,
+            "good": self.run.good,
+            "preemptions": self.run.preemptions,
+            "limit": self.run.limit,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadCurve(Rows):
+    """Closed loops of ever more requests in flight, each simulated by itself."""
+
+    runs: tuple[Simulation, ...] = field(repr=False)
+
+    @property
+    def setting(self) -> Setting:
+        return self.runs[0].setting
+
+    @property
+    def unknown(self) -> str:
+        return self.runs[0].unknown
+
+    @property
+    def bound(self) -> tuple[Point, ...]:
+        return tuple(map(Point.of, self.runs))
+
+    @property
+    def expected(self) -> tuple[Point, ...]:
+        """Empty if there are only bounds."""
+        return tuple(Point.of(run.expected) for run in self.runs if run.expected)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        own = {name: value for name, value in self.runs[0].inputs.items() if name not in _PER_POINT}
+        return own | {name: [run.inputs[name] for run in self.runs] for name in _PER_POINT}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/serving.md has its keys."""
+        return finite({
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": self.setting.model.name,
+            "hardware": self.setting.hardware.name,
+            "inputs": self.inputs,
+            "devices": self.runs[0].devices,
+            "points": [point.numbers() for point in self.bound],
+            "expected": [point.numbers() for point in self.expected] or None,
+            "unknown": self.unknown or None,
+        })  # fmt: skip
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each point, first at the bound, then as expected."""
+        for name, points in (("bound", self.bound), ("expected", self.expected)):
+            yield from ({"times": name, **point.numbers()} for point in points)
+
+
+def load_curve(
+    model: str | Model, hardware: str | Hardware, *, concurrency: Iterable[int], **options: Any
+) -> LoadCurve:
+    """Simulates closed loops of several numbers of requests in flight: more serve more, and each of them slower.
+
+    concurrency  requests in flight, smallest first in the result
+    options      the other arguments of simulate(), but rate and arrivals
+
+    Raises InputError as simulate() does, and if there are no numbers, too many, or one twice.
+    """
+    asked = arguments.counts(concurrency if isinstance(concurrency, int | np.ndarray) else tuple(concurrency))
+    if not 0 < len(asked) <= MOST:
+        raise InputError(f"concurrency must be 1 to {MOST} numbers; got {len(asked)}")
+    arguments.each_once("concurrency", asked)
+    runs = [simulate(model, hardware, concurrency=one, **options) for one in asked]
+    return LoadCurve(runs=tuple(sorted(runs, key=lambda run: run.traffic.in_flight or 0)))

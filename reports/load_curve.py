@@ -1,0 +1,178 @@
+"""Throughput against the speed of one request, as text, Markdown, CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llmviewer.serving.load_curve import LoadCurve, Point
+from llmviewer.units import seconds
+
+from .listing import Item, Table, digits, number_item, time_item
+from .page import Card, Picture, picture
+from .report import Report
+from .serving import beyond, lengths, said
+from .serving import title as title_of
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_KEPT: Final = 0.9  # of the requests, that are to keep to the goals
+_TOGETHER: Final = 0.9  # of the most that is served, from which on more in flight only wait for each other
+
+
+def title(found: LoadCurve) -> str:
+    first, last = found.bound[0].concurrency, found.bound[-1].concurrency
+    return f"{title_of(found.runs[0]).partition(': ')[0]} on {_devices(found)}, {first} to {last} requests in flight"
+
+
+def _devices(found: LoadCurve) -> str:
+    return title_of(found.runs[0]).partition(" requests on ")[2]
+
+
+def headline(found: LoadCurve) -> str:
+    """What was asked, in one line."""
+    run = found.runs[0]
+    engine = f", {found.setting.engine.title}" if found.setting.engine else ""
+    techniques = "".join(f", {one}" for one in found.setting.techniques)
+    return f"{title(found)}, {lengths(run.traffic)}, {found.setting.quantization}{techniques}{engine}, {run.policy}"
+
+
+def tables(found: LoadCurve) -> list[Table]:
+    named = {"As expected": found.expected, "At the bound": found.bound}
+    return [_table(name, points, last=points is found.bound) for name, points in named.items() if points]
+
+
+def _table(name: str, points: Sequence[Point], *, last: bool) -> Table:
+    held = _held(points)
+    about = (
+        "Tokens/s of answers: of all devices, of each, and of one request (the inverse of the mean time per token). "
+        "TTFT: time to first token. TPOT: time per token. Answer: the whole time of a request. Means but for p99."
+    )
+    within = " Within: requests that keep to the goals." if held else ""
+    return Table(
+        title=name,
+        about=about + within if last else "",
+        head=(
+            "in flight", "tokens/s", "/device", "/request", "TTFT", "TTFT p99", "TPOT", "answer",
+            *(("within",) if held else ()),
+        ),
+        words=(),
+        body=tuple(_row(point, held=held) for point in points),
+    )  # fmt: skip
+
+
+def _held(points: Sequence[Point]) -> bool:
+    """Whether requests have goals to keep to."""
+    goals = points[0].run.goals
+    return min(goals.ttft_s, goals.tpot_s) < np.inf
+
+
+def _row(point: Point, *, held: bool) -> tuple[Item, ...]:
+    run = point.run
+    times = (np.mean(run.ttft_s), np.percentile(run.ttft_s, 99), 1 / point.speed, np.mean(run.latency_s))
+    return (
+        number_item(point.concurrency),
+        *(number_item(value) for value in (run.tokens_per_s, point.per_device, point.speed)),
+        *(time_item(float(value)) for value in times),
+        *((Item(text=f"{run.good:.0%}", key=run.good),) if held else ()),
+    )
+
+
+def _likely(found: LoadCurve) -> tuple[Point, ...]:
+    return found.expected or found.bound
+
+
+def _enough(points: Sequence[Point]) -> Point:
+    """The fewest in flight with which nearly the most is served."""
+    most = max(point.run.tokens_per_s for point in points)
+    return next(point for point in points if point.run.tokens_per_s >= _TOGETHER * most)
+
+
+def remarks(found: LoadCurve) -> list[str]:
+    points = _likely(found)
+    enough, lines = _enough(points), list[str]()
+    if enough is not points[-1]:
+        share = enough.run.tokens_per_s / max(point.run.tokens_per_s for point in points)
+        each = "" if np.isnan(enough.speed) else f", with {digits(enough.speed)} tokens/s each"
+        lines.append(f"{enough.concurrency} in flight serve {share:.0%} of the most{each}.")
+    if _held(points):
+        able = [point for point in points if point.run.good >= _KEPT]
+        most = f"{able[-1].concurrency} in flight, {digits(able[-1].run.tokens_per_s)} tokens/s" if able else "none"
+        lines.append(f"The most with which {_KEPT:.0%} of the requests keep to the goals: {most}.")
+    lines.append(f"With {points[-1].concurrency}: {points[-1].run.limit}")
+    longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in found.runs)
+    return [*lines, *beyond(found.setting.model, longest)]
+
+
+def _cards(found: LoadCurve) -> list[Card]:
+    points = _likely(found)
+    one, enough, most = points[0], _enough(points), max(points, key=lambda point: point.run.tokens_per_s)
+    return [
+        Card(
+            label="tokens/s of a request", value=number_item(one.speed).text,
+            about=f"{one.concurrency} in flight; first token after {seconds(float(np.mean(one.run.ttft_s)))}",
+        ),
+        Card(
+            label="tokens/s of each device", value=digits(most.per_device),
+            about=f"at most, {most.concurrency} in flight; {number_item(most.speed).text} for each request",
+        ),
+        Card(
+            label="nearly as many from", value=f"{enough.concurrency} in flight",
+            about=f"{digits(enough.per_device)} tokens/s of each device, {number_item(enough.speed).text} of a request",
+        ),
+    ]  # fmt: skip
+
+
+def figure(found: LoadCurve) -> go.Figure:
+    """Each device's throughput against the speed of one request."""
+    from .drawing import frame, lines
+
+    named = {"expected": found.expected, "at the bound": found.bound}
+    shown = {name: points for name, points in named.items() if points}
+    chart = frame("Throughput and speed", "each point is a number of requests in flight; up and to the right is better")
+    for (name, points), line in zip(shown.items(), lines(len(shown)), strict=True):
+        chart.add_scatter(
+            x=[point.speed for point in points], y=[point.per_device for point in points], name=name,
+            mode="lines+markers+text", line={**line, "width": 2}, marker={"size": 7, "color": line["color"]},
+            text=[str(point.concurrency) for point in points], textposition="top right", textfont={"size": 11},
+            hovertext=[_words(point) for point in points], hovertemplate="%{hovertext}<extra></extra>",
+        )  # fmt: skip
+    chart.update_traces(cliponaxis=False)
+    chart.update_xaxes(title_text="tokens/s of a request", rangemode="tozero", exponentformat="none")
+    chart.update_yaxes(title_text="tokens/s of each device", rangemode="tozero", exponentformat="none")
+    return chart
+
+
+def _words(point: Point) -> str:
+    run = point.run
+    return "<br>".join((
+        f"<b>{point.concurrency} in flight</b>",
+        f"{digits(point.speed)} tokens/s of a request",
+        f"{digits(point.per_device)} tokens/s of each device",
+        f"first token {seconds(float(np.mean(run.ttft_s)))}, whole answer {seconds(float(np.mean(run.latency_s)))}",
+    ))  # fmt: skip
+
+
+def _pictures(found: LoadCurve) -> list[list[Picture]]:
+    if np.isnan(found.bound[0].speed):
+        return []
+    return [[picture(figure(found), "load-curve")]]
+
+
+def _said(found: LoadCurve) -> str:
+    return said(found.runs[0])
+
+
+REPORT: Final = Report[LoadCurve](
+    name="load-curve",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    said=_said,
+    cards=_cards,
+    pictures=_pictures,
+)

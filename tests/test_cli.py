@@ -283,8 +283,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("simulate gpt2 t4 --rate 1 --prompt-lengths foo --gen 9", f"--prompt-lengths: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4 --rate 1 --prompt foo --gen-lengths 9", f"--prompt: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4 --rate 1 --gen=foo", f"--gen: {LENGTHS}; got 'foo'"),
-        ("simulate gpt2 t4", ("rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a "
-         "second, or a file")),
+        ("simulate gpt2 t4", ("one of rate (--rate), arrivals (--arrivals) and concurrency (--concurrency) must be "
+         "given, and no more: requests a second, a file, or requests in flight")),
         ("plan gpt2 --rate 4 --rate 5 --rate=6", "--rate must be given once; got it 3 times"),
         ("plan gpt2 t4 --rate 4", "plan takes no 't4' by itself; give it as --hardware"),
         ("choose gpt2 t4", "choose takes no 't4' by itself; give it as --hardware"),

@@ -1504,8 +1504,27 @@ def test_few_rows_of_another_library_or_architecture_are_asked_last():
     assert choose("gemm", a100, asked, [some, ada]).entries == (ada,)
 
 
+def test_experts_of_mxfp4_get_activations_of_mxfp8_where_libraries_give_them_such():
+    """TensorRT-LLM and SGLang do so on data-center Blackwell, where w4a8_mxfp4_mxfp8 was measured with SGLang only."""
+
+    def expected(hardware, **asked):
+        found = llmviewer.analyze("gpt-oss-120b", hardware, batch=32, **asked)
+        return found, next(row for row in found.phases.decode.operators if row.name == "expert_down_proj")
+
+    asked = "published,expert_*=Amxfp8"
+    for library in ("trtllm", "sglang"):
+        found, experts = expected("b200", library=library)
+        assert experts.expectation_source == "calibrated on b200 sglang 0.5.14 sglang_flashinfer_trtllm_moe"
+        _, narrow = expected("b200", library=library, quant=asked)
+        assert experts.expected_time_s == pytest.approx(narrow.expected_time_s, rel=0.01)
+        assert f"{library} quantizes the activations of experts with MXFP4 weights to MXFP8 here" in str(found.notes)
+    for hardware, library in (("b200", "vllm"), ("h100-sxm", "trtllm"), ("rtx-5090", "trtllm")):
+        assert "MXFP8 here" not in str(expected(hardware, library=library)[0].notes)
+    assert "MXFP8 here" not in str(expected("b200", quant=asked)[0].notes)
+
+
 def test_a_library_that_is_notably_faster_than_the_default_is_told():
-    asked = {"model": "kimi-k3", "hardware": "b300", "layout": "tp=8"}
+    asked = {"model": "deepseek-v3", "hardware": "h200-sxm", "layout": "tp=8", "batch": 4}
     found = llmviewer.analyze(**asked)
     fastest = {one.phase: one for one in found.faster}
     assert set(fastest) == {"prefill", "decode"}
@@ -1517,9 +1536,9 @@ def test_a_library_that_is_notably_faster_than_the_default_is_told():
         best = min(times, key=times.__getitem__)
         assert (best, times[best]) == (fastest[name].library, pytest.approx(fastest[name].expected_time_s))
         assert fastest[name].speed_up == pytest.approx(phase.expected_time_s / times[best])
-    assert fastest["prefill"].speed_up > 3
+    assert fastest["prefill"].speed_up > 1.5
     assert found.remarks[:-1] == found.notes
-    said = "libraries expected to be faster than trtllm, the default here: prefill 3"
+    said = "libraries expected to be faster than trtllm, the default here: prefill 1."
     assert found.remarks[-1].startswith(said)
     assert found.to_dict()["notes"][-1] == found.remarks[-1]
     assert found.to_dict()["faster"][0]["library"] == fastest["prefill"].library
@@ -1542,8 +1561,8 @@ def test_no_other_library_is_told_where_that_says_nothing(model, device, asked):
 
 
 def test_of_two_kinds_of_device_each_has_its_own_default():
-    found = llmviewer.disaggregate("gpt-oss-20b", "h200-sxm", "b200")
-    joint, decode = found.joint, llmviewer.analyze("gpt-oss-20b", "b200")
+    found = llmviewer.disaggregate("gpt-oss-20b", "h200-sxm", "l40s")
+    joint, decode = found.joint, llmviewer.analyze("gpt-oss-20b", "l40s")
     assert [one.phase for one in joint.faster] == ["decode"]
     assert joint.faster == tuple(one for one in decode.faster if one.phase == "decode")
 

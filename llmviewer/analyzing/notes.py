@@ -19,7 +19,7 @@ from ..operators.base import Operator
 from ..operators.block_sparse import BlockIndexer
 from ..operators.collectives import OUT, UP
 from ..operators.fused import Fused
-from ..operators.linear import LatentExpansion, Linear
+from ..operators.linear import ExpertsLinear, LatentExpansion, Linear
 from ..parallel import busiest
 from ..parallel.layout import Network
 from ..parallel.overlap import Overlapped
@@ -56,7 +56,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     found = [*unknown, *model.notes, *of_techniques, *_conversions(setting), *_substitutions(setting)]
     read = Workload.prefill(batch=1, prompt=prompt, images=images)
     found += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
-    found += [*_other_libraries(setting, read, prompt), *_other_types(setting, read)]
+    found += [*_to_mxfp8(setting), *_other_libraries(setting, read, prompt), *_other_types(setting, read)]
     found += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
     if model.picture and prompt != model.picture:
         found.append(
@@ -211,6 +211,16 @@ def _gguf_engine(setting: Setting) -> list[str]:
     if not runs or setting.engine or setting.library or setting.kernels is None or not formats & _GGUF_TYPES:
         return []
     return [f"expected times are of kernels for similar formats; --engine {_GGUF_ENGINE} gives those of llama.cpp"]
+
+
+def _to_mxfp8(setting: Setting) -> list[str]:
+    """Experts whose activations the expected kernels have in fewer bits than the bound."""
+    kernels = setting.kernels
+    experts = (op for _, op in setting.graph if isinstance(op, ExpertsLinear) and op.weight.format.name == "mxfp4")
+    if kernels is None or not kernels.to_mxfp8(kernels.library) or all(op.inputs[0].format.bits <= 8 for op in experts):
+        return []
+    does = f"{kernels.library} quantizes the activations of experts with MXFP4 weights to MXFP8 here"
+    return [f"{does}: expected times are those of such kernels; --quant 'published,expert_*=Amxfp8' gives their bound"]
 
 
 def _other_libraries(setting: Setting, read: Workload, prompt: int) -> list[str]:

@@ -16,6 +16,7 @@ from .device import Device, of
 from .families import Stack
 from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
 from .index import index
+from .kinship import generation
 from .launches import Kernel
 from .profile import Entry, Profile
 from .transfer import nearest, twins
@@ -23,6 +24,10 @@ from .transfer import nearest, twins
 _FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
 
 ALIKE: Final = ("elementwise", "collectives")  # families in which libraries do not differ
+# Libraries that quantize activations of experts with MXFP4 weights to MXFP8 on GPUs of compute capability 10, unless
+# told not to: get_mxfp4_quant_algo() of tensorrt_llm/_torch/model_config.py, and the default of sglang's
+# --flashinfer-mxfp4-moe-precision.
+_TO_MXFP8: Final = ("trtllm", "sglang")
 
 
 class Library:
@@ -73,14 +78,25 @@ class Library:
         able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
         return tuple(sorted(able, key=lambda name: (-len(families[name]), errors[name])))
 
+    def to_mxfp8(self, library: str) -> bool:
+        """Whether a library quantizes the activations of experts with MXFP4 weights on this device."""
+        device = self.device
+        newest = not isinstance(device, str) and generation(device) == "blackwell" and device.stacked
+        return newest and library in _TO_MXFP8
+
     @property
     def carried(self) -> bool:
         """Whether no kernels were measured on the device itself."""
         return not self.own
 
     def run_as(self, kernel: Kernel) -> Kernel:
-        """The kernel, weight-only if the device has neither matrix units for its type nor measurements of it."""
+        """The kernel with the operands that a library gives it on the device.
+
+        It is weight-only if the device has neither matrix units for its type nor measurements of it.
+        """
         dtype = kernel.stack.dtype
+        if kernel.family == "moe" and dtype == "w4a16_mxfp4" and self.to_mxfp8(kernel.stack.library):
+            return replace(kernel, stack=replace(kernel.stack, dtype="w4a8_mxfp4_mxfp8"))
         narrow = WEIGHTS_ONLY.get(dtype)
         if not narrow or matrix(TYPES[dtype].arithmetic) in self.hardware.rates:
             return kernel

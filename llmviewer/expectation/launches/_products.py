@@ -130,7 +130,8 @@ def _type(x: Format, weight: Format, half: str) -> str:
         narrow = "w4a16_mxfp4" if floats else "int4_wo"
         return wide if bits > 8 else "int8_wo" if bits > 4 else narrow
     if x.bits > 4 and x.compute == "fp8":
-        return "w4afp8" if bits <= 4 else "fp8_block" if weight.group else "fp8"
+        narrow = "w4a8_mxfp4_mxfp8" if floats else "w4afp8"
+        return narrow if bits <= 4 else "fp8_block" if weight.group else "fp8"
     if x.bits > 4 or not floats:
         return "sq" if bits > 4 or x.bits <= 4 else "int4_wo"
     return "nvfp4" if weight.name == "nvfp4" else "fp4"

@@ -1,0 +1,88 @@
+"""Results of InferenceX, a public benchmark of servers, and what is expected of them; docs/inferencex.md shows them.
+
+inferencex.csv has them with the precision that was served. Where `decoding` is empty, the same devices read and write:
+medians of the times of requests of which `concurrency` are in flight, and tokens read and written a second by each
+device. Elsewhere others read the prompts, and so many sequences decode in each copy, by Little's law from its published
+throughput and time per token.
+
+deepseek-r1   packages/app/cypress/fixtures/api/benchmarks.json of github.com/SemiAnalysisAI/InferenceX-app, commit
+              3a600f1d (Apache-2.0), without speculative decoding, and without those whose layout it does not say
+gpt-oss-120b  reconcile/by_model/openai_GPT-OSS-120B/inferencemax.csv of github.com/gminneci/mantile, commit 11a8e896:
+              means, of runs of InferenceX named there; without seven settings that are there twice, with other times
+
+The benchmark is as benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX run it: lengths of 0.8 to 1 of those named,
+ten requests of each client. The checkpoints in 4 bits have projections of attention in 16 bits (nvidia's model card of
+DeepSeek-R1-0528-FP4-v2).
+"""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llmviewer import simulate
+from llmviewer.analyzing.generation import generated
+from llmviewer.setting import Setting
+
+KERNELS = {"atom": "vllm"}  # whose kernels stand in for those of an engine
+_PARTS = "chunked:2048"
+_ROUNDS = 10
+_LEAST = 0.8  # of a length
+with (Path(__file__).parent / "inferencex.csv").open() as lines:
+    ROWS = list(csv.DictReader(lines))
+
+
+class Found(NamedTuple):
+    """A time over the measured one, at the bound and as expected.
+
+    served  of a token of the throughput; of disaggregated servers, of a token that is written
+    token   of a token that is written
+    """
+
+    served: tuple[float, float]
+    token: tuple[float, float]
+
+
+def found(row) -> Found:
+    """What simulations say of a result."""
+    return _decoding(row) if row["decoding"] else _served(row)
+
+
+def _asked(row):
+    return {
+        "quant": None if row["quant"] == "published" else row["quant"],
+        "engine": KERNELS.get(row["engine"], row["engine"]), "layout": row["layout"],
+    }  # fmt: skip
+
+
+def _served(row) -> Found:
+    clients = int(row["concurrency"])
+    asked = {
+        "concurrency": clients, "requests": _ROUNDS * clients, "max_batch": clients,
+        "prompt_lengths": _lengths(row["prompt"]), "gen_lengths": _lengths(row["gen"]), **_asked(row),
+    }  # fmt: skip
+    run = simulate(row["model"], row["device"], **asked)
+    least = run
+    if row["layout"].startswith("dp"):  # whose ranks wait for each other: less, where prompts are in smaller parts
+        least = min(run, simulate(row["model"], row["device"], policy=_PARTS, **asked), key=_token_s)
+    runs = (least, run.expected)
+    served = (_token_s(one) * float(row["tokens_per_s"]) for one in runs)
+    return Found(tuple(served), tuple(float(np.median(one.tpot_s)) / float(row["tpot_s"]) for one in runs))
+
+
+def _token_s(run):
+    """Of a token that is read or written, of each device. [s]"""
+    return run.span_s * run.devices / float(np.sum(run.traffic.prompt + run.traffic.gen))
+
+
+def _lengths(most):
+    return f"uniform:{int(_LEAST * int(most))}-{most}"
+
+
+def _decoding(row) -> Found:
+    setting = Setting.of(row["model"], row["device"], **_asked(row))
+    prompt, gen = (round((_LEAST + 1) / 2 * int(row[name])) for name in ("prompt", "gen"))
+    answer = generated(setting, batch=int(row["decoding"]), prompt=prompt, gen=gen, images=0)
+    steps = tuple(time_s / float(row["tpot_s"]) for time_s in (answer.tpot_s, answer.expected_tpot_s))
+    return Found(steps, steps)

@@ -1,0 +1,64 @@
+"""A public benchmark of servers: none is above the bound, and the page says how near what is expected is."""
+
+from importlib import util
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from .documented import names, rows
+from .inferencex import ROWS, found
+
+TOGETHER = [row for row in ROWS if not row["decoding"]]
+APART = [row for row in ROWS if row["decoding"]]
+
+
+@pytest.fixture(scope="module")
+def page():
+    """benchmarks/inferencex.py, which writes it."""
+    spec = util.spec_from_file_location(
+        "inferencex_page", Path(__file__).parent.parent / "benchmarks" / "inferencex.py"
+    )
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_some_of_each_kind_are_near_what_is_expected_and_none_is_above_the_bound():
+    """All of them take minutes: benchmarks/inferencex.py."""
+    for part, most in ((TOGETHER[::37], 0.25), (APART[::17], 0.25)):
+        ratios = [found(row) for row in part if int(row["concurrency"]) <= 256]
+        assert len(ratios) > 12
+        assert max(one.served[0] for one in ratios) < 1
+        assert median(abs(one.served[1] - 1) for one in ratios) < most
+
+
+@pytest.mark.parametrize("of", [
+    ("gpt-oss 120B", "h100-sxm", "vllm", "4 bits"), ("DeepSeek-R1", "mi355x", "atom", "8 bits"),
+])  # fmt: skip
+def test_the_page_says_how_near_servers_are(page, of):
+    title, device, engine, form = of
+    (line,) = (
+        line for line in rows("inferencex.md", "| model | device | engine | format | results")
+        if (line[0], *names(line[1]), *names(line[2]), line[3]) == of
+    )  # fmt: skip
+    key = next(name for name, known in page._TITLES.items() if known == title), device, engine, form
+    own = [found(row) for row in TOGETHER if page.key_of(row, ("model", "device", "engine", "format")) == key]
+    assert line[4:] == page.cells(own, steps=True)
+
+
+@pytest.mark.parametrize("key", [("gb300", "tensorrt-llm", "4 bits", "dp"), ("h200-sxm", "sglang", "8 bits", "tp")])
+def test_the_page_says_how_near_steps_are(page, key):
+    (line,) = (
+        line for line in rows("inferencex.md", "| device | engine | format | layout | results")
+        if (*names(line[0]), *names(line[1]), line[2], *names(line[3])) == key
+    )  # fmt: skip
+    own = [found(row) for row in APART if page.key_of(row, ("device", "engine", "format", "kind")) == key]
+    assert line[4:] == page.cells(own)
+
+
+def test_the_page_counts_all_of_them():
+    every = rows("inferencex.md", "| model | device | engine | format | results")
+    apart = rows("inferencex.md", "| device | engine | format | layout | results")
+    assert sum(int(line[4]) for line in every) == len(TOGETHER)
+    assert sum(int(line[4]) for line in apart) == len(APART)

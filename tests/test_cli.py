@@ -151,8 +151,8 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     _, out, _ = run(capsys, "models")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "gpt-oss-120b                   117B  5.71B   65.2G mxfp4 GQA       73.7k  131072" in lines
-    assert "deepseek-v3                    671B  37.6B    673G fp8   MLA       70.3k  163840" in lines
+    assert "gpt-oss-120b                   117B  5.71B   65.2G mxfp4 GQA       73.7k 131,072" in lines
+    assert "deepseek-v3                    671B  37.6B    673G fp8   MLA       70.3k 163,840" in lines
     _, out, _ = run(capsys, "models", "gpt-oss-120b", "--format", "json")
     facts = json.loads(out)
     assert round(facts["weight_bytes"] / 2**30, 1) == 60.8
@@ -164,6 +164,12 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     assert "weights               65.2 GB\n" in out
     _, out, _ = run(capsys, "models", "llama-2-7b", "--format", "json")
     assert json.loads(out)["quantization"] == "as published"
+
+
+def test_devices_are_listed_within_80_columns(capsys):
+    _, out, _ = run(capsys, "hardware")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "vr200                   300 GB 22.0 TB/s 4.00 P 17.5 P  250 T 35.0 P  130 T" in out.splitlines()
 
 
 def test_hardware_shows_every_number_with_its_source(capsys):

@@ -619,8 +619,8 @@ def test_the_format_of_a_device_follows_the_name_of_the_file(capsys, tmp_path):
         ("--check -o f.txt", "--check is for the screen; leave out --local, --format and -o"),
         ("--check --format json", "--check is for the screen; leave out --local, --format and -o"),
         ("--check --local", "--check is for the screen; leave out --local, --format and -o"),
-        ("t4 --local", "--local drafts a YAML file of this machine; leave out NAME and json"),
-        ("--local --format json", "--local drafts a YAML file of this machine; leave out NAME and json"),
+        ("t4 --local", "--local drafts a YAML file of this machine; leave out t4"),
+        ("--local --format json", "--local drafts a YAML file of this machine; leave out --format json"),
     ],
 )
 def test_no_option_of_hardware_is_dropped(capsys, tmp_path, monkeypatch, given, error):

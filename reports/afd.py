@@ -114,7 +114,7 @@ def _beside(found: ExpertDisaggregation) -> list[str]:
 def _most(batch: int | None) -> str:
     if batch is None:
         return "any batch fits"
-    return f"a batch of {batch} fits" if batch else "not one sequence fits"
+    return f"a batch of {batch:,} fits" if batch else "not one sequence fits"
 
 
 def said(found: ExpertDisaggregation) -> str:

@@ -54,7 +54,7 @@ def _bytes(number: float) -> str:
 def _context(model: Model) -> str:
     """Exact up to a million tokens."""
     tokens = model.max_context
-    return str(tokens or "-") if tokens < 1_000_000 else si(tokens).replace(" ", "")
+    return (f"{tokens:,}" if tokens else "-") if tokens < 1_000_000 else si(tokens).replace(" ", "")
 
 
 def _precision(model: Model) -> str:
@@ -78,8 +78,8 @@ def model_card(model: Model, width: int = WIDTH) -> str:
         ("quantized", str(model.quantization).removeprefix("published: ") if quantized else "-"),
         ("weights", "not known" if model.unknown else f"{si(weight_bytes(model.published))}B"),
         ("KV cache per token", f"{model.kv_bytes_per_token:,.0f} B"),
-        ("context", f"{model.max_context or '-'}"),
-        ("operators of a layer", ", ".join(dict.fromkeys(op.name for _, op in model.graph))),
+        ("context", f"{model.max_context:,}" if model.max_context else "-"),
+        ("operators", ", ".join(dict.fromkeys(op.name for _, op in model.graph))),
         *(("note", note) for note in (model.unknown, *model.notes) if note),
     ]
     lines = (filled(text, width, first=f"{key:<{_KEY}}", others=" " * _KEY) for key, text in facts)
@@ -92,7 +92,7 @@ def hardware_list(devices: Sequence[Hardware], width: int = WIDTH) -> str:
     announced = ", ".join(h.name for h in devices if h.status == "announced")
     notes = ["Dense OP/s of matrix units, fp32 of vector units; a multiply-add is two OPs."]
     notes += [f"Announced: {announced}."] if announced else []
-    return columns([head, *lines], left=(0,)) + "".join(f"{filled(note, width)}\n" for note in notes)
+    return columns([head, *lines], left=(0,), gap=" ") + "".join(f"{filled(note, width)}\n" for note in notes)
 
 
 def hardware_card(device: Hardware, width: int = WIDTH) -> str:

@@ -161,25 +161,29 @@ def tables(choice: Choice) -> list[Table]:
 def _ranked(choice: Choice) -> Table:
     several = "n: how many. " if choice.max_devices > 1 else ""
     each = " of each device" if choice.max_devices > 1 else ""
+    priced = ("USD/h",) if choice.by is By.COST else ()
+    years = f", a purchase spread over {choice.comparison.years:g} years" if choice.comparison.years else ""
+    price = f"USD/h: the cloud price{years}. " if priced else ""
     table = Table(
         title=f"Devices by {choice.merit}",
-        about=f"{several}TTFT: time to first token. TPOT: time per output token. Memory: what is needed{each}, and "
-        "what there is. Users: as many fit. P, D: what most of the prefill and of a decode step is bound by. "
+        about=f"{several}{price}TTFT: time to first token. TPOT: time per output token. Memory: what is needed{each}, "
+        "and what there is. Users: as many fit. P, D: what most of the prefill and of a decode step is bound by. "
         f"{LETTERS}.",
-        head=("device", "n", "precision", choice.merit, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
+        head=("device", "n", "precision", choice.merit, *priced, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
         words=("device", "precision"),
-        body=tuple(map(_row, choice.ranked)),
+        body=tuple(_row(one, choice) for one in choice.ranked),
     )
     return table if choice.max_devices > 1 else table.without_constants("n")
 
 
-def _row(one: Ranked) -> tuple[Item, ...]:
+def _row(one: Ranked, choice: Choice) -> tuple[Item, ...]:
     cell = one.cell
     return (
         Item(text=cell.hardware.name),
         Item(text=str(cell.layout.devices), key=cell.layout.devices),
         Item(text=cell.quant),
         number_item(one.merit),
+        *((number_item(cell.usd_per_h(choice.comparison.years)),) if choice.by is By.COST else ()),
         time_item(float(cell.ttft_s[0])),
         time_item(float(cell.tpot_s[0])),
         memory_item(cell),

@@ -135,7 +135,7 @@ def of_models(comparison: Comparison) -> Iterator[str]:
         written = comparison.gen if model.generates else 0
         context = max(comparison.prompt, written) if model.encodes else comparison.prompt + written
         if model.max_context and context > model.max_context:
-            yield f"{context} tokens are more than the {model.max_context} positions of {name}."
+            yield f"{context:,} tokens are more than the {model.max_context:,} positions of {name}."
 
 
 def boxes(cells: Sequence[Cell]) -> list[str]:

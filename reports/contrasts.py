@@ -15,7 +15,7 @@ from llmviewer.comparing.choice import Choice
 from llmviewer.setting import arranges
 from llmviewer.units import seconds, si
 
-from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines, log_axis, time_unit
+from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines, list_rows, log_axis, time_unit
 
 _BATCHES: Final = tuple(2**i for i in range(11))
 _LENGTHS: Final = tuple(2**i for i in range(7, 18))
@@ -51,7 +51,7 @@ def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
         )  # fmt: skip
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.4 * scale * max(wholes)], showgrid=False, nticks=5)
-    figure.update_yaxes(categoryorder="array", categoryarray=list(shown)[::-1], showline=False, ticks="")
+    list_rows(figure, shown)
     return figure
 
 

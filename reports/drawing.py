@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
 from math import ceil, floor, log10
 from typing import Any, Final
@@ -61,6 +61,13 @@ _TEMPLATE: Final = go.layout.Template(
         "yaxis": _AXIS,
     }
 )
+
+
+def list_rows(figure: go.Figure, rows: Iterable[str]) -> None:
+    """Bars by their names from the top down, the names clear of them."""
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=list(rows)[::-1], showline=False, ticks="", ticklabelstandoff=5
+    )
 
 
 def frame(

@@ -10,7 +10,7 @@ from llmviewer.timelines.against import IDLE, Recorded
 from llmviewer.timelines.kinds import Part
 from llmviewer.units import seconds
 
-from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, time_unit
+from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, list_rows, time_unit
 
 _COLOR: Final = {
     Part.PRODUCTS: GREEN, Part.EXPERTS: SKY, Part.ATTENTION: VERMILLION, Part.STATE: YELLOW, Part.ELEMENTWISE: ORANGE,
@@ -38,5 +38,5 @@ def part_bars(found: Recorded) -> go.Figure:
             hovertemplate=f"{name}, %{{y}}: %{{customdata}}<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text=f"time [{unit}]", showgrid=False)
-    figure.update_yaxes(categoryorder="array", categoryarray=list(rows)[::-1], showline=False, ticks="")
+    list_rows(figure, rows)
     return figure

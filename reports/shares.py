@@ -12,7 +12,7 @@ from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import Total
 from llmviewer.units import seconds, si
 
-from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, time_unit
+from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, list_rows, time_unit
 from .marks import OTHER, Piece, pieces, spare
 from .text import between, called, of_each
 
@@ -38,7 +38,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
         title_text="share of the phase's time", tickformat=".0%", range=[0, 1.001], dtick=0.2, showgrid=False,
         ticklabeloverflow="allow",
     )  # fmt: skip
-    figure.update_yaxes(categoryorder="array", categoryarray=list(rows.values())[::-1], showline=False, ticks="")
+    list_rows(figure, rows.values())
     return figure
 
 
@@ -83,7 +83,7 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
         longest = max(longest, *(high_s for _, _, high_s in expected.values()))
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"}, showlegend=True)
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.02 * scale * longest], showgrid=False)
-    figure.update_yaxes(categoryorder="array", categoryarray=list(rows.values())[::-1], showline=False, ticks="")
+    list_rows(figure, rows.values())
     return figure
 
 
@@ -132,7 +132,7 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
         )  # fmt: skip
     figure.update_layout(barmode="overlay", showlegend=True)
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.03 * scale * longest], showgrid=False)
-    figure.update_yaxes(categoryorder="array", categoryarray=list(rows)[::-1], showline=False, ticks="", ticksuffix=" ")
+    list_rows(figure, rows)
     return figure
 
 
@@ -166,7 +166,7 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
     most = max(max(memory.total_bytes, memory.capacity_bytes) for memory in each)
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
     figure.update_xaxes(title_text="memory [GB]", range=[0, 1.03 * most / 1e9], showgrid=False, exponentformat="none")
-    figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], showline=False, ticks="")
+    list_rows(figure, rows)
     return figure
 
 

@@ -193,7 +193,7 @@ def _amounts(of: OperatorResult | PerCall | Total) -> tuple[str, ...]:
 
 def rate(value: float) -> str:
     """Four digits, or as many as it takes to write it out."""
-    return f"{value:.4g}" if value < 9999.5 else f"{value:,.0f}"
+    return f"{value:.4g}" if value < 999.95 else f"{value:,.0f}"
 
 
 def number(value: float) -> str:

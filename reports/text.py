@@ -137,9 +137,9 @@ def of_each(analysis: Analysis) -> str:
 def largest_line(analysis: Analysis) -> str:
     """How far batch and context can grow."""
     memory, asked = analysis.memory, analysis.inputs
-    length = f"{asked.prompt + (asked.gen or 0)} tokens"
-    sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch}"
-    tokens = {None: "any context", 0: "no context"}.get(memory.max_context, f"{memory.max_context} tokens")
+    length = f"{asked.prompt + (asked.gen or 0):,} tokens"
+    sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch:,}"
+    tokens = {None: "any context", 0: "no context"}.get(memory.max_context, f"{memory.max_context:,} tokens")
     batch = f"not one sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
     return f"{batch}; {tokens} at batch {asked.batch}{made_for(analysis)}"
 

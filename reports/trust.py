@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from .drawing import INK, frame, lines
+from .drawing import INK, frame, lines, list_rows
 
 Array = npt.NDArray[Any]
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "star")
@@ -50,7 +50,7 @@ def errors(named: Mapping[str, Sequence[Dot]], title: str, about: str) -> go.Fig
         title_text="mean error, held out", type="log", range=[log10(low / 1.2), log10(1.2 * high)],
         tickvals=_ERRORS, ticktext=[f"{error:.0%}" for error in _ERRORS], tickangle=0,
     )  # fmt: skip
-    figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], showline=False, ticks="")
+    list_rows(figure, rows)
     return figure
 
 

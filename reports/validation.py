@@ -216,7 +216,7 @@ def _clouds(figure: go.Figure, dots: Sequence[_Dot]) -> None:
 
 def errors(groups: Sequence[Group]) -> go.Figure:
     """The error of the expectation, and of the bound, of every family and device."""
-    from .drawing import BLUE, ORANGE, frame
+    from .drawing import BLUE, ORANGE, frame, list_rows
 
     kinds = list(dict.fromkeys((g.family, g.device) for g in groups))
     names = [f"{family}, {device}" for family, device in kinds]
@@ -230,7 +230,7 @@ def errors(groups: Sequence[Group]) -> go.Figure:
         )  # fmt: skip
     longest = max(_mean([g for g in groups if (g.family, g.device) == kind], what) for kind in kinds for what in _TWO)
     figure.update_xaxes(title_text="error", tickformat=".0%", range=[0, 1.3 * longest], nticks=5)
-    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], showline=False, ticks="")
+    list_rows(figure, names)
     return figure
 
 

@@ -15,7 +15,7 @@ from llmviewer.units import seconds
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x the tokens per second(?:, expect ([\d.]+)x)?\)")
 _PRECISION = re.compile(r"\(--quant ('[^']+'|\S+)\) (\S+ \w+) \(([\d.]+)x faster(?:, expect ([\d.]+)x)?\)")
 _CHUNKED = "--with chunked-prefill"
-_CURE = re.compile(r"with (--[^,]+), at (\S+ \w+) \((\S+)x (faster|as long)\)")
+_CURE = re.compile(r"with (--[^,]+), at (\S+ \w+) \((?:(\S+)x (faster|as long)|as fast)\)")
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,13 @@ def test_a_precision_without_room_is_not_advised():
     ("name", "device", "asked", "cures"),
     [
         ("deepseek-v3", "h200-sxm", {"layout": "tp=8 ep=8", "batch": 256, "prompt": 2048, "gen": 512}, [_CHUNKED]),
-        ("llama-3.1-70b", "h100-sxm", {}, ["--tp 2", "--offload weights="]),
+        ("llama-3.1-70b", "h100-sxm", {}, ["--tp 2", "--quant fp8", "--offload weights="]),
+        ("llama-3.1-70b", "i9-13900k", {}, ["--quant W4A16g128"]),  # no links, and no host but itself
+        ("llama-3.1-405b", "h100-sxm", {}, ["--tp 4 --quant W4A16g128", "--offload weights="]),  # neither suffices
+        ("gpt-oss-120b", "h100-sxm", {"quant": "fp8KV8"}, ["--tp 2", "--quant W4Afp8g128KV8", "--offload weights="]),
         ("llama-3.1-8b", "h100-sxm", {"prompt": 1_000_000}, [f"--tp 2 {_CHUNKED}"]),  # a cache larger than the memory
         ("deepseek-v3", "h200-sxm", {"layout": "ep=2 tp=2", "batch": 2}, ["--tp 8", "--offload weights="]),
-        ("llama-3.1-70b", "l4", {"layout": "tp=2"}, ["--tp 8", "--offload weights="]),
+        ("llama-3.1-70b", "l4", {"layout": "tp=2"}, ["--tp 8", "--quant W4A16g128", "--offload weights="]),
     ],
 )
 def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, device, asked, cures):
@@ -130,15 +133,16 @@ def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, d
             before, after = (
                 one.generation.ttft_s if phase == "prefill" else one.phases.decode.time_s for one in (now, then)
             )
-            change = before / after if how == "faster" else after / before
-            assert change >= 1
-            assert (takes, times) == (seconds(after), f"{change:.3g}")
+            change = after / before if how == "as long" else before / after
+            assert float(f"{change:.3g}") >= 1
+            assert (takes, times or "1") == (seconds(after), f"{change:.3g}")
 
 
 def test_no_more_devices_are_advised_than_links_are_known_between():
     asked = {"prompt": 512, "gen": 8, "layout": "tp=8"}  # 32 of them would do, eight are joined
     for _, phase in analyze("llama-3.1-405b", "v100-sxm2-32gb", **asked).phases:
-        assert re.search(r"it does not fit the memory, but does with --offload weights=\S+, at ", phase.advice)
+        assert "--tp" not in phase.advice
+        assert "it does not fit the memory, but does with --quant W4A16g128, at " in phase.advice
 
 
 def test_no_fewer_devices_would_do():
@@ -148,19 +152,21 @@ def test_no_fewer_devices_would_do():
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "asked"),
+    ("name", "device", "asked", "said"),
     [
-        ("llama-2-7b", "t4", {"batch": 5000}),  # the cache of each of eight is too large
-        ("llama-3.1-70b", "i9-13900k", {}),  # no links, and no host but itself
-        ("bert-base-uncased", "t4", {"batch": 50_000, "prompt": 512}),  # no part of its prompt is read before the rest
+        ("llama-2-7b", "t4", {"batch": 5000},  # the cache of each of eight is too large
+         "chunked prefill, up to 8 times as many devices (--tp), 4-bit weights, weights in host memory"),
+        ("deepseek-v3", "m4-max", {},
+         ("chunked prefill, 4-bit weights; its file has "
+          "no scale_up.bandwidth for more devices and no host.bandwidth for weights in host memory")),
+        ("bert-base-uncased", "t4", {"batch": 50_000, "prompt": 512},  # no part of its prompt is read before the rest
+         "up to 4 times as many devices (--tp), 4-bit weights, weights in host memory"),
     ],
-)
-def test_where_nothing_helps_that_is_said(name, device, asked):
+)  # fmt: skip
+def test_where_nothing_helps_that_is_said(name, device, asked, said):
+    """Only of what was tried; eight devices do not divide the 12 heads of BERT."""
     for _, phase in analyze(name, device, **asked).phases:
-        assert phase.advice.endswith(
-            "; it does not fit the memory, nor with any of these: chunked prefill, up to 8 times as many devices "
-            "(--tp), weights in host memory"
-        )
+        assert phase.advice.endswith(f"; it does not fit the memory, nor with any of these: {said}")
 
 
 def test_where_no_format_is_faster_other_techniques_are_named():
@@ -191,7 +197,7 @@ def _typed(option, asked):
     if "--tp" in given:
         others = [part for part in asked.get("layout", "").split() if not part.startswith("tp=")]
         found["layout"] = " ".join((f"tp={given['--tp']}", *others))
-    return found | ({"offload": given["--offload"]} if "--offload" in given else {})
+    return found | {option[2:]: given[option] for option in ("--quant", "--offload") if option in given}
 
 
 @pytest.mark.parametrize(("name", "said"), [("llama-3.1-8b", "W4A16g128"), ("mamba2-2.7b", "W4g128"), ("glm-5.2", "")])

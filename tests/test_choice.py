@@ -206,6 +206,11 @@ def test_ranking_by_energy_and_by_cost():
         hourly = one.cell.hardware.fact("price.purchase") / (2 * 8766)
         assert one.merit == pytest.approx(3600 * one.cell.tokens_per_s[0] / hourly)
     assert by_cost.merit == "tokens/USD"
+    shown, *_ = REPORT.tables(by_cost)
+    prices = [row[shown.head.index("USD/h")].key for row in shown.body]
+    assert prices == [one.cell.hardware.fact("price.purchase") / (2 * 8766) for one in by_cost.ranked]
+    assert "USD/h: the cloud price, a purchase spread over 2 years." in shown.about
+    assert "USD/h" not in REPORT.tables(by_energy)[0].head
 
 
 def test_more_bandwidth_never_costs_a_rank():

@@ -151,8 +151,8 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     _, out, _ = run(capsys, "models")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "gpt-oss-120b                   117B  5.71B   65.2G mxfp4 GQA       73.7k  131072" in lines
-    assert "deepseek-v3                    671B  37.6B    673G fp8   MLA       70.3k  163840" in lines
+    assert "gpt-oss-120b                   117B  5.71B   65.2G mxfp4 GQA       73.7k 131,072" in lines
+    assert "deepseek-v3                    671B  37.6B    673G fp8   MLA       70.3k 163,840" in lines
     _, out, _ = run(capsys, "models", "gpt-oss-120b", "--format", "json")
     facts = json.loads(out)
     assert round(facts["weight_bytes"] / 2**30, 1) == 60.8
@@ -164,6 +164,12 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     assert "weights               65.2 GB\n" in out
     _, out, _ = run(capsys, "models", "llama-2-7b", "--format", "json")
     assert json.loads(out)["quantization"] == "as published"
+
+
+def test_devices_are_listed_within_80_columns(capsys):
+    _, out, _ = run(capsys, "hardware")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "vr200                   300 GB 22.0 TB/s 4.00 P 17.5 P  250 T 35.0 P  130 T" in out.splitlines()
 
 
 def test_hardware_shows_every_number_with_its_source(capsys):
@@ -252,6 +258,10 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["analyze", "llama-2-7b", "rtx-a6000", "--attention", "x"],
          "--attention must be one of eager, flash; got 'x'"),
         (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch"], "--over batch: must be AXIS=VALUES"),
+        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batches=1,2"],
+         "--over batches=1,2: no axis 'batches'; did you mean batch?"),
+        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "bandwidth=1x,2x"],
+         "--over bandwidth=1x,2x: no axis 'bandwidth'; did you mean host.bandwidth or "),
         (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=4..1"], "--over batch=4..1: must be whole numbers"),
         (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=0,1"], "batch must be a whole number of at least 1"),
         (["sweep", "gpt2", "rtx-a6000", "--over", "batch=1", "-o", "x.xls"], "x.xls: must end in .csv or .parquet"),
@@ -301,6 +311,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("choose gpt2 --hardware all,h100", "all is every device; leave out the others"),
         ("analyze gpt2 t4 --with foo",
          "no technique 'foo': of 42 names the nearest is fusion (`llmviewer techniques` lists all)"),
+        ("analyze gpt2 t4 --with eagle,fusion",
+         "a technique is given by itself: --with eagle --with fusion; got 'eagle,fusion'"),
         ("analyze gpt2 t4 --with KV4", "no technique 'KV4': it is a precision; give it as --quant KV4"),
         ("analyze gpt2 t4 --with W8A8", "no technique 'W8A8': it is a precision; give it as --quant W8A8"),
         ("analyze gpt2 t4 --with Q4_K_M", "no technique 'Q4_K_M': it is a precision; give it as --quant Q4_K_M"),

@@ -643,12 +643,12 @@ def test_what_has_no_effect_or_no_kernel_is_noted():
     assert any(note.startswith("power.tdp=2x: changes no bound, and expected times only") for note in noted)
     noted = analyze("llama-2-7b", "h100-sxm", layout="tp=2", hardware_set=["scale_up.bandwidth=2x"]).notes
     assert not [note for note in noted if "sends nothing" in note]
-    assert "30000 tokens are more than the 1500 positions of whisper-tiny" in (
+    assert "30,000 tokens are more than the 1,500 positions of whisper-tiny" in (
         analyze("whisper-tiny", "t4", prompt=30000).notes
     )
 
 
 def test_more_tokens_than_positions_are_noted():
     found = analyze("gpt2", "t4", prompt=1000, gen=100)
-    assert "1100 tokens are more than the 1024 positions of gpt2" in found.notes
+    assert "1,100 tokens are more than the 1,024 positions of gpt2" in found.notes
     assert not [note for note in analyze("gpt2", "t4", prompt=1000, gen=24).notes if "positions" in note]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmviewer import analyze
+from llmviewer import afd, analyze, disaggregate
 from llmviewer.cli import main
 from llmviewer.devices.checks import CHECKS, clashes, violations
 from llmviewer.devices.files import (
@@ -112,6 +112,23 @@ def test_a_what_if_of_one_device_names_it_as_results_do_or_by_its_file(chip):
         assert each_changed([path, loaded], changes) == [("power.tdp=2x",), ("power.tdp=3x",)]
     with pytest.raises(InputError, match=r"^t4:power\.tdp=2x: t4 must be one of the devices given$"):
         each_changed([path], ["t4:power.tdp=2x"])
+
+
+def test_a_what_if_may_name_the_device_wherever_devices_are_given():
+    change = ["h100-sxm:memory.bandwidth=2x"]
+    alone, both = (analyze("llama-3.1-8b", "h100-sxm", hardware_set=one) for one in (change, ["memory.bandwidth=2x"]))
+    assert alone.generation == both.generation
+    pair = disaggregate("llama-3.1-8b", "h100-sxm", "l40s", hardware_set=change)
+    assert pair.prefill.hardware.changes == ("memory.bandwidth=2x",)
+    assert pair.decode.hardware.changes == ()
+    asked = {"attention_layout": "dp=8", "expert_devices": 8, "batch": 64, "hardware_set": ["h20:memory.bandwidth=2x"]}
+    sides = afd("deepseek-v3", "h200-sxm", "h20-sxm", **asked)
+    assert (sides.attention.hardware.changes, sides.experts.hardware.changes) == ((), ("memory.bandwidth=2x",))
+    with pytest.raises(InputError, match=r"^l4:power\.tdp=2x: l4 must be one of the devices given$"):
+        analyze("llama-3.1-8b", "h100-sxm", hardware_set=["l4:power.tdp=2x"])
+    with pytest.raises(InputError) as error:
+        load_hardware("l4", ["l4:power.tdp=2x"])
+    assert str(error.value) == "l4:power.tdp=2x: one of the devices alone cannot be changed here; leave out l4:"
 
 
 # What goes with a what-if of the chip above, whose clock is another one for its matrix units, and by how much.
@@ -602,8 +619,8 @@ def test_the_format_of_a_device_follows_the_name_of_the_file(capsys, tmp_path):
         ("--check -o f.txt", "--check is for the screen; leave out --local, --format and -o"),
         ("--check --format json", "--check is for the screen; leave out --local, --format and -o"),
         ("--check --local", "--check is for the screen; leave out --local, --format and -o"),
-        ("t4 --local", "--local drafts a YAML file of this machine; leave out NAME and json"),
-        ("--local --format json", "--local drafts a YAML file of this machine; leave out NAME and json"),
+        ("t4 --local", "--local drafts a YAML file of this machine; leave out t4"),
+        ("--local --format json", "--local drafts a YAML file of this machine; leave out --format json"),
     ],
 )
 def test_no_option_of_hardware_is_dropped(capsys, tmp_path, monkeypatch, given, error):

@@ -103,7 +103,7 @@ def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
         ),
         "latency": ("≥ 2.56 s", f"expect {latency}", "until token 128"),
         "memory": ("fits", "14.8 GB of 51.5 GB, 36.8 GB free"),
-        "largest batch": ("29", "sequences of 2176 tokens"),
+        "largest batch": ("29", "sequences of 2,176 tokens"),
         "longest context": ("63,588", "tokens, at batch 1; the model is made for 4,096"),
     }
 

@@ -249,7 +249,7 @@ def test_positions_are_told_where_memory_has_room_for_more(capsys, form):
     assert main(["analyze", "gpt2", "l4", "--format", form]) == 0
     most = analyze("gpt2", "l4").memory.max_context
     words = " ".join(capsys.readouterr().out.split())
-    assert f"{most} tokens at batch 1; the model is made for 1,024" in words
+    assert f"{most:,} tokens at batch 1; the model is made for 1,024" in words
     assert main(["analyze", "llama-3.1-70b", "l4", "--format", form]) == 0
     assert "made for" not in capsys.readouterr().out
 

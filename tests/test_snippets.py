@@ -1,8 +1,9 @@
-"""Every Python snippet of the README and of docs/ runs as printed; its first command prints what the README shows."""
+"""Every Python snippet of the README and of docs/ runs as printed; commands print what is shown under them."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from llmviewer.cli import main
 
 ROOT = Path(__file__).parents[1]
 OF_A_GPU = "kernels.md"
+RECORDED_ELSEWHERE = "gpt2.json.gz"
 MODULES = """\
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -62,7 +64,20 @@ def test_snippets_run_as_printed(tmp_path):
 
 def test_the_first_command_prints_what_the_readme_shows(capsys):
     setup, shown, *_ = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    command = re.search(r"bin/llmviewer (.*)", setup)
-    assert main(command[1].split()) == 0
-    printed = capsys.readouterr().out
-    assert [line for line in shown.splitlines() if line != "..." and line not in printed.splitlines()] == []
+    assert missing(re.search(r"bin/llmviewer (.*)", setup)[1], shown, capsys) == []
+
+
+def test_commands_print_what_the_documentation_shows(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for command, shown in re.findall(r"```\n\$ llmviewer ([^\n]*)\n(.*?)```", page.read_text(), re.DOTALL):
+            if RECORDED_ELSEWHERE not in command:
+                assert (page.name, missing(command, shown, capsys)) == (page.name, [])
+
+
+def missing(command, shown, capsys):
+    """Lines that are shown and not printed."""
+    assert main(shlex.split(command)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    return [line for line in shown.splitlines() if line != "..." and line not in printed]

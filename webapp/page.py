@@ -15,7 +15,7 @@ from . import controls
 from .answers import Answer
 from .state import State
 from .tabs import TABS, timeline
-from .tabs._parts import cards, panel, table
+from .tabs._parts import awaited, cards, panel, table
 from .views import overview
 from .words import CONTROLS
 
@@ -57,11 +57,7 @@ def layout() -> Component:
                 controls.of_trace(),
                 timeline.result(),
                 controls.pinned(),
-                dcc.Loading(
-                    html.Div(id="content"), delay_show=200, type="dot",
-                    target_components=_WAITED_FOR,
-                    overlay_style={"visibility": "visible", "opacity": 0.5},
-                ),
+                awaited(html.Div(id="content"), target_components=_WAITED_FOR),
             ], id="results"),
         ], className="page"),
         html.Footer([

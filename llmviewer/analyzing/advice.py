@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..errors import InputError
 from ..expectation.expected import ExpectedPass
-from ..lowering import Accounting, Attention
-from ..operators.linear import Linear
-from ..precision import BF16, FP16, HALF, NAMED, Format, Scheme, notation, parse_scheme
-from ..resource import Resource, Unit, matrix
+from ..resource import Resource, Unit
 from ..roofline import Estimate
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
-from ..transforms.quantize import as_typed
 from ..units import fold, seconds, si
 from ..workload import Workload
-from .cures import TRIED, Cure
+from .cures import Cures
+from .precisions import Change, fewer_bytes, lower_bits
 
 _WORTH: Final = 1.05  # a change that helps by less is not offered
 _MUCH: Final = 0.3  # share of the expected time from which latency is mentioned
@@ -38,7 +32,7 @@ def advise(
     batch: int,
     max_batch: int | None,
     fits: Callable[[Setting], bool] = lambda _: True,
-    cures: Sequence[Cure] | None = None,
+    cures: Cures | None = None,
 ) -> str:
     """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x the tokens per second, expect 8.2x), ...".
 
@@ -55,14 +49,14 @@ def advise(
     why, changes = _cause(setting, estimate, bound, waits[bound] / time_s)
     known = expected if expected and expected.modelled else None
     offers = _Offers()
-    for name, changed in changes:
-        plan = changed.plan_of(phase)
+    for change in changes:
+        plan = change.setting.plan_of(phase)
         then_s = float(plan.time_s(workload))
-        if time_s / then_s >= _WORTH and fits(changed):
+        if time_s / then_s >= _WORTH and fits(change.setting):
             gain = None
             if setting.kernels and known:
                 gain = known.total.numbers()[0] / setting.kernels.run(plan, workload).total.numbers()[0]
-            offers.add(f"{name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", gain)
+            offers.add(f"{change.name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", gain)
     shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # a batch shares weight reads
     latency = _latency_share(known) if known else 0.0
     more = None
@@ -97,14 +91,14 @@ class _Offers:
         return "; ".join(f"{head}: {', '.join(offers)}" for head, offers in parts.items() if offers)
 
 
-def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterator[tuple[str, Setting]]]:
+def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterator[Change]]:
     """What limits a pass for `share` of its time, and changes that may lower its bound."""
     if bound == "memory":
-        return _traffic(setting, estimate, share), _fewer_bytes(setting)
+        return _traffic(setting, estimate, share), fewer_bytes(setting)
     if bound == "link":
         offloads = setting.offload != ON_DEVICE
-        return _sent(setting, estimate, share), _fewer_bytes(setting) if offloads else iter(())
-    return _units(setting, estimate), _lower_bits(setting)
+        return _sent(setting, estimate, share), fewer_bytes(setting) if offloads else iter(())
+    return _units(setting, estimate), lower_bits(setting)
 
 
 def _left(setting: Setting, bound: str) -> str:
@@ -189,18 +183,21 @@ def _latency(share: float, more: _More | None) -> str:
     return advice
 
 
-def _cured(cures: Sequence[Cure], workload: Workload, phase: str, time_s: float) -> str:
+def _cured(cures: Cures, workload: Workload, phase: str, time_s: float) -> str:
     told = []
-    for cure in cures:
+    for cure in cures.found:
         then_s = cure.prefill * time_s
         if phase == "decode":
             then_s = float(cure.setting.plan_of(phase).time_s(workload))
         gain = time_s / then_s
         change = f"{fold(gain)} faster" if gain > 1 else f"{fold(1 / gain)} as long"
+        change = "as fast" if fold(gain) == fold(1) else change
         told.append(f"with {cure.option}, at {seconds(then_s)} ({change})")
-    if not told:
-        return f"; it does not fit the memory, nor with any of these: {TRIED}"
-    return f"; it does not fit the memory, but does {', or '.join(told)}"
+    if told:
+        return f"; it does not fit the memory, but does {', or '.join(told)}"
+    tried = f", nor with any of these: {', '.join(cures.tried)}" if cures.tried else ""
+    lacks = f"; its file has {' and '.join(cures.lacks)}" if cures.lacks else ""
+    return f"; it does not fit the memory{tried}{lacks}"
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
@@ -241,103 +238,3 @@ def _units(setting: Setting, estimate: Estimate) -> str:
             busy[text] = busy.get(text, 0.0) + float(row.repeat * row.time_s)
     unit_text = max(busy, key=busy.__getitem__)
     return f"{busy[unit_text] / float(estimate.time_s):.0%} of its time waits for the {unit_text}"
-
-
-def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Changes that move fewer bytes: flash attention, fewer bits per weight and per cached number."""
-    if setting.attention is Attention.EAGER:
-        yield "flash attention", replace(setting, attention=Attention.FLASH)
-    scheme = setting.quantization.scheme
-    own = HALF if _narrow(setting) else None  # W4A16, as usually written, if activations have 16 bits anyway
-    activation = NAMED.get(scheme.activation.name, scheme.activation) if scheme.activation else own
-    if _wide(setting):
-        yield from _half(setting)
-    if scheme.weight is None or scheme.weight.bits > 4:
-        four = replace(scheme, weight=parse_scheme("W4g128").weight, activation=activation)
-        yield from _typed(setting, "4-bit weights", notation(four))
-    if scheme.kv_cache is None or scheme.kv_cache.bits > 8:
-        ours, others = _asked(setting)
-        yield from _typed(setting, "an 8-bit KV cache", _kept(setting, replace(ours, kv_cache=NAMED["int8"])), *others)
-
-
-def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Weights and activations in each low-bit type that this device has matrix units for."""
-    if _wide(setting):
-        yield from _half(setting)
-    for fmt in (NAMED[name] for name in ("int8", "fp8_e4m3", "nvfp4", "int4")):
-        if matrix(fmt.compute) in setting.hardware.rates:
-            yield from _operands(setting, fmt)
-
-
-def _half(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Weights and activations in a 16-bit type that this device has matrix units for."""
-    natively = [fmt for fmt in (BF16, FP16) if matrix(fmt.compute) in setting.hardware.rates]
-    yield from _operands(setting, (natively or [BF16])[0])
-
-
-def _operands(setting: Setting, fmt: Format) -> Iterator[tuple[str, Setting]]:
-    """Weights and activations in `fmt`; activations alone if weights are as narrow already."""
-    scheme, (ours, others) = setting.quantization.scheme, _asked(setting)
-    survey = setting.accounting is Accounting.SURVEY  # which has the cache in the format of the operands
-    cache = fmt if survey else scheme.kv_cache
-    if not any(_as_narrow(own, fmt) for own in _weights(setting)):
-        both = Scheme(weight=fmt, activation=fmt, kv_cache=cache)
-        yield from _typed(setting, f"{fmt} weights and activations", notation(both))
-    elif ours.weight and not others:
-        kept = Scheme(weight=ours.weight, activation=fmt, kv_cache=cache)
-        yield from _typed(setting, f"{fmt} activations", _kept(setting, kept))
-    elif not survey:  # which has one precision for all
-        yield from _typed(
-            setting, f"{fmt} activations", _kept(setting, ours), *others, f"*={notation(Scheme(activation=fmt))}"
-        )
-
-
-def _as_narrow(own: Format, fmt: Format) -> bool:
-    """Whether `own` is as narrow as `fmt`, which then brings no gain."""
-    return own.bits < fmt.bits or (own.bits == fmt.bits and own.compute == fmt.compute)
-
-
-def _weights(setting: Setting) -> tuple[Format, ...]:
-    """Formats of the weights that --quant applies to."""
-    if setting.accounting is Accounting.SURVEY:
-        return (setting.quantization.scheme.weight or FP16,)
-    return tuple({op.weight.format for op in _linears(setting)})
-
-
-def _wide(setting: Setting) -> bool:
-    """Whether operands of matrix products are in more than 16 bits."""
-    return any(max(op.weight.format.bits, op.inputs[0].format.bits) > BF16.bits for op in _linears(setting))
-
-
-def _narrow(setting: Setting) -> bool:
-    """Whether all inputs and outputs of operators have at most 16 bits."""
-    return all(t.format.bits <= HALF.bits for _, op in setting.graph for t in (*op.inputs, *op.outputs))
-
-
-def _linears(setting: Setting) -> Iterator[Linear]:
-    return (op for _, op in setting.graph if isinstance(op, Linear) and not op.left_as_published)
-
-
-def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
-    """What --quant changes of the published precision: its scheme for the model, and overrides of parts."""
-    asked, published = setting.quantization, setting.model.quantization
-    if not asked.text:
-        return asked.scheme, tuple(one.text for one in asked.overrides)
-    cache = asked.scheme.kv_cache if asked.scheme.kv_cache != published.scheme.kv_cache else None
-    return Scheme(kv_cache=cache), tuple(one.text for one in asked.overrides[len(published.overrides) :])
-
-
-def _kept(setting: Setting, scheme: Scheme) -> str:
-    """The text of --quant for `scheme`, with the weights of `setting`."""
-    return as_typed(scheme, setting.quantization.mixture)
-
-
-def _typed(setting: Setting, name: str, *parts: str) -> Iterator[tuple[str, Setting]]:
-    """The setting with `parts` as --quant, and its name with that option; none if it is invalid."""
-    quant = ",".join(part for part in parts if part)
-    named = [one for one in setting.techniques if one.quant]  # which --quant excludes
-    others = tuple(one for one in setting.techniques if one not in named)
-    instead = "".join(f" in place of {one.name}" for one in named)
-    with suppress(InputError):
-        changed = replace(setting, techniques=others, unnamed=None).having(quant=quant)
-        yield f"{name} (--quant {shlex.quote(quant)}{instead})", changed

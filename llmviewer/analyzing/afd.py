@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__, arguments
+from ..devices.files import each_changed
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.launches import STRAIGHT, Sending
@@ -259,8 +260,7 @@ def afd(
     arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     asked: dict[str, Any] = {
-        "quant": quant, "expert_skew": expert_skew, "hardware_set": hardware_set, "library": library,
-        "profiles": profiles, "bound": bound,
+        "quant": quant, "expert_skew": expert_skew, "library": library, "profiles": profiles, "bound": bound,
     }  # fmt: skip
     layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
     if layout.ep * layout.pp * layout.cp > 1:
@@ -269,8 +269,9 @@ def afd(
     sizes = np.array([whole("batch", n) for n in arguments.counts(batch)], dtype=np.float64)
     arguments.positive(years=years)
     laid = Layout(dp=many, ep=many, redundant_experts=whole("redundant_experts", redundant_experts, least=0))
-    attention = Setting.of(loaded, attention_hardware, layout=layout, **asked)
-    experts = Setting.of(loaded, expert_hardware, layout=laid, **asked)
+    own, others = each_changed((attention_hardware, expert_hardware), hardware_set)
+    attention = Setting.of(loaded, attention_hardware, layout=layout, hardware_set=own, **asked)
+    experts = Setting.of(loaded, expert_hardware, layout=laid, hardware_set=others, **asked)
     way = _joined(attention, experts, arguments.among("link", link, KvLink))
     pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
     tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__, arguments
+from ..devices.files import each_changed
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
@@ -101,7 +102,8 @@ def afd_splits(
     number, copies = whole("devices", devices, least=2), whole("redundant_experts", redundant_experts, least=0)
     arguments.positive(tpot=tpot)
     sides = {"attention_hardware": attention_hardware, "expert_hardware": expert_hardware}
-    asked |= {name: Setting.of(loaded, one, hardware_set=hardware_set).hardware for name, one in sides.items()}
+    own = zip(sides.items(), each_changed(tuple(sides.values()), hardware_set), strict=True)
+    asked |= {name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in own}
     asked |= {"model": loaded, "redundant_experts": copies}
     found: list[Split] = []
     tried, refused = 0, []

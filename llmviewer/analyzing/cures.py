@@ -1,4 +1,4 @@
-"""Changes that make a request fit the memory: chunked prefill, more devices, weights in host memory."""
+"""Changes that make a request fit the memory: chunked prefill, more devices, fewer bits, weights in host memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from ..memory import Memory
 from ..setting import Setting
 from ..techniques import parse_techniques
 from ..transforms.offload import HOST
+from .precisions import smaller
 
-TRIED: Final = "chunked prefill, up to 8 times as many devices (--tp), weights in host memory"
 _CHUNKS: Final = "chunked-prefill"
 _DEVICES: Final = (2, 4, 8)  # times as many
+_LINKS: Final = ("scale_up.bandwidth", "host.bandwidth", "scale_out.bandwidth")  # any of which joins devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,24 @@ class Cure:
     prefill: float
 
 
-def find_cures(
-    setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int
-) -> tuple[Cure, ...] | None:
-    """Cures in the order of cost, cheapest first; None if the request fits.
+@dataclass(frozen=True, kw_only=True)
+class Cures:
+    """What makes a request fit, in the order of cost, cheapest first; if nothing does, what was tried.
 
-    If chunked prefill suffices, it is the only one. Else they are the smallest sufficient number of devices, and
-    weights in host memory.
+    tried  kinds of changes that do not suffice
+    lacks  what the device's file would need for others
+    """
+
+    found: tuple[Cure, ...]
+    tried: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+
+def find_cures(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int) -> Cures | None:
+    """None if the request fits.
+
+    If chunked prefill suffices, it is the only one. Else they are the smallest sufficient number of devices, the widest
+    sufficient precision, both together where neither suffices, and weights in host memory.
     """
     if memory.fits:
         return None
@@ -53,10 +65,40 @@ def find_cures(
     first_s = _first_s(setting, asked)
     found = tuple(islice(_cures(options, memory, asked, first_s), 1))
     if any(cure.setting.layout == setting.layout for cure in found):
-        return found
+        return Cures(found=found)
+    found += tuple(islice(_cures(_narrower("", setting), memory, asked, first_s), 1))
+    if not found:
+        both = (each for times in _DEVICES for one in _wider(setting, times) for each in _narrower(*one))
+        found += tuple(islice(_cures(both, memory, asked, first_s), 1))
     offloaded = fitting(setting, memory, **asked)
     others = [(f"--offload {offloaded.offload}", offloaded)] if offloaded else []
-    return (*found, *_cures(others, memory, asked, first_s))
+    found += tuple(_cures(others, memory, asked, first_s))
+    return Cures(found=found) if found else _nothing(setting)
+
+
+def _nothing(setting: Setting) -> Cures:
+    """What was tried in vain."""
+    numbers = setting.hardware.numbers
+    most = max((times for times in _DEVICES if any(map(_joined, _wider(setting, times)))), default=0)
+    tried = {
+        "chunked prefill": any(_chunked("", setting)),
+        f"up to {most} times as many devices (--tp)": most > 0,
+        **{change.what: True for change in [*smaller(setting)][-1:]},
+        "weights in host memory": f"{HOST}.bandwidth" in numbers,
+    }
+    lacks = []
+    if not any(link in numbers for link in _LINKS):
+        lacks.append(f"no {_LINKS[0]} for more devices")
+    if f"{HOST}.bandwidth" not in numbers:
+        lacks.append(f"no {HOST}.bandwidth for weights in host memory")
+    return Cures(found=(), tried=tuple(name for name, was in tried.items() if was), lacks=tuple(lacks))
+
+
+def _joined(option: tuple[str, Setting]) -> bool:
+    """Whether links are known between that many devices, and the model can be cut for them."""
+    with suppress(InputError):
+        return bool(option[1].footprint)
+    return False
 
 
 def _chunked(typed: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
@@ -71,6 +113,13 @@ def _wider(setting: Setting, times: int) -> Iterator[tuple[str, Setting]]:
     with suppress(InputError):
         layout = replace(setting.layout, tp=times * setting.layout.tp)
         yield f"--tp {layout.tp}", replace(setting, layout=layout)
+
+
+def _narrower(typed: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """The setting with smaller weights, widest first, and its options."""
+    with suppress(InputError):
+        for change in smaller(setting):
+            yield f"{typed} {change.option}".lstrip(), change.setting
 
 
 def _cures(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import arguments
+from ..devices.files import each_changed
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile
@@ -177,7 +178,7 @@ def disaggregate(
 
     kv_transfer   when the KV cache is sent: "after" the prefill, or "overlapped" with it
     kv_link       over which links: "scale-out", or "scale-up" if both sides are in one scale-up domain
-    hardware_set  what-ifs on both kinds of device
+    hardware_set  what-ifs on both kinds of device, or on one, as in "h100-sxm:memory.bandwidth=2x"
 
     The other arguments are those of analyze().
 
@@ -191,12 +192,13 @@ def disaggregate(
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
-        "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
-        "engine": engine, "profiles": profiles, "bound": bound,
+        "mtp": mtp, "offload": offload, "library": library, "engine": engine, "profiles": profiles, "bound": bound,
     }  # fmt: skip
     when, link = arguments.among("kv_transfer", kv_transfer, KvTransfer), arguments.among("kv_link", kv_link, KvLink)
-    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
-    writes = replace(Setting.of(loaded, decode_hardware, layout=decode_layout, **asked), decodes_only=True)
+    own, others = each_changed((prefill_hardware, decode_hardware), hardware_set)
+    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, hardware_set=own, **asked)
+    writes = Setting.of(loaded, decode_hardware, layout=decode_layout, hardware_set=others, **asked)
+    writes = replace(writes, decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}
     prefill = analyzed(reads, gen=1, kv_len=None, **request)
     decode = analyzed(writes, gen=gen, kv_len=kv_len, **request)

@@ -70,9 +70,9 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
         found.append(f"{model.name} does not generate: it runs one pass over the prompt and no decode steps")
     context = max(prompt, written) if model.encodes else prompt + written  # encoder and decoder each count their own
     if model.max_context and context > model.max_context:
-        found.append(f"{context} tokens are more than the {model.max_context} positions of {model.name}")
+        found.append(f"{context:,} tokens are more than the {model.max_context:,} positions of {model.name}")
     if model.max_answer and written > model.max_answer:
-        found.append(f"{written} tokens written are more than the {model.max_answer} positions of its decoder")
+        found.append(f"{written:,} tokens written are more than the {model.max_answer:,} positions of its decoder")
     found.extend(_altered(setting))
     routed = chooses(model.graph)
     if setting.expert_skew:

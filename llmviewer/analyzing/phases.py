@@ -15,7 +15,7 @@ from ..roofline import Estimate, OperatorEstimate
 from ..setting import Setting
 from ..workload import Workload
 from .advice import advise
-from .cures import Cure
+from .cures import Cures
 from .generation import ends
 
 _TOLD: Final = 0.01  # share of the expected time from which operators without a measured kernel are named
@@ -165,7 +165,7 @@ def phase(
     batch: int,
     max_batch: int | None,
     fits: Callable[[Setting], bool],
-    cures: Callable[[], Sequence[Cure] | None],
+    cures: Callable[[], Cures | None],
 ) -> Phase:
     """The phase `name`, "prefill" or "decode".
 

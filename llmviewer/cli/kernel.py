@@ -59,14 +59,16 @@ def kernel(
     if hardware is None or "=" in hardware:
         raise InputError(f"kernel {name}: needs HARDWARE, and then sizes; `llmviewer kernel` lists them")
     from ..analyzing.one_kernel import estimate_kernel
+    from ..devices.files import each_changed
 
     time_s = _time(measured) if measured is not None else None
     listed: dict[str, Any] = _sizes(name, sizes)
     devices = [device.strip() for device in hardware.split(",")]
     if not all(devices) or len(set(devices)) < len(devices):
         raise InputError(f"HARDWARE must be names with commas between, each once; got {hardware!r}")
-    asked: dict[str, Any] = {"quant": quant, "library": library, "profiles": profiles, "hardware_set": hardware_set}
-    found = [each for device in devices for each in estimate_kernel(name, device, listed, **asked)]
+    asked: dict[str, Any] = {"quant": quant, "library": library, "profiles": profiles}
+    changed = zip(devices, each_changed(devices, hardware_set), strict=True)
+    found = [each for one, own in changed for each in estimate_kernel(name, one, listed, hardware_set=own, **asked)]
     if time_s is not None and len(found) > 1:
         raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(found)}")
     if time_s is not None and form != "text":

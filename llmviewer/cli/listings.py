@@ -85,7 +85,7 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
         raise InputError("--check is for the screen; leave out --local, --format and -o")
     if local:
         if name or form == "json":
-            raise InputError("--local drafts a YAML file of this machine; leave out NAME and json")
+            raise InputError(f"--local drafts a YAML file of this machine; leave out {name or '--format json'}")
         from ..devices.local import draft
 
         shared.emit(draft(), output)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..analyzing.costs import per_dollar, per_joule
+from ..analyzing.costs import per_dollar, per_joule, usd_per_h
 from ..analyzing.generation import answer, expected_answer
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -157,6 +157,10 @@ class Cell:
     @property
     def _devices(self) -> tuple[tuple[Hardware, int]]:
         return ((self.hardware, self.layout.devices),)
+
+    def usd_per_h(self, years: float | None) -> float:
+        """Cloud price of all devices, else their purchase price over `years`; nan if unknown. [USD/h]"""
+        return usd_per_h(self._devices, years)
 
     def per_joule(self, tokens_per_s: Num) -> Num:
         """Tokens per joule at the TDP of all devices; nan if unknown. [1/J]"""

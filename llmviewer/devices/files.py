@@ -56,7 +56,8 @@ def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
     Raises InputError if it cannot be read, or if `changes` are given for a Hardware.
     """
     if isinstance(hardware, str):
-        return load_hardware(hardware, changes)
+        (own,) = each_changed([hardware], changes)
+        return load_hardware(hardware, own)
     if changes:
         raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
     return hardware

@@ -96,6 +96,9 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
         raise InputError(f"{where}: must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'")
     units = {f"{section}.{k}": unit for section, keys in SECTIONS.items() for k, unit in keys.items()}
     units = {k: unit for k, unit in units.items() if unit not in (TEXT, TOPOLOGY)}
+    device, colon, own = key.rpartition(":")
+    if colon and own in units:
+        raise InputError(f"{where}: one of the devices alone cannot be changed here; leave out {device}:")
     if key not in units:
         raise InputError(f"{where}: no number {key!r} in a hardware file; {suggest(key, units)}")
     factor = _FACTOR.fullmatch(given)

@@ -37,11 +37,14 @@ def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tupl
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     where = f"{option}{text}"
+    own = (*NUMBERS, *TECHNIQUES, *DEGREES)
     if equals and "." in name and name not in DEVICE:
         raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
-    if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEGREES, *DEVICE):
-        known = ", ".join((*NUMBERS, *TECHNIQUES, *DEGREES))
-        must = f"must be AXIS=VALUES, with an axis of {known}, in a folder also offload"
+    if not equals or name not in (*own, *DEVICE):
+        near = suggest(name, (*own, *sorted(DEVICE))) if equals else ""
+        if near.startswith("did you mean"):
+            raise InputError(f"{where}: no axis {name!r}; {near}")
+        must = f"must be AXIS=VALUES, with an axis of {', '.join(own)}, in a folder also offload"
         such = "such as batch=1..256, prompt=128,512,2048 or tp=1,2,4"
         raise InputError(f"{where}: {must}, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
     if name not in (*NUMBERS, *DEGREES):

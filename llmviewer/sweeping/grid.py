@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .. import arguments
 from ..analyzing.generation import answer, expected_answer
-from ..devices.files import load_hardware
+from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.expected import Interval
@@ -165,7 +165,7 @@ def _changed(
     if changes:
         if not isinstance(hardware, str):
             raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
-        device = load_hardware(hardware, (*hardware_set, *changes))
+        device = loaded(hardware, (*hardware_set, *changes))
     own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
     return replace(base, hardware=device, layout=laid).having(**own).agreed()
 

@@ -72,6 +72,11 @@ def parse_technique(text: str | Mapping[str, object]) -> Technique:
         raise InputError(f"no technique {name!r}: it is a precision; give it as --quant {name}")
     if name == TWO_BATCHES:
         raise InputError(f"no technique {name!r}: it is part of the layout; give it as --{name}, or in --layout")
+    several = [part.strip() for part in name.split(",")]
+    if len(several) > 1 and known.keys() >= set(several):
+        raise InputError(
+            f"a technique is given by itself: {' '.join(f'--with {one}' for one in several)}; got {text!r}"
+        )
     if name not in known:
         raise InputError(f"no technique {name!r}: {suggest(name, known)} (`llmviewer techniques` lists all)")
     return known[name](**read(known[name], name, given))

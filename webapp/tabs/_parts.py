@@ -134,5 +134,12 @@ def badge(bound: str) -> Component:
     return html.Span(f"{bound}-bound", className=f"badge {bound}")
 
 
+def awaited(place: Component, **options: Any) -> Component:
+    """What stays to be read, fainter, while the server works on what comes in its place."""
+    return dcc.Loading(
+        place, delay_show=200, type="dot", overlay_style={"visibility": "visible", "opacity": 0.5}, **options
+    )
+
+
 def panel(*children: Any, className: str = "") -> Component:  # noqa: N803
     return html.Section(list(children), className=f"panel {className}".rstrip())

@@ -17,7 +17,7 @@ from ..asked import asked, kept
 from ..state import MOST_PINS, State
 from ..views import changes
 from ..views.changes import Change, Offer, Step
-from ._parts import panel
+from ._parts import awaited, panel
 
 _PLACE, _MORE = "changes", "more-changes"
 _FEW: Final = 3  # devices of which each is told at once
@@ -32,9 +32,9 @@ def place(state: State) -> Component:
             html.Span(f"on {where}, one step at a time; most first, as expected", className="soft"),
         ], className="figcaption"),
         dcc.Store(id="changes-of", data=kept(state)),
-        dcc.Loading(html.Div(id=_PLACE, className="changes"), delay_show=200, type="dot"),
+        awaited(html.Div(id=_PLACE, className="changes")),
         html.Button("Try every technique", id=_MORE, type="button",
-                    title="With their usual parameters; what each does is under Techniques"),
+                    title="Some seconds per device; usual parameters; what each does is under Techniques"),
         className="stepping",
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from ..asked import asked
 from ..state import State
 from ..views import timeline
 from ..views.timeline import Dropped
-from ._parts import Tab, cards, in_browser, panel, picture, table
+from ._parts import Tab, awaited, cards, in_browser, panel, picture, table
 
 TRACE: Final = "LLMVIEWER_TRACE"  # in the server's configuration: the path of a trace that the page was started with
 _FORMS: Final = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}
@@ -35,7 +35,7 @@ def result() -> Component:
     return html.Div(
         [
             dcc.Store(id="timeline-asked"),
-            dcc.Loading(html.Div(id="timeline-result"), delay_show=200, type="dot"),
+            awaited(html.Div(id="timeline-result")),
             dcc.Download(id="timeline-download"),
         ],
         id="traced",

@@ -19,7 +19,7 @@ from ..controls import drop
 from ..state import State
 from ..views import uploads, validation
 from ..views.uploads import Measured
-from ._parts import LEAVING, Tab, in_browser, panel, picture, saved, table
+from ._parts import LEAVING, Tab, awaited, in_browser, panel, picture, saved, table
 
 _PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
@@ -97,7 +97,7 @@ def _upload() -> Component:
         ),
         drop("measured", "drop measurements here, or choose a file", most=uploads.LARGEST),
         html.Div(id="measured-error", className="error", role="alert"),
-        dcc.Loading(html.Div(id="measured-result"), delay_show=200, type="dot"),
+        awaited(html.Div(id="measured-result")),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""How near simulations are to InferenceX: writes docs/inferencex.md from tests/inferencex.csv.
+"""How near simulations are to InferenceX: writes docs/inferencex.md and .png from tests/inferencex.csv.
 
-python benchmarks/inferencex.py    # some ten minutes of a core
+Run as `python benchmarks/inferencex.py`, which takes some ten minutes of a core, and a Chromium for the picture.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ sys.path.insert(0, str(ROOT))
 from tests.inferencex import ROWS, Found, found  # noqa: E402
 
 _PAGE = ROOT / "docs" / "inferencex.md"
+_SHOWN = (  # model, device, engine, layout, format; prompts and answers of 1024
+    ("gpt-oss-120b", "h100-sxm", "vllm", "tp=4", "4 bits"), ("gpt-oss-120b", "b200", "vllm", "tp=2", "4 bits"),
+    ("deepseek-r1", "h200-sxm", "tensorrt-llm", "tp=8", "8 bits"),
+    ("deepseek-r1", "b200", "tensorrt-llm", "tp=8", "4 bits"),
+    ("deepseek-r1", "mi355x", "atom", "tp=8", "8 bits"), ("deepseek-r1", "mi300x", "sglang", "tp=8", "8 bits"),
+)  # fmt: skip
+_LENGTH, _WIDTH, _HEIGHT = "1024", 1200, 640  # tokens, px, px
 _FLIGHT = (4, 8, 16, 32, 64, 128, 256)
 _TITLES = {"deepseek-r1": "DeepSeek-R1", "gpt-oss-120b": "gpt-oss 120B"}
 _INTRO = """# Against InferenceX
@@ -36,6 +43,10 @@ was fitted to them.**
 **None serves more than the bound**: the closest reaches {closest:.0%} of it. Half of the expected throughputs are
 within {half:.0%} of the measured one, and {quarter:.0%} are within a quarter; of the decode steps of
 disaggregated servers half are within {half_apart:.0%}, and {quarter_apart:.0%} within a quarter.
+
+![Throughput of each device against the speed of a request: measured, expected and at the bound](inferencex.png)
+
+Prompts and answers of 1024 tokens; the last picture is one of those that are far off.
 
 Ratios are expected over measured time per token of the throughput (prompts and answers), so 1.2 is expected too slow:
 least, median, most. `step` is the median ratio of the time per token that a request sees. `of the bound` is the
@@ -116,6 +127,7 @@ def main() -> None:
     groups = grouped(apart, ("device", "engine", "format", "kind"))
     page += _lines([*_named(key), *cells(ratios)] for key, ratios in groups.items())
     _PAGE.write_text(page + _WEAK, encoding="utf-8")
+    picture(together, _PAGE.with_suffix(".png"))
 
 
 def key_of(row: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
@@ -154,6 +166,59 @@ def _by_flight(results: Iterable[tuple[Mapping[str, str], Found]], key: tuple[st
 
 def _named(key: Iterable[str]) -> list[str]:
     return [_TITLES.get(name, f"`{name}`" if name.islower() and " " not in name else name) for name in key]
+
+
+def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> None:
+    """Some settings: tokens a second of each device, against those of one request."""
+    from plotly.subplots import make_subplots
+
+    from llmviewer.reports.drawing import BLUE, INK, VERMILLION, frame, log_axis
+    from llmviewer.reports.listing import digits
+    from llmviewer.webapp.screenshots import browsing, shrink
+
+    names = [f"{_TITLES[model]}, {device} {layout}, {engine}" for model, device, engine, layout, _ in _SHOWN]
+    chart = make_subplots(rows=2, cols=3, subplot_titles=names, horizontal_spacing=0.07, vertical_spacing=0.17)
+    styles = {
+        "measured": (None, {"mode": "markers", "marker": {"color": INK, "size": 9}}),
+        "expected": (1, {"mode": "lines+markers", "line": {"color": BLUE, "width": 2}, "marker": {"size": 5}}),
+        "at the bound": (0, {"mode": "lines", "line": {"color": VERMILLION, "width": 1.5, "dash": "dash"}}),
+    }  # fmt: skip
+    for place, wanted in enumerate(_SHOWN):
+        own = [
+            (row, each)
+            for row, each in results
+            if key_of(row, ("model", "device", "engine", "layout", "format")) == wanted
+            and row["prompt"] == row["gen"] == _LENGTH
+        ]
+        own.sort(key=lambda one: int(one[0]["concurrency"]))
+        cell = {"row": place // 3 + 1, "col": place % 3 + 1}
+        speeds, served = [], []
+        for name, (side, style) in styles.items():
+            x, y = zip(*(_point(row, each, side) for row, each in own), strict=True)
+            chart.add_scatter(x=x, y=y, name=name, legendgroup=name, showlegend=not place, **cell, **style)
+            speeds.extend(x)
+            served.extend(y)
+        chart.update_xaxes(**log_axis(speeds, digits, most=4), **cell)
+        chart.update_yaxes(**log_axis(served, digits), **cell)
+    chart.update_layout(
+        template=frame("", "").layout.template, width=_WIDTH, height=_HEIGHT, legend={"orientation": "h", "y": -0.14},
+        margin={"t": 40, "b": 90, "l": 70, "r": 20},
+    )  # fmt: skip
+    chart.update_annotations(font_size=14)
+    chart.update_xaxes(title_text="tokens/s of a request", title_standoff=4)
+    chart.update_yaxes(title_text="tokens/s of each device", col=1)
+    with browsing() as browser:
+        page = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT})
+        page.set_content(chart.to_html(include_plotlyjs=True, config={"staticPlot": True}))
+        page.wait_for_selector(".main-svg")
+        page.locator(".plotly-graph-div").screenshot(path=file)
+    shrink(file)
+
+
+def _point(row: Mapping[str, str], each: Found, side: int | None) -> tuple[float, float]:
+    """Tokens a second of a request, and of each device with those of prompts: measured, at the bound, or expected."""
+    speed, served = 1 / float(row["tpot_s"]), float(row["tokens_per_s"])
+    return (speed, served) if side is None else (speed / each.token[side], served / each.served[side])
 
 
 def _near(results: Sequence[tuple[Mapping[str, str], Found]]) -> tuple[float, float]:

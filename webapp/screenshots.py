@@ -72,10 +72,10 @@ def take(browser: Browser, url: str, file: Path, *, width: int, dark: bool = Fal
     settled(page)
     page.screenshot(path=file)
     context.close()
-    _shrink(file)
+    shrink(file)
 
 
-def _shrink(file: Path) -> None:
+def shrink(file: Path) -> None:
     """Few colours: one after another that which is frequent and far from those before."""
     from PIL import Image
 

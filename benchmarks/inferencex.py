@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.inferencex import ROWS, Found, found  # noqa: E402
+from tests.inferencex import DRAFTED, ROWS, Drafts, Found, drafts, found  # noqa: E402
 
 _PAGE = ROOT / "docs" / "inferencex.md"
 _SHOWN = (  # model, device, engine, layout, format; prompts and answers of 1024
@@ -27,6 +27,7 @@ _SHOWN = (  # model, device, engine, layout, format; prompts and answers of 1024
     ("deepseek-r1", "mi355x", "atom", "tp=8", "8 bits"), ("deepseek-r1", "mi300x", "sglang", "tp=8", "8 bits"),
 )  # fmt: skip
 _LENGTH, _WIDTH, _HEIGHT = "1024", 1200, 640  # tokens, px, px
+_MANY = 32  # requests in flight
 _FLIGHT = (4, 8, 16, 32, 64, 128, 256)
 _TITLES = {"deepseek-r1": "DeepSeek-R1", "gpt-oss-120b": "gpt-oss 120B"}
 _INTRO = """# Against InferenceX
@@ -74,6 +75,21 @@ results on B300 divide experts by tensor, which is as many bytes of each device.
 | device | engine | format | layout | results | expected / measured | of the bound |
 |---|---|---|---|---|---|---|
 """
+_DRAFTS = """
+## Speculative decoding
+
+{count} results have DeepSeek's prediction layer draft tokens, and stand beside the same without. A token is `sooner`
+there as measured, and a pass is expected to take `longer`; the product is the tokens that a pass has to leave of a
+sequence, which are not published. Medians.
+
+| device | engine | format | drafted | results | sooner | longer | tokens per pass, up to 16 in flight | from 32 on |
+|---|---|---|---|---|---|---|---|---|
+"""
+_DRAFTED = """
+One drafted token is kept in 8 of 10 cases, then, as DeepSeek's paper has it (1.85 tokens, the default of `mtp`). SGLang
+drafts for prompts of random tokens without a chat's template here, which are harder to predict. With more in flight
+fewer tokens follow: what prompts take, which drafts do not shorten, is in the published times per token.
+"""
 _WEAK = """
 ## Where it is off, and why
 
@@ -100,13 +116,13 @@ _WEAK = """
 - Times to first token are not compared. Published ones hold tokenizers, the scheduler's turns (SGLang looks for
   requests every 10 to 30 steps here) and streams that send every tenth to thirtieth token: 0.15 to 0.5 s where a prompt
   is read in 0.05 s.
-- Speculative decoding is left out: how many tokens are accepted is not published.
 """
 
 
 def main() -> None:
     with multiprocessing.Pool() as pool:
         ratios = pool.map(found, ROWS, chunksize=8)
+        known = pool.map(drafts, DRAFTED, chunksize=8)
     both = list(zip(ROWS, ratios, strict=True))
     together = [one for one in both if not one[0]["decoding"]]
     apart = [one for one in both if one[0]["decoding"]]
@@ -126,6 +142,7 @@ def main() -> None:
     page += _APART
     groups = grouped(apart, ("device", "engine", "format", "kind"))
     page += _lines([*_named(key), *cells(ratios)] for key, ratios in groups.items())
+    page += _DRAFTS.format(count=len(DRAFTED)) + _lines(_with_drafts(known)) + _DRAFTED
     _PAGE.write_text(page + _WEAK, encoding="utf-8")
     picture(together, _PAGE.with_suffix(".png"))
 
@@ -166,6 +183,17 @@ def _by_flight(results: Iterable[tuple[Mapping[str, str], Found]], key: tuple[st
 
 def _named(key: Iterable[str]) -> list[str]:
     return [_TITLES.get(name, f"`{name}`" if name.islower() and " " not in name else name) for name in key]
+
+
+def _with_drafts(known: Sequence[Drafts]) -> Iterator[list[str]]:
+    groups: dict[tuple[str, ...], list[tuple[int, Drafts]]] = defaultdict(list)
+    for row, each in zip(DRAFTED, known, strict=True):
+        groups[key_of(row, ("device", "engine", "format", "drafted"))].append((int(row["concurrency"]), each))
+    for key, own in groups.items():
+        sides = ([each for count, each in own if (count >= _MANY) == many] for many in (False, True))
+        tokens = [f"{median(each.tokens for each in side):.2f}" for side in sides]
+        times = [f"{median(getattr(each, name) for _, each in own):.2f}" for name in ("sooner", "longer")]
+        yield [*_named(key), str(len(own)), *times, *tokens]
 
 
 def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> None:

@@ -3,10 +3,11 @@
 inferencex.csv has them with the precision that was served. Where `decoding` is empty, the same devices read and write:
 medians of the times of requests of which `concurrency` are in flight, and tokens read and written a second by each
 device. Elsewhere others read the prompts, and so many sequences decode in each copy, by Little's law from its published
-throughput and time per token.
+throughput and time per token. `drafted` are tokens that its prediction layer drafts before each pass.
 
 deepseek-r1   packages/app/cypress/fixtures/api/benchmarks.json of github.com/SemiAnalysisAI/InferenceX-app, commit
-              3a600f1d (Apache-2.0), without speculative decoding, and without those whose layout it does not say
+              3a600f1d (Apache-2.0), without those whose layout it does not say; with drafts, where the same is there
+              without, and scripts of the benchmark say how many
 gpt-oss-120b  reconcile/by_model/openai_GPT-OSS-120B/inferencemax.csv of github.com/gminneci/mantile, commit 11a8e896:
               means, of runs of InferenceX named there; without seven settings that are there twice, with other times
 
@@ -30,7 +31,11 @@ _PARTS = "chunked:2048"
 _ROUNDS = 10
 _LEAST = 0.8  # of a length
 with (Path(__file__).parent / "inferencex.csv").open() as lines:
-    ROWS = list(csv.DictReader(lines))
+    _EVERY = list(csv.DictReader(lines))
+ROWS = [row for row in _EVERY if not row["drafted"]]
+DRAFTED = [row for row in _EVERY if row["drafted"]]
+_SAME = ("model", "device", "engine", "quant", "layout", "prompt", "gen", "concurrency")
+_ALONE = {tuple(row[name] for name in _SAME): row for row in ROWS if not row["decoding"]}
 
 
 class Found(NamedTuple):
@@ -81,8 +86,37 @@ def _lengths(most):
 
 
 def _decoding(row) -> Found:
-    setting = Setting.of(row["model"], row["device"], **_asked(row))
-    prompt, gen = (round((_LEAST + 1) / 2 * int(row[name])) for name in ("prompt", "gen"))
-    answer = generated(setting, batch=int(row["decoding"]), prompt=prompt, gen=gen, images=0)
+    answer = _answer(row, batch=int(row["decoding"]))
     steps = tuple(time_s / float(row["tpot_s"]) for time_s in (answer.tpot_s, answer.expected_tpot_s))
     return Found(steps, steps)
+
+
+def _answer(row, *, batch, techniques=()):
+    setting = Setting.of(row["model"], row["device"], techniques=techniques, **_asked(row))
+    prompt, gen = (round((_LEAST + 1) / 2 * int(row[name])) for name in ("prompt", "gen"))
+    return generated(setting, batch=batch, prompt=prompt, gen=gen, images=0)
+
+
+class Drafts(NamedTuple):
+    """A result with drafts beside that without.
+
+    sooner   time per token without over that with them, as measured
+    longer   expected time of a pass that drafts and verifies, over one that does not
+    """
+
+    sooner: float
+    longer: float
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that a pass has to leave for both to hold."""
+        return self.sooner * self.longer
+
+
+def drafts(row) -> Drafts:
+    """What a result with drafts says of them."""
+    alone = _ALONE[tuple(row[name] for name in _SAME)]
+    batch = int(row["concurrency"])
+    passes = [_answer(row, batch=batch, techniques=used) for used in ((), [f"mtp:gamma={row['drafted']},tau=1"])]
+    plain, drafted = (one.expected_tpot_s for one in passes)
+    return Drafts(float(alone["tpot_s"]) / float(row["tpot_s"]), drafted / plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,9 @@ from .documents import Section, check_path, is_there, plain, read_json, read_tex
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
+from .memory import weight_bytes
 from .model import Model
+from .model_index import ModelFacts, index
 from .precision import BF16, FP16, FP32, Format
 from .transforms.quantize import AS_IT_IS, Quantization
 
@@ -90,10 +92,9 @@ def load_model(name: str) -> Model:
         from .tracing import load_traced
 
         return load_traced(name)
-    files = sorted(folder.glob("*.yaml"))
-    for path in files:  # parsing all of them is slow
-        if plain(name) in _plainly(path) and plain(name) in map(plain, (path.stem, *_aliases(path))):
-            return _shipped(path)
+    for shipped, aliases in _aliases().items():
+        if plain(name) in map(plain, (shipped, *aliases)):
+            return _shipped(folder / f"{shipped}.yaml")
     if is_there(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
         raise InputError(f"{name}: must be a model file; give a {endings}")
@@ -102,7 +103,7 @@ def load_model(name: str) -> Model:
         raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")
     if known_file(name):
         raise InputError(f"no model {name!r}: that is a device; a model comes first (`llmviewer models` lists all)")
-    nearest = suggest(name, (*known, *(alias for path in files for alias in _aliases(path))))
+    nearest = suggest(name, (*known, *(alias for aliases in _aliases().values() for alias in aliases)))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")
     hint = "`llmviewer models` lists all; the path of a config.json works too"
@@ -110,13 +111,44 @@ def load_model(name: str) -> Model:
 
 
 @cache
-def _plainly(path: Path) -> str:
-    return plain(read_text(path))
+def _aliases() -> Mapping[str, tuple[str, ...]]:
+    """Other names of each shipped model, in small letters."""
+    found = {}
+    for path in sorted(data_dir("models").glob("*.yaml")):
+        known = index().get(path.stem)
+        aliases = known.aliases if known else read_yaml(path).texts("aliases")
+        found[path.stem] = tuple(map(str.lower, aliases))
+    return found
 
 
-@cache
-def _aliases(path: Path) -> tuple[str, ...]:
-    return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
+def model_facts(model: Model) -> ModelFacts:
+    """What lists say of a model."""
+    return ModelFacts(
+        name=model.name,
+        title=model.title,
+        model_type=model.model_type,
+        parameters=model.parameters,
+        active_parameters=model.active_parameters,
+        looked_up_parameters=model.looked_up_parameters,
+        layers=model.graph.layers,
+        attention=model.attention,
+        attention_kinds=model.attention_kinds,
+        generates=model.generates,
+        dtype=model.format.name,
+        precision=(model.quantization.scheme.weight or model.format).name.partition("_")[0],
+        quantization=str(model.quantization),
+        weight_bytes=_whole(weight_bytes(model.published)),
+        unknown=model.unknown,
+        kv_bytes_per_token=_whole(model.kv_bytes_per_token),
+        image_tokens=model.image_tokens,
+        max_context=model.max_context,
+        source=model.source,
+        aliases=model.aliases,
+    )
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value
 
 
 def _from_path(name: str) -> Model | None:

@@ -15,8 +15,10 @@ _EXAMPLE: Final = {
     "OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "bit/s": "21 Gbit/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W",
     "s": "2 s", "USD/h": "2.5 USD/h", "USD": "30000 USD",
 }  # fmt: skip
+_AS: Final = dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs", "OPS"), "OP/s")  # of datasheets, whose multiply-add is two too
 _QUANTITY: Final = re.compile(
-    rf"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?(?:({'|'.join(_PREFIX)})({'|'.join(_EXAMPLE)})|({'|'.join(_SMALL)})(s))"
+    r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?"
+    rf"(?:({'|'.join(_PREFIX)})({'|'.join((*_EXAMPLE, *_AS))})|({'|'.join(_SMALL)})(s))"
 )
 _LEAST: Final = {"OP/s": 1e6, "B/s": 1e3, "s": 1e-12}  # below which, and above which, squares of times overflow
 _MOST: Final = 1e24
@@ -31,14 +33,15 @@ def parse(text: object, unit: str) -> float:
     3350000000000.0
     >>> parse("80GiB", "B"), parse("500 us", "s"), parse("66.9 TOP/s", "OP/s")
     (85899345920.0, 0.0005, 66900000000000.0)
+    >>> parse("1 PFLOP/s", "OP/s"), parse("989 TFLOPS", "OP/s")
+    (1000000000000000.0, 989000000000000.0)
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     value = float(match[1]) * (_SMALL[match[4]] if match[4] else _PREFIX[match[2]]) if match else 0.0
     value = float(f"{value:.15g}")  # or 66.9 T would be 66900000000000.01
-    if not match or unit not in (match[3], match[5]) or not 0 < value < math.inf:
+    if not match or unit not in (_AS.get(match[3], match[3]), match[5]) or not 0 < value < math.inf:
         must = f"must be a positive number and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
-        hint = "; for FLOP write OP" if unit == "OP/s" and "FLOP" in str(text).upper() else ""
-        raise ValueError(f"{must}; got {text!r}{hint}")
+        raise ValueError(f"{must}; got {text!r}")
     least = _LEAST.get(unit, 0.0)
     if not least <= value <= _MOST:
         raise ValueError(f"must be from {least:g} to {_MOST:g} {unit}; got {text!r}")

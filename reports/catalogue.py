@@ -1,4 +1,4 @@
-"""What ships: lists of models and devices, and the facts of one with their sources."""
+"""What ships: the list of devices, and the facts of a model or a device with their sources."""
 
 from __future__ import annotations
 
@@ -18,48 +18,6 @@ from .table import number
 
 _NARROW: Final = ("fp8", "int8", "fp4")
 _KEY: Final = 22  # characters of the longest key of a model, and a gap
-_KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
-_LEGEND: Final = (
-    "total: parameters; active: those of one token where not all are, table and head among them (papers that leave "
-    "out the table, as that of gpt-oss, say fewer). weights, KV of a token: bytes as published, most weights in that "
-    "format. `llmviewer models NAME` and --format json say more."
-)
-
-
-def model_list(models: Sequence[Model], width: int = WIDTH) -> str:
-    head = ("model", "total", "active", "weights", "in", "attention", "KV", "context")
-    lines = [
-        (m.name, _short(m.parameters), _active(m), _bytes(weight_bytes(m.published)), _precision(m),
-         "+".join(m.attention_kinds[-_KINDS:]), _bytes(m.kv_bytes_per_token), _context(m))
-        for m in models
-    ]  # fmt: skip
-    return columns([head, *lines], left=(0, 4, 5), gap=" ") + filled(_LEGEND, width) + "\n"
-
-
-def _active(model: Model) -> str:
-    """Active parameters where not all are."""
-    return _short(model.active_parameters) if model.active_parameters != model.parameters else "-"
-
-
-def _short(number: float) -> str:
-    """Such as "6.74B", as papers write parameters."""
-    return si(number).replace(" ", "").replace("G", "B")
-
-
-def _bytes(number: float) -> str:
-    """Such as "13.5G"."""
-    return si(number).replace(" ", "") if number else "-"
-
-
-def _context(model: Model) -> str:
-    """Exact up to a million tokens."""
-    tokens = model.max_context
-    return (f"{tokens:,}" if tokens else "-") if tokens < 1_000_000 else si(tokens).replace(" ", "")
-
-
-def _precision(model: Model) -> str:
-    """What most weights are published in."""
-    return (model.quantization.scheme.weight or model.format).name.partition("_")[0]
 
 
 def model_card(model: Model, width: int = WIDTH) -> str:

@@ -14,6 +14,7 @@ import click
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.effect import Effect
 from llmviewer.analyzing.generation import GenerationResult
+from llmviewer.analyzing.measured import RATE, Rated
 from llmviewer.analyzing.phases import Phase
 from llmviewer.expectation.engines import find_engine
 from llmviewer.precision import AS_PUBLISHED
@@ -207,11 +208,17 @@ def summary(analysis: Analysis) -> Lines:
     )
     return (
         *(times if analysis.model.generates else (("one pass", pace(whole)),)),
+        *((measured_label(one), one.said) for one in analysis.measured),
         *(effect_lines(analysis.effect) if analysis.effect else ()),
         ("memory", memory_line(analysis)),
         ("largest that fits", largest_line(analysis)),
         ("these times", f"lower bounds: {unbeaten(analysis)}" + _what_is_expected(analysis)),
     )
+
+
+def measured_label(one: Rated) -> str:
+    """What the user measured, such as "measured tpot"."""
+    return f"measured {'tokens/s' if one.quantity == RATE else one.quantity.removesuffix('_s')}"
 
 
 def unbeaten(analysis: Analysis) -> str:

@@ -22,7 +22,7 @@ LAYERS = (
     ("stored", "hub"),
     ("roofline", "model"),
     ("tracing",),
-    ("memory", "generation", "model_files"),
+    ("memory", "generation", "model_index", "model_files"),
     ("expectation",),
     ("techniques",),
     ("lowering", "arguments"),

@@ -237,6 +237,11 @@ def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch)
                 f"{START}"
             ),
         ),
+        (
+            "fp32: 10 TOP/s}\n",
+            "fp32: {note: at boost}}\nhost: {bandwidth: {note: one way}}\n",
+            f"host.source, vector.fp32.value, host.bandwidth.value: are missing; {START}",
+        ),
         ("year: 2024", "year: later", f"sources.sheet.year: {WHOLE} 'later'"),
         (", year: 2024", "", "sources.sheet.year: is missing"),
         ("name: chip", "name: chop", "name: must be the name of the file, chip; got 'chop'"),

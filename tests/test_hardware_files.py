@@ -656,5 +656,18 @@ def test_a_unit_may_follow_its_number_at_once():
     spaced = ("3 TB/s", "B/s"), ("80 GiB", "B"), ("1e3 us", "s"), ("155 TOP/s", "OP/s"), ("1 EB/s", "B/s")
     for text, unit in spaced:
         assert parse(text.replace(" ", ""), unit) == parse(text, unit)
-    with pytest.raises(ValueError, match=r"such as '155 TOP/s'; got '400 TFLOPS'; for FLOP write OP$"):
-        parse("400 TFLOPS", "OP/s")
+
+
+@pytest.mark.parametrize("unit", ["TFLOP/s", "TFLOPS", "TFLOPs", "TOPS"])
+def test_rates_may_be_written_as_datasheets_do(unit):
+    assert parse(f"400 {unit}", "OP/s") == parse(f"400{unit}", "OP/s") == parse("400 TOP/s", "OP/s")
+    changed = load_hardware("h100-sxm", [f"matrix.bf16=400 {unit}"])
+    assert changed.rates == load_hardware("h100-sxm", ["matrix.bf16=400 TOP/s"]).rates
+
+
+@pytest.mark.parametrize("text", ["400 TFLOP", "400 FLOP/S", "400 tflops", "400 TMAC/s", "400 TB/s"])
+def test_a_rate_of_operations_has_its_unit(text):
+    with pytest.raises(ValueError, match=rf"and a unit in OP/s, such as '155 TOP/s'; got '{text}'$"):
+        parse(text, "OP/s")
+    with pytest.raises(ValueError, match=r"and a unit in B/s, such as '1.5 TB/s'; got '4 TFLOPS'$"):
+        parse("4 TFLOPS", "B/s")

@@ -26,6 +26,8 @@ from .effect import Effect, effect
 from .facts import describe_hardware, describe_model, plain
 from .faster import Faster, faster
 from .generation import GenerationResult, generated, scheduled
+from .measured import Rated, rate
+from .measured import check as check_measured
 from .notes import notes
 from .phases import OperatorResult, Phases, phase, unmodelled
 
@@ -95,8 +97,9 @@ class Inputs:
 class Analysis:
     """Result of analyze(), in OPs, bytes and seconds.
 
-    effect  effect of techniques; None without techniques
-    rivals  computes `faster` on first use, as it is slow and only reports show it
+    effect    effect of techniques; None without techniques
+    measured  verdicts on times that the user measured
+    rivals    computes `faster` on first use, as it is slow and only reports show it
     """
 
     model: Model
@@ -107,6 +110,7 @@ class Analysis:
     generation: GenerationResult
     notes: tuple[str, ...] = field(repr=False)
     effect: Effect | None = field(default=None, repr=False)
+    measured: tuple[Rated, ...] = field(default=(), repr=False)
     rivals: Callable[[], tuple[Faster, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -142,6 +146,7 @@ class Analysis:
             },
             "generation": asdict(self.generation),
             "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,
+            "measured": [asdict(one) for one in self.measured],
             "faster": [asdict(one) for one in self.faster],
             "notes": list(self.remarks),
         }
@@ -183,6 +188,7 @@ def analyze(
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
     tpot: float | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> Analysis:
     """Bounds and expected times of `model` on `hardware`, for prefill, decode and a whole generation.
 
@@ -208,6 +214,8 @@ def analyze(
     profiles         files written by `llmviewer calibrate`; they take precedence over shipped ones
     bound            whether to give lower bounds only
     tpot             with batch "max": longest time per output token, as expected, else at the bound [s]
+    measured         what took how long on your machine, such as {"tpot_s": 0.025}: the result rates it; of "ttft_s",
+                     "tpot_s", "latency_s" [s] and "tokens_per_s" [1/s] of the generation
 
     Raises InputError, with one line of text, if an argument is invalid.
     """
@@ -216,7 +224,10 @@ def analyze(
         mtp=mtp, layout=layout, offload=offload, hardware_set=hardware_set, techniques=techniques, library=library,
         engine=engine, profiles=profiles, bound=bound,
     )  # fmt: skip
-    return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp, tpot=tpot)
+    return analyzed(
+        setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp, tpot=tpot,
+        measured=measured,
+    )  # fmt: skip
 
 
 def analyzed(
@@ -229,10 +240,12 @@ def analyzed(
     images: int,
     mtp: bool,
     tpot: float | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> Analysis:
     """analyze() of a setting."""
     searched = isinstance(batch, str) and batch == MAX
     _check_goal(tpot, searched)
+    took = check_measured(measured)
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)
@@ -277,6 +290,7 @@ def analyzed(
             *(() if setting.bound else unmodelled(phases)),
         ),
         effect=_effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None,
+        measured=rate(took, answer, setting),
         rivals=partial(faster, setting, phases, workloads, batch),
     )
 

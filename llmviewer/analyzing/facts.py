@@ -8,33 +8,15 @@ from math import isfinite
 from typing import Any, Final
 
 from ..devices.hardware import Hardware
-from ..memory import weight_bytes
 from ..model import Model
+from ..model_files import model_facts
 
 _LINKS: Final = ("scale_up", "scale_out", "host", "storage")
 
 
 def describe_model(model: Model) -> dict[str, Any]:
     """Facts of a model: parameters, attention, precision, sizes [B], source."""
-    return {
-        "name": model.name,
-        "title": model.title,
-        "model_type": model.model_type,
-        "parameters": model.parameters,
-        "active_parameters": model.active_parameters,
-        "looked_up_parameters": model.looked_up_parameters,
-        "layers": model.graph.layers,
-        "attention": model.attention,
-        "generates": model.generates,
-        "dtype": model.format.name,
-        "quantization": str(model.quantization),
-        "weight_bytes": None if model.unknown else _whole(weight_bytes(model.published)),
-        "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
-        "image_tokens": model.image_tokens,
-        "max_context": model.max_context or None,
-        "source": model.source,
-        "aliases": list(model.aliases),
-    }
+    return model_facts(model).to_dict()
 
 
 def describe_hardware(hardware: Hardware) -> dict[str, Any]:

@@ -25,6 +25,26 @@ _REPORTS: Final = "llmviewer.reports"
 _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "markdown", "html": "html"}
 
 
+def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+    """What was measured, by name in Python. [s], [1/s]"""
+    from ..analyzing.measured import RATE, named
+
+    found: dict[str, float] = {}
+    for text in (part.strip() for each in texts for part in each.split(",")):
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--measured: must be QUANTITY=VALUE, such as tpot=25ms; got {text!r}")
+        key = named(name) if name == RATE else f"{named(name)}_s"
+        if key in found:
+            raise InputError(f"--measured: {name} is given twice; give it once")
+        try:
+            found[key] = float(value) if name == RATE else shared.time_s(value)
+        except ValueError:
+            must = "a number, such as 1200" if name == RATE else "seconds, such as 0.025, or a time such as 25ms"
+            raise InputError(f"--measured: {name} must be {must}; got {value!r}") from None
+    return found
+
+
 @click.command()
 @inputs.setting
 @inputs.expert_skew
@@ -56,6 +76,14 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
     "every",
     is_flag=True,
     help="On the screen, list every operator. If not given, a long table has those under 1% of the time in one line.",
+)
+@click.option(
+    "--measured",
+    metavar="QUANTITY=VALUE",
+    multiple=True,
+    callback=_measured,
+    help="What you measured, such as tpot=25ms: tells how good that is, and what to try. Of ttft, tpot, latency and "
+    "tokens_per_s (of the generation, prefill included). May be repeated.",
 )
 @shared.library
 @shared.profiles
@@ -90,11 +118,16 @@ def analyze(
         )
     if every and chosen != "text":
         raise InputError(f"--all is of text; leave it out with {chosen}, which has every operator")
+    if question["measured"] and chosen == "csv":
+        raise InputError("--measured is not told in csv, which has a row per operator; leave one of them out")
     render = partial(_rendered, form=chosen, per_call=per_call, every=every, to_file=output is not None)
     if sides:
         from ..analyzing.disaggregation import disaggregate
 
-        for name, alone in (("with", question.pop("techniques")), ("tpot", question.pop("tpot"))):
+        for name, alone in (
+            ("with", question.pop("techniques")), ("tpot", question.pop("tpot")),
+            ("measured", question.pop("measured")),
+        ):  # fmt: skip
             if alone:
                 raise InputError(f"--{name} is for one kind of device; leave out --prefill-... and --decode-...")
         both = {what: question.pop(what) for what in ("hardware", "layout")}

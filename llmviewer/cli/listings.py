@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -16,7 +17,9 @@ from . import options as shared
 if TYPE_CHECKING:
     from ..devices.hardware import Hardware
     from ..model import Model
+    from ..model_index import ModelFacts
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
@@ -33,29 +36,34 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 
     NAME is the name of a model, or what analyze takes as MODEL; or a part of the names of several, such as qwen3.
     """
-    from ..analyzing.facts import describe_model
-    from ..model_files import load_model, model_names
+    from ..model_index import every
 
-    def names(model: Model) -> Sequence[str]:
+    def names(model: ModelFacts) -> Sequence[str]:
         return model.name, model.title, *model.aliases
 
     form = shared.form_of(form, output, _DRAWN)
     if graph or form in ("dot", "mermaid"):
         if not name:
             raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
+        from ..model_files import load_model
         from ..reports.graph import render
 
         shared.emit(render(load_model(name), form, shared.width(output)), output)
         return
-    found = _found(name, load_model, model_names(), names)
+    found = _found(name, _model, partial(every, lambda each: _facts(_model(each))), names)
     if form == "json":
-        facts = [describe_model(each) for each in found] if isinstance(found, list) else describe_model(found)
+        facts = [each.to_dict() for each in found] if isinstance(found, list) else _facts(found).to_dict()
         shared.emit(json.dumps(facts, indent=2) + "\n", output)
         return
-    from ..reports.catalogue import model_card, model_list
-
     width = shared.width(output)
-    shared.emit(model_list(found, width) if isinstance(found, list) else model_card(found, width), output)
+    if isinstance(found, list):
+        from ..reports.models import model_list
+
+        shared.emit(model_list(found, width), output)
+        return
+    from ..reports.catalogue import model_card
+
+    shared.emit(model_card(found, width), output)
 
 
 @click.command()
@@ -95,7 +103,7 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
             raise InputError("--format yaml is of one device; give its NAME")
         shared.emit(hardware_yaml(name, output.stem if output else ""), output)
         return
-    found = _found(name, load_hardware, hardware_names(), names)
+    found = _found(name, load_hardware, lambda: [*map(load_hardware, hardware_names())], names)
     if check:
         _check(found if isinstance(found, list) else [found])
         return
@@ -109,19 +117,31 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
     shared.emit(hardware_list(found, width) if isinstance(found, list) else hardware_card(found, width), output)
 
 
+def _model(name: str) -> Model:
+    from ..model_files import load_model
+
+    return load_model(name)
+
+
+def _facts(model: Model) -> ModelFacts:
+    from ..model_files import model_facts
+
+    return model_facts(model)
+
+
 def _found(
-    name: str | None, load: Callable[[str], T], known: Sequence[str], names: Callable[[T], Sequence[str]]
-) -> T | list[T]:
-    """What `name` stands for; else all `known` that have it in one of their `names`; without a name, all."""
+    name: str | None, load: Callable[[str], T], every: Callable[[], list[S]], names: Callable[[S], Sequence[str]]
+) -> T | list[S]:
+    """What `name` stands for; else of `every` those that have it in one of their `names`; without a name, all."""
     if not name:
-        return [load(each) for each in known]
+        return every()
     try:
         return load(name)
     except InputError:
         if "/" in name:  # a path, or a name of the hub
             raise
         part = _hyphened(name)  # not by `plain`: qwen3 is no part of qwen-32b
-        if found := [each for each in map(load, known) if any(part in _hyphened(own) for own in names(each))]:
+        if found := [each for each in every() if any(part in _hyphened(own) for own in names(each))]:
             return found
         raise
 

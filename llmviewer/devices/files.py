@@ -242,6 +242,12 @@ def _check_keys(file: Section, changes: Sequence[str]) -> None:
     needed: list[tuple[str, ...]] = [(key,) for key in PLAIN if key not in _OPTIONAL]
     needed += [("sources", key, of) for key in _mapping(file.data.get("sources")) for of in ("title", "year")]
     needed += [(name, "source") for name in SECTIONS if name in file]
+    needed += [
+        (name, key, "value")
+        for name in SECTIONS
+        for key, said in _mapping(file.data.get(name)).items()
+        if key != "source" and isinstance(said, Mapping)
+    ]
     needed += [(block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in given)]
     missing = [".".join(path) for path in needed if _is_missing(file.data, path)]
     if missing:

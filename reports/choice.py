@@ -17,7 +17,7 @@ from llmviewer.expectation.expected import Interval
 from llmviewer.units import counted, fold, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
-from .comparison_tables import LETTERS, expectations, memory_item
+from .comparison_tables import LETTERS, expectations, memory_item, prices_of
 from .listing import Grouped, Item, Table, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
@@ -163,7 +163,8 @@ def _ranked(choice: Choice) -> Table:
     each = " of each device" if choice.max_devices > 1 else ""
     priced = ("USD/h",) if choice.by is By.COST else ()
     years = f", a purchase spread over {choice.comparison.years:g} years" if choice.comparison.years else ""
-    price = f"USD/h: the cloud price{years}. " if priced else ""
+    when = prices_of(one.cell.hardware for one in choice.ranked)
+    price = f"USD/h: the cloud price{years}.{when} " if priced else ""
     table = Table(
         title=f"Devices by {choice.merit}",
         about=f"{several}{price}TTFT: time to first token. TPOT: time per output token. Memory: what is needed{each}, "

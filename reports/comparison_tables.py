@@ -8,10 +8,12 @@ from typing import Final
 
 import numpy as np
 
+from llmviewer.analyzing.costs import listed
 from llmviewer.comparing.breakdown import ALL, BOUNDS, GROUPS, RESOURCES
 from llmviewer.comparing.cells import Cell, ExpectedTimes
 from llmviewer.comparing.comparison import Comparison
 from llmviewer.comparing.crossings import Crossing
+from llmviewer.devices.hardware import Hardware
 
 from .listing import NOTHING, Item, Table, digits, number_item, time_item
 
@@ -164,6 +166,12 @@ def _bounds_and_expected(cell: Cell, found: ExpectedTimes) -> Iterable[Sequence[
         yield list(zip(bound.tolist(), expected.tolist(), strict=True))
 
 
+def prices_of(devices: Iterable[Hardware]) -> str:
+    """A sentence on when their cloud prices were listed, as prices change and are ranked; empty if there are none."""
+    months = listed(devices)
+    return f" Cloud prices are those of {months}." if months else ""
+
+
 def _largest(comparison: Comparison) -> Table:
     years = comparison.years
     body = tuple(
@@ -181,6 +189,7 @@ def _largest(comparison: Comparison) -> Table:
         for cell in comparison.answered
     )
     more = " A price of purchase counts with --depreciation YEARS." if bought else ""
+    more += prices_of(cell.hardware for cell in comparison.answered)
     joined = " Of all devices of a layout together." if comparison.layouts else ""
     return Table(
         title="At the largest batch that fits",

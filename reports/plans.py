@@ -15,6 +15,7 @@ from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
+from .comparison_tables import prices_of
 from .listing import Item, Reasons, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .recommendations import Folded
@@ -222,11 +223,13 @@ def tables(found: ServicePlan) -> list[Table]:
     """The cheapest of every device, the front, and the rest with the reasons."""
     known = found.best and found.kernels is not None
     bound = f"Bound: {found.unit} if no kernel were slower than it must. " if known else ""
+    when = prices_of(kind for one in found.each for kind in one.kinds) if found.by is By.COST else ""
     lowest = f"Lowest in {found.unit}" if found.best else "The fewest, as there is nothing to rank by,"
     each = _table(
         found, f"{lowest} of every device that keeps to it", found.each[:_MOST],
         f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
-        "average and as many as there is room for. Req/s: the most within the times and the memory.",
+        "average and as many as there is room for. Req/s: the most within the times and the memory."
+        f"{when}",
     )  # fmt: skip
     front = _table(
         found, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", found.front[:_MOST],

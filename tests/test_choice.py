@@ -56,7 +56,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, mon
 
 
 def test_of_how_many_the_price_is_known_is_told_first():
-    asked = {"hardware": ["h100-sxm", "l40s", "rtx-4090"], "bound": True}
+    asked = {"hardware": ["h100-sxm", "rtx-pro-5000", "rtx-4080"], "bound": True}
     by_cost, of_years, by_speed = (choose("llama-2-7b", **asked, **more) for more in (
         {"by": "cost"}, {"by": "cost", "years": 2}, {}
     ))  # fmt: skip
@@ -66,6 +66,9 @@ def test_of_how_many_the_price_is_known_is_told_first():
         "ranked; with --depreciation YEARS that of a purchase counts too"
     )
     assert of_years.priced == len(of_years.ranked) > 1
+    assert "USD/h: the cloud price. Cloud prices are those of 2026-10. TTFT" in REPORT.tables(by_cost)[0].about
+    own = choose("llama-2-7b", **asked, by="cost", hardware_set=["h100-sxm:price.cloud=3 USD/h"])
+    assert "USD/h: the cloud price. TTFT" in REPORT.tables(own)[0].about
     assert "--depreciation" not in REPORT.headline(of_years)
     assert REPORT.headline(by_speed).endswith("ranked by tokens/s")
 
@@ -197,7 +200,7 @@ def test_what_ifs_change_the_ranking_and_who_lacks_the_number_does_not_qualify()
 
 
 def test_ranking_by_energy_and_by_cost():
-    names = ["rtx-4090", "arc-b580", "rx-7900-xtx"]
+    names = ["rtx-4080", "arc-b580", "rx-7900-xtx"]
     by_energy = choose("llama-2-7b", hardware=names, by="energy")
     for one in by_energy.ranked:
         assert one.merit == pytest.approx(one.cell.tokens_per_s[0] / one.cell.hardware.fact("power.tdp"))

@@ -229,7 +229,7 @@ def test_where_nothing_fits_there_are_no_times():
 
 
 def test_a_purchase_that_does_not_count_is_told():
-    (bought,) = (name for name in ("rtx-4090",) if "price.purchase" in load_hardware(name).numbers)
+    (bought,) = (name for name in ("rtx-4080",) if "price.purchase" in load_hardware(name).numbers)
     told = "A price of purchase counts with --depreciation YEARS."
     assert told in " ".join(REPORT.text(compare("gpt2", bought)).split())
     assert told not in " ".join(REPORT.text(compare("gpt2", bought, years=3)).split())

@@ -26,7 +26,7 @@ from llmviewer.serving.simulation import simulate
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
-DEVICES = ("h100-sxm", "a100-sxm-80gb", "l40s", "mi300x", "rtx-4090", "trainium1")
+DEVICES = ("h100-sxm", "a100-sxm-80gb", "l40s", "mi355x", "rtx-4090", "trainium1")
 GOALS = {"rate": 4, "ttft": 0.5, "tpot": 0.03}
 
 
@@ -197,7 +197,7 @@ def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
     assert found.by is By.COST
     assert found.best is found.able[0]
     assert found.best.usd_per_h == pytest.approx(found.best.devices * hourly(load_hardware("h100-sxm"), None))
-    assert set(found.unpriced) == {"mi300x"}
+    assert set(found.unpriced) == {"mi355x"}
 
 
 def test_nobody_beats_those_of_the_front(found):
@@ -374,14 +374,14 @@ def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(
     assert "No plan keeps to that." in text
     assert "h100-sxm published one device time per token: " in text
     assert ("allowed, even at the bound" in text) == even
-    assert ("At the bound, 1 x h100-sxm, published: 2.49 USD/h: no kernels need less." in text) != even
+    assert ("At the bound, 1 x h100-sxm, published: 3.2 USD/h: no kernels need less." in text) != even
 
 
 def test_what_has_no_price_is_not_said_to_be_the_cheapest():
-    asked = {"hardware": ["l40s"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
+    asked = {"hardware": ["rtx-pro-5000"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
-    assert "No plan keeps to that. At the bound 1 x l40s, published would keep to it." in text
+    assert "No plan keeps to that. At the bound 1 x rtx-pro-5000, published would keep to it." in text
 
 
 def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
@@ -413,13 +413,13 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
 
 def test_of_how_many_the_price_is_known_is_told_first():
     asked = {"rate": 1, "quants": ["fp8"], "layouts": [""]}
-    some = plan("llama-3.1-8b", hardware=["h100-sxm", "l40s"], **asked)
+    some = plan("llama-3.1-8b", hardware=["h100-sxm", "rtx-pro-5000"], **asked)
     assert (some.priced, some.considered) == (1, 2)
     assert REPORT.headline(some).endswith(
         "1 of the 2 devices considered has a price, and only what has one is ranked; --by energy or --by devices ranks "
         "others too."
     )
-    none = plan("llama-3.1-8b", hardware=["l40s", "l4"], by="cost", **asked)
+    none = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], by="cost", **asked)
     assert "try --depreciation, --by energy or --by devices. 0 of the 2 devices considered have a price." in (
         REPORT.headline(none)
     )
@@ -427,7 +427,7 @@ def test_of_how_many_the_price_is_known_is_told_first():
         REPORT.tables(none)[0].title == "The fewest, as there is nothing to rank by, of every device that keeps to it"
     )
     assert not {"USD/h", "bound"} & set(REPORT.tables(none)[0].head)
-    watts = plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked)
+    watts = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked)
     assert REPORT.headline(watts).endswith(
         "Ranked by W at TDP, as none of what keeps to that has a price; 0 of the 2 devices considered have one."
     )
@@ -437,11 +437,12 @@ def test_of_how_many_the_price_is_known_is_told_first():
 
 def test_what_is_low_is_chosen_by_what_is_known():
     asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
-    assert plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked).by is By.ENERGY
-    assert plan("llama-3.1-8b", hardware=["l40s", "rtx-4090"], years=3, **asked).best.hardware.name == "rtx-4090"
+    assert plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked).by is By.ENERGY
+    bought = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "rtx-4080"], years=3, **asked)
+    assert bought.best.hardware.name == "rtx-4080"
     by_devices = plan("llama-3.1-8b", hardware=["l40s", "h100-sxm"], by="devices", **asked)
     assert by_devices.best.devices == 1
-    priceless = plan("llama-3.1-8b", hardware=["l40s"], by="cost", **asked)
+    priceless = plan("llama-3.1-8b", hardware=["rtx-pro-5000"], by="cost", **asked)
     assert priceless.best is None
     assert priceless.able
 
@@ -478,7 +479,7 @@ ASKED = [
     "--tpot",
     "0.02",
     "--hardware",
-    "h100-sxm,l40s,p100-sxm2",
+    "h100-sxm,rtx-pro-5000,p100-sxm2",
 ]
 
 
@@ -531,7 +532,7 @@ def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
     found = plan("llama-3.1-8b", hardware_set=changes, **asked)
     paid = {one.hardware.name: (one.usd_per_h / one.devices, one.hardware.changes) for one in found.able}
     assert paid == {
-        "h100-sxm": (2.49, ()),
+        "h100-sxm": (3.2, ()),
         "l40s": (0.5, ("price.cloud=0.5 USD/h",)),
         "l4": (9.0, ("price.cloud=9 USD/h", "power.tdp=2x")),
     }
@@ -549,7 +550,7 @@ def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
 @pytest.fixture(scope="module")
 def small():
     """What ASKED asks."""
-    return plan("llama-3.1-8b", rate=5, ttft=0.2, tpot=0.02, hardware=["h100-sxm", "l40s", "p100-sxm2"])
+    return plan("llama-3.1-8b", rate=5, ttft=0.2, tpot=0.02, hardware=["h100-sxm", "rtx-pro-5000", "p100-sxm2"])
 
 
 def test_the_report(capsys, small):
@@ -560,11 +561,13 @@ def test_the_report(capsys, small):
     assert max(map(len, captured.out.splitlines())) <= 80
     words = " ".join(captured.out.split())
     for said in (
-        "Lowest in USD/h: 1 x h100-sxm, published: 2.49 USD/h, 0.54 USD for a million tokens written. First token",
+        "Lowest in USD/h: 1 x h100-sxm, published: 3.2 USD/h, 0.694 USD for a million tokens written. First token",
         "Beaten by no other",
+        "Cloud prices are those of 2026-10.",
         (
-            "Not ranked, as their files have no price: l40s, p100-sxm2; --hardware-set 'l40s:price.cloud=3 USD/h' "
-            "gives that one a price, and a file of yours (`llmviewer hardware NAME --format yaml`) for good."
+            "Not ranked, as their files have no price: rtx-pro-5000, p100-sxm2; --hardware-set "
+            "'rtx-pro-5000:price.cloud=3 USD/h' gives that one a price, and a file of yours (`llmviewer hardware NAME "
+            "--format yaml`) for good."
         ),
     ):
         assert said in words

@@ -13,6 +13,7 @@ from ..forms import Num
 Devices: TypeAlias = Iterable[tuple[Hardware, int]]  # (device, count)
 
 _HOURS: Final = 8766  # per year
+_MONTH: Final = len("2026-10")
 
 
 def watts(devices: Devices) -> float:
@@ -30,6 +31,18 @@ def hourly(device: Hardware, years: float | None) -> float:
     if "price.cloud" in device.numbers:
         return device.numbers["price.cloud"]
     return device.numbers.get("price.purchase", nan) / (years * _HOURS) if years else nan
+
+
+def listed(devices: Iterable[Hardware]) -> str:
+    """When their cloud prices were listed: "2026-10", or "2026-08 to 2026-10"; empty if no file has the price used."""
+    months = sorted(
+        str(fact.value)[:_MONTH]
+        for device in devices
+        if "price.cloud" in device.numbers and not any(change.startswith("price.cloud=") for change in device.changes)
+        for fact in device.facts
+        if fact.key == "price.date"
+    )
+    return " to ".join(dict.fromkeys((*months[:1], *months[-1:])))
 
 
 def per_joule(tokens_per_s: Num, devices: Devices) -> Num:

@@ -54,7 +54,7 @@ _BAR: Final = 20
 )
 @click.option("--format", "form", type=click.Choice(("parquet", "csv")), default="parquet", show_default=True)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", default="measured", show_default=True,
+    "-o", "--output", type=shared.PATH, metavar="DIR", default="measured", show_default=True,
     help="A folder; what it holds already is not measured again.",
 )  # fmt: skip
 def measure(

@@ -59,6 +59,19 @@ class _Number(click.types.FloatParamType):
             self.fail(f"must be a number; got {value!r}", param, ctx)
 
 
+class _Path(click.Path):
+    """A path that is not empty, which would be the folder that one is in."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip():
+            hint = param.get_error_hint(ctx).replace("'", "") if param else "a path"
+            raise InputError(f"{hint} must not be empty; give a path, such as ./name")
+        return super().convert(value, param, ctx)
+
+
 def _over(parameter: click.Parameter | None, value: str) -> str:
     """How to give several values of what a sweep can go over; nothing where `value` is one."""
     from ..parallel.layout import DEGREES
@@ -74,6 +87,7 @@ def _over(parameter: click.Parameter | None, value: str) -> str:
 
 WHOLE: Final = Whole()
 NUMBER: Final = _Number()
+PATH: Final = _Path()
 
 
 def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -186,7 +200,7 @@ profiles = click.option(
     "--profile",
     "profiles",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="A profile that `llmviewer calibrate` wrote, used before those that ship. May be repeated.",
 )
@@ -216,7 +230,7 @@ def reported(command: _F) -> _F:
         click.option(
             "-o",
             "--output",
-            type=click.Path(path_type=Path),
+            type=PATH,
             metavar="FILE|DIR",
             help="Write the report to a file, or HTML, Markdown and CSV to a folder.",
         ),
@@ -224,9 +238,7 @@ def reported(command: _F) -> _F:
 
 
 def output(*, what: str) -> Callable[[_F], _F]:
-    return click.option(
-        "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=f"Write {what} to a file."
-    )
+    return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {what} to a file.")
 
 
 def compared(command: _F) -> _F:

@@ -13,7 +13,7 @@ from . import options as shared
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=shared.PATH)
 @inputs.setting
 @inputs.expert_skew
 @inputs.layout

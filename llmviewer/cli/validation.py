@@ -26,19 +26,20 @@ if TYPE_CHECKING:
     from ..expectation.validate import Predictions, Validation
 
 _SCHEMA_VERSION: Final = 1  # of the scores as JSON
-_FILE = click.Path(path_type=Path)
 _SUFFIXES: Final = {".txt": "text", ".json": "json", ".html": "html"}
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
-@click.option("-o", "--output", required=True, type=_FILE, metavar="FILE", help="Write the profile to a YAML file.")
+@click.argument("files", nargs=-1, required=True, type=shared.PATH, metavar="FILE...")
+@click.option(
+    "-o", "--output", required=True, type=shared.PATH, metavar="FILE", help="Write the profile to a YAML file."
+)
 @click.option("--device", metavar="NAME", help="Only rows of this device.")
 @click.option("--library", metavar="NAME", help="Only rows of this library: vllm, trtllm, sglang, triton, cublas.")
 @click.option(
     "--from",
     "prior",
-    type=_FILE,
+    type=shared.PATH,
     metavar="FILE",
     help="The profile that a fit to few rows leans on; those that ship if not given.",
 )
@@ -144,23 +145,25 @@ def _named(device: str, family: str, stack: Stack) -> str:
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=shared.PATH, metavar="FILE...")
 @click.option(
     "--profile",
     "paths",
     multiple=True,
-    type=_FILE,
+    type=shared.PATH,
     metavar="FILE",
     help="A profile, used before those that ship. May be repeated.",
 )
 @click.option(
     "--predictions-out",
-    type=_FILE,
+    type=shared.PATH,
     metavar="FILE",
     help="Also write the rows with what is predicted of them (.csv, .parquet).",
 )
 @shared.report_format(("text", "json", "html"))
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.txt, .json, .html).")
+@click.option(
+    "-o", "--output", type=shared.PATH, metavar="FILE", help="Write the scores to a file (.txt, .json, .html)."
+)
 @shared.hardware_path
 def validate(
     files: tuple[Path, ...],

@@ -20,7 +20,7 @@ from . import options as shared
 @click.option(
     "--trace",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=shared.PATH,
     help="Show this profiler trace, of any size, as `llmviewer timeline` reads it.",
 )
 def web(port: int, host: str, opens: bool, trace: Path | None) -> None:

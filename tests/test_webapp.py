@@ -37,7 +37,7 @@ pytest.importorskip("dash")
 
 from dash import dcc
 
-from llmviewer.webapp import answers, fields, options, state
+from llmviewer.webapp import answers, controls, fields, options, state
 from llmviewer.webapp import page as pages
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import KINDS, FieldError, File, Number, State
@@ -725,6 +725,12 @@ class Browser:
         return self.call("link.data", f"{name}.{prop}")
 
 
+def said(browser, name):
+    """What is said to be wrong with a control; of what is long, all of it."""
+    found = browser.props[f"error-{name}"]["children"]
+    return found if isinstance(found, str) else found["props"]["children"][1]
+
+
 def test_a_change_is_answered_and_is_in_the_link(app):
     browser = Browser(app)
     browser.set("batch", 8)
@@ -755,7 +761,7 @@ def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
     ):  # fmt: skip
         before, kept = browser.props["link"]["data"], browser.props[name].get("value")
         browser.set(name, value)
-        assert message in browser.props[f"error-{name}"]["children"]
+        assert message in said(browser, name)
         assert browser.props["link"]["data"] == before
         assert browser.props[name]["value"] == value
         browser.set(name, kept)
@@ -773,9 +779,36 @@ def test_a_fault_of_our_own_is_said_and_what_was_answered_stays(app, monkeypatch
 
     monkeypatch.setattr(answers, "analyzed", wrong)
     browser.set("batch", 77)
-    assert "has a fault" in browser.props["error-batch"]["children"]
+    assert "has a fault" in said(browser, "batch")
     assert browser.props["link"]["data"] == ""
     assert "KeyError: 'oops'" in caplog.text
+
+
+def test_a_long_mistake_is_said_in_short_and_opens_to_all_of_it():
+    assert controls.mistake("skew must be a number from 0 to 10") == "skew must be a number from 0 to 10"
+    long = f"precision must be {'one or another ' * 20}of these; got 'W4X9'"
+    short, whole = controls.mistake(long).children
+    assert (short.title, whole) == (long, long)
+    assert short.children.startswith("precision must be one or another")
+    assert short.children.endswith(" \N{HORIZONTAL ELLIPSIS} got 'W4X9'")
+    assert len(short.children) < 120
+    without = controls.mistake("of something else " * 20).children[0].children
+    assert without.endswith("else of \N{HORIZONTAL ELLIPSIS}")
+
+
+def test_a_model_that_does_not_generate_has_one_pass_and_no_generated_tokens(app):
+    browser = Browser(app)
+    both = [{"label": "Decode", "value": "decode"}, {"label": "Prefill", "value": "prefill"}]
+    assert browser.props["phase"]["options"] == both
+    assert not browser.props["gen"]["disabled"]
+    browser.set("model", "bert-base-uncased")
+    assert browser.props["phase"]["options"] == [{"label": "One pass", "value": browser.props["phase"]["value"]}]
+    assert browser.props["gen"]["disabled"]
+    assert browser.props["gen-slider"]["disabled"]
+    assert browser.props["link"]["data"] == "?model=bert-base-uncased"
+    browser.set("model", "gpt2")
+    assert (browser.props["phase"]["options"], browser.props["phase"]["value"]) == (both, "decode")
+    assert not browser.props["gen"]["disabled"]
 
 
 def test_a_mistake_does_not_hold_up_other_controls(app):
@@ -783,7 +816,7 @@ def test_a_mistake_does_not_hold_up_other_controls(app):
     browser.set("quant", "W17")
     browser.set("batch", 16)
     assert browser.props["link"]["data"] == "?batch=16"
-    assert "bits must be" in browser.props["error-quant"]["children"]
+    assert "bits must be" in said(browser, "quant")
     assert browser.props["error-batch"]["children"] == ""
 
 
@@ -794,7 +827,7 @@ def test_a_number_of_a_device_is_changed_and_put_back(app):
     assert browser.props["set"]["value"] == ["h100-sxm:memory.bandwidth=2x"]
     assert browser.props["set"]["value"][0] in browser.props["set"]["options"]
     browser.set("numbers", [{"data": {**row, "value": "fast"}}], "cellValueChanged")
-    assert "memory.bandwidth=fast" in browser.props["error-set"]["children"]
+    assert "memory.bandwidth=fast" in said(browser, "set")
     assert "memory.bandwidth=2x" in browser.props["link"]["data"]
     browser.set("set", [])
     assert browser.props["link"]["data"] == ""
@@ -812,7 +845,7 @@ def test_techniques_are_chosen_and_edited(app):
     assert f'"{seconds(expected.generation.tpot_s)}"' in answer
     assert f"{expected.effect.speed_up:.3g}x as fast" in answer
     browser.set("techniques-chosen", ["speculative", "mtp"])  # which this model has not
-    assert browser.props["error-techniques"]["children"].startswith("mtp: llama-3.1-8b has no known multi-token")
+    assert said(browser, "techniques").startswith("mtp: llama-3.1-8b has no known multi-token")
     assert browser.props["techniques"]["value"].endswith("gamma=2,alpha=0.7; mtp")
     assert browser.props["techniques-chosen"]["value"] == ["speculative", "mtp"]
     assert "mtp" not in browser.props["link"]["data"]
@@ -844,7 +877,7 @@ def test_files_are_kept_by_the_browser(app):
     browser = Browser(app)
     browser.props["model-file"]["filename"] = "broken.json"
     browser.set("model-file", "data:application/json;base64," + base64.b64encode(b"{").decode(), "contents")
-    assert browser.props["error-model"]["children"].startswith("broken.json:1:2: is not JSON")
+    assert said(browser, "model").startswith("broken.json:1:2: is not JSON")
     browser.props["model-file"]["filename"] = "tiny.json"
     contents = base64.b64encode(CONFIG.encode()).decode()
     browser.set("model-file", f"data:application/json;base64,{contents}", "contents")
@@ -853,7 +886,7 @@ def test_files_are_kept_by_the_browser(app):
     assert browser.props["files"]["data"] == [["tiny.json", CONFIG]]
     assert browser.props["error-model"]["children"] == ""
     browser.set("model-file", "nonsense", "contents")
-    assert browser.props["error-model"]["children"].startswith("tiny.json")
+    assert said(browser, "model").startswith("tiny.json")
 
 
 def test_what_is_saved_is_what_is_reported(app):

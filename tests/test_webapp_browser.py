@@ -433,9 +433,17 @@ def test_techniques_are_found_by_what_they_do(page, server):
 
 
 def test_the_network_is_enlarged_and_coloured_otherwise(page, server):
+    logged = []
+
+    def log(message):
+        logged.append(message.text)
+
+    page.on("console", log)
     open_page(page, f"{server}?tab=network")
     ready = "document.querySelector('#network')._cyreg && document.querySelector('#network')._cyreg.cy"
     page.wait_for_function(ready)
+    page.remove_listener("console", log)
+    assert not [text for text in logged if "wheel" in text]
     colour = "document.querySelector('#network')._cyreg.cy.getElementById('embedding.embed_tokens').style('{}')"
     before = page.evaluate(colour.format("background-color"))
     width = page.evaluate("document.querySelector('#network').offsetWidth")

@@ -22,7 +22,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports.data import render_csv, render_json
 from llmviewer.reports.html import render_html
 
-from . import edits, fields, options, page
+from . import controls, edits, fields, options, page
 from .answers import answers, device, fault, settled
 from .asked import asked, kept, packed, unpacked
 from .fields import FIELDS
@@ -81,7 +81,8 @@ def _asking(app: Dash) -> None:
         output={
             "shown": {name: Output(name, "value") for name in _SHOWN},
             "errors": {name: Output(f"error-{name}", "children") for name in FIELDS},
-            "options": {name: Output(name, "options") for name in ("model", "on", "op", "set")},
+            "options": {name: Output(name, "options") for name in ("model", "on", "op", "set", "phase")},
+            "idle": {name: Output(name, "disabled") for name in ("gen", "gen-slider")},
             "link": Output("link", "data"),
             "asked": Output("asked", "data"),
             "search": Output("url", "search"),
@@ -148,7 +149,7 @@ def _shown(
     held    all files that the browser is to hold, where they are others than before
     """
     found = answers(now)
-    names = overview.names(found, now.phase)
+    names, generates = overview.names(found, now.phase), found[0].analysis.model.generates
     now = now if now.op in names else replace(now, op="")
     wanted = fields.values(now)
     wrong = {*errors, *(f"{name}-{part}" for name in errors for part in ("slider", "chosen"))}
@@ -161,13 +162,15 @@ def _shown(
             **dict.fromkeys(same, no_update),
             **{name: made.get(name, no_update) for name in wrong & wanted.keys()},
         },
-        "errors": {name: errors.get(name, "") for name in FIELDS},
+        "errors": {name: controls.mistake(errors.get(name, "")) for name in FIELDS},
         "options": {
             "model": options.model_options(held) if before is None or held else no_update,
             "on": options.device_options(held) if before is None or held else no_update,
             "op": options.operator_options(names, now.op),
             "set": list(dict.fromkeys((*now.set, *(before.set if before else ())))),  # or the page drops the value
+            "phase": controls.phases(now.phase, generates=generates),
         },
+        "idle": dict.fromkeys(("gen", "gen-slider"), not generates),
         "link": now.link,
         "asked": kept(now) if before is None or kept(now) != kept(before) else no_update,
         "search": now.link,

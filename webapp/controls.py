@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log2
+from textwrap import shorten
 from typing import Any, Final
 
 from dash import dcc, html
@@ -24,6 +25,9 @@ _NAMES: Final = {
     "2g128": "int2, groups of 128", "1.58": "ternary (1.58 bits)",
     **{name: f"llama.cpp's {name}" for name in FILE_TYPES},
 }  # fmt: skip
+PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
+_LONG: Final = 140  # of what is wrong with a control; it is some four lines
+_BEGINNING: Final = 80  # of what is longer
 _PRESETS: Final = (
     "W8A16", "W4A16g128", "W3A16g128", "W8A8", "fp8", "W4A8KV4", "W4A4KV4", "nvfp4", "mxfp4", "W1.58A8", "KV8",
     "Q4_K_M", "Q8_0",
@@ -46,7 +50,7 @@ def panel(state: State) -> Component:
             _control("on", dcc.Dropdown(device_options(()), list(state.on), id="on", multi=True, maxHeight=420,
                                         closeOnSelect=False),
                      drop("on-file", "or drop a device YAML here", most=LARGEST_FILE), _numbers()),
-            _control("phase", _radio("phase", {"decode": "Decode", "prefill": "Prefill"}, state.phase)),
+            _control("phase", _radio("phase", PHASES, state.phase)),
             *(_scaled(name, getattr(state, name)) for name in SLIDERS),
             _control("quant", dcc.Input(id="quant", type="text", value="", debounce=True,
                                         placeholder="as published, or W4A16g128", spellCheck=False,
@@ -86,6 +90,22 @@ def panel(state: State) -> Component:
         ],
         id="controls", **_named("What is asked"),
     )  # fmt: skip
+
+
+def phases(shown: str, *, generates: bool) -> list[dict[str, str]]:
+    """What there is to choose of phases; of a model that does not generate one alone, which stands for that `shown`."""
+    choices = PHASES if generates else {shown: "One pass"}
+    return [{"label": label, "value": name} for name, label in choices.items()]
+
+
+def mistake(text: str) -> str | Component:
+    """What is wrong with a control: of what is long its beginning and what was given, which open to all of it."""
+    if len(text) <= _LONG:
+        return text
+    _, got, given = text.rpartition("; got ")
+    beginning = shorten(text, _BEGINNING, placeholder=" \N{HORIZONTAL ELLIPSIS}")
+    short = f"{beginning} got {given}" if got and len(given) <= _BEGINNING else beginning
+    return html.Details([html.Summary(short, title=text), text])
 
 
 def of_sweeps(state: State) -> Component:

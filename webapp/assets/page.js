@@ -77,6 +77,9 @@ window.dash_clientside = Object.assign({}, window.dash_clientside, {
   },
 });
 
+/* dash-cytoscape sets the sensitivity of the wheel to what it is anyway, and cytoscape warns of any that is set. */
+if (window.dash_cytoscape?.Cytoscape?.defaultProps) delete window.dash_cytoscape.Cytoscape.defaultProps.wheelSensitivity;
+
 document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field changes the field
 
 const weigh = (event) => { // what takes files says nothing of those that are too large for it

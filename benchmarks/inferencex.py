@@ -83,9 +83,9 @@ _WEAK = """
   February 2026, which are met.
 - **Attention in data parallel on MI355X, and 16 H100 in two nodes**, take 1.4 to 2 times as long as expected: what
   all-to-alls take there was not measured.
-- **Attention in data parallel on one server** (TensorRT-LLM on B200) is expected up to twice too slow with prompts of
-  8192 tokens: its scheduler lets all ranks read prompts in the same steps (`enable_balance`), while here a prompt on
-  one rank makes all others wait. The bound is with parts of 2048 tokens if that is less.
+- **Attention in data parallel on one server** (TensorRT-LLM) is with prompts that ranks hold back for each other, as
+  these runs set it ([serving.md](serving.md#prompts-that-are-held-back)); without, prompts of 8192 tokens would be
+  expected up to twice too slow. The bound is with parts of 2048 tokens if that is less.
 - Times to first token are not compared. Published ones hold tokenizers, the scheduler's turns (SGLang looks for
   requests every 10 to 30 steps here) and streams that send every tenth to thirtieth token: 0.15 to 0.5 s where a prompt
   is read in 0.05 s.

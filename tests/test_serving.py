@@ -714,6 +714,13 @@ BAD = [
     (["--rate", "1", "--policy", "static:3"], "policy static has no tokens to give, as it reads a whole batch at once"),
     (["--rate", "1", "--policy", "fcfs:"], "policy fcfs:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--policy", f"chunked:{'9' * 5000}"], "policy chunked:TOKENS must give a whole number"),
+    (["--rate", "1", "--policy", "fcfs:9,hold=0"], "policy fcfs,hold=STEPS must give a whole number"),
+    (["--rate", "1", "--policy", "fcfs,wait=9"], "policy fcfs,hold=STEPS must give a whole number"),
+    (["--rate", "1", "--policy", "static,hold=9"], "policy static reads when nobody decodes, so there"),
+    (
+        ["--rate", "1", "--policy", "fcfs,hold=9"],
+        "policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got 'f",
+    ),
     (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--prompt-lengths", "many"], "--prompt-lengths: must be a number of tokens"),
     (["--rate", "1", "--prompt-lengths", "0"], "--prompt-lengths: must be a number of tokens"),
@@ -835,6 +842,83 @@ def test_a_request_goes_to_the_rank_with_the_fewest(ranks):
     alone = served(ranks, traffic((0.0, 3000, 1))).finish_s.max()
     assert times[0] == alone < times[1] < 2 * alone
     assert times[2] == pytest.approx(times[1] + alone)
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two ranks that wait for each other."""
+    return Steps(Setting.of("deepseek-v2-lite", "h100-sxm", layout="dp=2 ep=2"))
+
+
+@pytest.mark.parametrize("hold", [1, 2, 9])
+def test_a_prompt_is_held_back_for_so_many_steps(two, hold):
+    """Two are read at once, and both decode; a third comes in their first step."""
+    found = served(two, traffic((0, 400, 50), (0, 400, 50), (1e-6, 700, 1)), f"prefill-first,hold={hold}")
+    both = two.step_s([(Spans(batch=1.0, q_len=400.0, kv_len=400.0),)] * 2)
+    held_s = sum(two.decoding_s([(1, 401.0 + step)] * 2) for step in range(hold - 1))
+    third = two.step_s([(Spans(batch=1.0, q_len=700.0, kv_len=700.0),), ()])
+    assert found.start_s[2] == pytest.approx(both)
+    assert found.first_s[2] == pytest.approx(both + held_s + third, rel=1e-4)
+
+
+def test_prompts_are_read_at_once_where_every_rank_has_one_or_one_has_nothing_else(two):
+    asked = {"policy": "fcfs,hold=1000", "max_batch": 8}
+    every = served(two, traffic((0, 400, 50), (0, 400, 50), (1e-6, 700, 1), (1e-6, 700, 1)), **asked)
+    both, more = (
+        two.step_s([(*decode, Spans(batch=1.0, q_len=tokens, kv_len=tokens))] * 2)
+        for tokens, decode in ((400.0, ()), (700.0, (two.going_on(1.0, 401.0),)))
+    )
+    assert every.first_s[2:] == pytest.approx(both + more)
+    idle = served(two, traffic((0, 400, 50), (1e-6, 700, 2)), **asked)
+    beside = two.step_s([(two.going_on(1.0, 401.0),), (Spans(batch=1.0, q_len=700.0, kv_len=700.0),)])
+    assert idle.first_s[1] == pytest.approx(idle.first_s[0] + beside)
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "fcfs:4096", "chunked:512", "prefill-chunks:2048"])
+@pytest.mark.parametrize("concurrency", [None, 24])
+def test_laws_where_prompts_are_held_back(policy, concurrency):
+    asked = {"rate": None if concurrency else 60, "requests": 300, "bound": True, "concurrency": concurrency}
+    asked |= {"prompt_lengths": "uniform:100-3000", "gen_lengths": "uniform:1-300", "layout": "dp=2 ep=2"}
+    free, held = (simulate("deepseek-v2-lite", "h100-sxm", policy=policy + hold, **asked) for hold in ("", ",hold=40"))
+    assert held.usage.read == held.traffic.prompt.sum()
+    assert held.usage.written == held.traffic.gen.sum()
+    assert np.all(held.finish_s >= held.first_s)
+    moments, count = held.in_system
+    assert np.sum(np.diff(moments) * count[:-1]) == pytest.approx(held.latency_s.sum())
+    if concurrency:
+        assert max(count[np.diff(moments, append=np.inf) > 1e-9]) == concurrency
+    step_s = float(np.max(held.gap_s))  # nobody starves: of every 40 steps one reads, on each rank the first that came
+    assert np.max(held.first_s - held.start_s) < 40 * step_s * max(count)
+    once = simulate("deepseek-v2-lite", "h100-sxm", policy=f"{policy},hold=1", **asked)
+    assert np.array_equal(once.finish_s, free.finish_s)
+
+
+@pytest.mark.parametrize("hold", ["", ",hold=4"])
+def test_a_step_full_of_those_that_decode_reads_nothing(two, hold):
+    """Nor is that a prompt which is held back."""
+    requests = traffic(*[(0.0, 8, 30)] * 16, *[(1e-6, 300, 2)] * 3)
+    found = served(two, requests, f"chunked:8{hold}", max_batch=32)
+    assert found.usage.written == requests.gen.sum()
+    assert found.usage.read == requests.prompt.sum()
+
+
+def test_more_is_served_where_long_prompts_of_many_ranks_are_held_back():
+    """Otherwise each prompt makes seven other ranks wait."""
+    asked = {"concurrency": 64, "requests": 300, "prompt_lengths": 8000, "gen_lengths": "uniform:200-400"}
+    asked |= {"layout": "dp=8 ep=8", "bound": True}
+    free, held = (
+        simulate("deepseek-v3", "h200-sxm", policy=policy, **asked) for policy in ("fcfs:8192", "fcfs:8192,hold=60")
+    )
+    assert held.tokens_per_s > 1.3 * free.tokens_per_s
+    assert np.mean(held.tpot_s) < np.mean(free.tpot_s)
+
+
+def test_an_engine_holds_prompts_back_for_ranks_that_wait():
+    asked = {"rate": 1, "requests": 2, "engine": "tensorrt-llm"}
+    for layout, policy in (("dp=8 ep=8", "fcfs:8192,hold=60"), ("tp=8 ep=8", "fcfs:8192"), ("tp=8", "fcfs:8192")):
+        found = simulate("deepseek-v3", "h200-sxm", layout=layout, **asked)
+        assert str(found.policy) == found.inputs["policy"] == policy
+        assert parse_policy(policy) == found.policy
 
 
 def test_ranks_that_do_not_wait_for_each_other_are_copies():

@@ -134,7 +134,8 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     "--policy",
     metavar="POLICY",
     help="What a step takes: static, decode-first, prefill-first, prefill-chunks, fcfs or chunked; with :TOKENS those "
-    "that it reads at most. If not given, the engine's, or chunked:512; with --rate max the chunks that serve most.",
+    "that it reads at most, and with ,hold=STEPS those for which dp ranks hold prompts back for each other. If not "
+    "given, the engine's, or chunked:512; with --rate max the chunks that serve most.",
 )
 @shared.number(
     "--requests",

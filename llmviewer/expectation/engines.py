@@ -49,12 +49,14 @@ class Default(NamedTuple):
     gib        least memory of GPUs that it applies to [GiB]
     but        prefixes of names of devices that it does not apply to
     max_batch  largest batch, if limited
+    together   policy, where ranks of data parallelism wait for each other; "" for the same
     """
 
     policy: str
     gib: float = 0
     but: str = ""
     max_batch: int | None = None
+    together: str = ""
 
     def meant_on(self, hardware: Hardware) -> bool:
         large = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
@@ -158,9 +160,11 @@ ENGINES: Final = {
             defaults=(Default("chunked:512"),), row=Row(73.599, "time between steps"),
             note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
         ),
-        Engine(  # its scheduler: tensorrt_llm/llmapi/llm_args.py, max_num_tokens and enable_chunked_prefill
+        # Its scheduler: tensorrt_llm/llmapi/llm_args.py, max_num_tokens and enable_chunked_prefill. Prompts are held
+        # back as its guides and InferenceX set attention_dp_config for DeepSeek-R1; it is off unless set.
+        Engine(
             name="tensorrt-llm", title="TensorRT-LLM", library="trtllm",
-            defaults=(Default("fcfs:8192", max_batch=2048),),
+            defaults=(Default("fcfs:8192", max_batch=2048, together="fcfs:8192,hold=60"),),
             row=Row(92.512),
             note="Paged cache, in-flight batching: whole prompts, 8192 tokens together, are read beside those that "
             "decode.",

@@ -21,6 +21,8 @@ class Policy:
     padded  all prompts are read, and all answers written, to the length of the longest in the batch
     budget  tokens of a step: of whole prompts, of which one is always read; of parts of them where they are cut, and
             of the sequences that decode beside them
+    hold    where ranks wait for each other, prompts are held back until each rank has one, or one has nothing to
+            decode, or it is the last of so many steps
     """
 
     name: str
@@ -29,6 +31,7 @@ class Policy:
     drains: bool = False
     padded: bool = False
     budget: int = _BUDGET
+    hold: int = 1
 
     @property
     def shares(self) -> bool:
@@ -40,7 +43,8 @@ class Policy:
         return self.budget if self.cuts else max(self.budget, longest)
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.budget}" if self.cuts or self.budget != _BUDGET else self.name
+        tokens = f":{self.budget}" if self.cuts or self.budget != _BUDGET else ""
+        return f"{self.name}{tokens}{f',hold={self.hold}' if self.hold > 1 else ''}"
 
 
 POLICIES: Final = {
@@ -57,14 +61,17 @@ POLICIES: Final = {
 
 
 def parse_policy(text: str) -> Policy:
-    """Read the name of a policy; "chunked:512" with the tokens of a step.
+    """Read the name of a policy; "chunked:512" with the tokens of a step, "fcfs,hold=60" with its `hold`.
 
     Raises InputError where there is none such.
     """
-    name, colon, budget = (part.strip() for part in str(text).partition(":"))
+    named, comma, hold = (part.strip() for part in str(text).partition(","))
+    name, colon, budget = (part.strip() for part in named.partition(":"))
     if name not in POLICIES:
         raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}")
     policy = POLICIES[name]
+    if comma:
+        policy = replace(policy, hold=_hold(policy, hold, text))
     if not colon:
         return policy
     if policy.padded:
@@ -73,3 +80,13 @@ def parse_policy(text: str) -> Policy:
     if tokens is None:
         raise InputError(f"policy {name}:TOKENS must give a whole number from 1 to {LONGEST}; got {text!r}")
     return replace(policy, budget=tokens)
+
+
+def _hold(policy: Policy, given: str, text: str) -> int:
+    key, _, value = (part.strip() for part in given.partition("="))
+    steps = counted(value) if key == "hold" else None
+    if steps is None:
+        raise InputError(f"policy {policy.name},hold=STEPS must give a whole number from 1 to {LONGEST}; got {text!r}")
+    if policy.drains:
+        raise InputError(f"policy {policy.name} reads when nobody decodes, so there is nothing to hold; got {text!r}")
+    return steps

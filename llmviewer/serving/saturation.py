@@ -240,7 +240,6 @@ def saturate(
     """
     arguments.bound_alone(bound, library, engine, profiles)
     arguments.positive(years=years)
-    chosen, block, limit = scheduler(engine, policy, block, loaded(hardware))
     free = policy is None and not engine
     max_batch = None if max_batch is None else whole("max_batch", max_batch)
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)
@@ -248,6 +247,7 @@ def saturate(
         model, hardware, quant=quant, attention=attention, mla=mla, expert_skew=expert_skew, layout=layout,
         hardware_set=hardware_set, techniques=techniques, library=library, engine=engine, profiles=profiles,
     )  # fmt: skip
+    chosen, block, limit = scheduler(engine, policy, block, loaded(hardware), setting.layout)
     steps = Steps(setting)
     lengths = drawn_from(prompt_lengths, gen_lengths)
     some = at_once(lengths, _LEAST, seed).leaving(steps.leaves, seed)

@@ -89,6 +89,7 @@ class _Server:
     prefix_caches  blocks of prompts in the memory of each rank, where the traffic names them
     blocks         of a prompt; the one in front is asked for again and again
     sent           requests whose arrival is known: in a closed loop each answer brings the next
+    since          steps since prompts were last let through, or would have been
     short          somebody has lost its cache since the last step: nobody is taken up before the next one, or who was
                    sent away would come back to the room that it left for others
     """
@@ -113,7 +114,7 @@ class _Server:
         self.prefix_caches = [PrefixCache() for _ in self.ranks]
         self.blocks = lru_cache(maxsize=1)(self.caches.of_prompt)
         self.clock, self.come, self.peak = 0.0, 0, 0.0
-        self.blocked, self.short = "", False
+        self.blocked, self.short, self.since = "", False, 0
         self.spent: defaultdict[str, float] = defaultdict(float)
 
     @property
@@ -171,7 +172,10 @@ class _Server:
         if self.policy.padded:
             self._padded_batch()
         elif any(parts := [self._parts(lane) for lane in self.lanes]):
-            self._read(parts)
+            if self._let_through(parts):
+                self._read(parts)
+            else:
+                self._decode(self.policy.hold - 1 - self.since)
         elif self.held:
             self._decode()
 
@@ -276,6 +280,16 @@ class _Server:
             budget -= take
         return found
 
+    def _let_through(self, parts: Sequence[list[tuple[int, int]]]) -> bool:
+        """Whether these are read in the next step, or held back until every rank has some.
+
+        As in _balance_adp_requests() of TensorRT-LLM, which counts steps without prompts too.
+        """
+        if self.since + 1 >= self.policy.hold:
+            return True
+        reads = [any(parts[at : at + self.steps.turns]) for at in range(0, len(parts), self.steps.turns)]
+        return all(reads) or not all(any(len(lane.ids) for lane in rank) for rank in self.ranks)
+
     def _read(self, parts: Sequence[list[tuple[int, int]]]) -> None:
         """A step in which some lanes read; those that decode take part where the policy mixes, or they read nothing."""
         decoding = [
@@ -289,6 +303,7 @@ class _Server:
             "mixed_s" if any(map(len, decoding)) else "reading_s",
             self.steps.step_s([self._groups(*each) for each in zip(self.lanes, parts, decoding, strict=True)]),
         )
+        self.since = 0
         for lane, own, ids in zip(self.lanes, parts, decoding, strict=True):
             self._write(ids, 1)
             self._have_read(lane, own)
@@ -318,10 +333,12 @@ class _Server:
         self._write(np.array(done, dtype=np.int64), 1)
         self._join(lane, done)
 
-    def _decode(self) -> None:
-        """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up."""
+    def _decode(self, most: float = inf) -> None:
+        """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up;
+        `most` at most.
+        """
         ids = np.concatenate([lane.ids for lane in self.lanes])
-        steps = int((self.progress.passes[ids] - self.passes[ids]).min())
+        steps = int(min((self.progress.passes[ids] - self.passes[ids]).min(), most))
         if self._without_room(steps):
             fitting = 0
             while steps - fitting > 1:
@@ -339,6 +356,7 @@ class _Server:
             steps = min(steps, _steps_in(float(self.arrival[self.come]) - self.clock, first, slope))
         whole_s = steps * (first + slope * (steps - 1) / 2)
         self._spend("decoding_s", whole_s)
+        self.since = (self.since + steps) % self.policy.hold
         self._write(ids, steps, last_s=first + slope * (steps - 1), rest_s=whole_s - first)
         for lane in self.lanes:
             self._leave(lane)

@@ -28,6 +28,7 @@ from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
 from .server import serve
+from .stages import waiting_ranks
 from .steady import steady
 from .steps import Steps
 from .trace_files import read_traffic
@@ -86,7 +87,8 @@ def simulate(
     concurrency       in place of rate: requests in flight, of clients that each send the next when theirs is answered
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; None: 1024 [tokens]
     gen_lengths       the same; None: 128 [tokens]
-    policy            one of POLICIES; None: that of the engine, else "chunked:512" (512 tokens per step)
+    policy            one of POLICIES, maybe with tokens per step and a `hold`; None: that of the engine, else
+                      "chunked:512"
     requests          number of requests; None: 1000, and at least 10 of each client
     max_batch         most concurrent sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
@@ -120,14 +122,7 @@ def simulate(
         raise InputError("concurrency must be left out beside readers, to which prompts come whoever is answered")
     asked_of = {"prompts": prompt_lengths, "gens": gen_lengths, "requests": requests, "seed": seed}
     traffic = _traffic(rate, arrivals, concurrency, **asked_of)
-    chosen, block, most = scheduler(engine, policy, block, loaded(hardware))
     _check_span(traffic, "arrivals" if rate is None else "rate")
-    usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
-    common: dict[str, Any] = {
-        "traffic": traffic, "copies": whole("copies", copies),
-        "max_batch": whole("max_batch", usual if max_batch is None else max_batch), "block": block,
-        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
-    }  # fmt: skip
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     asked: dict[str, Any] = {
@@ -140,7 +135,13 @@ def simulate(
     own, others = each_changed(kinds, hardware_set)
     setting = Setting.of(model, hardware, layout=layout, hardware_set=own, **asked)
     _check_hits(setting, traffic)
-    common["traffic"] = traffic.leaving(Steps(setting).leaves, seed)
+    chosen, block, most = scheduler(engine, policy, block, loaded(hardware), setting.layout)
+    usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
+    common: dict[str, Any] = {
+        "traffic": traffic.leaving(Steps(setting).leaves, seed), "copies": whole("copies", copies),
+        "max_batch": whole("max_batch", usual if max_batch is None else max_batch), "block": block,
+        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
+    }  # fmt: skip
     if readers:
         laid = layout if prefill_layout is None else prefill_layout
         reads = Setting.of(model, kinds[1], layout=laid, hardware_set=others, **asked)
@@ -213,13 +214,24 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
             )
 
 
-def scheduler(engine: str, policy: str | None, block: int | None, hardware: Hardware) -> tuple[Policy, int, int | None]:
+def scheduler(
+    engine: str, policy: str | None, block: int | None, hardware: Hardware, layout: Layout
+) -> tuple[Policy, int, int | None]:
     """The policy and the tokens of a block that were given, or those of the engine on that device; and the sequences
     that the engine has at a time at most, None where it has no such limit.
+
+    Raises InputError where prompts are to be held back for ranks that do not wait.
     """
     made = find_engine(engine) if engine else None
     usual, size = (made.default_on(hardware), made.block) if made else (Default(_POLICY), _BLOCK)
-    return parse_policy(policy or usual.policy), whole("block", size if block is None else block), usual.max_batch
+    wait = waiting_ranks(layout) > 1
+    chosen = parse_policy(policy or (usual.together if wait and usual.together else usual.policy))
+    if chosen.hold > 1 and not wait:
+        raise InputError(
+            f"policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got "
+            f"{policy!r}"
+        )
+    return chosen, whole("block", size if block is None else block), usual.max_batch
 
 
 def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isnan, nan
@@ -21,8 +22,10 @@ from .recommendations import Folded
 from .report import Command, Report
 from .serving import beyond
 
-_MOST: Final = 20  # rows of a table in words
-_NEAREST: Final = 10  # devices that do not keep to it, or have no price, in words
+_MOST: Final = 10  # rows of the first table that a text has
+_OTHERS: Final = 6  # of those after it
+_NEAREST: Final = 5  # devices that do not keep to it
+_NAMED: Final = 10  # devices that have no price, in words
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
 _PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the requests:"
@@ -206,8 +209,8 @@ def remarks(found: ServicePlan) -> list[str]:
     told = [f"{found.tried:,} settings of devices, layouts, precisions, copies and batches were tried."]
     told += unsold(found.left_out)
     if found.best and found.unpriced:
-        more = len(found.unpriced) - _NEAREST
-        names = ", ".join(found.unpriced[:_NEAREST]) + f" and {more} more" * (more > 0)
+        more = len(found.unpriced) - _NAMED
+        names = ", ".join(found.unpriced[:_NAMED]) + f" and {more} more" * (more > 0)
         lacking, change = ("TDP", "power.tdp=700 W") if found.by is By.ENERGY else ("price", "price.cloud=3 USD/h")
         told.append(
             f"Not ranked, as their files have no {lacking}: {names}; --hardware-set '{found.unpriced[0]}:{change}' "
@@ -224,17 +227,16 @@ def tables(found: ServicePlan) -> list[Table]:
     bound = f"Bound: {found.unit} if no kernel were slower than it must. " if known else ""
     lowest = f"Lowest in {found.unit}" if found.best else "The fewest, as there is nothing to rank by,"
     each = _table(
-        found, f"{lowest} of every device that keeps to it", found.each[:_MOST],
+        found, f"{lowest} of every device that keeps to it", found.each, _MOST,
         f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
         "average and as many as there is room for. Req/s: the most within the times and the memory.",
     )  # fmt: skip
     front = _table(
-        found, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", found.front[:_MOST],
-        f"The first {_MOST} of {len(found.front)}." if len(found.front) > _MOST else "",
-    )  # fmt: skip
+        found, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", found.front, _OTHERS
+    )
     why = Reasons(
         title="Devices that do not keep to it",
-        about="In the setting that comes closest; nearest first.",
+        about=f"In the setting that comes closest; nearest first.{_factors(found)}",
         head=("device", "precision", "layout", "why"),
         words=("device", "precision", "layout", "why"),
         body=tuple(
@@ -249,8 +251,8 @@ def tables(found: ServicePlan) -> list[Table]:
     unmeasured = _table(
         found,
         "At the bound these keep to it too, but nothing is expected of their kernels",
-        found.unmeasured[:_MOST],
-        "",
+        found.unmeasured,
+        _OTHERS,
     )
     ways = _ways(found) if found.disaggregated else []
     return [table for table in (*ways, each, front, _without(unmeasured, "bound"), why) if table.body]
@@ -300,11 +302,20 @@ def _why(one: Candidate, found: ServicePlan) -> str:
     return f"{one.reason}{', even at the bound' * even}"
 
 
-def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:
+def _factors(found: ServicePlan) -> str:
+    """How many devices each limit rules out, where a text does not name them all."""
+    counts = Counter(one.factor for one in found.rejected).most_common()
+    if len(found.rejected) <= _NEAREST or len(counts) < 2:
+        return ""
+    return f" Ruled out by {', '.join(f'{factor}: {count:,}' for factor, count in counts)}."
+
+
+def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], most: int, about: str = "") -> Table:
     heads = (found.unit, "bound", "TTFT", "TPOT", "batch", "req/s")
     whole: Table = Folded(
         title=name,
         about=about,
+        most=most,
         head=("devices", "precision", *heads),
         words=("devices", "precision"),
         body=tuple(

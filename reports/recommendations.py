@@ -117,7 +117,7 @@ class Folded(Table):
     """Whose long names, on the left, go on in the next line of a text."""
 
     def text(self, width: int = WIDTH) -> str:
-        names, *others = zip(self.head, *([item.text for item in row] for row in self.body), strict=True)
+        names, *others = zip(*self.lines(), strict=True)
         left = [i for i, head in enumerate(self.head[1:]) if head in self.words]
         rest = columns(list(zip(*others, strict=True)), left=left, gap=" ").splitlines()
         room = max(width - 1 - max(map(len, rest)), _LEAST)
@@ -126,8 +126,7 @@ class Folded(Table):
         lines = [filled(self.title, width)]
         for (first, *more), numbers in zip(parts, rest, strict=True):
             lines += [f"{first:<{wide}} {numbers}", *more]
-        about = [filled(self.about, width)] if self.about else []
-        return "\n".join((*lines, *about, ""))
+        return "\n".join((*lines, self.below(width)))
 
 
 def tables(found: Advice) -> list[Table]:

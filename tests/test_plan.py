@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -362,7 +363,7 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
     each = float(prefill_s(setting.plan, setting.layout, batch=2, prompt=1024)) / 2 + 255 * step / (one.limit - 1)
     assert one.max_rate == pytest.approx(8 / each, rel=2e-3)  # two prompts share a step, but not each
     assert one.reason.startswith(
-        f"rate: {one.max_rate:.4g} requests/s at most on 16 devices (memory for {one.limit} at a "
+        f"rate: {one.max_rate:.4g} requests/s at most on 16 devices (memory for {one.limit:,} at a "
     )
 
 
@@ -404,11 +405,26 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
     assert len(names) > 30
     text, page, table = REPORT.text(found), REPORT.markdown(found), REPORT.csv(found)
     own = text.partition("Devices that do not keep to it")[2]
-    assert [name for name in names if f"\n{name} " in own] == names[:10]
-    assert f"nearest first. {len(names) - 10} more: -o FILE.html, .md, .csv or .json has all." in " ".join(own.split())
+    assert [name for name in names if f"\n{name} " in own] == names[:5]
+    words = " ".join(own.split())
+    assert f"{len(names) - 5} more: -o FILE.html, .md, .csv or .json has all." in words
+    for factor, count in Counter(one.factor for one in found.rejected).items():
+        assert re.search(rf"nearest first\. Ruled out by [^.]*\b{factor}: {count}\b", words)
     assert all(f"| {name} |" in page and f",{name}," in table for name in names)
     near = [one.excess for one in found.rejected if one.max_rate > 0]
     assert near == sorted(near)
+
+
+def test_a_text_has_the_first_rows_of_long_tables_and_files_have_all():
+    found = plan("llama-3.1-8b", rate=1, quants=["fp8"], layouts=["", "tp=2"], bound=True)
+    text, page = REPORT.text(found), REPORT.markdown(found)
+    each, front = (len(rows) for rows in (found.each, found.front))
+    assert min(each, front) > 10
+    assert len(text.splitlines()) < 75
+    for more in (each - 10, front - 6):
+        assert f"{more} more: -o FILE.html, .md, .csv or .json has all." in " ".join(text.split())
+    tables = re.findall(r"(?s)## .*?\n\n(.*?)\n\n", page)
+    assert [table.count("\n|") - 1 for table in tables[:2]] == [each, front]
 
 
 def test_of_how_many_the_price_is_known_is_told_first():

@@ -151,9 +151,9 @@ def _reason(one: Candidate, load: Load) -> str:
             f"{si(there)}B of each device{slower}"
         )
     if one.factor == "batch":
-        return f"batch: {one.excess * load.limits[-1]:.0f} sequences at a time, of {load.limits[-1]:.0f} at most"
+        return f"batch: {one.excess * load.limits[-1]:,.0f} sequences at a time, of {load.limits[-1]:,.0f} at most"
     if one.factor == "rate":
-        room = f" (memory for {one.limit} at a time on each copy)" if one.limit < load.limits[-1] else ""
+        room = f" (memory for {one.limit:,} at a time on each copy)" if one.limit < load.limits[-1] else ""
         return f"rate: {most} on {counted(one.devices, 'device')}{room}, of {load.rate:.4g} asked"
     value, goal = (
         (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)

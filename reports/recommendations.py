@@ -27,8 +27,8 @@ _LEAST: Final = 16  # columns of names beside numbers
 _USUAL: Final = "Techniques have their usual parameters; how much they change the answers is not weighed."
 _LEFT: Final = " Left: what bounds a decode step then."
 _TOUCHES: Final = (
-    " Touches: - leaves the answers as they are; answers: others are written; draft: there has to be a draft model or "
-    "heads trained for this one; model: there have to be weights that were trained or converted for it."
+    "Touches: the last of these that one of them does: answers (others are written), draft (there has to be a draft "
+    "model, or heads trained for this one), model (weights that were trained or converted for it); - for none of them."
 )
 _WANTS: Final = re.compile(r"give ([^:]*)|(\w+) must be given(: .*)")
 _NAMES: Final = {
@@ -131,17 +131,18 @@ class Folded(Table):
 
 def tables(found: Advice) -> list[Table]:
     known = "Expected, bound" if found.base.expected else "Bound"
-    about = (
-        f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_TOUCHES}{_LEFT}"
-    )
+    about = f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_LEFT}"
     groups = [(needs, list(same)) for needs, same in groupby(found.alone, key=lambda line: line.touches.needs)]
     alone = [
         _table(f"Alone, {needs}", found, same, ("TTFT", "TPOT"), about if same[-1] is found.alone[-1] else "")
         for needs, same in groups
     ]
     shown = ("TTFT",) if found.wanted is Objective.TTFT else ("TPOT",)
-    together = _table("Together, each better than its parts", found, found.together[:_MOST], shown, "")
-    kept: list[Table] = [Folded(**vars(table.without_constants("left"))) for table in (*alone, together) if table.body]
+    together = _table(
+        "Together, each better than its parts", found, found.together[:_MOST], shown, f"{_TOUCHES}{_LEFT}"
+    )
+    shorter = [*(table.without_constants("left", "touches") for table in alone), together.without_constants("left")]
+    kept: list[Table] = [Folded(**vars(table)) for table in shorter if table.body]
     return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]
 
 
@@ -173,9 +174,12 @@ def _gain(times: float | None) -> Item:
 def _cards(found: Advice) -> list[Card]:
     best = [line for lines in (found.alone, found.together) for line in lines[:1]]
     return [
-        Card(label="best" if line in found.alone else "best together", value=f"{line.likely:.2f}x", about=line.name)
+        Card(
+            label="best alone" if line in found.alone else "best together", value=f"{line.likely:.2f}x",
+            about=f"{line.name}, {line.touches.needs}",
+        )
         for line in best
-    ]
+    ]  # fmt: skip
 
 
 REPORT: Final = Report[Advice](

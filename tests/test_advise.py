@@ -78,10 +78,10 @@ def test_gains_in_a_pipeline_are_those_of_two_analyses_too(capsys):
 
 
 def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
-    order = [*dict.fromkeys(each.needs for each in Touches)]
-    assert [Touches(name).needs for name in ("nothing", "draft", "model")] == order
+    order = list(Touches)
+    assert order == [Touches(name) for name in ("nothing", "answers", "draft", "model")]
     for lines in (found.alone, found.together):
-        ranks = [(order.index(one.touches.needs), -one.expected) for one in lines]
+        ranks = [(order.index(one.touches), -one.expected) for one in lines]
         assert ranks == sorted(ranks)
         assert all(one.expected > 1 and one.result.fits for one in lines)
     assert all(one.expected <= 1.005 for one in found.idle)
@@ -280,9 +280,12 @@ def test_the_report(capsys, found):
         "What would help Llama 3.1 8B",
         "decode steps are memory-",
         "Would not help here:",
+        "Alone, with the same weights and the same answers",
+        "Alone, with the same weights and other answers",
         "Together, each better",
     ):
         assert said in text
+    assert "touches" not in text.partition("Together")[0]  # as the tables are by that
     document = json.loads(REPORT.json(found))
     assert document["alone"][0]["expected_gain"] >= document["alone"][1]["expected_gain"]
     rows = list(csv.DictReader(io.StringIO(REPORT.csv(found))))

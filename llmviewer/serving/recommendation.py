@@ -91,8 +91,8 @@ class Line:
         return max((option.touches for option in self.options), key=list(Touches).index)
 
     def at_hand(self) -> int:
-        """The place of its group: the same weights, a draft, other weights."""
-        return [*dict.fromkeys(each.needs for each in Touches)].index(self.touches.needs)
+        """The place of its group: the same answers, other answers, a draft, other weights."""
+        return list(Touches).index(self.touches)
 
     @property
     def relieves(self) -> str:
@@ -112,8 +112,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice(Rows):
-    """The result of recommend(). `alone` and `together` are in groups: options for the same weights, options that need
-    a draft, and options that need other weights; each group has the best first, by expected times if known.
+    """The result of recommend(). `alone` and `together` are in groups: options for the same weights that leave answers
+    as they are, those that change them, options that need a draft, and options that need other weights; each group has
+    the best first, by expected times if known.
 
     idle     options that would not help, or make it worse
     large    options with which it does not fit the memory

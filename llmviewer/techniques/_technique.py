@@ -48,9 +48,13 @@ class Touches(StrEnum):
 
     @property
     def needs(self) -> str:
-        """What has to be there before it can be switched on."""
-        own = {Touches.DRAFT: "with a draft or heads of its own", Touches.MODEL: "with weights made for it"}
-        return own.get(self, "with the same weights")
+        """What has to be there before it can be switched on, and where that is nothing, whether answers stay."""
+        return {
+            Touches.NOTHING: "with the same weights and the same answers",
+            Touches.ANSWERS: "with the same weights and other answers",
+            Touches.DRAFT: "with a draft or heads of its own",
+            Touches.MODEL: "with weights made for it",
+        }[self]
 
 
 class Network(Protocol):

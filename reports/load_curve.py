@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _KEPT: Final = 0.9  # of the requests, that are to keep to the goals
+_DRAINED: Final = 0.15  # of the time, that is worth a word: ten requests of each client, the usual, leave a tenth
 _TOGETHER: Final = 0.9  # of the most that is served, from which on more in flight only wait for each other
 
 
 def title(found: LoadCurve) -> str:
     first, last = found.bound[0].concurrency, found.bound[-1].concurrency
-    return f"{title_of(found.runs[0]).partition(': ')[0]} on {_devices(found)}, {first} to {last} requests in flight"
+    return (
+        f"{title_of(found.runs[0]).partition(': ')[0]} on {_devices(found)}, {first:,} to {last:,} requests in flight"
+    )
 
 
 def _devices(found: LoadCurve) -> str:
@@ -97,12 +100,20 @@ def remarks(found: LoadCurve) -> list[str]:
     if enough is not points[-1]:
         share = enough.run.tokens_per_s / max(point.run.tokens_per_s for point in points)
         each = "" if np.isnan(enough.speed) else f", with {digits(enough.speed)} tokens/s each"
-        lines.append(f"{enough.concurrency} in flight serve {share:.0%} of the most{each}.")
+        lines.append(f"With {enough.concurrency:,} in flight, {share:.0%} of the most is served{each}.")
     if _held(points):
         able = [point for point in points if point.run.good >= _KEPT]
-        most = f"{able[-1].concurrency} in flight, {digits(able[-1].run.tokens_per_s)} tokens/s" if able else "none"
+        most = f"{able[-1].concurrency:,} in flight, {digits(able[-1].run.tokens_per_s)} tokens/s" if able else "none"
         lines.append(f"The most with which {_KEPT:.0%} of the requests keep to the goals: {most}.")
-    lines.append(f"With {points[-1].concurrency}: {points[-1].run.limit}")
+    lines.append(f"With {points[-1].concurrency:,}: {points[-1].run.limit}")
+    drained = [point for point in points if point.run.drained > _DRAINED]
+    if drained:
+        more = " and more" if len(drained) > 1 else ""
+        lines.append(
+            f"With {drained[0].concurrency:,}{more}, fewer are in flight in up to the last "
+            f"{max(point.run.drained for point in drained):.0%} of the time, as nobody comes any more: what there is a "
+            "second is lower by that. With more requests (--requests) the part is smaller."
+        )
     longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in found.runs)
     return [*lines, *beyond(found.setting.model, longest)]
 

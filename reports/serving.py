@@ -95,9 +95,10 @@ def _kept(found: Simulation) -> list[str]:
 
 
 def lengths(traffic: Traffic) -> str:
-    """Of prompts and answers, on average."""
+    """Of prompts and answers, on average where they differ."""
     prompt, gen = (round(float(np.mean(each))) for each in (traffic.prompt, traffic.gen))
-    return f"prompts of {prompt} and answers of {gen} {'token' if gen == 1 else 'tokens'} on average"
+    alike = all(np.ptp(each) == 0 for each in (traffic.prompt, traffic.gen))
+    return f"prompts of {prompt:,} and answers of {counted(gen, 'token')}{'' if alike else ' on average'}"
 
 
 def headline(found: Simulation) -> str:

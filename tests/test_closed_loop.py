@@ -137,6 +137,17 @@ def test_the_report(capsys, tmp_path):
     assert 'id="load-curve"' in page.read_text()
 
 
+def test_remarks_say_what_more_requests_would_change():
+    few, many = (
+        " ".join(REPORT.text(load_curve(MODEL, DEVICE, concurrency=[1, 4], requests=count, bound=True, **how)).split())
+        for count, how in ((8, {"gen_lengths": 30}), (60, {"gen_lengths": "uniform:20-40"}))
+    )
+    assert "With 4, fewer are in flight in up to the last" in few
+    assert "fewer are in flight" not in many
+    assert "prompts of 1,024 and answers of 30 tokens, as published" in few
+    assert "prompts of 1,024 and answers of 30 tokens on average, as published" in many
+
+
 def test_answers_of_one_token_have_no_speed(capsys):
     assert main(["simulate", MODEL, DEVICE, "--concurrency", "1,2", "--gen", "1", "--requests", "4", "--bound"]) == 0
     assert "nan" not in capsys.readouterr().out
@@ -164,7 +175,11 @@ def test_one_number_is_a_simulation(capsys):
     (["--concurrency", "8", "--rate", "max"], "leave out --concurrency"),
     (["--concurrency", "8", "--requests", "4"], "requests must be at least the concurrency, 8; got 4"),
     (["--concurrency", "8", "--readers", "1"], "concurrency must be left out beside readers"),
-    (["--concurrency", "200000"], "requests must be at most 1000000; got 2000000"),
+    (
+        ["--concurrency", "200000"],
+        "concurrency must be at most 100000 without requests, of which each client sends 10 then; got 200000",
+    ),
+    (["--concurrency", "9", "--requests", "2000000"], "requests must be at most 1000000; got 2000000"),
 ], ids=lambda value: " ".join(value) * isinstance(value, list))  # fmt: skip
 def test_mistakes_get_one_line(capsys, options, said):
     assert main(["simulate", MODEL, DEVICE, *options]) == 2

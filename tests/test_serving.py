@@ -893,6 +893,15 @@ def test_laws_where_prompts_are_held_back(policy, concurrency):
     assert np.array_equal(once.finish_s, free.finish_s)
 
 
+@pytest.mark.parametrize("hold", ["", ",hold=4"])
+def test_a_step_full_of_those_that_decode_reads_nothing(two, hold):
+    """Nor is that a prompt which is held back."""
+    requests = traffic(*[(0.0, 8, 30)] * 16, *[(1e-6, 300, 2)] * 3)
+    found = served(two, requests, f"chunked:8{hold}", max_batch=32)
+    assert found.usage.written == requests.gen.sum()
+    assert found.usage.read == requests.prompt.sum()
+
+
 def test_more_is_served_where_long_prompts_of_many_ranks_are_held_back():
     """Otherwise each prompt makes seven other ranks wait."""
     asked = {"concurrency": 64, "requests": 300, "prompt_lengths": 8000, "gen_lengths": "uniform:200-400"}

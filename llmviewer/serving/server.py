@@ -171,8 +171,11 @@ class _Server:
     def _step(self) -> None:
         if self.policy.padded:
             self._padded_batch()
-        elif any(parts := [self._parts(lane) for lane in self.lanes]) and self._let_through(parts):
-            self._read(parts)
+        elif any(parts := [self._parts(lane) for lane in self.lanes]):
+            if self._let_through(parts):
+                self._read(parts)
+            else:
+                self._decode(self.policy.hold - 1 - self.since)
         elif self.held:
             self._decode()
 
@@ -330,12 +333,12 @@ class _Server:
         self._write(np.array(done, dtype=np.int64), 1)
         self._join(lane, done)
 
-    def _decode(self) -> None:
-        """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up."""
+    def _decode(self, most: float = inf) -> None:
+        """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up;
+        `most` at most.
+        """
         ids = np.concatenate([lane.ids for lane in self.lanes])
-        steps = int((self.progress.passes[ids] - self.passes[ids]).min())
-        if any(lane.reading for lane in self.lanes):  # held back
-            steps = min(steps, self.policy.hold - 1 - self.since)
+        steps = int(min((self.progress.passes[ids] - self.passes[ids]).min(), most))
         if self._without_room(steps):
             fitting = 0
             while steps - fitting > 1:

@@ -120,7 +120,7 @@ def simulate(
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     if concurrency is not None and readers:
         raise InputError("concurrency must be left out beside readers, to which prompts come whoever is answered")
-    asked_of = {"prompts": prompt_lengths, "gens": gen_lengths, "requests": requests, "seed": seed}
+    asked_of: dict[str, Any] = {"prompts": prompt_lengths, "gens": gen_lengths, "requests": requests, "seed": seed}
     traffic = _traffic(rate, arrivals, concurrency, **asked_of)
     _check_span(traffic, "arrivals" if rate is None else "rate")
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
@@ -176,6 +176,12 @@ def _traffic(
             "requests a second, a file, or requests in flight"
         )
     clients = 0 if concurrency is None else whole("concurrency", concurrency)
+    if requests is None and _ROUNDS * clients > _MOST_REQUESTS:
+        most = _MOST_REQUESTS // _ROUNDS
+        raise InputError(
+            f"concurrency must be at most {most} without requests, of which each client sends {_ROUNDS} then; got "
+            f"{clients}"
+        )
     count = check_requests(max(_REQUESTS, _ROUNDS * clients) if requests is None else requests)
     if arrivals is not None:
         for name, value in {"prompt_lengths": prompts, "gen_lengths": gens}.items():

@@ -369,6 +369,8 @@ class _Server:
 
     def _write(self, ids: Requests, steps: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
         """`steps` of each until now: the last took `last_s`, all but the first `rest_s`. [s]"""
+        if not len(ids):  # as of lanes that only read, or read on
+            return
         before = np.maximum(self.clock - rest_s - self.last[ids], last_s)
         fresh = np.isnan(self.first[ids])
         self.first[ids[fresh]] = self.clock
@@ -380,7 +382,8 @@ class _Server:
         self.spent["written"] += int((self.written[ids] - before_them).sum())
 
     def _join(self, lane: _Lane, requests: list[int]) -> None:
-        lane.ids = np.concatenate((lane.ids, np.array(requests, dtype=np.int64)))
+        if requests:
+            lane.ids = np.concatenate((lane.ids, np.array(requests, dtype=np.int64)))
         self._leave(lane)
 
     def _leave(self, lane: _Lane) -> None:

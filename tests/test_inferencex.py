@@ -1,5 +1,6 @@
 """A public benchmark of servers: none is above the bound, and the page says how near what is expected is."""
 
+import sys
 from importlib import util
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,9 @@ def page():
         "inferencex_page", Path(__file__).parent.parent / "benchmarks" / "inferencex.py"
     )
     module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:  # where it looks for tests/ is not for others to look (conftest.py)
+        patch.setattr(sys, "path", list(sys.path))
+        spec.loader.exec_module(module)
     return module
 
 

@@ -15,7 +15,6 @@ from . import options as shared
 from .comparing import hardware_option, named
 from .progress import on_a_bar
 
-_FILE: Final = click.Path(path_type=Path)
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
     "arrivals": None, "concurrency": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None,
     "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
@@ -109,7 +108,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @click.option(
     "--arrivals",
-    type=_FILE,
+    type=shared.PATH,
     metavar="FILE",
     help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or those of Azure's "
     "traces or of BurstGPT; and cached, tokens of each prompt that are in a cache already, where there are any. Or a "

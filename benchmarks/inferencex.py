@@ -15,7 +15,8 @@ from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+if __name__ == "__main__":  # or the path of who imports it would change
+    sys.path.insert(0, str(ROOT))
 
 from tests.inferencex import DRAFTED, ROWS, Drafts, Found, drafts, found  # noqa: E402
 

@@ -1,6 +1,5 @@
 """A public benchmark of servers: none is above the bound, and the page says how near what is expected is."""
 
-import sys
 from importlib import util
 from pathlib import Path
 from statistics import median
@@ -21,9 +20,7 @@ def page():
         "inferencex_page", Path(__file__).parent.parent / "benchmarks" / "inferencex.py"
     )
     module = util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:  # where it looks for tests/ is not for others to look (conftest.py)
-        patch.setattr(sys, "path", list(sys.path))
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 

@@ -13,8 +13,7 @@ from llmviewer.units import seconds
 from .listing import Item, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
-from .serving import beyond, lengths, said
-from .serving import title as title_of
+from .serving import beyond, devices, lengths, said
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,13 +25,8 @@ _TOGETHER: Final = 0.9  # of the most that is served, from which on more in flig
 
 def title(found: LoadCurve) -> str:
     first, last = found.bound[0].concurrency, found.bound[-1].concurrency
-    return (
-        f"{title_of(found.runs[0]).partition(': ')[0]} on {_devices(found)}, {first:,} to {last:,} requests in flight"
-    )
-
-
-def _devices(found: LoadCurve) -> str:
-    return title_of(found.runs[0]).partition(" requests on ")[2]
+    where = f"{found.setting.model.title} on {devices(found.runs[0])}"
+    return f"{where}, {first:,} to {last:,} requests in flight"
 
 
 def headline(found: LoadCurve) -> str:

@@ -135,6 +135,7 @@ def test_the_report(capsys, tmp_path):
     page = tmp_path / "curve.html"
     assert main([*asked, "-o", str(page)]) == 0
     assert 'id="load-curve"' in page.read_text()
+    assert '<th scope="row" data-key="16" class="number">16</th>' in page.read_text()
 
 
 def test_remarks_say_what_more_requests_would_change():

@@ -94,7 +94,7 @@ fewer tokens follow: what prompts take, which drafts do not shorten, is in the p
 _WEAK = """
 ## Where it is off, and why
 
-- **MI300X and MI325X** are expected 1.5 times too fast at any number of requests: no kernel was measured on them, and
+- **MI300X and MI325X** are expected 1.6 times too fast at any number of requests: no kernel was measured on them, and
   those of MI355X and of other makers are carried over. Both take 24 ms a token with four requests in flight, although
   their memories differ by an eighth, so it is launches that take the time. MLPerf's results of MI300X are as far off
   ([serving.md](serving.md#against-mlperf)).

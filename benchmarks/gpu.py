@@ -6,7 +6,7 @@ python benchmarks/gpu.py step time
 or without a name all three, one after the other. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
 
 Checks every case of every kernel against its reference, in bf16 and at larger sizes as well, for which Triton's
-interpreter is no use; takes a decode step of a whole model as a graph; then times, for a few sizes of Llama 3.1 8B, the
+interpreter is no use; takes decode steps of whole models as graphs; then times, for a few sizes of Llama 3.1 8B, the
 rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy. Each part is a process of its own
 with a time limit: a launch that breaks the GPU or never ends takes that only, and what was found before it is printed.
 """
@@ -42,6 +42,15 @@ _BRIEF_S = 0.1  # of a timing
 _TURNS = 3
 _MEMORY = 16e9  # bytes of the tensors of a launch, at most
 _COPIED = 2**30
+_STEPS = (  # model, sequences, tokens of each
+    ("llama-3.1-8b", 16, 4096),
+    ("llama-3.1-8b", 1, 1024),
+    ("llama-3.1-8b", 64, 4096),
+    ("llama-3.1-8b", 256, 1024),
+    ("qwen3-30b-a3b", 16, 4096),
+    ("qwen3-30b-a3b", 1, 1024),
+    ("qwen3-30b-a3b", 256, 1024),
+)
 _LARGER = {  # tiles of full size whose loops go round their stages more than once: too much for the interpreter
     "gemm": [case(dtype, M=500, N=1008, K=1104) for dtype in ("bf16", "fp8_e4m3", "int8")],
     "gemm_fp8_block": [case("fp8_e4m3", M=500, N=1008, K=1152)],
@@ -91,11 +100,12 @@ def check(name: str) -> Iterator[str]:
                 raise
 
 
-def stepped() -> Iterator[str]:
+def stepped(number: int) -> Iterator[str]:
     """Of a decode step: whether its graph gives what its launches give, and its time beside that of its bytes."""
     import torch
 
-    step, clock = decode_step(_MODEL, batch=16, kv_len=4096), GpuClock()
+    model, batch, kv_len = _STEPS[number]
+    step, clock = decode_step(model, batch=batch, kv_len=kv_len), GpuClock()
     wanted = [output.clone() for output in step()]
     graph = step.capture()
     graph.replay()
@@ -103,7 +113,7 @@ def stepped() -> Iterator[str]:
     same = all(torch.equal(ours, launched) for ours, launched in zip(step.plan.outputs, wanted, strict=True))
     seconds = settled(clock.sampler([graph.replay]), _BRIEF_S).median
     share = step.nbytes / seconds / _copy(clock)
-    yield f"decode step of {_MODEL}, 16 sequences of 4096 tokens: {seconds * 1e3:.2f} ms, {share:.2f} of copy"
+    yield f"decode step of {model}, batch {batch}, kv_len {kv_len}: {seconds * 1e3:.3f} ms, {share:.2f} of copy"
     yield f"  as a graph: {'the same' if same else 'SOMETHING ELSE'} as launch by launch"
 
 
@@ -183,7 +193,7 @@ def _copy(clock: GpuClock) -> float:
     import torch
 
     x, y = torch.randn(2, _COPIED // 8, device="cuda")
-    return _COPIED / settled(clock.sampler([partial(y.copy_, x)]), _BRIEF_S).median
+    return _COPIED / settled(clock.sampler([partial(torch.neg, x, out=y)]), _BRIEF_S).median
 
 
 def _process(*arguments: str) -> int:
@@ -217,8 +227,8 @@ def main(arguments: list[str]) -> int:
                 return _WRONG
             print(f"{name}: is right", flush=True)
             return 0
-        case ["step", name] if name == _MODEL:
-            _show(stepped())
+        case ["step", number] if number.isdecimal():
+            _show(stepped(int(number)))
             return 0
         case ["time", number] if number.isdecimal():
             _show(timed(int(number)))
@@ -235,10 +245,10 @@ def main(arguments: list[str]) -> int:
     if "check" in parts:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             failed |= any([*pool.map(partial(_process, "check"), kernel_names())])
-    rest = [("step", _MODEL)] + [("time", str(place)) for place in range(len(_TIMED))]
-    for part, what in rest:
+    for part, every in (("step", _STEPS), ("time", _TIMED)):
         if part in parts:
-            failed |= bool(_process(part, what))
+            for place in range(len(every)):
+                failed |= bool(_process(part, str(place)))
     return failed
 
 

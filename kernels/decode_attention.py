@@ -38,6 +38,7 @@ _LOG2_E = log2(e)
 _LEAST = 256  # keys below which a split is not worth its pass through memory
 _MOST_SPLITS = 128
 START = 64  # keys that could be read while a program starts
+_ROOM = 75 * 2**10  # bytes of shared memory that a program takes, of heads of 128 elements
 _MERGED = 8192  # elements of parts that a program has registers for
 _MOST_MERGED = 4 * _MERGED  # that one program takes no longer to merge than a second launch does
 _UNBOUND = 2**30  # a window that no sequence fills
@@ -292,7 +293,7 @@ def most_splits(longest: int) -> int:
     return min(cdiv(longest, _LEAST), _MOST_SPLITS)
 
 
-def splits_of(target: Target, programs: int, longest: int, *, resident: int = 2, start: int = START) -> int:
+def splits_of(target: Target, programs: int, longest: int, *, resident: int, start: int = START) -> int:
     """So many that multiprocessors, which have `resident` programs at a time, are all at work to the end, and none has
     next to nothing to read beside what it takes to start one, in keys.
     """
@@ -372,7 +373,8 @@ def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dt
     used. More fp8 keys at a time take fewer instructions each; with more of wide heads, a multiprocessor would have
     registers for one program less.
     """
-    splits = splits_of(target, programs, longest)
+    resident = 2 if dim > 128 else max(target.shared // _ROOM, 1)
+    splits = splits_of(target, programs, longest, resident=resident)
     if kept.itemsize == 1 and kept.is_floating_point:
         if dim > 128:
             return Tiling(keys=32, splits=splits)

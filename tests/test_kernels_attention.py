@@ -1,5 +1,7 @@
 """Attention in Triton's interpreter, what its operators count, and what compilers make of it."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -57,10 +59,10 @@ def test_counts_by_hand():
 @pytest.mark.parametrize(
     ("name", "one", "kept"),
     [
-        ("decode_attention", case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=301, page=16, ragged=100), ("k", "v")),
+        ("decode_attention", case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=901, page=16, ragged=100), ("k", "v")),
         (
             "decode_attention",
-            case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=301, page=16, ragged=100, kv_bits=4, group=8),
+            case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=901, page=16, ragged=100, kv_bits=4, group=8),
             ("k_scale", "v_scale"),
         ),
         ("mla_decode", case("fp16", B=1, heads=4, latent=64, rope=16, kv=701, page=64), ("cache",)),
@@ -133,10 +135,10 @@ def test_the_last_program_merges_splits_again_and_again(kv_bits):
 
 def test_splits_keep_multiprocessors_at_work_to_the_end():
     """Two programs each: 16 x 8 take two splits, 8 take 33, 200 five (1000 on 264 places), and 2048 none."""
-    target = Target(sm=90, multiprocessors=132)
-    assert [splits_of(target, programs, 8192) for programs in (128, 8, 200, 2048)] == [2, 32, 5, 1]
-    assert splits_of(target, 8, 32768) == 33
-    assert splits_of(target, 1, 200) == 1  # too short
+    two = partial(splits_of, Target(sm=90, multiprocessors=132), resident=2)
+    assert [two(programs, 8192) for programs in (128, 8, 200, 2048)] == [2, 32, 5, 1]
+    assert two(8, 32768) == 33
+    assert two(1, 200) == 1  # too short
 
 
 # What the launches of sm_90 take, as the text that a process of its own prints.

@@ -204,7 +204,7 @@ def test_every_code_of_mxfp4_is_what_its_table_says():
     """All bytes under every scale of a range, by products with unit vectors, which are exact."""
     kernel = load_kernel("gemm_mxfp4")
     codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
-    w, scale = codes.repeat(6, 1), torch.arange(112, 136, dtype=torch.uint8).repeat_interleave(4).view(1, 24, 4)
+    w, scale = codes.repeat(6, 1)[None], torch.arange(112, 136, dtype=torch.uint8).repeat_interleave(4).view(1, 24, 4)
     inputs = {"x": torch.eye(128, dtype=torch.float16), "w": w, "scale": scale, "zero": None, "kind": "mxfp4"}
     assert torch.equal(kernel.run(**inputs)[0].float(), kernel.reference(**inputs)[0])
 
@@ -215,7 +215,7 @@ def test_every_code_of_integers_is_what_it_says(name):
     kernel, bits = load_kernel(name), 4 if name == "gemm_w4a16" else 8
     inputs = {
         "x": torch.eye(128, dtype=torch.float16),
-        "w": torch.arange(16 * 16 * bits).to(torch.uint8).view(16, 16 * bits),
+        "w": torch.arange(16 * 16 * bits).to(torch.uint8).view(1, 16, 16 * bits),
         "scale": torch.full((1, 16), 0.25, dtype=torch.float16),
         "zero": (16 + 34 * torch.arange(8)).to(torch.uint8)[None, :] if bits == 4 else None,  # 0 and 1, 2 and 3, ...
         "kind": "int4" if bits == 4 else "int8",

@@ -38,7 +38,7 @@ _ROW_PART: Final = 1 / 800  # for each row
 _TUNED_PART: Final = 1 / 60  # after which no further tiling is tried for a row
 _BRIEF_PART: Final = 1 / 8000  # for each tiling tried
 _LONGEST_PART: Final = 1 / 50  # of a launch with all its repetitions; longer ones are left out
-_PASSES: Final = 3  # over the ceilings, as other programs may disturb one pass
+_PASSES: Final = {"cpu": 3, "gpu": 1}  # over the ceilings: other programs may disturb one on a CPU
 _TUNING_PART: Final = 0.5  # of the time so far, that tuning may have taken
 _FASTER: Final = 0.99  # of the default tiling's time, that another must beat to exceed noise
 _CALLS: Final = 6  # approximate minimum number of calls of a launch
@@ -207,7 +207,7 @@ class Session:
         dtypes, limit_s = _MATRICES[machine.kind], self.seconds * _CEILING_PART
         clock, held = self.backends[-1].clock, self.journal.ceilings
         known = {one.name for one in held} - disturbed(held).keys()  # from earlier runs
-        for number in range(_PASSES):
+        for number in range(_PASSES[machine.kind]):
             if number and self.elapsed > _CEILINGS_PART * self.seconds:
                 break
             for one in ceilings(machine.torch, clock, cache=machine.cache, dtypes=dtypes, limit_s=limit_s, known=known):

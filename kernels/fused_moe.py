@@ -16,7 +16,7 @@ import triton.language as tl
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Activation, Combine, Route
 from ..precision import FP32
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, cloned, poisoned, pow2
 from .gemm import Tiling, workload
 from .grouped_gemm import experts_linear, launch_grouped, tilings
 
@@ -183,6 +183,13 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     }
 
 
+def _again(inputs: Inputs, number: int) -> Inputs:
+    """Copies, with another choice of experts."""
+    logits = inputs["logits"]
+    other = Random(logits.device.type, number).normal(*logits.shape, dtype=logits.dtype)
+    return cloned(inputs, number) | {"logits": other}
+
+
 def _operators(case: Case) -> tuple[Operator, ...]:
     """Route; both products, the first with the activation at its end and without a copy of tokens; Combine."""
     n, k, experts, chosen = (case[name] for name in ("N", "K", "experts", "chosen"))
@@ -216,7 +223,7 @@ KERNELS = (
             case("bf16", M=4096, N=14336, K=4096, experts=8, chosen=2),
             case("bf16", M=16, N=768, K=2048, experts=128, chosen=8),
         ),
-        make=_make, plan=plan, reference=reference,
+        make=_make, again=_again, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators, workload=workload, tilings=tilings,
     ),

@@ -77,7 +77,14 @@ class Problem:
             found |= {"op": ELEMENTWISE.get(self.op, (self.op, 0))[0], "bytes": self.nbytes}
         if self.family.startswith("attention"):
             found |= {"attn": self.op, "kv_dtype": self.kv_dtype}
+        if self.family == "moe":
+            found["reached"] = round(self._reached, 1)
         return found
+
+    @property
+    def _reached(self) -> float:
+        """Mean number of experts with any token, where each token chooses at random."""
+        return self["experts"] * (1 - (1 - self["topk"] / self["experts"]) ** self["tokens"])
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +103,7 @@ class Problem:
             return int(n * k * kind.weight + m * k * kind.activation + 2 * m * n)
         if self.family == "moe":
             hidden, inter, tokens, experts = self["hidden"], self["inter"], self["tokens"], self["experts"]
-            reached = experts if whole else min(experts, tokens * self["topk"])
+            reached = experts if whole else self._reached
             return int(3 * reached * hidden * inter * kernel_type(self.dtype).weight + 4 * tokens * hidden)
         if self.moved:
             return self.moved
@@ -114,7 +121,7 @@ class Problem:
     def bound(self, device: Device) -> float:
         """The lower bound on a device with an empty cache. [s]"""
         family = FAMILIES[self.family]
-        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional, **dict(self.sizes), "bytes": self.nbytes}
+        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional, **self.row, "bytes": self.nbytes}
         shapes = {name: np.array([float(value)]) for name, value in wanted.items() if isinstance(value, int | float)}
         stack = Stack(library="", dtype=self.dtype, kv_dtype=self.kv_dtype)
         return float(family.bound(shapes, device, stack)[0])

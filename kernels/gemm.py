@@ -238,6 +238,8 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
             replace(own, block_m=128, block_n=128, num_stages=6, num_warps=4),
             replace(own, block_m=64, block_n=256, num_stages=4, num_warps=4),
         ]
+        if own.parts > 1:  # smaller tiles have fewer parts, which their last program adds up alone
+            cut.append(replace(own, block_m=64, block_n=64, block_k=2 * own.block_k, num_stages=4, num_warps=4))
     else:
         cut = [replace(own, num_stages=3), replace(own, block_m=64, block_n=128, num_warps=4)]
     cut = [_spread(target, tile, m, n, k, itemsize) for tile in cut]

@@ -294,7 +294,10 @@ def test_bytes_and_bounds_by_hand():
     norm = one("elementwise", rows=16, cols=4096)
     assert norm.nbytes == 2 * 16 * 4096 * 2
     experts = one("moe", tokens=4)
-    assert (experts.nbytes, experts.kept) == tuple(3 * n * 2048 * 1408 * 2 + 4 * 4 * 2048 for n in (24, 64))
+    reached = 64 * (1 - (58 / 64) ** 4)  # 4 tokens choose 6 of 64 each, at random
+    assert experts.row["reached"] == round(reached, 1) == 20.8
+    found_bytes = tuple(int(3 * n * 2048 * 1408 * 2 + 4 * 4 * 2048) for n in (reached, 64))
+    assert (experts.nbytes, experts.kept) == found_bytes
     found = problems(["gemma-3-12b"], ["bf16"])
     window = one("attention_decode", batch=4, kv_len=8192, window=1024)
     assert (window.nbytes, window.kept) == tuple(4 * (2 * 16 * 256 * 2 + n * 8 * 2 * 256 * 2) for n in (1024, 8192))
@@ -658,6 +661,17 @@ def test_ceilings_become_a_hardware_file(tmp_path):
     assert "memory.bandwidth: 88% of the datasheet's 4.80 TB/s" in text
     assert "launch                       4.00 us" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_a_product_reached_is_no_less_a_ceiling():
+    """Of its own type, where that has a ceiling; libraries that ceilings are of may be slow at it."""
+    sizes = {"family": "gemm", "M": 8192, "N": 8192, "K": 8192}
+    rows = [sizes | {"dtype": "bf16", "time_us": 1374.0}, sizes | {"dtype": "fp8", "time_us": 700.0}]
+    found = rates(CEILINGS, [*rows, {"family": "moe", "dtype": "bf16"}], kind="gpu", cache=50e6)
+    assert found.pop("matrix.bf16") == pytest.approx(2 * 8192**3 / 1374e-6)
+    assert found == {"memory.bandwidth": 4.2e12, "host.bandwidth": 5e10}
+    slower = rates(CEILINGS, [rows[0] | {"time_us": 2000.0}], kind="gpu", cache=50e6)
+    assert slower == rates(CEILINGS, kind="gpu", cache=50e6)
 
 
 @pytest.mark.parametrize("cache", [2**20, 40e6, 50e6, 96 * 2**20, 384e6])

@@ -129,6 +129,7 @@ def _report(session: Session, form: str, before: int) -> None:
     journal, machine, folder = session.journal, session.machine, session.journal.folder
     parts = {}
     if journal.complete:
+        session.judge()
         datasheet = {} if machine.document else load_hardware(machine.hardware).numbers
         parts["Ceilings"] = ceilings_text(journal.ceilings, datasheet, session.rates)
     if journal.rows:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from ..expectation.formats import TYPES
 from .timing import Call, Clock, Sample, fastest
 
 _SMALLEST: Final = 2**16  # smallest stream [B]
@@ -206,10 +207,14 @@ def _links(timed: _Timed) -> Iterator[Ceiling]:
         yield from timed(what, _LINK_BYTES, call, work=_LINK_BYTES, unit="B/s")
 
 
-def rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> dict[str, float]:
+def rates(
+    found: Sequence[Ceiling], rows: Sequence[Mapping[str, Any]] = (), *, kind: str, cache: float
+) -> dict[str, float]:
     """By the keys of a hardware file. [B/s, OP/s]
 
     A CPU has its matrix rates from vector units, as far as torch tells; a GPU's fp32 is one of vector units.
+
+    rows  measured kernels: what a product of theirs reached raises the ceiling of its type
     """
     named: dict[str, float] = {}
     longest = {one.what: max(other.size for other in found if other.what == one.what) for one in found}
@@ -217,6 +222,10 @@ def rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> dict[str, flo
         key = _key(one, kind, cache)
         if key and not (one.what in _MOVED and one.size < longest[one.what]):
             named[key] = max(one.value, named.get(key, 0.0))
+    for row in rows:
+        key = _unit(TYPES[row["dtype"]].arithmetic, kind) if row["family"] == "gemm" else ""
+        if key in named:
+            named[key] = max(named[key], 2.0 * row["M"] * row["N"] * row["K"] / (row["time_us"] * 1e-6))
     return named
 
 
@@ -224,6 +233,9 @@ def _key(one: Ceiling, kind: str, cache: float) -> str:
     if one.what in _MOVED:
         return "memory.bandwidth" if one.size >= _BEYOND * cache * 0.99 else ""
     if one.what.startswith("matrix "):
-        dtype = one.what.removeprefix("matrix ")
-        return f"{'vector' if kind == 'cpu' or dtype == 'fp32' else 'matrix'}.{dtype}"
+        return _unit(one.what.removeprefix("matrix "), kind)
     return "host.bandwidth" if one.what == "host to device" else ""
+
+
+def _unit(dtype: str, kind: str) -> str:
+    return f"{'vector' if kind == 'cpu' or dtype == 'fp32' else 'matrix'}.{dtype}"

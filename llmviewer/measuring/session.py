@@ -126,13 +126,18 @@ class _Kind:
     """Launches of one kernel in one data type, the most informative sizes first.
 
     waiting  launches not yet measured, by str(Asked)
-    bounds   lower bound of each at the measured ceilings [s]
+    bounds   lower bound of each at the measured ceilings [s]; empty before `bound_by`
     """
 
-    def __init__(self, asked: Sequence[Asked], device: Device) -> None:
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self._asked = asked
         self.waiting = {str(one): one for one in asked}
-        self.bounds = {str(one): one.problem.bound(device) for one in asked}
+        self.bounds: dict[str, float] = {}
         self._largest = self._ratio = 0.0
+
+    def bound_by(self, device: Device) -> None:
+        """Sets the bounds to those of a device."""
+        self.bounds = {str(one): one.problem.bound(device) for one in self._asked}
 
     def take(self, longest: float) -> Asked | None:
         """The first launch expected to last at most `longest` seconds, given the efficiency of the largest so far."""
@@ -167,6 +172,7 @@ class Session:
     hung      error of a launch that does not end; kept, as freeing its tensors would wait for the launch
     trying    tiling being launched, as text; "": the default
     tuning    time spent on tuning [s]
+    kinds     launches to measure, by kernel and data type
     start     start of the session, of monotonic() [s]
     """
 
@@ -182,6 +188,7 @@ class Session:
     hung: HungError | None = None
     trying: str = ""
     tuning: float = 0.0
+    kinds: list[_Kind] = field(default_factory=list)
     start: float = field(default_factory=monotonic)
 
     @property
@@ -221,7 +228,7 @@ class Session:
 
     @property
     def rates(self) -> dict[str, float]:
-        return rates(self.journal.ceilings, kind=self.machine.kind, cache=self.machine.cache)
+        return rates(self.journal.ceilings, self.journal.rows, kind=self.machine.kind, cache=self.machine.cache)
 
     def hardware(self) -> Path:
         """Writes a hardware file with the measured rates to the folder of the journal, and returns its path.
@@ -245,6 +252,14 @@ class Session:
         write_text(path, yaml.safe_dump(document, sort_keys=False, width=120))
         return path
 
+    def judge(self) -> None:
+        """Bounds all rows by the ceilings as they are now, which rows may have raised."""
+        device = of(load_hardware(str(self.hardware())))
+        for kind in self.kinds:
+            kind.bound_by(device)
+            for row in self.journal.rows:
+                kind.learn(row)
+
     def measure_kernels(self, found: Sequence[Problem], progress: Callable[[str], None]) -> None:
         """Measure launches, one kind after another in turn, until the time limit or until all are measured."""
         watch = Watch(self.machine.kind)
@@ -254,8 +269,9 @@ class Session:
             watch.close()
 
     def _measure_kernels(self, found: Sequence[Problem], watch: Watch, progress: Callable[[str], None]) -> None:
-        device = of(load_hardware(str(self.hardware())))
-        turn = deque(self._kinds(found, device))
+        self.kinds = self._kinds(found)
+        self.judge()
+        turn = deque(self.kinds)
         wrong: dict[tuple[str, ...], str] = {}
         failures = 0
         while turn and self.elapsed < self.seconds and failures < _FAILURES:
@@ -286,7 +302,7 @@ class Session:
             self.journal.row(row)
             kind.learn(row)
 
-    def _kinds(self, found: Sequence[Problem], device: Device) -> list[_Kind]:
+    def _kinds(self, found: Sequence[Problem]) -> list[_Kind]:
         """Launches not yet measured, by kernel and data type."""
         alike: dict[tuple[object, ...], list[Problem]] = defaultdict(list)
         for problem in found:
@@ -308,10 +324,7 @@ class Session:
                     if (asked[0].kind, "") in self.journal.broken:
                         self.left_out[f"{' '.join(asked[0].kind[:2])} {_BROKE}"] += len(asked)
                     else:
-                        kinds.append(_Kind(asked, device))
-        for kind in kinds:
-            for row in self.journal.rows:
-                kind.learn(row)
+                        kinds.append(_Kind(asked))
         return kinds
 
     def _row(self, asked: Asked, bound: float, watch: Watch) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def kernels_text(rows: Iterable[_Row]) -> str:
         beside = [vendor[_same(row)] / row["time_us"] for row in own if _same(row) in vendor]
         middle, best = (f"{np.median(shares):.0%}", f"{max(shares):.0%}") if shares else ("-", "-")
         ratio = f"{np.median(beside):.0%}" if beside and framework not in _VENDOR else "-"
-        name = " ".join(filter(None, (framework, *names)))
+        name = " ".join(dict.fromkeys(filter(None, (framework, *names))))  # an operation may have its kernel's name
         lines.append(f"{name:<46}{len(own):>5}{middle:>12}{best:>6}{ratio:>11}")
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
 """How good expectations are: fits the profiles that ship, and writes docs/accuracy.md.
 
     python benchmarks/accuracy.py FOLDER    # with gemm.parquet, moe.parquet, ... as docs/measurements.md describes them
+    python benchmarks/accuracy.py --ours    # only the profiles of reports/measurements, and their part of the page
 
 Every error is of rows that were not fitted: of shape families that were held out, three folds; and of whole devices,
 whose rows are expected from the parameters of all others. A second table shows what 50 rows of a stack are worth, and
@@ -27,7 +28,7 @@ import yaml
 from expectation import expectation_rates
 from scipy import stats
 
-from llmviewer.expectation.calibrate import LEAST as ENOUGH
+from llmviewer import hardware_names
 from llmviewer.expectation.calibrate import Judged, entry_of, judged
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES
@@ -51,8 +52,9 @@ from llmviewer.expectation.rows import Rows, read
 from llmviewer.expectation.transfer import choose, expect, nearness
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "accuracy.md"
 MEASUREMENTS = ROOT / "reports" / "measurements"
-OURS = "llmviewer measure"  # as source of rows
+OURS = "llmviewer measure"  # as the source of rows
 SOURCES = {
     "aiconfigurator": "aiconfigurator (github.com/ai-dynamo/aiconfigurator), measured kernels, Apache-2.0, 2026",
     "vidur": "vidur (github.com/microsoft/vidur), profiling data, MIT, 2024",
@@ -64,7 +66,7 @@ SOURCES = {
     OURS: "llmviewer measure, rows in reports/measurements, Apache-2.0, 2026",
     "simumax": "SimuMax (github.com/MooreThreads/SimuMax), Apache-2.0, 2025",
 }
-LEAST = 40  # rows of a stack that ships; of our own those that suffice for a fit
+LEAST = 40  # rows of a stack that ships
 DEVICES = 3  # from which intervals for others of their maker can be learned
 FEW = 50  # rows that a user measures in minutes
 TRIED = 12  # stacks of a kind that are tried with so few
@@ -111,51 +113,51 @@ WEAK = """\
 - Other makers than NVIDIA have one or two stacks per device. Expected times for similar devices are rough and their
   intervals wide: that of decode attention reaches from a quarter of the expected time to 5.5 times it.
 """
+OWN_TITLE = "## Rows of our own"
 Moved = tuple[Entry, Any, Any, str]  # expected, measured, and how near the nearest is
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
 def main() -> None:
+    own = list(_own())
+    ours = [each.entry for _, each in own if _ships(each.entry)]
+    here = {(entry.device, entry.stack.library): {OURS} for entry in ours}
+    if sys.argv[1] == "--ours":
+        _write_profiles(ours, here)
+        subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
+        before, _, after = PAGE.read_text(encoding="utf-8").partition(OWN_TITLE)
+        rest = after[after.index("\n## ") :]
+        PAGE.write_text(before + "\n".join(_told(own)).rstrip() + "\n" + rest, encoding="utf-8")
+        return
     folder = Path(sys.argv[1])
     groups: list[Rows] = []
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
-    ours: set[tuple[str, str]] = set()
-    for name, path in _tables(folder):
-        table = read(path)
+    for name in FAMILIES:
+        table = read(folder / f"{name}.parquet")
         origin = table.frame["source"].astype(str).to_numpy()
         for rows in table.rows:
             kept = rows.take(np.flatnonzero(~np.isin(origin[rows.places], list(NOT_FITTED))))
             if "torch.distributed" in set(table.frame["framework"].iloc[kept.places]):
                 kept = _sends(kept, table.frame["kernel"])
-            own = path.is_relative_to(MEASUREMENTS)
-            if own and name == "elementwise" and kept.stack.library == "pytorch":
-                continue  # replayed from graphs: public ones of this library have launches by the host in their times
-            if len(kept) >= (ENOUGH if own else LEAST):
+            if len(kept) >= LEAST:
                 groups.append(kept)
                 sources[kept.device.name, kept.stack.library] |= set(origin[kept.places])
-                ours |= {(kept.device.name, kept.stack.library)} if own else set()
     with multiprocessing.Pool(2) as pool:
         found = [each for each in pool.map(judged, groups, chunksize=4) if each]
-        entries = [each.entry for each in found]
-        # Of ours, libraries are on one device only: what is carried over to them is another library's.
-        there = [each for each in found if (each.rows.device.name, each.rows.stack.library) not in ours]
-        transfers = pool.starmap(_transfer, [(each.rows, entries) for each in there], chunksize=4)
+        entries = [*(each.entry for each in found), *ours]
+        transfers = pool.starmap(_transfer, [(each.rows, entries) for each in found], chunksize=4)
         few = pool.starmap(_few, [(each, entries) for each in _some(found)], chunksize=1)
         near = pool.map(_near, [each for each in _some(found) if len(each.rows) >= LEAST_POINTS], chunksize=1)
-    _write_profiles(entries, sources)
-    moved = [(each.entry, *times) for each, times in zip(there, transfers, strict=True) if times is not None]
+    for old in FOLDER.glob("*.yaml"):
+        old.unlink()
+    _write_profiles(entries, sources | here)
+    entries = [each.entry for each in found]
+    moved = [(each.entry, *times) for each, times in zip(found, transfers, strict=True) if times is not None]
     _write_transferred(moved)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
-    further = [*_carried(moved), *_worth(few, near), *_scaling(found), *_violations(groups), *_ours()]
+    further = [*_carried(moved), *_worth(few, near), *_scaling(found), *_violations(groups), *_told(own)]
     text = _document(entries, moved, [*further, *WEAK.splitlines(), ""])
-    (ROOT / "docs" / "accuracy.md").write_text(text, encoding="utf-8")
-
-
-def _tables(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Families and their tables: public ones, and our own, of which machines without a device file give no rows."""
-    for name in FAMILIES:
-        yield name, folder / f"{name}.parquet"
-        yield from ((name, path) for path in sorted(MEASUREMENTS.glob(f"*/{name}.parquet")))
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def _sends(rows: Rows, kernels: Any) -> Rows:
@@ -327,32 +329,44 @@ def _violations(groups: Iterable[Rows]) -> list[str]:
     return [*lines, ""]
 
 
-def _ours() -> list[str]:
-    """What `llmviewer measure` took down, on the machines that it ran on."""
+def _own() -> Iterator[tuple[str, Judged]]:
+    """What `llmviewer measure` took down on the machines that it ran on, by machine."""
+    for path in sorted(MEASUREMENTS.rglob("*.parquet")):
+        os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
+        for rows in read(path).rows:
+            if found := judged(rows):
+                yield path.parent.name, found
+    os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
+
+
+def _ships(entry: Entry) -> bool:
+    """Whether a stack of ours is to expect others' kernels, too. Public rows of PyTorch's element-wise kernels, which
+    are of the same name, have launches by the host in their times; ours are replayed from a graph.
+    """
+    hosted = (entry.family, entry.stack.library) == ("elementwise", "pytorch")
+    return entry.device in hardware_names() and not hosted
+
+
+def _told(own: list[tuple[str, Judged]]) -> list[str]:
     lines = [
-        "## Rows of our own",
+        OWN_TITLE,
         "",
-        "Measured by `llmviewer measure` and committed with the ceilings of their machine (reports/measurements). Rows",
-        "of the H200 are in the shipped profiles, but for PyTorch's element-wise kernels, whose public measurements",
-        "have launches by the host in their times. Each stack is fitted and held out as above, and a test fits one",
-        "half of the shape families and checks the other.",
+        "Measured by `llmviewer measure` and committed with the ceilings of their machine (reports/measurements); none",
+        "is in the tables above. Profiles of the H200's ship, but for PyTorch's element-wise kernels, whose public",
+        "measurements have launches by the host in their times. Each stack is fitted and held out as above, and a test",
+        "fits one half of the shape families and checks the other.",
         "",
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for path in sorted(MEASUREMENTS.rglob("*.parquet")):
-        os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
-        for rows in read(path).rows:
-            found = judged(rows)
-            if found is None:
-                continue
-            own, stack, error = found.rows, rows.stack, found.entry.held_out
-            bound = rows.family.bound(own.shapes, own.device, own.stack)
-            under = float(np.mean(bound > 1.005 * own.measured))
-            numbers = map(_percent, (error.mape, error.median, error.covered, under))
-            names = (path.parent.name, stack.library, stack.dtype, stack.kernel or rows.family.name)
-            lines.append(f"| {' | '.join(names)} | {len(own)} | {' | '.join(numbers)} |")
-    os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
+    for machine, found in own:
+        rows, stack, error = found.rows, found.entry.stack, found.entry.held_out
+        bound = rows.family.bound(rows.shapes, rows.device, rows.stack)
+        under = float(np.mean(bound > 1.005 * rows.measured))
+        numbers = map(_percent, (error.mape, error.median, error.covered, under))
+        types = f"{stack.dtype}, {stack.kv_dtype} cache" if stack.kv_dtype else stack.dtype
+        names = (machine, stack.library, types, f"{found.entry.family} {stack.kernel}".strip())
+        lines.append(f"| {' | '.join(names)} | {len(rows)} | {' | '.join(numbers)} |")
     return [*lines, ""]
 
 
@@ -370,8 +384,6 @@ def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, str] | None:
 
 def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str]]) -> None:
     FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.glob("*.yaml"):
-        old.unlink()
     by_stack = defaultdict(list)
     for entry in entries:
         by_stack[entry.device, entry.stack.library].append(entry)

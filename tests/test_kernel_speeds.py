@@ -83,7 +83,7 @@ def test_whole_steps_take_as_long_as_expected(model, batch, kv_len, measured_ms)
     bound, expected, low, high = (1e3 * s for s in (step.time_s, step.expected_time_s, step.expected_low_s,
                                                     step.expected_high_s))  # fmt: skip
     assert bound < measured_ms
-    assert abs(expected / measured_ms - 1) < 0.2
+    assert abs(expected / measured_ms - 1) < 0.25
     line = [
         f"`{model}`", str(batch), str(kv_len), f"{bound:.3g}", f"{expected:.3g}", f"{low:.3g} to {high:.3g}",
         f"{measured_ms:.3g}",

@@ -18,9 +18,12 @@ PUBLISHED = yaml.safe_load((HERE / "published_kernels.yaml").read_text(encoding=
 MEASURED = sorted(
     path for path in (HERE.parent / "reports" / "measurements").rglob("*") if path.suffix in (".parquet", ".csv")
 )
-LIMIT = 0.15  # median error on shape families that were not calibrated with
-ELEMENTWISE = 0.25  # the same of what moves bytes, which waits on a CPU for pages that the system clears
+LIMIT = 0.08  # median error on shape families that were not calibrated with
+LIMITS = {  # of a CPU that other programs used, too, and which waits for pages that the system clears
+    "amd-epyc-gemm": 0.15, "amd-epyc-attention_prefill": 0.15, "amd-epyc-elementwise": 0.25,
+}  # fmt: skip
 LEAST = 30  # rows of a stack that a half is worth calibrating on
+MOST = 2  # stacks of a table, those of most rows
 UNDER_BOUND = 0.005  # share of rows
 
 
@@ -53,18 +56,19 @@ def test_published_speeds_are_expected(found):
 def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path, monkeypatch):
     pytest.importorskip("scipy")
     monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(path.parent / "hardware"))  # as it was measured
-    errors, under, count = [], 0, 0
-    for rows in read(path).rows:
+    errors, under, count, calibrated = [], 0, 0, 0
+    for rows in sorted(read(path).rows, key=len, reverse=True):
         kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))
         bound = rows.family.bound(kept.shapes, kept.device, kept.stack)
         under, count = under + np.count_nonzero(kept.measured * 1.005 < bound), count + len(kept)
         half = kept.shape_families() % 2 == 0
-        if len(kept) < LEAST or not 0.2 < np.mean(half) < 0.8:
+        if len(kept) < LEAST or not 0.2 < np.mean(half) < 0.8 or calibrated == MOST:
             continue
+        calibrated += 1
         profiles = calibrate([kept.take(np.flatnonzero(half))], priors=shipped())
         rest = kept.take(np.flatnonzero(~half))
         entries = [entry for profile in profiles for entry in profile.entries]
         found = expect(rest.family.name, rest.shapes, rest.device, rest.stack, entries)
         errors += list(np.abs(found.expected / rest.measured - 1))
     assert under <= UNDER_BOUND * count
-    assert np.median(errors) < (ELEMENTWISE if "elementwise" in path.name else LIMIT)
+    assert not errors or np.median(errors) < LIMITS.get(f"{path.parent.name}-{path.stem}", LIMIT)

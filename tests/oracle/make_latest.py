@@ -7,18 +7,17 @@ many of a token's have matrices is up to chance; of parameters those are left ou
 have none.
 
     python tests/oracle/make_latest.py           rewrite latest.json
-    python tests/oracle/make_latest.py --check   exit 1 where it differs
+    ... --check                                  exit 1 where it differs
+    ... --check --only dory,zaya                 of these models
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from make_flops import own_flops
+from make_flops import chosen, options, own_flops, settle
 from make_parameters import idle
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -217,11 +216,9 @@ HEADLESS = {  # language models of those that see, which have no head by themsel
 
 
 def main() -> int:
-    text = json.dumps({"batch": BATCH, "length": LENGTH, "models": {n: _counted(n) for n in CONFIGS}}, indent=1) + "\n"
-    if "--check" in sys.argv:
-        return int(text != ORACLE.read_text(encoding="utf-8"))
-    ORACLE.write_text(text, encoding="utf-8")
-    return 0
+    args = options("Make or check tests/oracle/latest.json.")
+    models = {name: _counted(name) for name in chosen(CONFIGS, args.only)}
+    return settle(ORACLE, {"batch": BATCH, "length": LENGTH, "models": models}, ("models",), args=args)
 
 
 def _counted(name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: ker
 
 os.environ.pop("COLUMNS", None)  # reports are cut to it, and it is not the same everywhere
 
-settings.register_profile("suite", deadline=None, derandomize=True, max_examples=40)  # the same cases on every machine
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)  # the same cases on every machine
 settings.load_profile("suite")
 
 # Hundreds of thousands of modules, functions and tests stay until the end: a collector that looks through them again

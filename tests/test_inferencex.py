@@ -26,9 +26,9 @@ def page():
 
 def test_some_of_each_kind_are_near_what_is_expected_and_none_is_above_the_bound():
     """All of them take minutes: benchmarks/inferencex.py."""
-    for part, most in ((TOGETHER[::43], 0.25), (APART[::17], 0.25)):
+    for part, most in ((TOGETHER[::37], 0.25), (APART[::17], 0.25)):
         ratios = [found(row) for row in part if int(row["concurrency"]) <= 256]
-        assert len(ratios) > 10
+        assert len(ratios) > 12
         assert max(one.served[0] for one in ratios) < 1
         assert median(abs(one.served[1] - 1) for one in ratios) < most
 

@@ -1051,7 +1051,7 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
     request.addfinalizer(lambda: torch.set_num_threads(threads))
     torch.set_num_threads(1)  # which wait for each other, where other tests have the cores
     folder = tmp_path / "measured"
-    arguments = ["measure", "--backend", "cpu", "--minutes", "0.2", "--family", "gemm", "--model", "smollm2-135m",
+    arguments = ["measure", "--backend", "cpu", "--minutes", "0.3", "--family", "gemm", "--model", "smollm2-135m",
                  "--model", "smollm2-360m", "-o", str(folder)]  # fmt: skip
     rows = 0
     for _ in range(4):
@@ -1059,7 +1059,7 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
         out = capsys.readouterr().out
         before, rows = rows, len(pd.read_parquet(folder / "gemm.parquet"))
         assert f"{folder}: {counted(rows, 'row')}, {rows - before} of them new" in out
-        if rows >= 40:
+        if rows >= 60:
             break
     assert "bandwidth [GB/s]" in out
     assert "## Ceilings" in (folder / "report.md").read_text()

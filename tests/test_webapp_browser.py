@@ -270,10 +270,11 @@ def test_the_keyboard_reaches_the_controls_and_the_tabs(page, server):
     assert nameless == []
 
 
-def test_nothing_is_wider_than_the_page(page, server):
-    """Than a phone, nor than a desk that it is taken to, where settings are pinned beside it."""
+@pytest.mark.parametrize("pins", ["", "&pins=batch%3D8|model%3Dgpt2"], ids=["alone", "with pins"])
+def test_nothing_is_wider_than_the_page(page, server, pins):
+    """Than a phone, nor than a desk that it is taken to."""
     page.set_viewport_size({"width": 400, "height": 900})
-    open_page(page, f"{server}?on=h100-sxm|l40s&pins=batch%3D8|model%3Dgpt2")
+    open_page(page, f"{server}?on=h100-sxm|l40s{pins}")
     for tab in TABS:
         page.set_viewport_size({"width": 400, "height": 900})
         page.check(f"#tab input[value={tab}]", force=True)

@@ -47,6 +47,7 @@ from llmviewer.expectation.profile import (
     plain_error,
     to_yaml,
 )
+from llmviewer.expectation.profile import read as profile_of
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
 from llmviewer.expectation.rows import Rows, read
 from llmviewer.expectation.transfer import choose, expect, nearness
@@ -121,9 +122,13 @@ AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 def main() -> None:
     own = list(_own())
     ours = [each.entry for _, each in own if _ships(each.entry)]
-    here = {(entry.device, entry.stack.library): {OURS} for entry in ours}
+    here = {(entry.device, entry.stack.library) for entry in ours}
     if sys.argv[1] == "--ours":
-        _write_profiles(ours, here)
+        for device, library in sorted(here):
+            path = _path(device, library)
+            if path.exists() and {SOURCES[OURS]} != {source for one in profile_of(path) for source in one.sources}:
+                sys.exit(f"{path.name} is of public measurements, too: give the folder that they are in")
+        _write_profiles(ours, {place: {OURS} for place in here})
         subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
         before, _, after = PAGE.read_text(encoding="utf-8").partition(OWN_TITLE)
         rest = after[after.index("\n## ") :]
@@ -144,14 +149,16 @@ def main() -> None:
                 sources[kept.device.name, kept.stack.library] |= set(origin[kept.places])
     with multiprocessing.Pool(2) as pool:
         found = [each for each in pool.map(judged, groups, chunksize=4) if each]
-        entries = [*(each.entry for each in found), *ours]
-        transfers = pool.starmap(_transfer, [(each.rows, entries) for each in found], chunksize=4)
-        few = pool.starmap(_few, [(each, entries) for each in _some(found)], chunksize=1)
+        entries = [each.entry for each in found]
+        every = [*entries, *ours]
+        transfers = pool.starmap(_transfer, [(each.rows, every) for each in found], chunksize=4)
+        few = pool.starmap(_few, [(each, every) for each in _some(found)], chunksize=1)
         near = pool.map(_near, [each for each in _some(found) if len(each.rows) >= LEAST_POINTS], chunksize=1)
     for old in FOLDER.glob("*.yaml"):
         old.unlink()
-    _write_profiles(entries, sources | here)
-    entries = [each.entry for each in found]
+    for place in here:
+        sources[place].add(OURS)
+    _write_profiles(every, sources)
     moved = [(each.entry, *times) for each, times in zip(found, transfers, strict=True) if times is not None]
     _write_transferred(moved)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
@@ -354,7 +361,7 @@ def _told(own: list[tuple[str, Judged]]) -> list[str]:
         "Measured by `llmviewer measure` and committed with the ceilings of their machine (reports/measurements); none",
         "is in the tables above. Profiles of the H200's ship, but for PyTorch's element-wise kernels, whose public",
         "measurements have launches by the host in their times. Each stack is fitted and held out as above, and a test",
-        "fits one half of the shape families and checks the other.",
+        "fits one half of the shape families of the two largest stacks of each table and checks the other.",
         "",
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -394,8 +401,11 @@ def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str
             sources=tuple(SOURCES[s] for s in sorted(sources[device, library])),
             entries=tuple(sorted(own, key=lambda e: (e.family, e.stack.dtype, e.stack.kv_dtype, -e.rows))),
         )
-        name = f"{device}.{library.replace('.', '-').replace('/', '-')}.yaml"
-        (FOLDER / name).write_text(to_yaml([profile]), encoding="utf-8")
+        _path(device, library).write_text(to_yaml([profile]), encoding="utf-8")
+
+
+def _path(device: str, library: str) -> Path:
+    return FOLDER / f"{device}.{library.replace('.', '-').replace('/', '-')}.yaml"
 
 
 def _write_transferred(moved: list[Moved]) -> None:

@@ -27,6 +27,7 @@ from llmviewer.kernels import kernel_names, load_kernel
 from llmviewer.kernels.base import Target, case
 from llmviewer.kernels.decoder import decode_step
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
+from llmviewer.measuring.ceilings import copying
 from llmviewer.measuring.problems import Problem, problems
 from llmviewer.measuring.session import words
 from llmviewer.measuring.timing import Call, GpuClock, HungError, Sample, settled
@@ -193,7 +194,7 @@ def _copy(clock: GpuClock) -> float:
     import torch
 
     x, y = torch.randn(2, _COPIED // 8, device="cuda")
-    return _COPIED / settled(clock.sampler([partial(torch.neg, x, out=y)]), _BRIEF_S).median
+    return _COPIED / settled(clock.sampler([copying(x, y)]), _BRIEF_S).median
 
 
 def _process(*arguments: str) -> int:

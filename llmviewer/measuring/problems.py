@@ -20,6 +20,7 @@ from ..operators.elementwise import Activation, Add, Norm, Rope, Route
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead
 from ..setting import Setting
+from ..workload import Workload
 
 _TOKENS: Final = tuple(2**n for n in range(14))  # 1 to 8192
 _BATCHES: Final = tuple(2**n for n in range(9))  # 1 to 256
@@ -84,7 +85,8 @@ class Problem:
     @property
     def _reached(self) -> float:
         """Mean number of experts with any token, where each token chooses at random."""
-        return self["experts"] * (1 - (1 - self["topk"] / self["experts"]) ** self["tokens"])
+        tokens = Workload.decode(batch=self["tokens"], kv_len=1)
+        return float(tokens.distinct_experts(self["experts"], self["topk"]))
 
     @property
     def nbytes(self) -> int:

@@ -112,7 +112,6 @@ class Spans:
         return np.where(np.greater(self.q_len, 1), points * np.log2(points), 0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sequences(Spans):
     """Validated spans.
 
@@ -364,7 +363,6 @@ class _Sampled(Workload):
         return 1 - (1 - self.share) ** (self.tokens() / self.share)
 
 
-@dataclass(frozen=True)
 class _Together(_Sampled):
     """A fraction of passes, averaged; amounts once per pass count in these."""
 
@@ -372,7 +370,6 @@ class _Together(_Sampled):
         return self.share
 
 
-@dataclass(frozen=True)
 class _Thinned(_Sampled):
     """Some tokens of Thinned sequences, whose lengths count all tokens."""
 

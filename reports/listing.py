@@ -101,7 +101,6 @@ class Table:
         return f"## {self.title}\n\n" + "\n".join(lines) + f"\n{about}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reasons(Table):
     """Of words alone, the last of which are long and go on in the next line of a text."""
 

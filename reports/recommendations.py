@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
@@ -112,7 +112,6 @@ def _why(found: Advice, own: str, reason: str) -> str:
     return re.sub(rf"\b{re.escape(own)}\b", "it", reason).removeprefix(f"{found.base.setting.model.name} has ")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Folded(Table):
     """Whose long names, on the left, go on in the next line of a text."""
 

@@ -207,8 +207,9 @@ def _engine_library(setting: Setting) -> list[str]:
 def _gguf_engine(setting: Setting) -> list[str]:
     """The engine that runs weights of GGUF types, if kernels of another library are expected."""
     formats = {op.weight.format.name for _, op in setting.graph if isinstance(op, Linear)}
-    runs = any(one.runs_on(setting.hardware) for one in backends(_GGUF_ENGINE))
-    if not runs or setting.engine or setting.library or setting.kernels is None or not formats & _GGUF_TYPES:
+    if setting.engine or setting.library or setting.kernels is None or not formats & _GGUF_TYPES:
+        return []
+    if not any(one.runs_on(setting.hardware) for one in backends(_GGUF_ENGINE)):
         return []
     return [f"expected times are of kernels for similar formats; --engine {_GGUF_ENGINE} gives those of llama.cpp"]
 

@@ -22,7 +22,6 @@ from .deepseek import check_sparse, published_index
 _SCALED = 5  # OPs of an element for a sigmoid and a product
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatedLatentAttention(LatentAttention):
     """Latent attention whose queries come with gates of the result, from their latent before and after its norm."""
 

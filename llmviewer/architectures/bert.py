@@ -7,7 +7,7 @@ pooled first token where its family has a pooler. Where a config names no class,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -95,7 +95,6 @@ def build_mpnet(config: Section, fmt: Format) -> Graph:
     return encoder(config, fmt, pooler=True, types=0, layers=layers, held=held)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SharedLayer(Layer):
     """A layer that has the weights of one before it."""
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -18,7 +18,6 @@ from ._fields import decoder, gated_mlp, grouped_heads
 from ._parts import Parts, result
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormedAttention(SelfAttention):
     """Attention whose result has a norm before its projection."""
 
@@ -26,7 +25,6 @@ class NormedAttention(SelfAttention):
         return _normed(parts, super().operators(parts, x), "attn_sub_norm")
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormedMlp(Mlp):
     """An MLP whose inner elements have a norm before they are brought back."""
 

@@ -6,7 +6,7 @@ Scores are made once here; its class makes them twice, for each half of the valu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -21,7 +21,6 @@ from ._parts import Parts
 _DIFFERENCE = 6  # OPs of an element: product and difference, three of a norm without weights, a factor
 
 
-@dataclass(frozen=True, kw_only=True)
 class DifferentialAttention(SelfAttention):
     """Each head sees the values of two; of the results, those of the second half, scaled, are taken off the first."""
 

@@ -102,7 +102,6 @@ class SphereLayer(Layer):
         return tuple(op.with_weights(again) for op in made) if self.reused else made
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaledHead(Decoder):
     """A decoder each of whose logits has a learned scale."""
 

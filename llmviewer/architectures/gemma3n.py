@@ -38,7 +38,6 @@ _CUT = 6  # OPs of an element for the cut at a part of the gate: mean, deviation
 _MAGNITUDE = 4  # OPs of an element to give a stream the magnitude of the first: square, sum, product, quotient
 
 
-@dataclass(frozen=True, kw_only=True)
 class FirstStreamNorm(Norm):
     """The norm of the stream that is computed."""
 
@@ -46,7 +45,6 @@ class FirstStreamNorm(Norm):
         return (replace(self.inputs[0], width=self.outputs[0].width),)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OtherStreamsAdd(Elementwise):
     """One tensor added to every stream but the first, in place."""
 

@@ -111,7 +111,6 @@ def query_rope(parts: Parts, q: Tensor, turned: int) -> QueryRope:
     return QueryRope(name="rope", inputs=(q,), outputs=(out,), ops_per_element=3 * turned / q.width, turned=turned)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnEmbeddings(Elementwise):
     """act(gate) times a layer's own part of the embeddings that were made for all layers."""
 

@@ -74,7 +74,6 @@ class PooledIndex(Index):
         return (q, k, gate, weights, norm, compress, indexer)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeanOfStreams(HyperConnections):
     """Streams whose mean goes to the last norm."""
 

@@ -45,7 +45,6 @@ class StackLayer(Layer):
         return tuple(op.with_weights(again) for op in made) if self.reused else made
 
 
-@dataclass(frozen=True, kw_only=True)
 class TwoStacks(Decoder):
     """A decoder whose fast stack starts from a state that is learned."""
 

@@ -116,7 +116,6 @@ def _clipped(parts: Parts, name: str, x: Tensor, heads: int) -> Norm:
     return replace(norm, weights=(parts.weight(f"{name}.scale", x.width),), ops_per_element=norm.ops_per_element + 1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CappedExperts(Experts):
     """Experts whose gate and up projections are capped."""
 
@@ -127,7 +126,6 @@ class CappedExperts(Experts):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClippedLayer(SourcedLayer):
     """A layer with attention residuals, whose mixtures of sources are several where its attention takes several."""
 

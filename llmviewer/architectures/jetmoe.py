@@ -67,7 +67,6 @@ class MixtureOfAttention:
         return experts_linear(parts, name, x, width, experts=self.experts, chosen=self.chosen, kind=ChosenLinear)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BiasedExperts(Experts):
     """Experts to whose sum a bias is added."""
 

@@ -8,7 +8,7 @@ Configs come in two dialects, that of the checkpoint and that of transformers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -38,7 +38,6 @@ _KINDS = ("linear_attention", "full_attention")
 _NETWORKS = ("dense", "sparse")
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnrotatedLatentAttention(LatentAttention):
     """Latent attention without the rotation: what it would rotate goes straight to the scores and to the cache."""
 
@@ -49,7 +48,6 @@ class UnrotatedLatentAttention(LatentAttention):
         return tuple(op.with_tensors(lambda t: straight.get(t.name, t)) for op in made if op is not rope)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatentExperts(Experts):
     """Experts in a latent space, whose ways there and back checkpoints in four bits leave as they are."""
 

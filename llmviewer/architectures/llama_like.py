@@ -4,7 +4,7 @@ what differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from ..documents import Section
@@ -254,7 +254,6 @@ def rotated_layers(config: Section) -> list[bool]:
     return [bool(item) for item in given]
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearnedMlp(Mlp):
     """An MLP whose activation has two numbers that are learned (arXiv:2411.13010)."""
 

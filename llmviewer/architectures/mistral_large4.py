@@ -26,7 +26,6 @@ from .gemma4 import query_rope
 from .llama_like import rotated_layers
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaledIndex(Index):
     """An indexer whose queries come from x after a norm, and are scaled by their position."""
 

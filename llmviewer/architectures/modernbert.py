@@ -37,7 +37,6 @@ _COSTLESS: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
 class FirstLayer(Layer):
     """A layer whose input is normalized already, by the norm of the embedding."""
 

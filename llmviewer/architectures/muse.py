@@ -4,7 +4,7 @@ without weights, of embeddings, queries and keys; in Spark experts in a narrower
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -36,7 +36,6 @@ _SPARK: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormedAttention(SelfAttention):
     """Attention whose result has a norm of each head, without weights."""
 
@@ -45,7 +44,6 @@ class NormedAttention(SelfAttention):
         return (*made, parts.norm("o_norm", result(made), shared=self.heads.num_heads, kind=NormKind.UNIT))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NarrowExperts(Experts):
     """Experts in a latent space that tokens enter with a norm; what each of them makes has one, too."""
 
@@ -58,7 +56,6 @@ class NarrowExperts(Experts):
         return (*made, parts.norm("expert_norm", result(made)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatedLayer(Layer):
     """A layer that weighs, channel by channel, what it has read and what it has made."""
 
@@ -70,7 +67,6 @@ class GatedLayer(Layer):
         return (before, *made, after, add.with_weights(lambda weight: replace(weight, format=FP32)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormedEmbedding(Decoder):
     """A decoder whose embedding has a norm without weights."""
 

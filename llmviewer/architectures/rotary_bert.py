@@ -5,7 +5,7 @@ that sees both ways (arXiv:2503.05500).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -41,7 +41,6 @@ _GTE_COSTLESS: Final = """
 _EURO_COSTLESS: Final = "classifier_pooling mask_token_id num_labels clf_pooling"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BiasedDown(Mlp):
     """An MLP of whose projections only the last has a bias."""
 
@@ -50,7 +49,6 @@ class BiasedDown(Mlp):
         return (*made, replace(down, weights=(*down.weights, parts.weight(f"{down.name}.bias", x.width))))
 
 
-@dataclass(frozen=True, kw_only=True)
 class BiasedExperts(Experts):
     """Experts to whose sum one bias is added."""
 

@@ -130,7 +130,6 @@ class HeardExperts(Experts):
         return (*made, router, Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaledLayer(Layer):
     """A layer whose additions scale and shift both sides."""
 
@@ -139,7 +138,6 @@ class ScaledLayer(Layer):
         return (*made, rescaled(parts, parts.add(add.name, *add.inputs), 2))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaledDecoder(Decoder):
     """A decoder whose embedding is scaled and shifted."""
 

@@ -13,13 +13,15 @@ from importlib import import_module
 import click
 
 from .. import __version__
-from ..errors import InputError
+from ..errors import InputError, suggest
 from . import options as shared
 
-_MODULES = (
-    "afd", "analyze", "comparing", "kernel", "listings", "measure", "profiles", "serving", "sweep", "techniques",
-    "timeline", "validation", "web",
-)  # fmt: skip
+_MODULES = {  # of this package, by command
+    "advise": "serving", "afd": "afd", "analyze": "analyze", "calibrate": "validation", "choose": "comparing",
+    "compare": "comparing", "hardware": "listings", "kernel": "kernel", "measure": "measure", "models": "listings",
+    "plan": "serving", "plot": "comparing", "profiles": "profiles", "simulate": "serving", "sweep": "sweep",
+    "techniques": "techniques", "timeline": "timeline", "validate": "validation", "web": "web",
+}  # fmt: skip
 
 _SELDOM = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
 _TAKERS = ("--model", "--hardware")  # options that are arguments of other commands
@@ -87,15 +89,30 @@ def _needed(parameter: click.Parameter, context: click.Context) -> str:
 def _in_options(error: InputError, arguments: Sequence[str]) -> str:
     """What is wrong, by the names that options have."""
     name, *_ = (*arguments, "")
-    return shared.in_options(str(error), cli.commands[name], arguments) if name in cli.commands else str(error)
+    command = cli.get_command(click.Context(cli), name)
+    return shared.in_options(str(error), command, arguments) if command else str(error)
 
 
 class _Commands(click.Group):
-    """Commands whose options are given once, but for those that take several values, and whose words have a place."""
+    """Commands whose options are given once, but for those that take several values, and whose words have a place.
+
+    A command is imported when it is asked for.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _MODULES:
+            return None
+        command: click.Command = getattr(import_module(f".{_MODULES[cmd_name]}", __name__), cmd_name)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _MODULES and not ctx.resilient_parsing:
+            raise InputError(f"no command {args[0]!r}: {suggest(args[0], _MODULES)} (`llmviewer --help` describes all)")
         name, command, rest = super().resolve_command(ctx, args)
         if command:
             _check(command, click.Context(command, info_name=name, parent=ctx), rest)
@@ -132,7 +149,6 @@ def _for_several(command: str, model: str, devices: Sequence[str]) -> str:
 
 @click.group(
     cls=_Commands,
-    commands=[command for name in _MODULES for command in import_module(f".{name}", __name__).COMMANDS],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",
 )

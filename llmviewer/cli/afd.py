@@ -70,6 +70,3 @@ def afd(*, devices: int | None, tpot: float | None, form: str | None, output: Pa
     if given := [name for name, value in sides.items() if value is not None]:
         raise InputError(f"--{given[0].replace('_', '-')} is what --devices looks for; leave one out")
     shared.emit_report(SPLITS, afd_splits(devices=devices, tpot=tpot, **question), form, output)
-
-
-COMMANDS: Final = (afd,)

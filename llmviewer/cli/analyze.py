@@ -171,6 +171,3 @@ def _rendered(found: Analysis | Disaggregated, *, form: str, per_call: bool | No
     colored, width = sys.stdout.isatty() and not to_file, 0 if to_file else shared.terminal()
     text = str(render(width=width, per_call=per_call, brief=not every and not to_file))
     return text if colored else click.unstyle(text)
-
-
-COMMANDS: Final = (analyze,)

@@ -156,6 +156,3 @@ def plot(figure: str, output: Path | None, **question: Any) -> None:
     path = output or Path(f"{figure}.html")
     write(draw(figure, **question), path)
     click.echo(f"{path}: {figure}", err=True)
-
-
-COMMANDS: Final = (compare, choose, plot)

@@ -102,6 +102,3 @@ def _time(text: str) -> float:
         return parse(text, "s")
     except ValueError:
         raise InputError(f"--measured: must be a positive time, such as '31.5 us'; got {text!r}") from None
-
-
-COMMANDS: Final = (kernel,)

@@ -164,6 +164,3 @@ def _check(devices: Sequence[Hardware]) -> None:
     if wrong:
         raise InputError(f"--check: {counted(wrong, 'violation')}")
     click.echo(click.wrap_text(f"Checked: {'; '.join((*CHECKS, 'names'))}.", shared.width()))
-
-
-COMMANDS: Final = (models, hardware)

@@ -238,6 +238,3 @@ class _Progress:
     def end(self) -> None:
         if self._ticker.live:
             click.echo("\r\x1b[K", err=True, nl=False)
-
-
-COMMANDS: Final = (measure,)

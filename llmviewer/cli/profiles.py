@@ -101,6 +101,3 @@ def _table(listed: list[tuple[Profile, Entry]]) -> str:
 
 def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.1%}"
-
-
-COMMANDS: Final = (profiles,)

@@ -350,6 +350,3 @@ def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
 
     found = on_a_bar("techniques", functools.partial(run, **question))
     shared.emit_report(REPORT, found, form, output)
-
-
-COMMANDS: Final = (simulate, plan, advise)

@@ -233,6 +233,3 @@ def _summarize(
     axes = [axis.strip() for axis in by.split(",") if axis.strip()]
     form = shared.form_of(form, output, _SUMMARIES)
     shared.emit(render(summarize(folder, axes, expected=expected), form, shared.width(output)), output)
-
-
-COMMANDS: Final = (sweep,)

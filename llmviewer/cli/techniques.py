@@ -38,6 +38,3 @@ def techniques(name: str | None, form: str | None, output: Path | None) -> None:
     else:
         text = report.render_card(shown[name], width) if name else report.render_list(shown, width)
     shared.emit(text, output)
-
-
-COMMANDS: Final = (techniques,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -59,6 +59,3 @@ def timeline(
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
     shared.emit_report(REPORT, recorded(file, analyze(**asked), phase=phase, passes=passes, stage=stage), form, output)
-
-
-COMMANDS: Final = (timeline,)

@@ -246,6 +246,3 @@ def _of_one_type(column: pd.Series[Any]) -> pd.Series[Any]:
     except (pa.ArrowException, OverflowError):
         return column.astype(str).where(column.notna())
     return column
-
-
-COMMANDS: Final = (calibrate, validate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -57,6 +56,3 @@ def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
     if opens:
         threading.Timer(0.3, webbrowser.open, (url,)).start()
     server.serve_forever()
-
-
-COMMANDS: Final = (web,)

@@ -1,13 +1,14 @@
-"""profiles/index.json: what the profiles that ship say, in a form that is read in a few milliseconds.
+"""profiles/index.json: what the profiles that ship say, to be read in a few milliseconds. The nodes of trends,
+which are most of it, stand in trends.txt beside it.
 
-`python -m llmviewer.expectation.index` remakes it from the YAML files, which are the truth: where their sizes are not
+`python -m llmviewer.expectation.index` remakes both from the YAML files, which are the truth: where their sizes are not
 those that it knows, they are read instead, and a test compares all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -18,6 +19,7 @@ from .profile import FOLDER, Entry, Error, plain_entry, plain_error, shipped, tr
 from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
+TRENDS: Final = FOLDER / "trends.txt"  # a line each, in the order of entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,9 @@ def index() -> Index:
     if found["sizes"] != _sizes():
         devices = {entry.device: find(entry.device) for entry in shipped()}
         return Index(entries=shipped(), kin=devices, errors=transferred())
+    nodes = iter(TRENDS.read_text(encoding="ascii").splitlines())
     return Index(
-        entries=tuple(map(_entry, found["entries"])),
+        entries=tuple(_entry(entry, nodes) for entry in found["entries"]),
         kin={k["name"]: Kin(**k) for k in found["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in found["errors"]},
     )
@@ -47,7 +50,7 @@ def index() -> Index:
 
 def _sizes() -> dict[str, int]:
     """Of the files. [B]"""
-    return {path.name: path.stat().st_size for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.name: path.stat().st_size for path in (*sorted(FOLDER.glob("*.yaml")), TRENDS) if path.is_file()}
 
 
 def kin(name: str) -> Kin:
@@ -56,11 +59,25 @@ def kin(name: str) -> Kin:
     return known[name] if name in known else find(name)
 
 
+def write() -> None:
+    """Remakes both files."""
+    TRENDS.write_text(trends(), encoding="ascii")
+    PATH.write_text(to_json(), encoding="utf-8")
+
+
+def trends() -> str:
+    """The text of trends.txt."""
+    return "".join(f"{entry.trend.nodes}\n" for entry in shipped() if entry.trend)
+
+
 def to_json() -> str:
-    """The text of the file, an entry a line."""
+    """The text of index.json, an entry a line."""
     devices = [find(name) for name in sorted({entry.device for entry in shipped()})]
     facts = [{key: getattr(device, key) for key in Kin.__dataclass_fields__} for device in devices]
     entries = [{"device": e.device, "library": e.stack.library, **plain_entry(e)} for e in shipped()]
+    for entry in entries:
+        if "trend" in entry:
+            entry["trend"] = entry["trend"]["columns"]
     errors = [[*key, plain_error(error)] for key, error in transferred().items()]
     parts: dict[str, list[Any]] = {"devices": facts, "entries": entries, "errors": errors}
     between = ",\n"
@@ -69,7 +86,7 @@ def to_json() -> str:
     return "{\n" + between.join((sizes, *lists)) + "\n}\n"
 
 
-def _entry(found: Mapping[str, Any]) -> Entry:
+def _entry(found: Mapping[str, Any], nodes: Iterator[str]) -> Entry:
     labels = {key: found.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
     return Entry(
         device=found["device"],
@@ -82,9 +99,9 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         sizes={name: (least, most) for name, (least, most) in found.get("sizes", {}).items()},
         fit_mape=found["fit_mape"],
         held_out=Error.of(found["held_out"]),
-        trend=Trend.of(found["trend"]) if "trend" in found else None,
+        trend=Trend(columns=tuple(found["trend"]), nodes=next(nodes)) if "trend" in found else None,
     )
 
 
 if __name__ == "__main__":
-    PATH.write_text(to_json(), encoding="utf-8")
+    write()

@@ -68,7 +68,6 @@ class Attention(Operator):
         return tuple(t.elements for t in self.reads()[1:] if t.format.compute != wanted)
 
 
-@dataclass(frozen=True, kw_only=True)
 class QK(Attention):
     """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]; several inputs may hold parts of k."""
 
@@ -88,7 +87,6 @@ class Softmax(Attention):
         return {vector("fp32"): (self.ops_per_pair + self.bias) * self.heads.pairs}
 
 
-@dataclass(frozen=True, kw_only=True)
 class SV(Attention):
     """out[query, head, :] = sum over keys of probs[head, query, key] * v[kv_head, key, :]"""
 
@@ -96,7 +94,6 @@ class SV(Attention):
         return self._product(self.inputs[1], self.heads.out_dim)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Indexer(Attention):
     """Selects the best keys of each query for sparse attention (arXiv:2512.02556, equation 1).
 

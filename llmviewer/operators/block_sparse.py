@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..forms import Form
 from ..resource import Resource, vector
 from .attention import Attention
 
 
-@dataclass(frozen=True, kw_only=True)
 class BlockIndexer(Attention):
     """Selects the best blocks of keys of each query and head: a block scores as its best key.
 

@@ -117,7 +117,6 @@ class Collective(Operator):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllReduce(Collective):
     """The sum of all members' tensors, on all members: each device sends at least 2 (p - 1) / p of it.
 
@@ -141,7 +140,6 @@ class AllReduce(Collective):
         return {vector("fp32"): (self.group.size - 1) / self.group.size * total(t.elements for t in self.outputs)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllGather(Collective):
     """The parts of all members, on all members: each device receives and sends (p - 1) / p of the whole."""
 
@@ -153,7 +151,6 @@ class AllGather(Collective):
         return part * (members - 1) / members, members - 1.0 if self.group.algorithm is Algorithm.RING else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReduceScatter(Collective):
     """The sum of all members' tensors, one part on each member: the traffic of an all-gather, reversed."""
 
@@ -219,7 +216,6 @@ class AllToAll(Collective):
         return max(sides * group.inner ** (1 / sides) / 4, 1.0) if sides else super().detour()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Send(Collective):
     """Tensors sent from one device to the next."""
 

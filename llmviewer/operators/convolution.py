@@ -22,11 +22,9 @@ class Convolution(Linear):
         return {matrix(product(x.format, self.weight.format)): 2 * self.weight.numel * y.rows}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Conv1d(Convolution):
     """y[row, n] = sum over taps and k of x[stride row + tap, k] * weight[n, k, tap]"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Conv2d(Convolution):
     """y[row, column, n] = sum over taps and k of x[stride row + tap, stride column + tap, k] * weight[n, k, taps]"""

@@ -36,7 +36,6 @@ class Linear(Operator):
         return () if same else (self.weight.elements,)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BlockLinear(Linear):
     """A Linear with equal column blocks of x, one per output: weight[n, k / outputs]."""
 
@@ -49,7 +48,6 @@ class LMHead(Linear):
     left_as_published: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatentExpansion(Linear):
     """Expansion of the cached latent into the keys and values that queries see; outputs are keys, then values."""
 
@@ -77,6 +75,5 @@ class ChosenLinear(Linear):
         return {matrix(product(x.format, self.weight.format)): 2 * one * x.rows}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExpertsLinear(ChosenLinear):
     """A ChosenLinear of MLP experts, which expert parallelism distributes over devices."""

@@ -93,7 +93,6 @@ class Causal(Mask):
 CAUSAL: Final = Causal()
 
 
-@dataclass(frozen=True)
 class Once(Causal):
     """Causal, in a model that does not generate: keys are not kept."""
 
@@ -111,7 +110,6 @@ class AroundPictures(Causal):
         return pairs(self.window) + self.tokens * (self.tokens - 1) // 2 * SEQUENCES.on(images(self.tokens))
 
 
-@dataclass(frozen=True)
 class Prefix(Causal):
     """Causal, except that the tokens of a prompt, one pass, all see each other (PaliGemma)."""
 
@@ -223,7 +221,6 @@ class Tiled(Mask):
         return "windows"
 
 
-@dataclass(frozen=True)
 class Probe(Mask):
     """Attention pooling: one learned query per sequence sees all of it."""
 
@@ -262,7 +259,6 @@ class _AsMany(Mask):
         return self.keys * TOKENS
 
 
-@dataclass(frozen=True)
 class Features(_AsMany):
     """`keys` features per sequence from another network, seen by every query."""
 
@@ -274,7 +270,6 @@ class Features(_AsMany):
         return f"{self.keys} features"
 
 
-@dataclass(frozen=True)
 class Own(_AsMany):
     """`keys` keys of each query alone, such as the patches that it averages."""
 
@@ -286,7 +281,6 @@ class Own(_AsMany):
         return f"{self.keys} of its own"
 
 
-@dataclass(frozen=True)
 class Across(Mask):
     """Cross-attention: all tokens of the encoder."""
 
@@ -368,7 +362,6 @@ class Part(Mask):
         return str(self.mask)
 
 
-@dataclass(frozen=True)
 class PartOfQueries(Part):
     """A mask on one of `ranks` devices that divide queries in turn; each query sees the keys of all devices."""
 

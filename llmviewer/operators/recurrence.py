@@ -25,7 +25,6 @@ class TokenShift(Operator):
         return {vector("fp32"): (1 + 2 * self.mixtures) * self.inputs[0].elements}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShortConv(CausalConv):
     """A CausalConv without an activation: a multiply-add per tap."""
 

@@ -24,7 +24,6 @@ from ._technique import Finding, Kind, Machine, Technique, Touches
 from .depth import cut
 
 
-@dataclass(frozen=True, kw_only=True)
 class Allocated(Technique):
     """Memory for the cache is allocated in pages of `page` tokens of one sequence."""
 

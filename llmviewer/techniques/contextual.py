@@ -98,7 +98,6 @@ class Contextual(Technique):
         return machine.helper(beside_model(model, blocks), "W16A16")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Predictor(Linear):
     """A linear of the predictor."""
 

@@ -71,7 +71,6 @@ class Scattered(Mask):
         return f"density {self.density:g}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Fewer(Technique):
     """Full attention becomes attention to fewer keys; the model's own windows are unchanged."""
 

@@ -25,7 +25,6 @@ _LENGTHS = 2.0 ** np.arange(4, 21)
 _MOST_CHUNKS = 1 << 20  # of a prompt, each of which is a pass that is looked at by itself
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rewritten(Technique):
     """Changes the length of prompts."""
 

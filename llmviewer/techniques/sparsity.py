@@ -37,7 +37,6 @@ class SparseLinear(Instead):
         return tuple(self.density * elements for elements in self.of.dequantized())
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sparse(Technique):
     """Zeros in the matrices of linears and experts; heads and routers are unchanged."""
 

@@ -13,7 +13,6 @@ from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 
 
-@dataclass(frozen=True, kw_only=True)
 class Windowed(Technique):
     """Every layer attends to at most `tokens` tokens, and its cache keeps no more."""
 

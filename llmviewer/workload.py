@@ -112,6 +112,7 @@ class Spans:
         return np.where(np.greater(self.q_len, 1), points * np.log2(points), 0)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Sequences(Spans):
     """Validated spans.
 

@@ -189,6 +189,7 @@ def with_rows(tensor: Tensor, rows: Form) -> Tensor:
     return replace(tensor, rows=rows)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Reused(Weight):
     """A parameter of an earlier operator. It stays one where it is quantized, as schemes treat both uses alike."""
 

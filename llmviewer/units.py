@@ -48,6 +48,17 @@ def parse(text: object, unit: str) -> float:
     return value
 
 
+def time_s(text: str) -> float:
+    """A number of seconds, or a quantity such as "500 ms". [s]
+
+    Raises ValueError if it is neither.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return parse(text, "s")
+
+
 def si(value: float, digits: int = 3) -> str:
     """`value` with a decimal prefix and `digits` significant digits; follow it with the unit.
 

@@ -758,6 +758,7 @@ def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
         ("quant", "W17", "bits must be"), ("ep", 3, "ep must divide"), ("batch", 0, "whole number from 1"),
         ("batch", None, "whole number from 1"), ("offload", "all", "must be weights=PART"), ("tp", 10**9, "1,024"),
         ("techniques", "nothing", "no technique"), ("skew", -1, "number from 0 to 10"),
+        ("measured", "tpot=fast", "tpot must be seconds, such as"), ("measured", "speed=1", "no quantity 'speed'"),
     ):  # fmt: skip
         before, kept = browser.props["link"]["data"], browser.props[name].get("value")
         browser.set(name, value)
@@ -853,6 +854,27 @@ def test_techniques_are_chosen_and_edited(app):
     assert browser.props["techniques"]["value"] == ""
     assert browser.props["link"]["data"] == ""
     assert browser.props["error-techniques"]["children"] == ""
+
+
+def test_what_was_measured_is_held_against_each_device_and_no_other_setting(app):
+    browser = Browser(app)
+    browser.set("measured", "tpot=9ms, ttft=0.04")
+    rated = analyze("llama-3.1-8b", "h100-sxm", measured={"tpot_s": 9e-3, "ttft_s": 40e-3}).measured
+    answer = browser.call("answer.children", "asked.data")
+    for label, one in zip(("measured tpot", "measured ttft"), rated, strict=True):
+        assert f'"{label} "' in answer
+        assert one.said.partition(";")[0][:-1] in answer
+    shown, _ = State.of_link(browser.props["link"]["data"] + "&on=h100-sxm|l4")
+    told = dict(overview.verdicts(answers.answers(shown)))
+    assert list(told) == [f"measured {what} on {name}" for name in shown.on for what in ("tpot", "ttft")]
+    assert "slower than 90 % of kernels" in told["measured tpot on h100-sxm"]
+    assert "which no kernel reaches" in told["measured tpot on l4"]
+    assert "--" not in "".join(told.values())
+    found = answers.answers(replace(shown, on=("h100-sxm",)))
+    steps, _ = changes.steps(found, shown, every=True)
+    assert steps
+    assert {one.offer.state.measured for one in steps} == {""}
+    assert "measured" not in shown.pin("l4")
 
 
 def test_steps_are_links_to_the_page_on_which_they_are_taken(app):

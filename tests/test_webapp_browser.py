@@ -528,18 +528,18 @@ def test_measurements_are_dropped_in_and_scored(page, server, tmp_path):
         (bad, "bad.csv: no family has these columns"), (other, "notes.txt: must end in .csv or .parquet"),
         (large, "large.csv: must have at most 5,000,000 bytes; got 5,600,006"),
     ):  # fmt: skip
-        page.set_input_files("#measured input", file)
-        page.wait_for_selector(f".panel:has(#measured) .error:has-text('{message}')")
-    page.set_input_files("#measured input", good)
+        page.set_input_files("#measurements input", file)
+        page.wait_for_selector(f".panel:has(#measurements) .error:has-text('{message}')")
+    page.set_input_files("#measurements input", good)
     page.wait_for_selector("#measured-scatter .scatterlayer .points path")
     assert page.locator("#measured-scatter .scatterlayer .trace >> nth=0 >> .points path").count() == 12
     assert "calibrated" in page.inner_text("#measured-result table >> nth=0")
-    assert "".join(page.locator(".panel:has(#measured) .error").all_inner_texts()) == ""
+    assert "".join(page.locator(".panel:has(#measurements) .error").all_inner_texts()) == ""
     with page.expect_download() as download:
         page.click("#measured-csv")
     assert len(download.value.path().read_text().splitlines()) == 13
-    page.set_input_files("#measured input", bad)  # and the last result stays
-    page.wait_for_selector(".panel:has(#measured) .error:has-text('bad.csv')")
+    page.set_input_files("#measurements input", bad)  # and the last result stays
+    page.wait_for_selector(".panel:has(#measurements) .error:has-text('bad.csv')")
     assert page.locator("#measured-scatter").count() == 1
 
 

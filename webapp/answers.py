@@ -14,6 +14,7 @@ from typing import Final
 
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import Analysis, analyzed
+from llmviewer.analyzing.measured import parse as parse_measured
 from llmviewer.analyzing.phases import Phase
 from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.devices.hardware import Hardware
@@ -182,7 +183,7 @@ def _of_one(state: State, name: str) -> State:
 @lru_cache(maxsize=512)
 def _answer(question: State) -> Answer:
     (name,) = question.on
-    setting = _setting(replace(question, batch=1, prompt=1, gen=1, context=0, images=0))
+    setting = _setting(replace(question, batch=1, prompt=1, gen=1, context=0, images=0, measured=""))
     analysis = analyzed(
         setting,
         batch=question.batch,
@@ -191,6 +192,7 @@ def _answer(question: State) -> Answer:
         kv_len=question.context or None if setting.model.generates else None,
         images=question.images,
         mtp=question.mtp,
+        measured=parse_measured(question.measured),
     )
     return Answer(name=name, setting=setting, analysis=analysis)
 

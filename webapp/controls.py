@@ -65,7 +65,7 @@ def panel(state: State) -> Component:
                                placeholder="medusa:heads=4; sparsity")),
             html.Div(id="techniques-about", className="known"),
             html.Details([
-                html.Summary("Kernels"),
+                html.Summary("Kernels and measured times"),
                 _control("library", dcc.Dropdown(
                     [{"label": name or "measured most", "value": name} for name in libraries()], "", id="library",
                     clearable=False, searchable=False)),
@@ -73,6 +73,8 @@ def panel(state: State) -> Component:
                     [{"label": "none: no gaps between launches", "value": ""},
                      *({"label": one.title, "value": name} for name, one in ENGINES.items())], "", id="engine",
                     clearable=False, searchable=False)),
+                _control("measured", dcc.Input(id="measured", type="text", value="", debounce=True, spellCheck=False,
+                                               placeholder="ttft=40ms, tpot=9ms")),
             ]),
             html.Details([html.Summary("Parallelism"), html.Div([_integer(n) for n in DEGREES], className="row")]),
             html.Details([

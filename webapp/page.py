@@ -74,12 +74,13 @@ def answer(found: tuple[Answer, ...], now: State) -> list[Component]:
     several = [html.P(f"On {first.name}, the first of {len(found)} devices:", className="soft")] * (len(found) > 1)
     said = [html.Li(sentence(note)) for note in first.analysis.notes]
     notes = html.Details([html.Summary(counted(len(said), "note")), html.Ul(said)])
-    effects = [html.Li([html.Strong(f"{label} "), text]) for label, text in overview.effects(first)]
+    lines = (*overview.verdicts(found), *overview.effects(first))
+    told = [html.Li([html.Strong(f"{label} "), text]) for label, text in lines]
     return [
         html.H2([what, " ", html.Span(how, className="soft")]),
         cards(overview.cards(first)) if len(found) == 1 else panel(_totals(found, now.phase), className="totals"),
         panel(*several, html.P(overview.advice(first, now.phase), id="advice"),
-              *([html.Ul(effects, className="said")] if effects else []), className="bounds"),
+              *([html.Ul(told, className="said")] if told else []), className="bounds"),
         html.P(overview.sources(found), className="soft"),
         *([notes] if said else []),
     ]  # fmt: skip

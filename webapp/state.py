@@ -184,6 +184,7 @@ class State:
     set      what-ifs, each as DEVICE:KEY=VALUE
     library  whose kernels times are expected of; of the one of which most was measured if empty
     engine   that launches them; none if empty
+    measured what the user timed, as QUANTITY=TIME
     context  tokens that the decode step shown attends to; the first step's if 0
     quant    as published if empty; `attention` likewise as the accounting has it
     op       the operator selected, as BLOCK.NAME; that of the largest share of time if empty
@@ -219,6 +220,7 @@ class State:
     mtp: bool = _of(Flag(), default=False)
     library: str = _of(Word(known=libraries), "")
     engine: str = _of(_words("", *ENGINES), "")
+    measured: str = _of(Text(), "")
     techniques: tuple[str, ...] = _of(List(kind=Text(), least=0, most=8), ())
     tab: str = _of(_words(*TABS), "overview")
     op: str = _of(Text(), "")
@@ -314,7 +316,7 @@ class State:
     def pin(self, device: str) -> str:
         """The question about one of its devices, to be kept beside others: a link without files."""
         changes = tuple(f"{device}:{change}" for change in self.changes(device))
-        link = replace(self.question, on=(device,), set=changes, files=()).link or f"?model={self.model}"
+        link = replace(self.question, on=(device,), set=changes, measured="", files=()).link or f"?model={self.model}"
         return link.removeprefix("?").replace("|", "%7C")
 
     def changes(self, device: str) -> tuple[str, ...]:

@@ -77,6 +77,9 @@ CONTROLS: Final[Mapping[str, Word]] = {
     "engine": Word(
         "Engine", "The serving engine that launches the kernels; its host may leave gaps between them.", "engine"
     ),
+    "measured": Word(
+        "Measured", "What you timed: ttft, tpot, latency or tokens_per_s. Says how good that is.", "measured time"
+    ),
     "techniques": Word(
         "Techniques", "Choose several; their parameters can be edited, with semicolons between them.", "technique"
     ),
@@ -159,6 +162,7 @@ GLOSSARY: Final = (
         "Keys and values of all heads come from one small vector a token, which is what is cached.",
     ),
     Term("link-bound", "communication-bound", "Waits for data from other devices, host memory or storage."),
+    Term("measured time", "benchmark", "What you timed; it is held against the bound and the expected time."),
     Term("memory-bound", "bandwidth-bound", "Waits for bytes from memory: fewer bytes or more sequences help."),
     Term("model", "network, LLM", "The network: its operators and their weights, as its config.json says."),
     Term(

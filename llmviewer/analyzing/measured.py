@@ -10,7 +10,7 @@ from typing import Final
 from .. import arguments
 from ..errors import InputError, suggest
 from ..setting import Setting
-from ..units import fold, seconds, significant
+from ..units import fold, seconds, significant, time_s
 from .generation import GenerationResult
 
 QUANTITIES: Final[Mapping[str, str]] = {  # what can be measured, and what is advised on where it is as it can be
@@ -63,6 +63,27 @@ def check(measured: Mapping[str, float] | None) -> dict[str, float]:
         raise InputError(f"measured must be a mapping of quantities to numbers; got {measured!r}")
     found = {named(str(name).removesuffix("_s") if name != RATE else RATE): at for name, at in (measured or {}).items()}
     arguments.positive(**{f"measured: {name}": value for name, value in found.items()})
+    return found
+
+
+def parse(text: str) -> dict[str, float]:
+    """What was measured, as check() takes it, of a text such as "ttft=40ms, tpot=9ms". [s], [1/s]
+
+    Raises InputError if a part is no quantity with a value, or a quantity stands twice.
+    """
+    found: dict[str, float] = {}
+    for part in (part.strip() for part in text.split(",")) if text.strip() else ():
+        name, equals, value = map(str.strip, part.partition("="))
+        if not equals:
+            raise InputError(f"measured: must be QUANTITY=VALUE, such as tpot=25ms; got {part!r}")
+        key = named(name) if name == RATE else f"{named(name)}_s"
+        if key in found:
+            raise InputError(f"measured: {name} is given twice; give it once")
+        try:
+            found[key] = float(value) if name == RATE else time_s(value)
+        except ValueError:
+            must = "a number, such as 1200" if name == RATE else "seconds, such as 0.025, or a time such as 25ms"
+            raise InputError(f"measured: {name} must be {must}; got {value!r}") from None
     return found
 
 

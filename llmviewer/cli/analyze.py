@@ -26,23 +26,9 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
 
 
 def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    """What was measured, by name in Python. [s], [1/s]"""
-    from ..analyzing.measured import RATE, named
+    from ..analyzing.measured import parse
 
-    found: dict[str, float] = {}
-    for text in (part.strip() for each in texts for part in each.split(",")):
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--measured: must be QUANTITY=VALUE, such as tpot=25ms; got {text!r}")
-        key = named(name) if name == RATE else f"{named(name)}_s"
-        if key in found:
-            raise InputError(f"--measured: {name} is given twice; give it once")
-        try:
-            found[key] = float(value) if name == RATE else shared.time_s(value)
-        except ValueError:
-            must = "a number, such as 1200" if name == RATE else "seconds, such as 0.025, or a time such as 25ms"
-            raise InputError(f"--measured: {name} must be {must}; got {value!r}") from None
-    return found
+    return parse(",".join(texts))
 
 
 @click.command()

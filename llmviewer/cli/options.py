@@ -107,6 +107,8 @@ def _restore(folder: str | None) -> None:
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
     """A time that was given: a number of seconds, or a quantity such as 500 ms. [s]"""
+    from ..units import time_s
+
     if value is None:
         return None
     try:
@@ -114,19 +116,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: object) 
     except ValueError:
         must = f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
         raise click.BadParameter(must, context, parameter) from None
-
-
-def time_s(text: str) -> float:
-    """A number of seconds, or a quantity such as 500 ms. [s]
-
-    Raises ValueError if it is neither.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        from ..units import parse
-
-        return parse(text, "s")
 
 
 def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:

@@ -95,7 +95,7 @@ def _upload() -> Component:
             "of a gemm) and time_us, as docs/measurements.md says. It is read in memory and not kept.",
             className="soft",
         ),
-        drop("measured", "drop measurements here, or choose a file", most=uploads.LARGEST),
+        drop("measurements", "drop measurements here, or choose a file", most=uploads.LARGEST),
         html.Div(id="measured-error", className="error", role="alert"),
         awaited(html.Div(id="measured-result")),
     )  # fmt: skip
@@ -131,8 +131,8 @@ def register(app: Dash) -> None:
     @app.callback(
         Output("measured-result", "children"),
         Output("measured-error", "children"),
-        Input("measured", "contents"),
-        Held("measured", "filename"),
+        Input("measurements", "contents"),
+        Held("measurements", "filename"),
         prevent_initial_call=True,
     )
     def read(contents: str | None, name: str | None) -> tuple[Any, str]:
@@ -146,8 +146,8 @@ def register(app: Dash) -> None:
     @app.callback(
         Output("measured-download", "data"),
         Input("measured-csv", "n_clicks"),
-        Held("measured", "contents"),
-        Held("measured", "filename"),
+        Held("measurements", "contents"),
+        Held("measurements", "filename"),
         prevent_initial_call=True,
     )
     def save(clicks: int | None, contents: str | None, name: str | None) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
 
 
 def offers(answer: Answer, state: State) -> Iterator[Offer]:
-    """Steps in precision, attention, batch and devices."""
+    """Steps in precision, attention, batch and devices, of which nothing was measured."""
+    state = replace(state, measured="")
     stored = parse_quantization(state.quant).scheme if state.quant else AS_IT_IS.scheme
     for text, about in _PRECISIONS.items():
         if _formats(parse_scheme(text).over(stored)) != _formats(stored):
@@ -151,6 +152,7 @@ def offers(answer: Answer, state: State) -> Iterator[Offer]:
 def further(state: State) -> Iterator[Offer]:
     """Every technique with its usual parameters that is not in use."""
     taken = {text.partition(":")[0].strip() for text in state.techniques}
+    state = replace(state, measured="")
     for name, kind in techniques().items():
         if name not in taken and all(not one["required"] for one in describe(kind)["parameters"]):
             about = describe(kind)["summary"].replace("`", "")

@@ -13,7 +13,7 @@ from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card, below
 from llmviewer.reports.shown import Shown, shown
 from llmviewer.reports.table import computed_in, merged
-from llmviewer.reports.text import effect_lines, headline, sentence, subject
+from llmviewer.reports.text import effect_lines, headline, measured_label, sentence, subject
 
 from ..answers import Answer
 
@@ -30,7 +30,11 @@ def asked(found: Sequence[Answer]) -> tuple[str, str]:
 def advice(answer: Answer, phase: str) -> str:
     """The sentence on what bounds it, and what would help, in words of controls in place of options."""
     said = re.sub(r"(?<=--tp )(\d+) --with ", r"\1 and technique ", answer.phase(phase).advice)
-    return sentence(said.replace("--with ", "technique ").replace("--", ""))
+    return _in_controls(sentence(said))
+
+
+def _in_controls(said: str) -> str:
+    return said.replace("--engine NAME", "an engine").replace("--with ", "technique ").replace("--", "")
 
 
 def sources(found: Sequence[Answer]) -> str:
@@ -99,6 +103,16 @@ def expected(card: Card) -> str:
 def effects(answer: Answer) -> tuple[tuple[str, str], ...]:
     """What techniques make of the generation, where any are asked for."""
     return effect_lines(answer.analysis.effect) if answer.analysis.effect else ()
+
+
+def verdicts(found: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
+    """What the user measured, and how good that is, on each device."""
+    of = [f" on {one.name}" * (len(found) > 1) for one in found]
+    return tuple(
+        (f"{measured_label(each)}{device}", _in_controls(sentence(each.said)))
+        for one, device in zip(found, of, strict=True)
+        for each in one.analysis.measured
+    )
 
 
 def roofline(found: Sequence[Answer], phase: str) -> Shown:

@@ -347,11 +347,11 @@ def _own() -> Iterator[tuple[str, Judged]]:
 
 
 def _ships(entry: Entry) -> bool:
-    """Whether a stack of ours is to expect others' kernels, too. Public rows of PyTorch's element-wise kernels, which
-    are of the same name, have launches by the host in their times; ours are replayed from a graph.
+    """Whether a stack of ours is to expect others' kernels, too: not PyTorch's element-wise ones, some of which are
+    several launches, as no engine runs them.
     """
-    hosted = (entry.family, entry.stack.library) == ("elementwise", "pytorch")
-    return entry.device in hardware_names() and not hosted
+    composed = (entry.family, entry.stack.library) == ("elementwise", "pytorch")
+    return entry.device in hardware_names() and not composed
 
 
 def _told(own: list[tuple[str, Judged]]) -> list[str]:
@@ -359,9 +359,9 @@ def _told(own: list[tuple[str, Judged]]) -> list[str]:
         OWN_TITLE,
         "",
         "Measured by `llmviewer measure` and committed with the ceilings of their machine (reports/measurements); none",
-        "is in the tables above. Profiles of the H200's ship, but for PyTorch's element-wise kernels, whose public",
-        "measurements have launches by the host in their times. Each stack is fitted and held out as above, and a test",
-        "fits one half of the shape families of the two largest stacks of each table and checks the other.",
+        "is in the tables above. Profiles of the H200's ship, but for PyTorch's element-wise operations, some of which",
+        "are several launches. Each stack is fitted and held out as above, and a test fits one half of the shape",
+        "families of the two largest stacks of each table and checks the other.",
         "",
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -1137,7 +1137,7 @@ def test_switches_that_add_take_long_messages_of_types_that_they_add_by_hand():
 
 
 def test_kernels_that_move_bytes_are_expected_from_all_generations_with_such_memory_and_from_all_hosts():
-    stack = Stack(library="pytorch", dtype="fp32", kernel="add")
+    stack = Stack(library="pytorch", dtype="fp32", kernel="eager add")
     own = [entry("elementwise", device=d, stack=stack) for d in ("p100-pcie-16gb", "t4", "a100-pcie-40gb", "mi100")]
     for one, start in zip(own, (44, 25, 3, 17), strict=True):  # 5 of which are the device's at most
         one.parameters["start_us"] = start
@@ -1145,6 +1145,42 @@ def test_kernels_that_move_bytes_are_expected_from_all_generations_with_such_mem
     starts = {e.device: e.parameters["start_us"] for e in found.entries}
     host = (20 + 12) / 2  # the median of 39, 20, 0 and 12
     assert starts == {"p100-pcie-16gb": 5 + host, "a100-pcie-40gb": 3 + host}
+    found = choose("elementwise", find("v100-pcie-32gb"), replace(stack, kernel="add"), own)
+    starts = {e.device: e.parameters["start_us"] for e in found.entries}
+    assert starts == {"p100-pcie-16gb": 5, "a100-pcie-40gb": 3}  # in a graph, no host launches it
+
+
+def test_a_core_takes_as_long_for_a_row_as_it_is_long():
+    family = FAMILIES["elementwise"]
+    columns = shapes("elementwise", 2, rows=1, bytes=1, cols=[1, 100_000])
+    p = {**family.usual(STACKS["elementwise"], H100), "start_us": 2.0, "element_ns": 0.2, "row_ns": 1e-9, "sharp": 20}
+    for variant, times in (("", (2e-6, 2e-6)), ("long", (2.0002e-6, 22e-6))):
+        features = family.features(columns, H100, STACKS["elementwise"], variant)
+        assert family.seconds(p, features).tolist() == pytest.approx(times)
+    assert family.told("long", columns)
+    assert not family.told("long", shapes("elementwise", cols=8192))
+    assert family.told("", columns)
+
+
+def test_kernels_that_a_host_launches_are_told_by_such_and_others_by_others_first():
+    eager, other = (Stack(library=name, dtype="fp32", kernel=kernel) for name, kernel in
+                    (("pytorch", "eager softmax"), ("triton", "softmax")))  # fmt: skip
+    own = [entry("elementwise", device="a100-pcie-40gb", stack=eager, rows=900),
+           entry("elementwise", device="h200-sxm", stack=other, rows=56)]  # fmt: skip
+    own[0].parameters["start_us"] = 33
+    for device in ("h200-sxm", "h100-sxm", "a100-pcie-40gb"):
+        assert [e.stack for e in choose("elementwise", find(device), eager, own).entries] == [eager]
+        asked = replace(other, library="vllm")
+        assert [e.stack for e in choose("elementwise", find(device), asked, own).entries] == [other]
+    (alone,) = choose("elementwise", find("a100-pcie-40gb"), replace(other, library="vllm"), own[:1]).entries
+    assert alone.parameters["start_us"] == 5
+    assert alone.trend is None
+    assert expect("elementwise", shapes("elementwise"), find("a100-pcie-40gb"), eager, own[:1]).expected.min() >= 33e-6
+    for unknown, start in (("eager tanh", 33), ("tanh", 5)):  # as an addition
+        add = [entry("elementwise", device="t4", stack=replace(eager, kernel="eager add"))]
+        add[0].parameters["start_us"] = 33
+        (as_add,) = choose("elementwise", find("t4"), replace(eager, kernel=unknown), add).entries
+        assert as_add.parameters["start_us"] == start
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def test_encoders_see_both_ways_and_scores_that_are_stored_are_products_of_every
     assert shapes(eager["qk_matmul",]) == {"M": 1, "N": 200, "K": 128, "batch": 3 * 32}
     assert shapes(eager["sv_matmul",]) == {"M": 1, "N": 128, "K": 200, "batch": 3 * 32}
     assert eager["softmax",].kernels[0].stack.kernel == "softmax"
+    assert {**shapes(eager["softmax",]), "bytes": 0} == {"rows": 3 * 32, "cols": 200, "bytes": 0}
 
 
 @pytest.mark.parametrize(("quant", "said"), [("KV8", False), ("KV4", True)])

@@ -121,6 +121,18 @@ def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, prof
     assert any(reason.startswith("dtype must be one of fp32, bf16") for reason in skipped)
 
 
+def test_element_wise_kernels_of_pytorch_are_launched_by_the_host_unless_a_row_says_otherwise(tmp_path):
+    path = tmp_path / "rows.csv"
+    row = {"gpu": "t4", "dtype": "fp32", "op": "add", "rows": 64, "bytes": 1e6, "time_us": 9}
+    said = [("pytorch", ""), ("torch", 1), ("pytorch", 0), ("triton", ""), ("triton", 1)]
+    pd.DataFrame([{**row, "framework": name, "eager": eager} for name, eager in said]).to_csv(path, index=False)
+    kernels = {int(place): rows.stack.kernel for rows in read(path).rows for place in rows.places}
+    assert [kernels[i] for i in range(5)] == ["eager add", "eager add", "add", "add", "eager add"]
+    expected = predict(read(path), shipped()).columns["expected_us"]
+    assert expected[0] == expected[1] > 20
+    assert expected[2] < 10
+
+
 ATTENTION = {
     "gpu": "H100-SXM-80GB", "framework": "vllm", "dtype": "bf16", "batch": 1, "q_len": 512, "kv_len": 512,
     "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128,
@@ -133,7 +145,7 @@ EXPERTS = {
 MESSAGE = {
     "gpu": "H100-SXM-80GB", "framework": "nccl", "dtype": "fp16", "op": "all_reduce", "num_gpus": 8, "bytes": 1e6,
 }  # fmt: skip
-SWITCHES = "causal, gated, private must be 0 or 1"
+SWITCHES = "causal, gated, private, eager must be 0 or 1"
 FROM_NONE = "window, reached, loop must be 0 or more"
 
 

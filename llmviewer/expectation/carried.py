@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from .device import Device, Kin
@@ -62,6 +62,12 @@ def _portable(entry: Entry) -> bool:
 def launch_us(entry: Entry) -> float:
     """What of the start of a kernel that only moves bytes is a host's. [us]"""
     return max(entry.parameters["start_us"] - _LAUNCH_US, 0.0)
+
+
+def replayed(entry: Entry) -> Entry:
+    """A kernel that only moves bytes as it is in a graph, without the launch by a host that it was measured with."""
+    start = entry.parameters["start_us"] - launch_us(entry)
+    return replace(entry, parameters={**entry.parameters, "start_us": start}, trend=None, residual=None)
 
 
 def over_host(entry: Entry, device: Device) -> bool:

@@ -131,6 +131,8 @@ class Library:
         ranked = sorted(alike, key=lambda e: (key_of(e) not in self.given, -e.rows))
         mine = [e for e in ranked if e.stack.library == ranked[0].stack.library]
         asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
+        if kernel.family == "elementwise":
+            asked["kernel"] = kernel.stack.kernel  # without a launch by the host, which others were measured with
         wanted: tuple[Callable[[Entry], bool], ...] = (
             lambda e: (e.stack.dtype, e.stack.kv_dtype) == (kernel.stack.dtype, kernel.stack.kv_dtype),
             lambda e: key_of(e) in self.given,

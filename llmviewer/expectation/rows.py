@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import InputError
 from .device import Device, find
 from .families import FAMILIES, Family, Stack
-from .families._family import Array, Shapes
+from .families._family import EAGER, Array, Shapes
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
 from .headers import TYPED, alike, meant, missing
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LABELS: Final = ("gpu", "framework", "dtype", "kv_dtype", "version")
 _COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
-_SWITCHES: Final = ("causal", "gated", "private")
+_SWITCHES: Final = ("causal", "gated", "private", "eager")
 _FROM_NONE: Final = ("window", "reached", "loop")  # in which 0 has a meaning of its own
 _VERSIONS: Final = 3  # that are told of a stack, at most
 NO_TIME: Final = "time_us is missing or not positive"
@@ -59,6 +59,7 @@ _OPERATIONS: Final = {
     "layernorm": "ln",
     "alltoall": "alltoall",
 }
+_LAUNCHED: Final = "pytorch"  # whose element-wise kernels the host launches one by one, in public tables
 _REPLAYED: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
 # Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
 _ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
@@ -267,7 +268,9 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     labels = {name: _texts(frame, name) for name in _LABELS}
     for name, plain in (("dtype", plain_name), ("kv_dtype", plain_name), ("framework", _library)):
         labels[name] = _renamed(labels[name], plain)
-    labels["kernel"] = _kernels(frame, family)
+    eager = _numbers(frame, "eager", None)
+    eager = np.where(np.isnan(eager), labels["framework"] == _LAUNCHED, eager)
+    labels["kernel"] = _kernels(frame, family, eager > 0)
     numbers = {name: _numbers(frame, name, None) for name in family.columns}
     numbers |= {name: _numbers(frame, name, default) for name, default in family.optional.items()}
     if "window" in numbers:
@@ -281,7 +284,7 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     replayed = _texts(frame, "stat") == _REPLAYED
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
     sound = np.ones(len(frame), dtype=bool)
-    for why, wrong in _wrong(frame, family, numbers):
+    for why, wrong in _wrong(frame, family, {**numbers, "eager": eager}):
         unread[why] += int(np.count_nonzero(wrong & sound))
         sound &= ~wrong
     keys = frame.assign(**{f"_{name}": column for name, column in labels.items() if name != "version"})
@@ -346,12 +349,15 @@ def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: st
     return Stack(library=library, dtype=dtype, kernel=kernel)
 
 
-def _kernels(frame: pd.DataFrame, family: Family) -> Array:
-    """What tells stacks of one library apart: not tiles that it chooses by shape, but what is chosen for it."""
+def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
+    """What tells stacks of one library apart: not tiles that it chooses by shape, but what is chosen for it, and
+    element-wise kernels whose times are those of launches by the host.
+    """
     if family.name == "gemm":
         return np.full(len(frame), "", dtype=object)
     if family.name == "elementwise":
-        return _renamed(_texts(frame, "op"), _operation)
+        operations = _renamed(_texts(frame, "op"), _operation)
+        return np.where(eager, f"{EAGER} " + operations, operations)
     if family.name == "collectives":
         operations = _renamed(_texts(frame, "op"), _operation)
         kernels = _texts(frame, "impl" if "impl" in frame else "kernel")

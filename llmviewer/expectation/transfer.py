@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from ..errors import InputError
-from .carried import launch_us, over_host, parameters_on, same_code
+from .carried import launch_us, over_host, parameters_on, replayed, same_code
 from .device import Device
 from .families import FAMILIES, Family, Stack
-from .families._family import Array, Shapes
+from .families._family import EAGER, Array, Shapes
 from .formats import SIMILAR, TWINS
 from .index import index, kin
 from .kinship import apart, generation, relation, slowed
@@ -66,7 +66,8 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
     On the device, a twin of the data type is preferred to other devices, with the error of a transfer (element-wise
     kernels, for which only the width of a type matters: with its own error). On other devices, the library's kernels
     for twins are used beside those for the type, unless it has the latter on a device with the same kind of memory.
-    Element-wise kernels of any type can be used; operations that were not measured count as an addition.
+    Element-wise kernels of any type can be used; operations that were not measured count as an addition. Of those that
+    were measured with launches by the host, the launch is left out unless it is asked for.
 
     Raises InputError if no similar stack was measured.
     """
@@ -75,8 +76,8 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
         return calibrated
     if others := _others(of_family, device, stack):
         return _carried_over(others, device, stack)
-    if name == "elementwise" and stack.kernel != _PLAIN:
-        plain = choose(name, device, replace(stack, kernel=_PLAIN), entries)
+    if name == "elementwise" and stack.kernel.rpartition(" ")[2] != _PLAIN:
+        plain = choose(name, device, replace(stack, kernel=f"{EAGER} {_PLAIN}" if stack.eager else _PLAIN), entries)
         return replace(plain, error=_UNKNOWN, source=f"{plain.source}, as {_PLAIN}")
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
@@ -112,15 +113,22 @@ def _others(of_family: Sequence[Entry], device: Device, stack: Stack) -> list[En
 
 
 def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
-    near = [_launched(e, found) for e in _nearest(found, device, stack)]
+    near = [_launched(e, found, stack) for e in _nearest(found, device, stack)]
     error = _measured_error(near[0].family, stack, nearness(near[0], device))
+    launched = near[0].family == "elementwise" and near[0].stack.eager
+    if launched and not stack.eager:  # what is left of a start is a guess
+        error = replace(error, short=_UNKNOWN.short, mape_short=_UNKNOWN.mape_short)
     return Choice(entries=tuple(near), error=error, source=_told(near, device, stack))
 
 
-def _launched(entry: Entry, found: Sequence[Entry]) -> Entry:
-    """With the launch of the median of all hosts that were measured, as it is not the device's."""
+def _launched(entry: Entry, found: Sequence[Entry], stack: Stack) -> Entry:
+    """With the launch of the median of all hosts that were measured, as it is not the device's; without one, where what
+    is asked for is launched by none.
+    """
     if FAMILIES[entry.family].aged:
         return entry
+    if not stack.eager:
+        return replayed(entry) if entry.stack.eager else entry
     hosts = [np.asarray(launch_us(e)) for e in found if e.stack.library == entry.stack.library]
     start = entry.parameters["start_us"] - launch_us(entry) + float(_middle(hosts))
     return replace(entry, parameters={**entry.parameters, "start_us": start})
@@ -192,9 +200,9 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     other, family = kin(entry.device), FAMILIES[entry.family]
     maker, *near = relation(other, device)
     if not family.aged:
-        return (maker, near[0])
+        return (maker, int(stack.eager and not entry.stack.eager), near[0], int(entry.stack.eager and not stack.eager))
     weak = family.computes and not family.halves and slowed(other) != slowed(device)
-    paced = _paced(entry.stack) != _paced(stack)
+    paced = entry.stack.eager != stack.eager
     library, kernel = entry.stack.library != stack.library, entry.stack.kernel != stack.kernel
     untuned = kernel and entry.variant in family.alone
     if _same(entry, device) or not family.computes:
@@ -207,11 +215,6 @@ def _of_name(entry: Entry, stack: Stack) -> bool:
     """Whether it is of the library's kernel of that name, or of the beginning of it, as later versions add to names."""
     own, asked = entry.stack.kernel, stack.kernel
     return entry.stack.library == stack.library and (own.startswith(asked) or asked.startswith(own))
-
-
-def _paced(stack: Stack) -> bool:
-    """Whether a host launches it time and again, which takes it longer than replaying a graph does a short message."""
-    return "_eager " in stack.kernel
 
 
 def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:

@@ -433,6 +433,7 @@ def _columns(asked: Asked, machine: Machine, times: Times, sets: Sets) -> dict[s
         "stat": "median",
         "loop": sets.loop,
         "private": 1,
+        "eager": 0,  # replayed from a graph, or so long that launches do not count
         "schema": SCHEMA,
         "device": machine.title,
         "driver": machine.driver,

@@ -23,6 +23,7 @@ _CPU: Final = "-cpu"  # what names of libraries end in that run on one
 _FAR: Final = 1e12  # times a rate that then bounds nothing
 _SHARED: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
 _ATTENTIONS: Final = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
+EAGER: Final = "eager"  # of kernels that a host launches time and again, how the first word of their name ends
 _NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
@@ -72,6 +73,12 @@ class Stack:
         """The kind of attention, which is the last word of the kernel's name; "" for plain attention."""
         word = self.kernel.rpartition(" ")[2]
         return word if word in _ATTENTIONS else ""
+
+    @property
+    def eager(self) -> bool:
+        """Whether a host launches it time and again, which takes longer than a short kernel does in a graph."""
+        first, _, rest = self.kernel.partition(" ")
+        return bool(rest) and first.endswith(EAGER)
 
 
 class Family(ABC):

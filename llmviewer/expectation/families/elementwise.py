@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -21,14 +21,20 @@ from ._family import (
     smooth_max,
 )
 
+_LONG: Final = 1 << 15  # elements of a row from which on its core's time for it can be told from a start
+
 
 class Elementwise(Family):
-    """The time of the bytes, from memory or the cache, plus a start for every row."""
+    """The time of the bytes, from memory or the cache, plus a start for every row.
+
+    variants  "long": nor is it less than a core takes for a whole row
+    """
 
     name = "elementwise"
     columns = ("rows", "bytes")
     optional: ClassVar = {"cols": 1.0}
     groups = ("cols",)
+    variants = ("", "long")
     computes = False
     aged = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
     parameters = (
@@ -38,14 +44,17 @@ class Elementwise(Family):
         Parameter(name="row_ns", usual=0.05, low=0.0005, high=60, meaning="start of a row [ns]"),
         Parameter(name="eta", usual=0.8, low=0.15, high=3, meaning="part of the L2 cache that is of use"),
         Parameter(name="sharp", usual=2, low=1, high=20, meaning="power of the smooth maximum"),
+        Parameter(name="element_ns", usual=0.1, low=0.001, high=5, meaning="an element of a row [ns]", way="long"),
     )
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:  # noqa: ARG002
+        long = variant == "long"
         moved = np.asarray(shapes["bytes"], dtype=float)
         again = shapes.get("loop", np.zeros_like(moved)) > 0
         return {
             "moved": moved / device.bandwidth,
             "rows": np.asarray(shapes["rows"], dtype=float),
+            "row": np.asarray(shapes["cols"], dtype=float) if long else None,
             "reuse": np.where(again, moved, np.inf),
             "size": device.l2,
         }
@@ -54,8 +63,13 @@ class Elementwise(Family):
         part = cold(features["reuse"], features["size"], p["eta"])
         work = features["moved"] / p["beta"] * (part + (1 - part) / p["lambda"])
         work = work + features["rows"] * (p["row_ns"] * 1e-3 * MICROSECOND)
-        start = p["start_us"] * MICROSECOND
-        return smooth_max(p["sharp"], work, np.full_like(work, start))
+        start = np.full_like(work, p["start_us"] * MICROSECOND)
+        if features["row"] is not None:
+            start = start + features["row"] * (p["element_ns"] * 1e-3 * MICROSECOND)
+        return smooth_max(p["sharp"], work, start)
+
+    def told(self, variant: str, shapes: Shapes) -> bool:
+        return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _LONG))
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:  # noqa: ARG002
         moved = np.asarray(shapes["bytes"], dtype=float)

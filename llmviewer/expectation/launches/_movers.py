@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ...forms import Num
+from ...forms import TOKENS, Num
 from ...operators.attention import Softmax
 from ...operators.base import Operator, Tensor
 from ..families import Stack
@@ -28,7 +28,10 @@ def mover(op: Operator, work: Work, *, where: Num = True) -> Kernel:
     """The kernel of an operator whose time is that of its bytes."""
     name, dtype = ("softmax", "fp32") if isinstance(op, Softmax) else (_MOVERS.get(op.kind, "add"), "fp16")
     moved = work.nbytes
-    shapes = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
+    shapes: dict[str, Num] = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
+    if isinstance(op, Softmax):
+        queries = np.maximum(work.of(TOKENS), 1)
+        shapes |= {"rows": queries * op.heads.num_heads, "cols": np.maximum(work.of(op.heads.mask.cells) / queries, 1)}
     stack = Stack(library=work.library, dtype=dtype, kernel=name)
     return Kernel(family="elementwise", stack=stack, shapes=shapes, where=where)
 

@@ -131,6 +131,11 @@ def test_element_wise_kernels_of_pytorch_are_launched_by_the_host_unless_a_row_s
     expected = predict(read(path), shipped()).columns["expected_us"]
     assert expected[0] == expected[1] > 20
     assert expected[2] < 10
+    pd.DataFrame([{**row, "framework": "pytorch", "eager": "yes"}]).to_csv(path, index=False)
+    with pytest.raises(InputError, match="row 1: eager: must be a number; got 'yes'"):
+        read(path)
+    pd.DataFrame([{**ATTENTION, "eager": "yes"}]).to_csv(path, index=False)  # of attention it says nothing
+    assert read(path).rows
 
 
 ATTENTION = {

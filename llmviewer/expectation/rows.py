@@ -175,7 +175,8 @@ def read(path: Path) -> Table:
                 raise InputError(f"{path}: {lacking}; it has {had}{meant(frame, family)}")
             unread[lacking] += len(places)
             continue
-        for column in (*family.columns, *family.optional, "time_us", "loop", "nodes"):
+        further = (EAGER,) if family.name == "elementwise" else ()
+        for column in (*family.columns, *family.optional, "time_us", "loop", "nodes", *further):
             if column in frame:
                 _check_numbers(frame[column], path)
         found = _rows(frame.iloc[places], family, unread)
@@ -268,8 +269,10 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     labels = {name: _texts(frame, name) for name in _LABELS}
     for name, plain in (("dtype", plain_name), ("kv_dtype", plain_name), ("framework", _library)):
         labels[name] = _renamed(labels[name], plain)
-    eager = _numbers(frame, "eager", None)
-    eager = np.where(np.isnan(eager), labels["framework"] == _LAUNCHED, eager)
+    eager = labels["framework"] == _LAUNCHED
+    if family.name == "elementwise":
+        said = _numbers(frame, EAGER, None)
+        eager = np.where(np.isnan(said), eager, said)
     labels["kernel"] = _kernels(frame, family, eager > 0)
     numbers = {name: _numbers(frame, name, None) for name in family.columns}
     numbers |= {name: _numbers(frame, name, default) for name, default in family.optional.items()}

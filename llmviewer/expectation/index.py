@@ -1,5 +1,6 @@
-"""profiles/index.json: what the profiles that ship say, to be read in a few milliseconds. The nodes of trends,
-which are most of it, stand in trends.txt beside it.
+"""profiles/index.json: what the profiles that ship say, to be read in a few milliseconds.
+
+The nodes of trends, which are most of it, stand in trends.txt beside it.
 
 `python -m llmviewer.expectation.index` remakes both from the YAML files, which are the truth: where their sizes are not
 those that it knows, they are read instead, and a test compares all.

@@ -12,8 +12,8 @@ from llmviewer.resource import Resource, Unit
 from llmviewer.transforms.quantize import AS_IT_IS
 from llmviewer.units import si
 
-from .columns import columns
-from .listing import WIDTH, filled
+from .columns import WIDTH, columns
+from .listing import filled
 from .table import number
 
 _NARROW: Final = ("fp8", "int8", "fp4")

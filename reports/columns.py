@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+WIDTH: Final = 80  # of a text where there is no terminal that has fewer [columns]
 
 
 def columns(

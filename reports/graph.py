@@ -11,7 +11,8 @@ from llmviewer.graph import Block, Graph
 from llmviewer.model import Model
 from llmviewer.operators.base import Operator, Tensor, Weight
 
-from .listing import WIDTH, filled, json_of
+from .columns import WIDTH
+from .listing import filled, json_of
 
 _TIE: Final = "\u00a0"
 _SHOWN: Final = 4  # layers that are all listed, of those equally far apart

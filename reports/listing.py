@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from llmviewer.units import seconds, si
 
-from .columns import columns
+from .columns import WIDTH, columns
 
-WIDTH: Final = 80  # of a text where there is no terminal that has fewer [columns]
 _LEAST: Final = 24  # of words beside columns
 
 

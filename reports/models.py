@@ -8,8 +8,8 @@ from typing import Final
 from llmviewer.model_index import ModelFacts
 from llmviewer.units import si
 
-from .columns import columns
-from .listing import WIDTH, filled
+from .columns import WIDTH, columns
+from .listing import filled
 
 _KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
 _LEGEND: Final = (

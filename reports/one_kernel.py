@@ -9,8 +9,8 @@ from llmviewer.analyzing.one_kernel import KINDS, SCHEMA_VERSION, KernelEstimate
 from llmviewer.expectation.sources import why_unknown
 from llmviewer.units import fold, seconds, si
 
-from .columns import columns
-from .listing import WIDTH, csv_of, filled, json_of
+from .columns import WIDTH, columns
+from .listing import csv_of, filled, json_of
 from .table import number
 
 

@@ -15,8 +15,8 @@ from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
 
-from .columns import columns
-from .listing import WIDTH, Item, Table, filled, time_item
+from .columns import WIDTH, columns
+from .listing import Item, Table, filled, time_item
 from .page import Card
 from .report import Report
 from .serving import beyond, kernels, unknown

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from .listing import WIDTH, Table, csv_of, filled, json_of, markdowns, texts
+from .columns import WIDTH
+from .listing import Table, csv_of, filled, json_of, markdowns, texts
 from .page import Card, Picture, listing_page
 
 

@@ -13,8 +13,8 @@ from llmviewer.sweeping.axes import NUMBERS
 from llmviewer.sweeping.summary import Row, Summary
 from llmviewer.units import seconds, si
 
-from .columns import columns
-from .listing import WIDTH, csv_of, filled
+from .columns import WIDTH, columns
+from .listing import csv_of, filled
 
 _SHOWN: Final = 20  # rows of a front in a text; the other formats have all
 _HEADS: Final = {

@@ -7,12 +7,11 @@ import sys
 import textwrap
 from collections.abc import Collection
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
 
 from llmviewer.analyzing.analysis import Analysis
-from llmviewer.analyzing.effect import Effect
 from llmviewer.analyzing.generation import GenerationResult
 from llmviewer.analyzing.measured import RATE, Rated
 from llmviewer.analyzing.phases import Phase
@@ -20,9 +19,11 @@ from llmviewer.expectation.engines import find_engine
 from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import fold, seconds, si
 
-from .columns import columns
-from .listing import WIDTH
+from .columns import WIDTH, columns
 from .table import COLUMNS, LITTLE, rate, rows, shortens, shows_calls
+
+if TYPE_CHECKING:
+    from llmviewer.analyzing.effect import Effect
 
 Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
 

@@ -13,7 +13,8 @@ import numpy as np
 from llmviewer.expectation.validate import Group, Point, Validation
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, WIDTH, Item, Table, filled, texts
+from .columns import WIDTH
+from .listing import NOTHING, Item, Table, filled, texts
 from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from ..transforms.offload import ON_DEVICE, Offload
 from ..units import counted, fold, seconds, si
 from ..workload import Workload
 from .cures import find_cures
-from .effect import Effect, effect
 from .facts import describe_hardware, describe_model, plain
 from .faster import Faster, faster
 from .generation import GenerationResult, generated, scheduled
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+
+    from .effect import Effect
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); incremented when a key changes its meaning or is removed
 MAX: Final = "max"  # the value of batch that asks for the largest that fits
@@ -379,6 +380,8 @@ def _effect(
     setting: Setting, schedule: Schedule, step: Workload | None, answer: GenerationResult, **asked: int
 ) -> Effect:
     """effect() with the expected speed-up."""
+    from .effect import effect  # few analyses have techniques
+
     found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
     without = generated(setting.bare(), **asked).expected_latency_s if with_it else None
     return replace(found, expected_speed_up=without / with_it) if with_it and without else found

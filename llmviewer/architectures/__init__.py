@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, TypeAlias
@@ -45,7 +46,8 @@ def builder(config: Section) -> Builder:
     """
     model_type = config.text("model_type")
     if model_type not in _BUILDERS:
-        _load(module for module in _MODULES if _mentions(module, model_type))
+        likely = sorted(_MODULES, key=model_type.__ne__)  # it may be named after it
+        _load(islice((module for module in likely if _mentions(module, model_type)), 1))
     if model_type not in _BUILDERS:
         _load(_MODULES)
         load_plugins()

@@ -94,7 +94,8 @@ WEAK = """\
 
 - Norms on A100 and H100 come from Sarathi (2024): a plain RMSNorm as in early vLLM, with one block per row, which reads
   the row twice, one word per load, and takes up to three times the bound. They stand in for all libraries on these
-  devices; newer kernels are faster but were not measured. Norms on other devices come from PyTorch's fp32 kernels.
+  devices, and on all others but the H200, whose norms are our Triton kernels; newer kernels are faster but were not
+  measured elsewhere.
 - TensorRT-LLM has two kernels for decode attention on Hopper and Ada, XQA and masked attention; the model chooses
   between them and splits caches as their sources do. Errors are 7 to 9 % if query heads share keys, most of which XQA
   runs; 9 to 12 % if none share keys or more than 32 do, which masked attention runs; and 10 to 15 % for heads of 192

@@ -543,7 +543,6 @@ def test_a_sweep_has_what_analyze_expects():
 def test_the_index_says_what_the_profiles_do():
     """If not: python -m llmviewer.expectation.index"""
     assert index_file.PATH.read_text() == index_file.to_json()
-    assert index_file.TRENDS.read_text() == index_file.trends()
     assert list(map(repr, index_file.index().entries)) == list(map(repr, shipped()))
     assert repr(index_file.index().errors) == repr(dict(transferred()))
 

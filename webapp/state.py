@@ -184,7 +184,7 @@ class State:
     set      what-ifs, each as DEVICE:KEY=VALUE
     library  whose kernels times are expected of; of the one of which most was measured if empty
     engine   that launches them; none if empty
-    measured what the user timed, as QUANTITY=TIME
+    measured what the user timed, as QUANTITY=VALUE
     context  tokens that the decode step shown attends to; the first step's if 0
     quant    as published if empty; `attention` likewise as the accounting has it
     op       the operator selected, as BLOCK.NAME; that of the largest share of time if empty

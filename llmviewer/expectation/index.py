@@ -1,15 +1,13 @@
-"""profiles/index.json: what the profiles that ship say, to be read in a few milliseconds.
+"""profiles/index.json: what the profiles that ship say, in a form that is read in a few milliseconds.
 
-The nodes of trends, which are most of it, stand in trends.txt beside it.
-
-`python -m llmviewer.expectation.index` remakes both from the YAML files, which are the truth: where their sizes are not
+`python -m llmviewer.expectation.index` remakes it from the YAML files, which are the truth: where their sizes are not
 those that it knows, they are read instead, and a test compares all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -20,7 +18,6 @@ from .profile import FOLDER, Entry, Error, plain_entry, plain_error, shipped, tr
 from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
-TRENDS: Final = FOLDER / "trends.txt"  # a line each, in the order of entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +34,12 @@ class Index:
 @cache
 def index() -> Index:
     """What ships."""
-    found = json.loads(PATH.read_bytes())
+    found = json.loads(PATH.read_text(encoding="utf-8"))
     if found["sizes"] != _sizes():
         devices = {entry.device: find(entry.device) for entry in shipped()}
         return Index(entries=shipped(), kin=devices, errors=transferred())
-    nodes = iter(TRENDS.read_bytes().decode("ascii").split("\n"))  # a fifth of the time that read_text() takes
     return Index(
-        entries=tuple(_entry(entry, nodes) for entry in found["entries"]),
+        entries=tuple(map(_entry, found["entries"])),
         kin={k["name"]: Kin(**k) for k in found["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in found["errors"]},
     )
@@ -51,7 +47,7 @@ def index() -> Index:
 
 def _sizes() -> dict[str, int]:
     """Of the files. [B]"""
-    return {path.name: path.stat().st_size for path in (*sorted(FOLDER.glob("*.yaml")), TRENDS) if path.is_file()}
+    return {path.name: path.stat().st_size for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def kin(name: str) -> Kin:
@@ -60,25 +56,11 @@ def kin(name: str) -> Kin:
     return known[name] if name in known else find(name)
 
 
-def write() -> None:
-    """Remakes both files."""
-    TRENDS.write_text(trends(), encoding="ascii")
-    PATH.write_text(to_json(), encoding="utf-8")
-
-
-def trends() -> str:
-    """The text of trends.txt."""
-    return "".join(f"{entry.trend.nodes}\n" for entry in shipped() if entry.trend)
-
-
 def to_json() -> str:
-    """The text of index.json, an entry a line."""
+    """The text of the file, an entry a line."""
     devices = [find(name) for name in sorted({entry.device for entry in shipped()})]
     facts = [{key: getattr(device, key) for key in Kin.__dataclass_fields__} for device in devices]
     entries = [{"device": e.device, "library": e.stack.library, **plain_entry(e)} for e in shipped()]
-    for entry in entries:
-        if "trend" in entry:
-            entry["trend"] = entry["trend"]["columns"]
     errors = [[*key, plain_error(error)] for key, error in transferred().items()]
     parts: dict[str, list[Any]] = {"devices": facts, "entries": entries, "errors": errors}
     between = ",\n"
@@ -87,7 +69,7 @@ def to_json() -> str:
     return "{\n" + between.join((sizes, *lists)) + "\n}\n"
 
 
-def _entry(found: Mapping[str, Any], nodes: Iterator[str]) -> Entry:
+def _entry(found: Mapping[str, Any]) -> Entry:
     labels = {key: found.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
     return Entry(
         device=found["device"],
@@ -100,9 +82,9 @@ def _entry(found: Mapping[str, Any], nodes: Iterator[str]) -> Entry:
         sizes={name: (least, most) for name, (least, most) in found.get("sizes", {}).items()},
         fit_mape=found["fit_mape"],
         held_out=Error.of(found["held_out"]),
-        trend=Trend(columns=tuple(found["trend"]), nodes=next(nodes)) if "trend" in found else None,
+        trend=Trend.of(found["trend"]) if "trend" in found else None,
     )
 
 
 if __name__ == "__main__":
-    write()
+    PATH.write_text(to_json(), encoding="utf-8")

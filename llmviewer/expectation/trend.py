@@ -8,6 +8,7 @@ and parameters alone speak.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -40,6 +41,11 @@ class Trend:
 
     columns: tuple[str, ...]
     nodes: str
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Trend:
+        """From what plain() gives."""
+        return cls(columns=tuple(found["columns"]), nodes=found["nodes"])
 
     @cached_property
     def rows(self) -> Array:

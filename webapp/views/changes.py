@@ -113,6 +113,7 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
 
     every  whether techniques are among them
     """
+    state = replace(state, measured="")  # of what changes nothing was measured
     bought: dict[Offer, dict[str, Change]] = {}
     refused: dict[tuple[str, str], list[str]] = {}
     for answer in found:
@@ -129,8 +130,7 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
 
 
 def offers(answer: Answer, state: State) -> Iterator[Offer]:
-    """Steps in precision, attention, batch and devices, of which nothing was measured."""
-    state = replace(state, measured="")
+    """Steps in precision, attention, batch and devices."""
     stored = parse_quantization(state.quant).scheme if state.quant else AS_IT_IS.scheme
     for text, about in _PRECISIONS.items():
         if _formats(parse_scheme(text).over(stored)) != _formats(stored):
@@ -152,7 +152,6 @@ def offers(answer: Answer, state: State) -> Iterator[Offer]:
 def further(state: State) -> Iterator[Offer]:
     """Every technique with its usual parameters that is not in use."""
     taken = {text.partition(":")[0].strip() for text in state.techniques}
-    state = replace(state, measured="")
     for name, kind in techniques().items():
         if name not in taken and all(not one["required"] for one in describe(kind)["parameters"]):
             about = describe(kind)["summary"].replace("`", "")

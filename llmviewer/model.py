@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -144,7 +145,17 @@ class Model:
     @property
     def kv_bytes_per_token(self) -> float:
         """Growth of the cache per token of a sequence, within all windows, in published formats. [B]"""
-        cache = kv_cache_bytes(self.published, batch=1, context=np.array([1.0, 2.0]))
+        return self._cache_growth(1.0)
+
+    @property
+    def kv_bytes_per_token_beyond_windows(self) -> float:
+        """Growth of the cache per token of a sequence that is longer than all windows, in published formats. [B]"""
+        bounds = (f.arguments[-1] for f in kv_cache(self.published).features() if f.arguments)
+        return self._cache_growth(max((bound for bound in bounds if bound < inf), default=0.0) + 1)
+
+    def _cache_growth(self, context: float) -> float:
+        """Bytes that the cache of a sequence of `context` tokens gains by one more."""
+        cache = kv_cache_bytes(self.published, batch=1, context=np.array([context, context + 1]))
         return float(np.diff(np.broadcast_to(cache, 2))[0])
 
 

@@ -140,6 +140,7 @@ def model_facts(model: Model) -> ModelFacts:
         weight_bytes=_whole(weight_bytes(model.published)),
         unknown=model.unknown,
         kv_bytes_per_token=_whole(model.kv_bytes_per_token),
+        kv_bytes_per_token_beyond_windows=_whole(model.kv_bytes_per_token_beyond_windows),
         image_tokens=model.image_tokens,
         max_context=model.max_context,
         source=model.source,

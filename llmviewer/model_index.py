@@ -26,6 +26,8 @@ class ModelFacts:
     weight_bytes     as published [B]
     unknown          why their size may be another; "": it is known
     max_context      0: unknown
+    kv_bytes_per_token                 growth of the cache within all windows [B]
+    kv_bytes_per_token_beyond_windows  growth of the cache of a sequence that is longer than all windows [B]
     """
 
     name: str
@@ -44,6 +46,7 @@ class ModelFacts:
     weight_bytes: float
     unknown: str
     kv_bytes_per_token: float
+    kv_bytes_per_token_beyond_windows: float
     image_tokens: int
     max_context: int
     source: str

@@ -35,13 +35,21 @@ def model_card(model: Model, width: int = WIDTH) -> str:
         ("dtype", model.format.name),
         ("quantized", str(model.quantization).removeprefix("published: ") if quantized else "-"),
         ("weights", "not known" if model.unknown else f"{si(weight_bytes(model.published))}B"),
-        ("KV cache per token", f"{model.kv_bytes_per_token:,.0f} B"),
+        ("KV cache per token", _cache_per_token(model)),
         ("context", f"{model.max_context:,}" if model.max_context else "-"),
         ("operators", ", ".join(dict.fromkeys(op.name for _, op in model.graph))),
         *(("note", note) for note in (model.unknown, *model.notes) if note),
     ]
     lines = (filled(text, width, first=f"{key:<{_KEY}}", others=" " * _KEY) for key, text in facts)
     return "\n".join((model.title, *lines, ""))
+
+
+def _cache_per_token(model: Model) -> str:
+    """Growth of the cache within all windows, and beyond them where that is less."""
+    within, beyond = model.kv_bytes_per_token, model.kv_bytes_per_token_beyond_windows
+    if within == beyond:
+        return f"{within:,.0f} B"
+    return f"{within:,.0f} B within all windows, {beyond:,.0f} B beyond them"
 
 
 def hardware_list(devices: Sequence[Hardware], width: int = WIDTH) -> str:

@@ -13,17 +13,19 @@ from .listing import filled
 
 _KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
 _LEGEND: Final = (
-    "total: parameters; active: those of one token where not all are, table and head among them (papers that leave "
-    "out the table, as that of gpt-oss, say fewer). weights, KV of a token: bytes as published, most weights in that "
-    "format. `llmviewer models NAME` and --format json say more."
+    "total: parameters; act.: active per token if not all are, embedding table and head included (papers that leave "
+    "out the table, such as that of gpt-oss, give fewer). bytes: of the published weights; in: the format of most. KV: "
+    "bytes that a token adds to the cache within all attention windows; KV>w: beyond them. ctx: longest context in "
+    "tokens. `llmviewer models NAME` and --format json have all digits."
 )
 
 
 def model_list(models: Sequence[ModelFacts], width: int = WIDTH) -> str:
-    head = ("model", "total", "active", "weights", "in", "attention", "KV", "context")
+    head = ("model", "total", "act.", "bytes", "in", "attention", "KV", "KV>w", "ctx")
     lines = [
         (m.name, _short(m.parameters), _active(m), _bytes(m.weight_bytes), m.precision,
-         "+".join(m.attention_kinds[-_KINDS:]), _bytes(m.kv_bytes_per_token), _context(m))
+         "+".join(m.attention_kinds[-_KINDS:]), _brief(m.kv_bytes_per_token),
+         _brief(m.kv_bytes_per_token_beyond_windows), _context(m))
         for m in models
     ]  # fmt: skip
     return columns([head, *lines], left=(0, 4, 5), gap=" ") + filled(_LEGEND, width) + "\n"
@@ -39,12 +41,17 @@ def _short(number: float) -> str:
     return si(number).replace(" ", "").replace("G", "B")
 
 
-def _bytes(number: float) -> str:
-    """Such as "13.5G"."""
-    return si(number).replace(" ", "") if number else "-"
+def _bytes(number: float, digits: int = 3) -> str:
+    """Such as "13.5G"; "-" for 0."""
+    return si(number, digits).replace(" ", "") if number else "-"
+
+
+def _brief(number: float) -> str:
+    """Such as "98k" and "1.2M"; "-" for 0."""
+    return _bytes(number, digits=2)
 
 
 def _context(model: ModelFacts) -> str:
-    """Exact up to a million tokens."""
+    """Exact below 100,000 tokens."""
     tokens = model.max_context
-    return (f"{tokens:,}" if tokens else "-") if tokens < 1_000_000 else si(tokens).replace(" ", "")
+    return (f"{tokens:,}" if tokens else "-") if tokens < 100_000 else _bytes(tokens)

@@ -151,8 +151,9 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     _, out, _ = run(capsys, "models")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "gpt-oss-120b                   117B  5.71B   65.2G mxfp4 GQA       73.7k 131,072" in lines
-    assert "deepseek-v3                    671B  37.6B    673G fp8   MLA       70.3k 163,840" in lines
+    assert "gpt-oss-120b                   117B 5.71B 65.2G mxfp4 GQA        74k  37k   131k" in lines
+    assert "deepseek-v3                    671B 37.6B  673G fp8   MLA        70k  70k   164k" in lines
+    assert "mimo-v2-flash                  309B 15.4B  618G bf16  GQA       223k  23k   262k" in lines
     _, out, _ = run(capsys, "models", "gpt-oss-120b", "--format", "json")
     facts = json.loads(out)
     assert round(facts["weight_bytes"] / 2**30, 1) == 60.8
@@ -162,6 +163,7 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
     assert max(map(len, out.splitlines())) <= 80
     assert "quantized             mxfp4 weights; bf16: q_proj, k_proj, v_proj, o_proj\n" in out
     assert "weights               65.2 GB\n" in out
+    assert "KV cache per token    73,728 B within all windows, 36,864 B beyond them\n" in out  # 18 layers
     _, out, _ = run(capsys, "models", "llama-2-7b", "--format", "json")
     assert json.loads(out)["quantization"] == "as published"
 

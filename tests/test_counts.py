@@ -14,6 +14,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
 from llmviewer.graph import Block, Graph
 from llmviewer.model_files import load_model
+from llmviewer.model_index import index
 from llmviewer.operators.attention import FlashAttention, Heads
 from llmviewer.operators.base import Operator
 from llmviewer.operators.elementwise import Quantize
@@ -278,6 +279,16 @@ def test_kv_cache_traffic_of_a_decode_step_follows_the_kv_heads(
 )
 def test_kv_bytes_per_token(model: str, kv_bytes: int) -> None:
     assert load_model(model).kv_bytes_per_token == kv_bytes
+
+
+def test_kv_bytes_per_token_beyond_windows() -> None:
+    """MiMo-V2-Flash: 9 of 48 layers see all, with 4 heads of 192 and 128; the others have 8 in a window of 128."""
+    model = load_model("mimo-v2-flash")
+    every, windowed = 9 * 4 * (192 + 128) * 2, 39 * 8 * (192 + 128) * 2
+    assert model.kv_bytes_per_token == every + windowed == 222_720
+    assert model.kv_bytes_per_token_beyond_windows == every == 23_040
+    assert load_model("mistral-7b-v0.1").kv_bytes_per_token_beyond_windows == 0  # all layers have a window
+    assert all(facts.kv_bytes_per_token_beyond_windows <= facts.kv_bytes_per_token for facts in index().values())
 
 
 def test_weight_bytes_of_llama_2_7b() -> None:

@@ -20,13 +20,16 @@ class SelfAttention:
 
     The projection or the rotation that computes keys and values writes them to the cache.
 
-    rotary_dim   elements of each head with rotary positions; 0: none
-    alibi        whether positions are biases on the scores
-    fused_qkv    whether one projection computes queries, keys and values
-    qk_norm      norm of queries and keys before the rotation: per head, or over all heads
-    sinks        whether every head has a learned logit in the softmax
-    gated        whether the result is scaled by the sigmoid of a gate that the query projection computes
-    gates        width of a projection of x whose sigmoid scales the result: one per head or per element; 0: none
+    rotary_dim     elements of each head with rotary positions; 0: none
+    alibi          whether positions are biases on the scores
+    fused_qkv      whether one projection computes queries, keys and values
+    qkv_bias       whether the projections of queries, keys and values have biases
+    o_bias         whether the output projection has a bias
+    qk_norm        norm of queries and keys before the rotation
+    qk_norm_whole  whether this norm is over all heads, not per head
+    sinks          whether every head has a learned logit in the softmax
+    gated          whether the result is scaled by the sigmoid of a gate that the query projection computes
+    gates          width of a projection of x whose sigmoid scales the result: one per head or per element; 0: none
     """
 
     heads: Heads
@@ -119,11 +122,13 @@ class LatentAttention:
 
     This is the naive form, in which every pass expands the whole context; transforms.absorb gives the absorbed form.
 
-    q_rank            width of the latent of queries; 0: they are projected directly
+    num_heads         heads of queries, keys and values
     kv_rank           width of the latent of keys and values
     nope_dim          elements of a head without position, expanded from the latent
-    rope_dim          rotated elements, with one key for all heads; 0: none
     value_dim         elements of a value per head
+    q_rank            width of the latent of queries; 0: they are projected directly
+    rope_dim          rotated elements, with one key for all heads; 0: none
+    bias              whether the projections to latents and the output projection have biases
     index             indexer that chooses the keys of each query; None: see `chosen`
     chosen            keys per query, chosen by the indexer of an earlier layer; 0: attention to all keys
     gates             width of a projection of x whose sigmoid scales the result: one per head or per element; 0: none
@@ -133,11 +138,11 @@ class LatentAttention:
     """
 
     num_heads: int
-    q_rank: int
     kv_rank: int
     nope_dim: int
-    rope_dim: int
     value_dim: int
+    q_rank: int = 0
+    rope_dim: int = 0
     bias: bool = False
     index: Index | None = None
     chosen: int = 0
@@ -224,9 +229,10 @@ class LatentAttention:
 class Index:
     """The lightning indexer of DeepSeek Sparse Attention: a small attention that chooses keys (arXiv:2512.02556).
 
-    num_heads, head_dim  its queries; they share one key per token, in a cache of its own
-    chosen               keys that it chooses per query
-    format               format of its queries and keys in their product; None: that of the model
+    num_heads  heads of its queries, which share one key per token, in a cache of its own
+    head_dim   elements of its queries and keys
+    chosen     keys that it chooses per query
+    format     format of its queries and keys in their product; None: that of the model
     """
 
     num_heads: int

@@ -72,7 +72,7 @@ class Layer:
             taken, back = self.hyper.taken(parts, name, x)
             made = run.operators(parts, result(taken))
             return (*taken, *made, self.hyper.merged(parts, f"{name}_add", x, result(made), back))
-        before = self.residual in (Residual.PRE, Residual.SANDWICH)
+        before = self.residual not in (Residual.POST, Residual.INNER)
         first = (parts.norm(f"{name}_norm", x),) if before else ()
         made = run.operators(parts, first[0].result if first else x)
         if self.residual in (Residual.INNER, Residual.SANDWICH):

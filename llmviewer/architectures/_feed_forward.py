@@ -16,6 +16,10 @@ from ._parts import Parts, result
 class Mlp:
     """down(act(gate(x)) * up(x)), or down(act(up(x))); the result is "down_proj".
 
+    inner  width between the projections
+    act    activation function
+    gated  whether the activation of a gate scales the up projection
+    bias   whether the projections have biases
     fused  whether one projection computes gate and up
     """
 
@@ -43,6 +47,12 @@ class Experts:
 
     The result is "combine"; with a latent space, "shared_add", or "fc2_latent_proj" without a shared expert.
 
+    experts      routed experts
+    chosen       experts per token
+    inner        width between the projections of an expert
+    act          activation function
+    gated        whether the activation of a gate scales the up projection
+    bias         whether the projections of experts have biases
     latent       width that tokens are projected to before the experts, and back from after them; 0: not projected
     latent_norm  whether a norm precedes the projection back
     shared       shared expert, which every token uses, at the hidden width; its result is added

@@ -55,8 +55,12 @@ class Kda:
 
     The decay and the gate come through a rank as wide as a head.
 
-    whole_gate   the gate is made by one product
-    whole_decay  so is the decay
+    heads        heads
+    head_dim     elements of a head
+    taps         tokens of the convolution
+    chunk        tokens of a chunk
+    whole_gate   whether one projection computes the gate, without a low rank
+    whole_decay  whether one projection computes the decay, without a low rank
     """
 
     heads: int
@@ -107,6 +111,11 @@ class Kda:
 class LightningAttention:
     """Linear attention with a decay for each head, SiLU of queries, keys and values, norm and gate (arXiv:2501.08313,
     section 2.2; arXiv:2401.04658).
+
+    heads     heads
+    head_dim  elements of a head
+    act       activation function of queries, keys and values
+    chunk     tokens of a chunk
     """
 
     heads: int
@@ -130,7 +139,11 @@ class Retention:
     """Multi-scale retention: linear attention with rotated queries and keys, a decay for each head, a norm for each
     head and a SiLU gate (arXiv:2307.08621, section 2).
 
-    norm_weight  the norm has a weight, shared by heads
+    heads        heads
+    key_dim      elements of a key per head
+    value_dim    elements of a value per head
+    chunk        tokens of a chunk
+    norm_weight  whether the norm has a weight, which heads share
     """
 
     heads: int
@@ -185,6 +198,8 @@ class Rwkv4:
 
     OPs of a token and channel, numerically safe: 12 for the mean (two maxima and differences, two exponentials, sums
     and the quotient) and 11 for its numerator, its denominator and the largest exponent, which are the state.
+
+    width  channels
     """
 
     width: int
@@ -214,8 +229,11 @@ class Rwkv6:
     """RWKV-5 and 6: linear attention with a decay for each channel of a key and a bonus for the token itself, which is
     the pair that it makes with itself (arXiv:2404.05892, section 3).
 
-    mix_rank    of what mixes each token with the one before it, from their own mixture; 0 where that is learned alone
-    decay_rank  of decays made from each token; 0 where they are learned alone
+    heads       heads
+    head_dim    elements of a head
+    mix_rank    rank of the projection that computes the weights of the token before; 0: only learned weights
+    decay_rank  rank of the projection that computes decays; 0: only learned decays
+    chunk       tokens of a chunk
     """
 
     heads: int
@@ -289,8 +307,13 @@ class Rwkv7:
     Layers but the first mix the first layer's values into their own: the gate of it is here, the reading of those
     values is not.
 
-    decay_rank, rate_rank, value_rank, gate_rank  of what makes decays, learning rates, the gate of the first layer's
-                                                  values (0 in that layer) and the output's gate from each token
+    heads       heads
+    head_dim    elements of a head
+    decay_rank  rank of the projection that computes decays
+    rate_rank   rank of the projection that computes learning rates
+    gate_rank   rank of the projection that computes the gate of the output
+    value_rank  rank of the projection that computes the gate of the first layer's values; 0: none, as in that layer
+    chunk       tokens of a chunk
     """
 
     heads: int
@@ -368,7 +391,8 @@ class Rwkv7:
 class ChannelMix:
     """RWKV's feed-forward network: value(relu(key(x))^2) of tokens mixed with those before them.
 
-    gated  the result is scaled by a sigmoid of another mixture (all before RWKV-7)
+    inner  width between the projections
+    gated  whether the sigmoid of another mixture scales the result, as before RWKV-7
     """
 
     inner: int
@@ -391,8 +415,10 @@ class Hyena:
     """A short convolution of three projections, then a long one of two of them, gated by the third
     (arXiv:2302.10866, section 3; the filter as modes: arXiv:2310.18780).
 
-    states  modes of each channel's long filter: complex numbers that stay between passes
-    groups  of channels that share a filter
+    taps        tokens of the short convolution
+    states      modes of each channel's long filter: complex numbers that stay between passes
+    groups      channels that share a long filter
+    short_bias  whether the short convolution has a bias
     """
 
     taps: int

@@ -53,7 +53,14 @@ class Mamba:
     OPs of a token, channel and element of state: step times decay, exp, times h; step times x times B, added; C times
     h, added: 8; and for each channel softplus of the step, D x added and the gate: 12.
 
-    heads  parts of the channels, each of which makes its step, B and C of its own channels alone
+    inner      channels
+    state      elements of state per channel
+    taps       tokens of the convolution
+    step_rank  rank of the projection of the step
+    conv_bias  whether the convolution has a bias
+    bias       whether the projections in and out have biases
+    norms      whether step, B and C have an RMSNorm (Jamba)
+    heads      parts of the channels; the step, B and C of a part are projected from its own channels alone
     """
 
     inner: int
@@ -62,7 +69,7 @@ class Mamba:
     step_rank: int
     conv_bias: bool = True
     bias: bool = False
-    norms: bool = False  # RMSNorm of step, B and C (Jamba)
+    norms: bool = False
     heads: int = 1
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -106,8 +113,16 @@ class Mamba2:
     OPs of a pair within a chunk: B . C for each group, and its weight times x for each head; of a token: its part in
     the chunk's state, and the state's part in its result.
 
-    groups     of heads that share B and C
-    norm       the gated result is normalized (else it is gated alone)
+    inner      channels: heads x head_dim
+    heads      heads
+    head_dim   channels of a head
+    state      elements of state per channel
+    groups     groups of heads that share B and C
+    taps       tokens of the convolution
+    chunk      tokens of a chunk
+    conv_bias  whether the convolution has a bias
+    bias       whether the projections in and out have biases
+    norm       whether an RMSNorm follows the gate; else the result is only gated
     """
 
     inner: int
@@ -149,7 +164,11 @@ class Mamba2:
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConv:
-    """A filter over the last `taps` tokens between two gates, all three from one projection (LFM2)."""
+    """A filter over the last `taps` tokens between two gates, all three from one projection (LFM2).
+
+    taps  tokens of the filter
+    bias  whether filter and projections have biases
+    """
 
     taps: int
     bias: bool = False
@@ -176,6 +195,11 @@ class GatedLinearRecurrence:
     Gates of input and recurrence are products with matrices of `inner` / `blocks` squared, one for each block of
     channels. OPs of a channel: two sigmoids of 4; log of the decay, exp, its square, 1 less it, root; input times its
     gate, times that root; decay times h, added: 17.
+
+    inner   channels
+    blocks  blocks of channels, each with gate matrices of its own
+    taps    tokens of the filter
+    act     activation function of the gate
     """
 
     inner: int
@@ -217,7 +241,14 @@ class GatedDeltaNet:
     OPs of a pair within a chunk and value head: K K^T, Q K^T and W of the keys' width, U and the result of the values'
     (the triangular inverse, of a chunk's width a pair, is left out); of a token: W S, Q S and K^T U.
 
-    fused  how the projections are cut: queries, keys, values and gate in one, step and decay in another
+    key_heads    heads of queries and keys
+    value_heads  heads of values
+    key_dim      elements of a key per head
+    value_dim    elements of a value per head
+    taps         tokens of the convolution
+    chunk        tokens of a chunk
+    fused        whether one projection computes queries, keys, values and gate, and another step and decay; else four
+                 projections do
     """
 
     key_heads: int

@@ -9,38 +9,42 @@
         name: local
         mixer: {kind: attention, num_heads: 32, num_kv_heads: 8, head_dim: 128, rotary_dim: 128, window: 4096}
         feed_forward: {kind: experts, experts: 64, chosen: 4, inner: 1408, shared: {inner: 2816, gated: true}}
+    mtp: {repeat: 1}
 
-Keys are the fields of the parts' classes; those of Heads stand among those of the attention.
+Keys of a part are the fields of its class; those of Heads stand among those of the attention. docs/descriptions.md lists
+them all, and tests/test_described.py makes that list from keys_of().
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
-from typing import Any, Final, TypeVar
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.elementwise import ACTIVATION_OPS
 from ..operators.masks import CAUSAL, Causal, Chunked, Mask
-from ..precision import Format
+from ..precision import NAMED, Format
 from . import architecture
-from ._attention import LatentAttention, SelfAttention
-from ._decoder import FeedForward, Layer, Mixer, Residual
+from ._attention import Index, LatentAttention, SelfAttention
+from ._decoder import FeedForward, Layer, Mixer, Prediction, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
 from ._moe import at_most, groups
 from ._parts import NormKind
 from ._recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
-from ._state_space import GatedDeltaNet, Mamba, Mamba2
+from ._state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConv
 
-_MIXERS: Final[Mapping[str, type[Any]]] = {
+MIXERS: Final[Mapping[str, type[Any]]] = {
     "attention": SelfAttention,
     "latent_attention": LatentAttention,
     "mamba": Mamba,
     "mamba2": Mamba2,
     "gated_delta_net": GatedDeltaNet,
+    "gated_linear_recurrence": GatedLinearRecurrence,
     "kda": Kda,
     "lightning_attention": LightningAttention,
     "retention": Retention,
@@ -48,16 +52,23 @@ _MIXERS: Final[Mapping[str, type[Any]]] = {
     "rwkv6": Rwkv6,
     "rwkv7": Rwkv7,
     "hyena": Hyena,
+    "short_conv": ShortConv,
 }
-_FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}
+FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}
+NESTED: Final[Mapping[str, type[Any]]] = {"Mlp | None": Mlp, "Index | None": Index}  # mappings within a part
 _MASKS: Final[Mapping[str, Callable[[int], Mask]]] = {"window": Causal, "chunk": Chunked}
-_GROUPS: Final = ("n_group", "topk_group")
+_DEFAULT_ACT: Final = "silu"
+_MAX_LAYERS: Final = 10_000
+_LAYER_KEYS: Final = ("repeat", "name", "mixer", "feed_forward", "residual")
+_MTP_KEYS: Final = ("repeat", "mixer", "feed_forward", "residual")
+_NAME: Final = re.compile(r"[A-Za-z]\w*")
 _T = TypeVar("_T")
 
 
 @architecture("described")
 def build(config: Section, fmt: Format) -> Graph:
-    layers = [layer for section in config.sections("layers") for layer in _layers(section)]
+    hidden = config.integer("hidden_size")
+    layers = _layers(config, hidden)
     return decoder(
         config,
         layers,
@@ -66,65 +77,136 @@ def build(config: Section, fmt: Format) -> Graph:
         positions=config.integer("positions", 0, least=0),
         embed_norm=config.flag("embed_norm", default=False),
         final_norm=config.flag("final_norm", default=True),
+        prediction=_prediction(config, hidden, layers[-1]),
     ).graph(fmt)
 
 
-def _layers(section: Section) -> list[Layer]:
-    section.only(("repeat", "name", "mixer", "feed_forward", "residual"))
-    mixer: Mixer | None = _part(section, "mixer", _MIXERS)
-    network: FeedForward | None = _part(section, "feed_forward", _FEED_FORWARD)
-    if not mixer and not network:
-        raise section.error("mixer", "a layer needs a mixer or a feed_forward")
+def _layers(config: Section, hidden: int) -> list[Layer]:
+    layers: list[Layer] = []
+    for section in config.sections("layers"):
+        section.only(_LAYER_KEYS)
+        layer = _layer(section, hidden)
+        if layer is None:
+            raise section.error("mixer", "a layer needs a mixer or a feed_forward")
+        name, repeat = section.text("name", "layer"), section.integer("repeat", 1)
+        if not _NAME.fullmatch(name):
+            raise section.error("name", f"must be a letter, then letters, digits or _; got {name!r}")
+        if len(layers) + repeat > _MAX_LAYERS:
+            raise section.error("repeat", f"must make at most {_MAX_LAYERS} layers of all; got {len(layers) + repeat}")
+        layers += [replace(layer, name=name)] * repeat
+    return layers
+
+
+def _layer(section: Section, hidden: int) -> Layer | None:
+    """The layer of a mapping; None if it has neither a mixer nor a feed_forward."""
+    mixer: Mixer | None = _part(section, "mixer", MIXERS, hidden)
+    network: FeedForward | None = _part(section, "feed_forward", FEED_FORWARD, hidden)
     residual = Residual(section.choice("residual", Residual, Residual.PRE))
-    layer = Layer(mixer=mixer, feed_forward=network, residual=residual, name=section.text("name", "layer"))
-    return [layer] * section.integer("repeat", 1)
+    return Layer(mixer=mixer, feed_forward=network, residual=residual) if mixer or network else None
 
 
-def _part(section: Section, key: str, kinds: Mapping[str, type[Any]]) -> Any:
-    """The part under `key` of the kind that it names; None where there is none."""
+def _prediction(config: Section, hidden: int, last: Layer) -> Prediction | None:
+    """The multi-token prediction layers under `mtp`; each equals the `last` layer if nothing else is described."""
+    if config.get("mtp") is None:
+        return None
+    section = config.section("mtp")
+    section.only(_MTP_KEYS)
+    described = _layer(section, hidden)
+    if described is None and section.get("residual") is not None:
+        raise section.error("residual", "is for a mixer or a feed_forward, and there is none; leave it out")
+    return Prediction(layers=section.integer("repeat", 1), layer=replace(described or last, name="mtp"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A key of a described part.
+
+    values   accepted values
+    default  None: it must be given
+    """
+
+    name: str
+    values: str
+    default: str | None
+
+
+def keys_of(kind: type[Any]) -> list[Key]:
+    """The keys of a part, in the order of the fields of its class."""
+    return [key for field in fields(kind) for key in _READERS[_type_of(field)].keys(field)]
+
+
+def _part(section: Section, key: str, kinds: Mapping[str, type[Any]], hidden: int) -> Any:
+    """The part under `key`, of the kind that it names; None if there is none."""
     if section.get(key) is None:
         return None
     described = section.section(key)
-    made = _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
-    if isinstance(made, SelfAttention) and made.rotary_dim > made.heads.head_dim:
-        must = f"must be at most the {made.heads.head_dim} of a head; got {made.rotary_dim}"
-        raise described.error("rotary_dim", must)
-    return made
+    part = _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
+    for broken, rule in _RULES[type(part)](part, hidden) if type(part) in _RULES else ():
+        raise described.error(broken, rule)
+    return part
 
 
 def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T:
     """A part from a mapping with its fields as keys."""
-    found = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    takes_heads = "heads" in found and found["heads"].type == "Heads"
-    nested = [*(f.name for f in fields(Heads) if f.name != "mask"), *_MASKS] if takes_heads else []
-    grouped = {name for name, f in found.items() if f.type == "Groups"}  # said as configs say them
-    said = found.keys() - grouped - ({"heads"} if nested else set())
-    section.only((*said, *nested, *(_GROUPS if grouped else ()), *besides))
-    values = {name: _value(section, f) for name, f in found.items() if not (nested and name == "heads")}
-    if nested:
-        values["heads"] = _heads(section)
-    return kind(**values)
+    section.only((*(key.name for key in keys_of(kind)), *besides))
+    every = fields(kind)  # type: ignore[arg-type]
+    return kind(**{field.name: _READERS[_type_of(field)].read(section, field) for field in every})
 
 
-def _value(section: Section, field: Field[Any]) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """Reads fields of one type.
+
+    read    returns the value of a field from a section
+    values  accepted values, as text
+    many    keys of a field that is not described under its own name; (): one key of its name
+    """
+
+    read: Callable[[Section, Field[Any]], Any]
+    values: Callable[[Field[Any]], str]
+    many: tuple[Key, ...] = ()
+
+    def keys(self, field: Field[Any]) -> tuple[Key, ...]:
+        default = _default(field)
+        text = None if default is MISSING else "none" if default is None else str(default)
+        text = text.lower() if isinstance(default, bool) and text else text
+        return self.many or (Key(name=field.name, values=self.values(field), default=text),)
+
+
+def _type_of(field: Field[Any]) -> str:
+    """The annotation of a field, with the name where a type has several uses."""
+    return "act" if field.name == "act" else str(field.type)
+
+
+def _default(field: Field[Any]) -> Any:
+    return _DEFAULT_ACT if field.name == "act" and field.default is MISSING else field.default
+
+
+def _least(field: Field[Any]) -> int:
+    """The least value of a count: 0 if that is its default, as it then means that there is none."""
+    return 0 if field.default == 0 else 1
+
+
+def _integer(section: Section, field: Field[Any]) -> int:
     default = None if field.default is MISSING else field.default
-    if field.type == "bool":
-        return section.flag(field.name, default=bool(default))
-    if field.type == "int":
-        return section.integer(field.name, default, least=0)
-    if field.name == "act":
-        return section.choice("act", ACTIVATION_OPS, default)
-    if field.type == "Groups":
-        chosen = at_most(section, "chosen", "experts", section.integer("chosen"))
-        return groups(section, section.integer("experts"), chosen)
-    if field.type == "Mlp | None":
-        return _made(Mlp, section.section(field.name)) if section.get(field.name) is not None else None
-    if field.type == "NormKind | None":
-        return NormKind(section.choice(field.name, NormKind)) if section.get(field.name) is not None else None
-    raise TypeError(f"{field.name}: a field of type {field.type} cannot be described yet")
+    return section.integer(field.name, default, least=_least(field))
 
 
-def _heads(section: Section) -> Heads:
+def _optional(section: Section, field: Field[Any], read: Callable[[str], _T]) -> _T | None:
+    return read(field.name) if section.get(field.name) is not None else None
+
+
+def _nested(section: Section, field: Field[Any]) -> Any:
+    kind = NESTED[str(field.type)]
+    return _optional(section, field, lambda key: _made(kind, section.section(key)))
+
+
+def _groups(section: Section, field: Field[Any]) -> Any:  # noqa: ARG001
+    chosen = at_most(section, "chosen", "experts", section.integer("chosen"))
+    return groups(section, section.integer("experts"), chosen)
+
+
+def _heads(section: Section, field: Field[Any]) -> Heads:  # noqa: ARG001
     num_heads = section.integer("num_heads")
     num_kv_heads = section.integer("num_kv_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -139,8 +221,110 @@ def _heads(section: Section) -> Heads:
 
 
 def _mask(section: Section) -> Mask:
-    """What a query sees: all before it, or what one of the keys says."""
+    """The keys that a query sees: all before it, or as one of the keys of _MASKS limits them."""
     given = [key for key in _MASKS if section.get(key) is not None]
     if len(given) > 1:
         raise section.error(given[1], f"must stand alone; there is {given[0]} too")
     return _MASKS[given[0]](section.integer(given[0])) if given else CAUSAL
+
+
+def _counts(least: int) -> str:
+    return f"whole number of at least {least}"
+
+
+_HEADS_KEYS: Final = (
+    Key(name="num_heads", values=_counts(1), default=None),
+    Key(name="num_kv_heads", values="divisor of num_heads", default="num_heads"),
+    Key(name="head_dim", values=_counts(1), default=None),
+    Key(name="value_dim", values=_counts(0), default="0"),
+    Key(name="window", values=_counts(1), default="none"),
+    Key(name="chunk", values=_counts(1), default="none"),
+)
+_GROUPS_KEYS: Final = (
+    Key(name="n_group", values="divisor of experts", default="1"),
+    Key(name="topk_group", values="whole number up to n_group", default="n_group"),
+)
+_READERS: Final[Mapping[str, _Reader]] = {
+    "bool": _Reader(
+        read=lambda section, field: section.flag(field.name, default=bool(field.default)),
+        values=lambda _: "true or false",
+    ),
+    "int": _Reader(read=_integer, values=lambda field: _counts(_least(field))),
+    "act": _Reader(
+        read=lambda section, field: section.choice("act", ACTIVATION_OPS, _default(field)),
+        values=lambda _: ", ".join(ACTIVATION_OPS),
+    ),
+    "NormKind | None": _Reader(
+        read=lambda section, field: _optional(section, field, lambda key: NormKind(section.choice(key, NormKind))),
+        values=lambda _: ", ".join(NormKind),
+    ),
+    "Format | None": _Reader(
+        read=lambda section, field: _optional(section, field, lambda key: NAMED[section.choice(key, NAMED)]),
+        values=lambda _: ", ".join(NAMED),
+    ),
+    **{
+        kind: _Reader(read=_nested, values=lambda field: f"mapping with the keys of {NESTED[str(field.type)].__name__}")
+        for kind in NESTED
+    },
+    "Heads": _Reader(read=_heads, values=lambda _: "", many=_HEADS_KEYS),
+    "Groups": _Reader(read=_groups, values=lambda _: "", many=_GROUPS_KEYS),
+}
+
+
+Broken: TypeAlias = Iterator[tuple[str, str]]  # keys with the rule that each breaks
+
+
+def _attention_rules(part: SelfAttention, hidden: int) -> Broken:  # noqa: ARG001
+    yield from _above("rotary_dim", part.rotary_dim, part.heads.head_dim)
+    yield from _gates(part.gates, part.heads)
+
+
+def _latent_rules(part: LatentAttention, hidden: int) -> Broken:  # noqa: ARG001
+    if part.index and not part.q_rank:
+        yield "q_rank", "must be above 0, because the indexer takes its queries from their latent; got 0"
+    if part.index and part.chosen:
+        yield "chosen", "must be left out where index chooses the keys"
+    if part.index:
+        yield from _above("rope_dim", part.rope_dim, part.index.head_dim)
+    yield from _gates(part.gates, part.heads)
+
+
+def _mamba2_rules(part: Mamba2, hidden: int) -> Broken:  # noqa: ARG001
+    if part.inner != (width := part.heads * part.head_dim):
+        yield "inner", f"must be heads x head_dim, {width}; got {part.inner}"
+    yield from _divides("groups", part.groups, "heads", part.heads)
+
+
+def _experts_rules(part: Experts, hidden: int) -> Broken:  # noqa: ARG001
+    if part.shared_gate and not part.shared:
+        yield "shared_gate", "must be false where there is no shared expert"
+    if part.latent_norm and not part.latent:
+        yield "latent_norm", "must be false where latent is 0"
+
+
+def _above(key: str, value: int, most: int) -> Broken:
+    if value > most:
+        yield key, f"must be at most the {most} of a head; got {value}"
+
+
+def _gates(gates: int, heads: Heads) -> Broken:
+    known = (0, heads.num_heads, heads.num_heads * heads.out_dim)
+    if gates not in known:
+        yield "gates", f"must be 0, one per head ({known[1]}) or one per element ({known[2]}); got {gates}"
+
+
+def _divides(key: str, value: int, whole: str, amount: int) -> Broken:
+    if amount % value:
+        yield key, f"must divide {whole}, {amount}; got {value}"
+
+
+_RULES: Final[Mapping[type[Any], Callable[[Any, int], Broken]]] = {
+    SelfAttention: _attention_rules,
+    LatentAttention: _latent_rules,
+    Mamba: lambda part, _: _divides("heads", part.heads, "inner", part.inner),
+    Mamba2: _mamba2_rules,
+    GatedDeltaNet: lambda part, _: _divides("key_heads", part.key_heads, "value_heads", part.value_heads),
+    GatedLinearRecurrence: lambda part, _: _divides("blocks", part.blocks, "inner", part.inner),
+    Hyena: lambda part, hidden: _divides("groups", part.groups, "hidden_size", hidden),
+    Experts: _experts_rules,
+}

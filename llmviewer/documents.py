@@ -9,7 +9,7 @@ import stat
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -165,14 +165,38 @@ def _top(data: object, path: Path, kind: str) -> Section:
     return Section(data, str(path))
 
 
+class Defaults(Protocol):
+    """Values of keys that a mapping leaves out."""
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Other names of a key."""
+
+    def value(self, key: str) -> Any:
+        """The value of a key that is left out; None if there is none."""
+
+    def inside(self, key: str, data: Mapping[str, Any]) -> Defaults:
+        """Those of the mapping `data` under a key."""
+
+
 class Section:
-    """A mapping in a file, with its location and a record of the keys that were read."""
+    """A mapping in a file, with its location and a record of the keys that were read.
+
+    assumed  values of `Defaults` that were taken for required keys, by location
+    """
 
     def __init__(self, data: Mapping[str, Any], file: str, at: str = "") -> None:
         self.data, self.file, self.at = data, file, at
         self.asked: set[str] = set()
         self._opened: dict[str, Section] = {}
         self._other_names: Mapping[str, Collection[str]] = {}
+        self._defaults: Defaults | None = None
+        self.assumed: dict[str, Any] = {}
+
+    def default_to(self, defaults: Defaults) -> None:
+        """Sets the values of keys that are left out, for this section and those within."""
+        self._defaults = defaults
+        for key, section in self._opened.items():
+            section.default_to(defaults.inside(key, section.data))
 
     def also_called(self, other_names: Mapping[str, Collection[str]]) -> None:
         """Sets other names of keys, for this section and those opened from it."""
@@ -184,18 +208,26 @@ class Section:
         """The same section with other data; both share the record of keys read."""
         section = Section(data, self.file, self.at)
         section.asked, section._opened, section._other_names = self.asked, self._opened, self._other_names
+        section._defaults, section.assumed = self._defaults, self.assumed
         return section
 
     def _written(self, key: str) -> str:
         """The name of `key` in this file."""
-        names = (key, *self._other_names.get(key, ()))
-        return next((name for name in names if self.data.get(name) is not None), key)
+        return next((name for name in self._names(key) if self.data.get(name) is not None), key)
+
+    def _names(self, key: str) -> Iterator[str]:
+        """The names of `key`, its own first."""
+        usual = (key, *self._other_names.get(key, ()))
+        yield from usual
+        if self._defaults:
+            yield from chain.from_iterable(map(self._defaults.names, usual))
 
     def get(self, key: str) -> Any:
-        """The value of a key, unchecked; None if absent or null."""
+        """The value of a key, unchecked; if it is absent, its default; None if it is null or has no default."""
         written = self._written(key)
         self.asked.update((key, written))
-        return self.data.get(written)
+        value = self.data.get(written)
+        return self._default(key) if value is None else value
 
     def unread(self, known: Collection[str] = ()) -> list[str]:
         """Keys with a value that were never read and are not `known`, here and in sections opened."""
@@ -235,7 +267,14 @@ class Section:
             raise self.error(key, f"must be a mapping; got {_shown(value)}")
         opened = self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
         opened.also_called(self._other_names)
+        opened.assumed = self.assumed
+        if self._defaults:
+            opened.default_to(self._defaults.inside(key, value))
         return opened if opened.data is value else opened.with_data(value)
+
+    def empty(self, key: str) -> Section:
+        """The section of a key that is left out, which has nothing but defaults."""
+        return self.with_data({**self.data, key: {}}).section(key)
 
     def sections(self, key: str) -> list[Section]:
         """The mappings in a list of at least one."""
@@ -247,7 +286,7 @@ class Section:
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and self.get(key) is None:
             return default
-        value = self._required(key)
+        value = self._given(key, default)
         if not isinstance(value, str) or not value:
             raise self.error(key, f"must be text; got {_shown(value)}")
         return value
@@ -263,7 +302,7 @@ class Section:
         """A whole number of at least `least`; null counts as absent, as in config.json files."""
         if default is not None and self.get(key) is None:
             return default
-        value = self._required(key)
+        value = self._given(key, default)
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -277,7 +316,7 @@ class Section:
     def number(self, key: str, default: float | None = None) -> float:
         if default is not None and self.get(key) is None:
             return default
-        value = self._required(key)
+        value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.error(key, f"must be a finite number; got {_shown(value)}")
         return value
@@ -302,6 +341,20 @@ class Section:
         if value is None:
             raise self.error(key, "is missing")
         return value
+
+    def _given(self, key: str, default: object) -> Any:
+        """The value of a key; one of the `Defaults` that is taken for lack of a `default` is recorded."""
+        value = self._required(key)
+        if default is None and self._defaults and self._written(key) not in self.data:
+            self.assumed[f"{self.at}{key}"] = value
+        return value
+
+    def _default(self, key: str) -> Any:
+        """The default of a key that is absent under all its names; None for a key that is null."""
+        names = tuple(self._names(key))
+        if self._defaults is None or any(name in self.data for name in names):
+            return None
+        return next((value for value in map(self._defaults.value, names) if value is not None), None)
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import builder
+from .architectures._class_defaults import ClassDefaults
 from .devices.files import known_file
 from .documents import Section, check_path, is_there, plain, read_json, read_text, read_yaml
 from .errors import InputError, suggest
@@ -245,7 +246,7 @@ def _from_gguf(path: Path) -> Model:
     config = gguf_config(file)
     named = file.metadata.get("general.name")
     title = " ".join(named.split()) if isinstance(named, str) and named.isprintable() else ""
-    plain = _from_config(config, name=path.stem.lower(), title=title)
+    plain = _from_config(config, name=path.stem.lower(), title=title, classed=False)
     checkpoint = gguf_checkpoint(file.tensors, plain.graph, own=_format(config)[0], file=str(path))
     return _with_checkpoint(plain, checkpoint)
 
@@ -325,22 +326,29 @@ def _from_config(
     aliases: tuple[str, ...] = (),
     source: str = "",
     beside: Section | None = None,
+    classed: bool = True,
 ) -> Model:
+    """The model of a config; where `classed`, defaults of its class in transformers hold for what it leaves out."""
     config, told = _typed(config)
+    if classed:
+        config.default_to(ClassDefaults(config.text("model_type")))
     fmt, guessed = _format(config)
     graph = builder(config)(config, fmt).check()
     stored = _published(config, beside)
     quantization = _quantization(stored, graph, fmt)
     unread = config.unread(_COSTLESS | {"quantization_config"})  # _published reports what is not supported
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
+    if config.assumed:
+        values = ", ".join(f"{key} {value}" for key, value in sorted(config.assumed.items()))
+        notes = (*notes, f"left out of {config.file}, so as the class has it in transformers: {values}")
     model = Model(
         name=name,
         title=title or name,
         model_type=config.text("model_type"),
         graph=Graph(graph.blocks),
         format=fmt,
-        max_context=_text(config).integer(_text(config).first(*_CONTEXT), 0),
-        max_answer=_text(config).integer("max_target_positions", 0),
+        max_context=_longest(_text(config), *_CONTEXT),
+        max_answer=_longest(_text(config), "max_target_positions"),
         aliases=aliases,
         source=source or config.file,
         notes=(*told, *guessed, *notes, *(stored.notes if stored else ())),
@@ -352,6 +360,12 @@ def _from_config(
     whole = graph.predicting().check()
     quantization = _quantization(stored, whole, fmt)
     return replace(model, predicting=replace(model, graph=whole, quantization=quantization))
+
+
+def _longest(config: Section, *keys: str) -> int:
+    """The context that a config itself gives, as that of its class limits no model; 0: none."""
+    key = config.first(*keys)
+    return config.integer(key, 0) if key in config else 0
 
 
 def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:

@@ -480,7 +480,7 @@ def test_a_device_without_a_unit_for_the_operands(chip):
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"intermediate_size": None}, "intermediate_size: is missing"),
+        ({"model_type": "minicpm", "intermediate_size": None}, "intermediate_size: is missing"),
         ({"model_type": None}, "model_type: is missing"),
         ({"model_type": 3}, "model_type: must be text; got 3"),
         ({"hidden_size": "8"}, f"hidden_size: {WHOLE} '8'"),

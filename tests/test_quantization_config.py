@@ -38,6 +38,7 @@ MIXTURE = {  # 2 of 4 experts and a shared one, but for a dense first layer; lat
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "n_routed_experts": 4,
+    "n_group": 1,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,

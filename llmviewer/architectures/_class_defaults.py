@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 _SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_ALIASES: Final = "~"  # key of other names of fields in class_defaults.json
 
 
 def _table(fields: tuple[str, ...], rows: Mapping[str, tuple[Any, ...]]) -> dict[str, dict[str, Any]]:
@@ -74,3 +79,46 @@ TOWERS: Final = _table(  # by class
         "SiglipVisionConfig": (768, 3072, 12, 12, 224, 16),
     },
 )
+
+
+@cache
+def _lines() -> dict[str, str]:
+    """The defaults of each model_type as JSON; most are never parsed."""
+    lines = Path(__file__).with_name("class_defaults.json").read_text("utf-8").splitlines()[1:-1]
+    named = (line.partition(": ") for line in lines)
+    return {name.strip('"'): fields.rstrip(",") for name, _, fields in named}
+
+
+@cache
+def _fields_of(model_type: str, within: tuple[str, ...]) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = json.loads(_lines().get(model_type, "{}"))
+    for key in within:
+        fields = fields.get(key, {})
+    return fields
+
+
+@dataclass(frozen=True)
+class ClassDefaults:
+    """Defaults of a class of transformers, for a config or a section of one.
+
+    model_type  of the config; "" if the class is known by `within` alone
+    within      keys of the sections that lead from the config to this one
+    """
+
+    model_type: str
+    within: tuple[str, ...] = ()
+
+    def names(self, key: str) -> tuple[str, ...]:
+        other: Mapping[str, str] = _fields_of(self.model_type, self.within).get(_ALIASES, {})
+        canonical = other.get(key, key)
+        return tuple(name for name in (canonical, *other) if name != key and other.get(name, name) == canonical)
+
+    def value(self, key: str) -> Any:
+        found = _fields_of(self.model_type, self.within).get(key)
+        return None if isinstance(found, Mapping) else found
+
+    def inside(self, key: str, data: Mapping[str, Any]) -> ClassDefaults:
+        own = data.get("model_type")
+        if isinstance(own, str) and own in _lines():
+            return ClassDefaults(own)
+        return ClassDefaults(self.model_type, (*self.within, key))

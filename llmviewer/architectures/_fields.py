@@ -128,7 +128,7 @@ def sliding_window(config: Section, default: float = inf) -> float:
     """How many keys a layer with a window sees; null says all."""
     if config.get("sliding_window") is None:
         return inf if "sliding_window" in config else default
-    return config.integer("sliding_window")
+    return config.integer("sliding_window", int(default) if default < inf else None)
 
 
 def sliding_layers(config: Section, *, pattern: int, first: bool = False) -> list[bool]:

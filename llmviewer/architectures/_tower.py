@@ -271,7 +271,7 @@ def vision(config: Section) -> Section:
 
 def part(config: Section, key: str) -> Section:
     """A section of the config, or one with the defaults of its class."""
-    return config.section(key) if config.get(key) is not None else Section({}, config.file, f"{config.at}{key}.")
+    return config.section(key) if config.get(key) is not None else config.empty(key)
 
 
 def filled(
@@ -291,7 +291,9 @@ def language(config: Section, fmt: Format, kind: str, key: str = "text_config") 
     """
     given = language_model(config, key)
     text = filled(given, {"model_type": kind, **TEXTS.get(given.text("model_type", kind), {})})
-    said = [c.flag(_TIED, default=False) for c in (config, given) if c.get(_TIED) is not None]
+    said = [c.flag(_TIED, default=False) for c in (config, given) if c.data.get(_TIED) is not None]
+    if not said and config.get(_TIED) is not None:
+        said = [config.flag(_TIED, default=False)]
     text = filled(text, instead={_TIED: any(said)} if said else None)
     return builder(text)(text, fmt), text.integer("hidden_size")
 

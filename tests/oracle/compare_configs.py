@@ -1,0 +1,253 @@
+"""Compare parameters of random configs with those that transformers counts, for every type and class that both know.
+
+For each model_type a legal small config is drawn from the fields of its class in transformers: sizes at random,
+booleans either way, some values null, and some fields left out, so that the defaults of the class hold. The class is
+built on the meta device (shapes only), and the same fields, as a config.json with that class in `architectures`, are
+read here. Parameters must be equal: tied weights count once, buffers not. What is peculiar to transformers is in
+`PECULIAR`, with the reason. A config that transformers refuses is drawn again.
+
+    python tests/oracle/compare_configs.py                        every type, three draws of each class
+    ... --only llama,qwen2_moe --classes ForCausalLM --draws 50   of some types and classes
+    ... --seed 7                                                  other configs
+    ... --saved                                                   as config.json files have it after save_pretrained
+
+Exits with 1 if there is a difference; prints the fewest fields that still differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import types
+import typing
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+from llmviewer.architectures import model_types
+from llmviewer.errors import InputError
+from llmviewer.model_files import load_model
+
+Fields = dict[str, Any]
+
+AUTO = (
+    "AutoModelForCausalLM", "AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering", "AutoModelForMaskedLM", "AutoModelForPreTraining", "AutoModelForSeq2SeqLM",
+    "AutoModelForImageTextToText", "AutoModelForSpeechSeq2Seq", "AutoModelForImageClassification",
+    "AutoModelForAudioClassification", "AutoModelForMultipleChoice", "AutoModelForTextEncoding",
+)  # fmt: skip
+BASE = {field.name for field in dataclasses.fields(PretrainedConfig)} - {"id2label"}
+LEFT_OUT, FLIPPED, NULL = 0.3, 0.4, 0.1  # probabilities
+REDRAWS = 60
+SIZES: Mapping[str, tuple[int, ...]] = {  # by the end of a field's name
+    "hidden_size": (128, 256, 384), "d_model": (128, 256), "n_embd": (128, 256), "embedding_size": (32, 64, 128),
+    "intermediate_size": (96, 160, 224), "ffn_dim": (96, 160), "d_ff": (96, 160), "n_inner": (96, 160),
+    "num_hidden_layers": (2, 3, 4, 6), "n_layer": (2, 3), "n_layers": (2, 3), "num_layers": (2, 3), "depth": (1, 2, 3),
+    "encoder_layers": (1, 2), "decoder_layers": (1, 2), "num_decoder_layers": (1, 2), "num_heads": (2, 4, 8),
+    "num_attention_heads": (2, 4, 8), "n_head": (2, 4, 8), "n_heads": (2, 4, 8), "attention_heads": (2, 4),
+    "num_key_value_heads": (1, 2), "num_kv_heads": (1, 2), "head_dim": (16, 32, 64), "d_kv": (16, 32),
+    "vocab_size": (200, 331), "num_experts": (4, 6, 8), "num_local_experts": (4, 6, 8), "n_routed_experts": (4, 8),
+    "num_experts_per_tok": (1, 2), "num_experts_per_token": (1, 2), "n_shared_experts": (1, 2, 3),
+    "num_shared_experts": (1, 2), "first_k_dense_replace": (0, 1, 2), "moe_layer_freq": (1, 2),
+    "decoder_sparse_step": (1, 2), "q_lora_rank": (24, 48), "kv_lora_rank": (16, 32), "qk_nope_head_dim": (16, 32),
+    "qk_rope_head_dim": (8, 16), "v_head_dim": (16, 24), "sliding_window": (5, 9), "max_position_embeddings": (64, 128),
+    "state_size": (8, 16), "d_state": (8, 16), "d_conv": (3, 4), "conv_kernel": (3, 4), "expand": (1, 2),
+    "n_groups": (1, 2), "type_vocab_size": (0, 1, 2, 3), "num_labels": (1, 2, 5), "image_size": (56, 112),
+    "patch_size": (14, 28), "n_positions": (64, 96), "index_n_heads": (2, 4), "index_head_dim": (16, 32),
+    "index_topk": (8, 16), "num_nextn_predict_layers": (0, 1), "num_mel_bins": (16, 80),
+}  # fmt: skip
+ALWAYS = ("hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "_layers")  # nearly: sizes of classes are slow
+
+
+def class_names(model_type: str) -> list[str]:
+    """Classes of transformers for a model_type, in the order of AUTO."""
+    found: dict[str, None] = {}
+    config = CONFIG_MAPPING[model_type]
+    for auto in AUTO:
+        mapping = getattr(transformers, auto)._model_mapping
+        if config in mapping:
+            classes = mapping[config]
+            found |= {cls.__name__: None for cls in (classes if isinstance(classes, tuple) else (classes,))}
+    return list(found)
+
+
+def draw(cls: type, rng: random.Random, *, nested: bool = False) -> Fields:
+    """Fields of a config class, some left out."""
+    parts = cls.sub_configs
+    fields: Fields = {}
+    for field in dataclasses.fields(cls):
+        name = field.name
+        if name in BASE and name != "tie_word_embeddings":
+            continue
+        if name in parts:
+            sub = parts[name]
+            if dataclasses.is_dataclass(sub) and rng.random() > 0.1:
+                fields[name] = draw(sub, rng, nested=True)
+            continue
+        layered = name.endswith(ALWAYS)
+        if rng.random() < (0.03 if layered else LEFT_OUT):
+            continue
+        given = drawn(name, field, rng)
+        if given is not dataclasses.MISSING:
+            fields[name] = given
+    if not nested and rng.random() < LEFT_OUT:
+        fields["num_labels"] = rng.choice((1, 2, 5))
+    _fit(fields, rng)
+    return fields
+
+
+def drawn(name: str, field: dataclasses.Field[Any], rng: random.Random) -> Any:
+    """A value for one field; MISSING if nothing is known of it but its default."""
+    hint = field.type
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    if type(None) in kinds and rng.random() < NULL:
+        return None
+    if bool in kinds:
+        default = bool(field.default) if field.default is not dataclasses.MISSING else False
+        return default != (rng.random() < FLIPPED)
+    if int in kinds and not name.endswith(("token_id", "_token", "_index", "seed")):
+        ending = max((end for end in SIZES if name.endswith(end)), key=len, default=None)
+        if ending:
+            return rng.choice(SIZES[ending])
+        default = field.default
+        if isinstance(default, int) and not isinstance(default, bool) and 1 < default <= 64 and rng.random() < 0.3:
+            return rng.choice((1, 2, 4, default))
+    return dataclasses.MISSING
+
+
+def _fit(fields: Fields, rng: random.Random) -> None:
+    """Makes lists of kinds as long as there are layers."""
+    layers = fields.get("num_hidden_layers")
+    if isinstance(layers, int) and "layer_types" not in fields and rng.random() < 0.3:
+        windows = "sliding_window" in fields and fields["sliding_window"]
+        kinds = ("full_attention", "sliding_attention") if windows else ("full_attention",)
+        fields["layer_types"] = [rng.choice(kinds) for _ in range(layers)]
+    if isinstance(layers, int) and rng.random() < 0.15:
+        fields["mlp_layer_types"] = [rng.choice(("dense", "sparse")) for _ in range(layers)]
+    if isinstance(layers, int) and rng.random() < 0.15:
+        fields["mlp_only_layers"] = sorted(rng.sample(range(layers), rng.randint(0, layers)))
+
+
+def theirs(model_type: str, name: str, fields: Fields) -> tuple[Any, Fields]:
+    """Module of a class on the meta device, and the fields as they are saved. Raises what transformers raises."""
+    config = AutoConfig.for_model(model_type, **copied(fields))
+    saved = config.to_dict()
+    with torch.device("meta"):
+        module = getattr(transformers, name)(config)
+    return module, saved
+
+
+def copied(fields: Any) -> Any:
+    if isinstance(fields, dict):
+        return {key: copied(value) for key, value in fields.items()}
+    return list(fields) if isinstance(fields, list) else fields
+
+
+def ours(model_type: str, name: str, fields: Fields) -> Any:
+    """The model that is read from a config.json with the fields."""
+    config = {"dtype": "bfloat16", **fields, "model_type": model_type, "architectures": [name]}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config, default=str), encoding="utf-8")
+        return load_model(str(path))
+
+
+def counted(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def legal(model_type: str, name: str, rng: random.Random) -> tuple[Fields, Any, Fields]:
+    """Fields that transformers builds, the module and the saved config."""
+    last: Exception | None = None
+    for _ in range(REDRAWS):
+        fields = draw(CONFIG_MAPPING[model_type], rng)
+        try:
+            return (fields, *theirs(model_type, name, fields))
+        except Exception as error:  # noqa: BLE001 what transformers raises for fields that do not fit
+            last = error
+    raise RuntimeError(f"{model_type} {name}: no legal config in {REDRAWS} draws: {last}")
+
+
+def difference(model_type: str, name: str, fields: Fields, module: Any) -> str:
+    """How the two counts differ; "" if they are equal, or how the config is refused."""
+    try:
+        found = ours(model_type, name, fields).parameters
+    except InputError as error:
+        return f"refused: {error}"
+    except Exception as error:  # noqa: BLE001 a traceback here is a fault that is reported
+        return f"crash: {error!r}"
+    expected = counted(module)
+    return "" if found == expected else f"ours {found:,}, theirs {expected:,}, {found - expected:+,}"
+
+
+def fewest(model_type: str, name: str, fields: Fields, said: str) -> Fields:
+    """Fields without those that the difference does not need."""
+    kind = said.partition(" ")[0]
+    for key in list(fields):
+        if key.endswith(ALWAYS):
+            continue
+        less = {k: v for k, v in fields.items() if k != key}
+        try:
+            module, _ = theirs(model_type, name, less)
+        except Exception:  # noqa: BLE001 as above
+            continue
+        if difference(model_type, name, less, module).partition(" ")[0] == kind:
+            fields = less
+    return fields
+
+
+def compare(model_type: str, name: str, *, seed: int, draws: int, saved: bool, shrink: bool) -> Iterator[str]:
+    rng = random.Random(f"{seed} {model_type} {name}")
+    seen: Counter[str] = Counter()
+    for _ in range(draws):
+        try:
+            fields, module, written = legal(model_type, name, rng)
+        except RuntimeError as error:
+            yield str(error)
+            return
+        said = difference(model_type, name, written if saved else fields, module)
+        if not said or seen[said.partition(",")[0] if said.startswith("refused") else ""] >= 2:
+            continue
+        seen[said.partition(",")[0] if said.startswith("refused") else ""] += 1
+        few = fewest(model_type, name, fields, said) if shrink and not saved else {}
+        if few:
+            said = difference(model_type, name, few, theirs(model_type, name, few)[0])
+        yield f"{model_type} {name}: {said}  {few}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", type=lambda names: names.split(","), default=(), metavar="TYPES")
+    parser.add_argument("--classes", type=lambda names: names.split(","), default=(), metavar="ENDINGS")
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--saved", action="store_true")
+    parser.add_argument("--no-shrink", action="store_true")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    bad = 0
+    for model_type in args.only or (kind for kind in model_types() if kind in CONFIG_MAPPING):
+        names = [n for n in class_names(model_type) if not args.classes or n.endswith(tuple(args.classes))]
+        for name in names:
+            for line in compare(
+                model_type, name, seed=args.seed, draws=args.draws, saved=args.saved, shrink=not args.no_shrink
+            ):
+                bad += 1
+                print(line, flush=True)
+    print(f"{bad} differences")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

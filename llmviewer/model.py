@@ -125,7 +125,8 @@ class Model:
     @cached_property
     def hears(self) -> bool:
         """Whether its tower is for audio."""
-        return any(isinstance(op, Conv1d) and block.stream.name == "images" for block, op in self.graph)
+        towers = ((block, op) for block, op in self.graph if block.stream.name == "images")
+        return any(isinstance(op, Conv1d) or block.name.startswith("audio_") for block, op in towers)
 
     @cached_property
     def picture(self) -> int:

@@ -1,5 +1,5 @@
-"""Learned queries that look at the features of a picture, so that it puts as many tokens into the prompt whatever its
-size (arXiv:2204.14198, section 2.1; arXiv:2301.12597).
+"""Resamplers: learned queries attend to the features of an image, which then has a fixed number of tokens in the prompt
+(arXiv:2204.14198, section 2.1; arXiv:2301.12597).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..graph import Block
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Permute
-from ..operators.masks import Features
+from ..operators.masks import Features, Mask, Tiled
 from ._attention import scored
 from ._decoder import Layer
 from ._encoder import stack
@@ -24,27 +24,33 @@ FEATURES = "tower_features"  # what queries look at
 
 @dataclass(frozen=True, kw_only=True)
 class Looking:
-    """Attention of the queries to FEATURES of their picture; leaves "cross_o_proj".
+    """Cross-attention of queries to the FEATURES of their image; the result is "cross_o_proj".
 
-    features  how many there are
-    width     of each
-    queries   how many of them each query sees too; 0 where they do not look at each other here
-    normed    a norm precedes the features
+    features   number of features
+    width      width of a feature
+    queries    queries that each query attends to as well; 0: only features
+    attending  queries of a longer sequence that attend to features, as the other tokens do not; 0: all tokens
+    tiles      sequences of features per image
+    bias       whether projections have a bias
+    normed     whether a norm of the features precedes the projections
     """
 
     heads: Heads
     features: int
     width: int
     queries: int = 0
+    attending: int = 0
+    tiles: int = 1
     bias: bool = False
     normed: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         seen = self.features + self.queries
-        heads, rows = replace(self.heads, mask=Features(seen)), of_pictures(seen)
+        mask: Mask = Tiled(self.attending * seen) if self.attending else Features(seen)
+        heads, rows = replace(self.heads, mask=mask), of_pictures(seen, self.tiles)
         q = parts.project("cross_q_proj", x, heads.q_width, bias=self.bias)
         before: tuple[Operator, ...] = ()
-        source = with_rows(parts.tensor(FEATURES, self.width), of_pictures(self.features))
+        source = with_rows(parts.tensor(FEATURES, self.width), of_pictures(self.features, self.tiles))
         if self.normed:
             before = (parts.norm("context_norm", source),)
             source = result(before)
@@ -54,17 +60,19 @@ class Looking:
             source = out
         k, v = (parts.tensor(f"cross_{name}_proj", heads.kv_width) for name in "kv")
         made = tuple(parts.linear(t.name, source, with_rows(t, rows), bias=self.bias) for t in (k, v))
-        k, v = (with_rows(t, heads.mask.read) for t in (k, v))
+        k, v = (with_rows(t, rows if self.attending else heads.mask.read) for t in (k, v))
         attended = scored(parts, heads, q.result, (k,), v)
         named = tuple(replace(op, name=f"cross_{op.name}") for op in attended)
         return (q, *before, *made, *named, parts.project("cross_o_proj", result(named), x.width, bias=self.bias))
 
 
-def queried(parts: Parts, layers: Sequence[Layer], queries: int, width: int, *, norm: bool) -> tuple[Block, ...]:
-    """As many learned queries, with a norm where there is one, and the layers that they go through."""
+def queried(
+    parts: Parts, layers: Sequence[Layer], queries: int, width: int, *, norm: bool, tiles: int = 1
+) -> tuple[Block, ...]:
+    """`queries` learned queries per image, or per each of its `tiles`, with an optional norm, and their layers."""
     embed = parts.embed("queries", {"queries.weight": queries}, width)
     made = (embed, *((parts.norm("queries_norm", embed.result),) if norm else ()))
-    stream = images(queries)
+    stream = images(queries, tiles)
     first = Block(name="queries", operators=made, input="", output=result(made).name, stream=stream)
     after = stack(parts, layers, width, stream=stream)
     return (first, *(replace(block, name=f"resampler_{block.name}", given=(FEATURES,)) for block in after))

@@ -1,26 +1,32 @@
-"""BLIP-2: 32 learned queries of a small BERT look at the patches of a tower in every second layer, and stand for the
-picture before a language model that only reads on, such as OPT (arXiv:2301.12597).
+"""BLIP-2: 32 learned queries of a small BERT attend to the patches of a tower in every second layer and stand for the
+image before a decoder such as OPT (arXiv:2301.12597).
+
+InstructBLIP's queries also see the instruction (arXiv:2305.06500). Its length, which no config has, is that of the
+field instruction_tokens, _INSTRUCTION tokens without it. InstructBLIP for video reads each frame as an image.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..documents import Section
+from ..forms import TOKENS, images
 from ..graph import Block, Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._class_defaults import TOWERS
 from ._decoder import Layer, Residual
-from ._encoder import CrossLayer, both_ways
+from ._encoder import CrossLayer, both_ways, stack
 from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
+from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from ._resampler import FEATURES, Looking, queried
-from ._tower import Tower, filled, joined, language, part, picture, vision, vit
+from ._tower import Tower, filled, joined, language, of_pictures, part, picture, vision, vit
 
-_QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
+QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
@@ -37,6 +43,11 @@ _TEXT: Final = {  # as transformers.OPTConfig has it
 }
 _PAIRS: Final = ("t5", "mt5")
 _COSTLESS: Final = "image_text_hidden_size num_query_tokens use_decoder_only_language_model is_encoder_decoder"
+_INSTRUCTION: Final = 32  # tokens of an instruction
+_WORDS: Final = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+}  # as transformers.InstructBlipQFormerConfig has it
 _QUERIES_COSTLESS: Final = "vocab_size max_position_embeddings use_qformer_text_input model_type"
 
 
@@ -49,13 +60,116 @@ def build(config: Section, fmt: Format) -> Graph:
     tower = _tower(filled(vision(config), TOWERS["Blip2VisionConfig"]))
     section, queries = part(config, "qformer_config"), config.integer("num_query_tokens", 32)
     section.costless(*_QUERIES_COSTLESS.split())
-    section = filled(section, _QUERIES)
+    section = filled(section, QUERIES)
     hidden = section.integer("hidden_size")
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     *before, last = tower.blocks(fmt, tower.stream)
-    blocks = (*before, _left(last), *queried(parts, _layers(section, tower), queries, hidden, norm=True))
+    blocks = (*before, _left(last), *queried(parts, qformer_layers(section, tower.tokens), queries, hidden, norm=True))
     project = parts.project("language_projection", parts.tensor(HIDDEN, hidden), width, bias=True)
     return joined(blocks, (project,), text, tokens=queries)
+
+
+@architecture("instructblip", "instructblipvideo")
+def build_instruct(config: Section, fmt: Format) -> Graph:
+    text, width = language(_with_text(config), fmt, "opt")
+    config.costless(*_COSTLESS.split(), "video_token_index", "image_token_index")
+    tower = _tower(filled(part(config, "vision_config"), TOWERS["Blip2VisionConfig"]))
+    section = part(config, "qformer_config")
+    section.costless(*_QUERIES_COSTLESS.split())
+    section = filled(section, QUERIES | _WORDS)
+    queries, words = config.integer("num_query_tokens", 32), config.integer("instruction_tokens", _INSTRUCTION)
+    hidden, parts = section.integer("hidden_size"), Parts(format=fmt, norm_kind=NormKind.LAYER)
+    *before, last = tower.blocks(fmt, tower.stream)
+    blocks = (*before, _left(last), *_instructed(parts, section, tower, queries, words))
+    x = with_rows(parts.tensor(HIDDEN, hidden), of_pictures(queries))
+    project = parts.project("language_projection", x, width, bias=True)
+    return joined(blocks, (project,), text, tokens=queries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """An MLP beside another one, whose names begin with `prefix`."""
+
+    mlp: Mlp
+    prefix: str
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        return self.mlp.operators(parts, x, prefix=self.prefix, act_name=f"{self.prefix}act")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructedLayer(Layer):
+    """A layer over queries and the words behind them: all see each other, and each side has an MLP of its own.
+
+    queries, words  tokens of each side
+    cross           attention of queries to the image; None: none in this layer
+    reading         MLP of the words
+    """
+
+    queries: int
+    words: int
+    cross: Looking | None
+    reading: Named
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if not self.mixer or not self.feed_forward:
+            raise RuntimeError("a layer of a Q-Former without attention or MLP")
+        attended = self._branch(parts, x, self.mixer, "attn")
+        side = with_rows(result(attended), of_pictures(self.queries))
+        made: tuple[Operator, ...] = ()
+        for name, run in (("cross", self.cross), ("mlp", self.feed_forward)):
+            if run:
+                branch = self._branch(parts, result(made) if made else side, run, name)
+                made = (*made, *_with_tokens(branch, self.queries))
+        words = with_rows(result(attended), of_pictures(self.words))
+        read = _with_tokens(self._branch(parts, words, self.reading, "words_mlp"), self.words)
+        out = parts.tensor("sides", x.width)
+        return (*attended, *made, *read, Permute(name=out.name, inputs=(result(made), result(read)), outputs=(out,)))
+
+
+def _with_tokens(operators: tuple[Operator, ...], tokens: int) -> tuple[Operator, ...]:
+    """`operators` over `tokens` tokens of each image."""
+    rows = of_pictures(tokens)
+    return tuple(op.with_tensors(lambda t: with_rows(t, rows) if t.rows == TOKENS else t) for op in operators)
+
+
+def _instructed(parts: Parts, config: Section, tower: Tower, queries: int, words: int) -> tuple[Block, ...]:
+    """Embeddings of queries and words side by side, a norm, and the layers of the Q-Former."""
+    hidden = config.integer("hidden_size")
+    embed = parts.embed("queries", {"queries.weight": queries}, hidden)
+    tables = {
+        "words.weight": config.integer("vocab_size"),
+        "positions.weight": config.integer("max_position_embeddings"),
+    }
+    read = parts.embed("words", tables, hidden)
+    sides = (*_with_tokens((embed,), queries), *_with_tokens((read,), words))
+    both = parts.tensor("sides", hidden)
+    join = Permute(name=both.name, inputs=tuple(op.result for op in sides), outputs=(both,))
+    norm = parts.norm("queries_norm", both)
+    stream = images(queries + words)
+    first = Block(name="queries", operators=(*sides, join, norm), input="", output=norm.name, stream=stream)
+    act = activation(config, "hidden_act", "gelu")
+    reading = Named(mlp=Mlp(inner=config.integer("intermediate_size"), act=act, bias=True), prefix="words_")
+    layers = [
+        _instructed_layer(layer, queries, words, reading)
+        for layer in qformer_layers(config, tower.tokens, attending=queries)
+    ]
+    blocks = stack(parts, layers, hidden, stream=stream)
+    return (first, *(replace(block, name=f"qformer_{block.name}", given=(FEATURES,)) for block in blocks))
+
+
+def _instructed_layer(layer: Layer, queries: int, words: int, reading: Named) -> InstructedLayer:
+    cross = layer.cross if isinstance(layer, CrossLayer) and isinstance(layer.cross, Looking) else None
+    return InstructedLayer(
+        mixer=layer.mixer,
+        feed_forward=layer.feed_forward,
+        residual=layer.residual,
+        name=layer.name,
+        queries=queries,
+        words=words,
+        cross=cross,
+        reading=reading,
+    )
 
 
 def _with_text(config: Section) -> Section:
@@ -84,14 +198,17 @@ def _tower(section: Section) -> Tower:
     )  # fmt: skip
 
 
-def _layers(config: Section, tower: Tower) -> list[Layer]:
-    """As BERT's; of every few, cross_attention_frequency, the first looks at the patches too."""
+def qformer_layers(config: Section, features: int, *, attending: int = 0, tiles: int = 1) -> list[Layer]:
+    """Layers of BERT; the first of every cross_attention_frequency also attends to `features` features per tile.
+
+    attending  queries that do so, where words follow them; 0: all tokens
+    """
     heads = both_ways(heads_of(config))
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
     act = activation(config, "hidden_act", "gelu")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, bias=True)
     width, every = config.integer("encoder_hidden_size"), config.integer("cross_attention_frequency", 2)
-    cross = Looking(heads=heads, features=tower.tokens, width=width, bias=True)
+    cross = Looking(heads=heads, features=features, width=width, bias=True, attending=attending, tiles=tiles)
     looking = CrossLayer(mixer=attention, cross=cross, feed_forward=mlp, residual=Residual.POST, name="looking")
     plain = Layer(mixer=attention, feed_forward=mlp, residual=Residual.POST)
     return [plain if index % every else looking for index in range(config.integer("num_hidden_layers"))]

@@ -62,3 +62,19 @@ class RelativePositions(Operator):
     def arithmetic(self) -> dict[Resource, Form]:
         dtype = product(self.inputs[0].format, self.weights[0].format)
         return {matrix(dtype): 2 * self.head_dim * self.outputs[0].elements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchedProduct(Operator):
+    """y[i, j] = sum over k of a[i, k] * b[k, j], in batches: a product of two activations.
+
+    inner  multiply-adds per element of the output
+    """
+
+    inner: int
+
+    kind: str = "product"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        a, b = self.inputs[:2]
+        return {matrix(product(a.format, b.format)): 2 * self.inner * self.outputs[0].elements}

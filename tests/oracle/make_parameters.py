@@ -68,6 +68,10 @@ BEYOND: Mapping[str, str] = {
 }
 # model_type: its class in transformers, which has no head, as it stands for a part of a model that sees
 HEADLESS: Mapping[str, str] = {"step3p5": "Step3p7TextModel"}
+# model_type: fields that its class looks up as it is built, and that no count depends on
+LOOKED_UP: Mapping[str, Mapping[str, Any]] = {
+    kind: {"vocabulary_map": {"<image>": 0}} for kind in ("chameleon", "emu3")
+}
 # How transformers is asked for a class: for more than a decoder first, as some of those have one that is half of them.
 AUTO = (
     "AutoModelForImageTextToText", "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM",
@@ -148,7 +152,7 @@ def built(fields: Mapping[str, Any]) -> Any:
     import transformers
 
     try:
-        config = transformers.AutoConfig.for_model(**fields)
+        config = transformers.AutoConfig.for_model(**fields, **LOOKED_UP.get(fields["model_type"], {}))
     except ValueError as error:
         if str(error).startswith(_UNKNOWN):
             return None

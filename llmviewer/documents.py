@@ -6,31 +6,31 @@ import json
 import math
 import re
 import stat
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import yaml
 
-from .errors import InputError, suggest
+from .errors import InputError, shown, suggest
 
-_REPEATED = (  # fields that determine how much is built
-    "num_hidden_layers", "n_layer", "num_layers", "n_layers", "repeat", "vt_num_hidden_layers",
-    "num_nextn_predict_layers", "num_mtp_layers",
-)  # fmt: skip
-_MOST_REPEATED = 10_000
+MAX_COUNT = 10_000  # layers and other things that are made one by one
 LARGEST = 2**53  # whole numbers up to here are exact as floats
 MOST_BYTES = 64 * 2**20  # largest document: the index of hundreds of thousands of tensors fits
 _SHORT = 16_000  # characters; no nesting in them overflows the stack of the C parser, which has no check
-_DEEPEST = 100
+_DEEPEST = 100  # levels of nesting
+_MAX_VALUES = 2_000_000  # values of a document, each alias of YAML counted with all that it stands for
+_MAX_NUMBER = 1e100  # beyond which squares and products have no float
 _BETWEEN = re.compile(r"[\s_-]+")  # words of a name
 _MARKS = re.compile(r"\((?:r|tm)\)")  # in names that drivers give
-_TELLING = 200  # characters of a value in an error
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML 1.2 numbers and no dates: 1e12 is a number and 2022-10-01 is text; keys must be unique."""
+    """Mappings, lists, text, numbers, true, false and null; no other tag, and no key twice.
+
+    Numbers are those of YAML 1.2, and there are no dates: 1e12 is a number and 2022-10-01 is text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT002
         seen: set[Any] = set()
@@ -44,18 +44,37 @@ class _Loader(yaml.CSafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
+    def scalar(self, node: yaml.ScalarNode) -> bool | int | float:
+        """A value of `_SCALARS`.
 
+        Raises ConstructorError if a tag claims another kind of value than the text has.
+        """
+        text = self.construct_scalar(node)
+        if self.resolve(yaml.ScalarNode, text, (True, False)) != node.tag:  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is no {node.tag}", node.start_mark)
+        return _SCALARS[node.tag.removeprefix(_TAG)][1](text.lower())
+
+
+_TAG: Final = "tag:yaml.org,2002:"
+_SCALARS: Final[Mapping[str, tuple[str, Callable[[str], bool | int | float], str]]] = {
+    "bool": (r"true|True|false|False", "true".__eq__, "tTfF"),
+    "int": (r"[-+]?[0-9]+", int, "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN)",
+        lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
+        "-+0123456789.",
+    ),
+}  # by tag: pattern, conversion, first characters
+_OTHER_TAGS: Final = (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map")
+_Loader.yaml_constructors = {
+    tag: make for tag, make in yaml.CSafeLoader.yaml_constructors.items() if tag in (*_OTHER_TAGS, None)
+} | {f"{_TAG}{name}": _Loader.scalar for name in _SCALARS}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":timestamp", ":float", ":int", ":bool"))]
-    for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in _OTHER_TAGS]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN))$"),
-    list("-+0123456789."),
-)
+for _name, (_pattern, _, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read_text(path: Path) -> str:
@@ -70,7 +89,7 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder; give a file") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path}: is not a text file") from None
+        raise InputError(f"{path}: is not a text file in UTF-8") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -116,16 +135,15 @@ def read_yaml(path: Path) -> Section:
 
 
 def parse_yaml(text: str, path: Path) -> Section:
-    """What `text` of the file `path` says.
+    """The mapping in `text`, the contents of the file `path`.
 
     Raises InputError, with file, line and column, if it is no mapping in YAML.
     """
-    too_deep = InputError(f"{path}: is not readable YAML: nested too deeply")
     try:
         deep = len(text) > _SHORT and any(depth > _DEEPEST for depth in _depths(text))
         data = None if deep else yaml.load(text, Loader=_Loader)  # noqa: S506
     except RecursionError:
-        raise too_deep from None
+        deep = True
     except ValueError:
         raise InputError(f"{path}: is not readable YAML: a number has too many digits") from None
     except yaml.YAMLError as error:
@@ -134,8 +152,8 @@ def parse_yaml(text: str, path: Path) -> Section:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise InputError(f"{path}{at}: is not YAML: {problem}") from None
     if deep:
-        raise too_deep
-    return _top(data, path, "a mapping of keys to values")
+        raise InputError(f"{path}: is not readable YAML: nested too deeply")
+    return _top(data, path, "YAML", "a mapping of keys to values")
 
 
 def _depths(text: str) -> Iterator[int]:
@@ -147,22 +165,48 @@ def _depths(text: str) -> Iterator[int]:
 
 
 def read_json(path: Path) -> Section:
-    text = _document(path)
+    return _top(parse_json(_document(path), str(path)), path, "JSON", "a JSON object")
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value in `text`, which is at `where`.
+
+    Raises InputError, with line and column, if it is not JSON.
+    """
     try:
-        data = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from None
+        raise InputError(f"{where}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from None
     except RecursionError:
-        raise InputError(f"{path}: is not readable JSON: nested too deeply") from None
+        raise InputError(f"{where}: is not readable JSON: nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{where}: is not JSON: is not text in UTF-8") from None
     except ValueError:
-        raise InputError(f"{path}: is not readable JSON: a number has too many digits") from None
-    return _top(data, path, "a JSON object")
+        raise InputError(f"{where}: is not readable JSON: a number has too many digits") from None
 
 
-def _top(data: object, path: Path, kind: str) -> Section:
+def _top(data: object, path: Path, language: str, kind: str) -> Section:
+    _check_extent(data, path, language)
     if not isinstance(data, Mapping):
-        raise InputError(f"{path}: must hold {kind}; got {_shown(data)}")
+        raise InputError(f"{path}: must hold {kind}; got {shown(data)}")
     return Section(data, str(path))
+
+
+def _check_extent(data: object, path: Path, language: str) -> None:
+    """Raises InputError if a document is nested too deeply, as one that contains itself is, or has too many values."""
+    level, values = [data], 0
+    for _ in range(_DEEPEST):
+        below: list[object] = []
+        for one in level:
+            inside = one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+            values += len(inside)
+            if values > _MAX_VALUES:
+                raise InputError(f"{path}: must have at most {_MAX_VALUES} values, with those of its aliases")
+            below.extend(value for value in inside if isinstance(value, Mapping | list))
+        if not below:
+            return
+        level = below
+    raise InputError(f"{path}: is not readable {language}: nested too deeply")
 
 
 class Defaults(Protocol):
@@ -264,7 +308,7 @@ class Section:
     def section(self, key: str) -> Section:
         value = self._required(key)
         if not isinstance(value, Mapping):
-            raise self.error(key, f"must be a mapping; got {_shown(value)}")
+            raise self.error(key, f"must be a mapping; got {shown(value)}")
         opened = self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
         opened.also_called(self._other_names)
         opened.assumed = self.assumed
@@ -280,7 +324,7 @@ class Section:
         """The mappings in a list of at least one."""
         value = self._required(key)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-            raise self.error(key, f"must be a list of mappings; got {_shown(value)}")
+            raise self.error(key, f"must be a list of mappings; got {shown(value)}")
         return [Section(item, self.file, f"{self.at}{key}[{i}].") for i, item in enumerate(value)]
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -288,14 +332,14 @@ class Section:
             return default
         value = self._given(key, default)
         if not isinstance(value, str) or not value:
-            raise self.error(key, f"must be text; got {_shown(value)}")
+            raise self.error(key, f"must be text; got {shown(value)}")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts; empty if the key is absent."""
         value = self.get(key) or []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, f"must be a list of texts; got {_shown(value)}")
+            raise self.error(key, f"must be a list of texts; got {shown(value)}")
         return tuple(value)
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
@@ -306,19 +350,25 @@ class Section:
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.error(key, f"must be a whole number of at least {least}; got {_shown(value)}")
-        if key in _REPEATED and value > _MOST_REPEATED:
-            raise self.error(key, f"must be at most {_MOST_REPEATED}; got {value}")
+            raise self.error(key, f"must be a whole number of at least {least}; got {shown(value)}")
         if value > LARGEST:
             raise self.error(key, f"must be at most {LARGEST}, the largest that is counted exactly")
+        return value
+
+    def count(self, key: str, default: int | None = None, least: int = 1, *, times: int = 1) -> int:
+        """A number of things that are made one by one, such as layers; `times` as many are made in all."""
+        value = self.integer(key, default, least)
+        if value * times > MAX_COUNT:
+            most = MAX_COUNT // times if times <= MAX_COUNT else 0
+            raise self.error(key, f"must be at most {most}; got {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         if default is not None and self.get(key) is None:
             return default
         value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(key, f"must be a finite number; got {_shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+            raise self.error(key, f"must be a finite number; got {shown(value)}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -326,14 +376,14 @@ class Section:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false; got {_shown(value)}")
+            raise self.error(key, f"must be true or false; got {shown(value)}")
         return value
 
     def choice(self, key: str, known: Iterable[str], default: str | None = None) -> str:
         value = self.text(key, default)
         known = tuple(known)
         if value not in known:
-            raise self.error(key, f"must be one of {', '.join(known)}; got {_shown(value)}")
+            raise self.error(key, f"must be one of {', '.join(known)}; got {shown(value)}")
         return value
 
     def _required(self, key: str) -> Any:
@@ -355,8 +405,3 @@ class Section:
         if self._defaults is None or any(name in self.data for name in names):
             return None
         return next((value for value in map(self._defaults.value, names) if value is not None), None)
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str) if not isinstance(value, str) else repr(value)
-    return text if len(text) <= _TELLING else f"{text[:_TELLING]}..."

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Final
+
+_LONGEST_WORD: Final = 200  # characters without a space: paths and names are shorter
+_LONGEST_TEXT: Final = 1000  # characters
+_END: Final = 100  # characters that stay of the end of a text, which says what to do
+_LONG_WORD: Final = re.compile(rf"(\S{{{_LONGEST_WORD}}})\S+")
 
 
 class InputError(ValueError):
     """Invalid input. The command line prints the text and exits with 2.
 
+    Long words and texts, which quote what was given, are shortened.
+
     reason  the text without `hint`, which says what to do
     """
 
     def __init__(self, reason: str, *, hint: str = "") -> None:
-        super().__init__(f"{reason}; {hint}" if hint else reason)
-        self.reason = reason
+        super().__init__(_shortened(f"{reason}; {hint}" if hint else reason))
+        self.reason = _shortened(reason)
+
+
+def _shortened(text: str) -> str:
+    text = _LONG_WORD.sub(r"\1...", text)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - _END]} ... {text[-_END:]}"
+
+
+def shown(value: object) -> str:
+    """`value` of a file as an error quotes it."""
+    if isinstance(value, str):
+        text = repr(value)
+    else:
+        try:
+            text = json.dumps(value, default=str)
+        except TypeError:  # a key that JSON does not have
+            text = str(value)
+    return text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..."
 
 
 _FEW = 20  # names listed in full

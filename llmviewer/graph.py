@@ -99,8 +99,8 @@ class Graph:
     def check(self) -> Graph:
         """The graph itself, after a consistency check.
 
-        Raises RuntimeError if a tensor is read before it is written, or in another format than written: a bug in an
-        architecture or a transform.
+        Raises InputError if a size is not positive, as from a config with a wrong field. Raises RuntimeError if a
+        tensor is read before it is written, or in another format than written: a bug in an architecture or a transform.
         """
         left: dict[str, Tensor] = {}  # outputs of blocks
         for block in self.blocks:
@@ -110,6 +110,7 @@ class Graph:
                     raise RuntimeError(f"{block.name} reads {name}, which no block before it writes")
                 known[name] = left[name]
             for op in block.operators:
+                op.check_sizes()
                 for t in op.inputs:
                     written = known.setdefault(t.name, t) if t.name == block.input or t.role in KEPT else None
                     written = written or known.get(t.name)

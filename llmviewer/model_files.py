@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,7 @@ def load_model(name: str) -> Model:
     if colon or (name.endswith(".py") and is_there(name)):
         own = f"{Path(file).name.removesuffix('.py')}:{named or 'CALLABLE'}"
         raise InputError(f"{name}: must be importable by name; in the folder of the file give {own}")
-    if _CALLABLE.fullmatch(name):  # the user's code, which only an explicit name runs
+    if names_code(name):
         from .tracing import load_traced
 
         return load_traced(name)
@@ -109,6 +109,11 @@ def load_model(name: str) -> Model:
         return _from_hub(name, f"of those that ship, {nearest}")
     hint = "`llmviewer models` lists all; the path of a config.json works too"
     raise InputError(f"no model {name!r}: {nearest} ({hint})")
+
+
+def names_code(name: str) -> bool:
+    """Whether `name` is package.module:callable, which imports and runs it: files must not name models so."""
+    return _CALLABLE.fullmatch(name) is not None
 
 
 @cache
@@ -333,7 +338,7 @@ def _from_config(
     if classed:
         config.default_to(ClassDefaults(config.text("model_type")))
     fmt, guessed = _format(config)
-    graph = builder(config)(config, fmt).check()
+    graph = _graph(config, fmt)
     stored = _published(config, beside)
     quantization = _quantization(stored, graph, fmt)
     unread = config.unread(_COSTLESS | {"quantization_config"})  # _published reports what is not supported
@@ -366,6 +371,34 @@ def _longest(config: Section, *keys: str) -> int:
     """The context that a config itself gives, as that of its class limits no model; 0: none."""
     key = config.first(*keys)
     return config.integer(key, 0) if key in config else 0
+
+
+def _graph(config: Section, fmt: Format) -> Graph:
+    """The graph of a config.
+
+    Raises InputError if its fields contradict each other so that no graph can be built.
+    """
+    try:
+        return builder(config)(config, fmt).check()
+    except InputError as error:
+        if error.reason.startswith(config.file):
+            raise
+        suspects = ", ".join(_not_positive(config.data))
+        raise InputError(f"{config.file}: {error}", hint=suspects and f"not positive in it: {suspects}") from None
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError | NotImplementedError):
+            raise
+        where, problem = f"{config.file}: model_type {config.text('model_type')}", f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: its fields contradict each other: no graph can be built ({problem})") from error
+
+
+def _not_positive(data: Mapping[str, object], at: str = "") -> Iterator[str]:
+    """Names of the numeric fields of a config, and of sections in it, that are 0 or negative."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _not_positive(value, f"{at}{key}.")
+        elif type(value) is int and value <= 0:
+            yield f"{at}{key}"
 
 
 def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:

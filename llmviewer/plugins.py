@@ -47,7 +47,7 @@ def _load(name: str, told: str) -> None:
             _import_file(str(Path(name).resolve()))
         else:
             import_module(name)
-    except Exception as error:  # noqa: BLE001  # it is the user's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
         raise InputError(f"{told}: cannot be imported ({type(error).__name__}: {error})") from None
 
 

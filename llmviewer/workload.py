@@ -38,6 +38,11 @@ class Spans:
         """Tokens per sequence of earlier passes."""
         return self.kv_len - self.q_len
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that all fields broadcast to; empty if all are numbers."""
+        return np.broadcast_shapes(*(np.shape(getattr(self, f.name)) for f in fields(Spans)))
+
     def times(self, number: Num) -> Spans:
         """The spans with `number` times as many sequences."""
         return replace(self, batch=self.batch * number)
@@ -191,6 +196,11 @@ class Workload:
         """`draft` drafted tokens and the one before them, with logits for all."""
         q_len = draft + 1
         return cls((Sequences(batch=batch, q_len=q_len, kv_len=past + q_len, logits=q_len),))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the fields of all groups broadcast to."""
+        return np.broadcast_shapes(*(group.shape for group in self.groups))
 
     def __add__(self, other: Workload) -> Workload:
         """Both in one pass, as in a batch of prefill chunks and decode steps."""

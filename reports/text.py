@@ -141,7 +141,8 @@ def largest_line(analysis: Analysis) -> str:
     memory, asked = analysis.memory, analysis.inputs
     length = f"{asked.prompt + (asked.gen or 0):,} tokens"
     sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch:,}"
-    tokens = {None: "any context", 0: "no context"}.get(memory.max_context, f"{memory.max_context:,} tokens")
+    context = "any context" if memory.max_context is None else f"{memory.max_context:,} tokens"
+    tokens = context if memory.max_context != 0 else "no context"
     batch = f"not one sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
     return f"{batch}; {tokens} at batch {asked.batch}{made_for(analysis)}"
 

@@ -123,7 +123,7 @@ class Prediction:
     @classmethod
     def of(cls, config: Section, key: str, layer: Layer) -> Prediction | None:
         """As many layers as in field `key`; None if there are none."""
-        layers = config.integer(key, 0, least=0)
+        layers = config.count(key, 0, least=0)
         return cls(layers=layers, layer=replace(layer, name="mtp")) if layers else None
 
 

@@ -48,7 +48,7 @@ def decoder(
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden or config.integer("hidden_size"),
-        layers=[layers] * config.integer("num_hidden_layers") if isinstance(layers, Layer) else layers,
+        layers=[layers] * config.count("num_hidden_layers") if isinstance(layers, Layer) else layers,
         norm=norm,
         tied=config.flag("tie_word_embeddings", default=tied),
         **more,
@@ -112,7 +112,7 @@ def rotated(config: Section, head_dim: int, usual: int | None = None) -> int:
 
 def of_each_layer(config: Section, key: str) -> list[int]:
     """Field `key` of each layer: as per_layer_config says it of some, or as all have it."""
-    usual, layers = config.integer(key), config.integer("num_hidden_layers")
+    usual, layers = config.integer(key), config.count("num_hidden_layers")
     found = [usual] * layers
     if config.get("per_layer_config") is None:
         return found
@@ -133,7 +133,7 @@ def sliding_window(config: Section, default: float = inf) -> float:
 
 def sliding_layers(config: Section, *, pattern: int, first: bool = False) -> list[bool]:
     """Whether each layer has a window: by layer_types, or all but the last of every `pattern` layers, or the first."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if config.get("layer_types") is None:
         pattern = config.integer("sliding_window_pattern", pattern)
         return [(index + (not first)) % pattern != 0 for index in range(layers)]

@@ -191,7 +191,7 @@ def first_dense(config: Section, default: int) -> list[bool]:
 
     Raises InputError where moe_layer_freq asks for gaps among them, which no published model has.
     """
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if config.integer("moe_layer_freq", 1) != 1:
         raise config.error("moe_layer_freq", f"must be 1; got {config.integer('moe_layer_freq')}")
     first = config.integer("first_k_dense_replace", default, least=0)
@@ -242,6 +242,6 @@ def listed(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
 
 def for_each_layer(config: Section, key: str, found: Sequence[object]) -> None:
     """Raises InputError unless `found`, the list of field `key`, has an entry for each layer."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if len(found) != layers:
         raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")

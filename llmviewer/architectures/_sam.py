@@ -66,7 +66,7 @@ def sam_tower(config: Section) -> Tower:
     return Tower(
         picture=seen,
         hidden=hidden,
-        layers=[everywhere if n in whole else local for n in range(config.integer("num_hidden_layers"))],
+        layers=[everywhere if n in whole else local for n in range(config.count("num_hidden_layers"))],
         patch_bias=True,
         positions=seen.patches if config.flag("use_abs_pos", default=True) else 0,
     )

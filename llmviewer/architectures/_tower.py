@@ -197,7 +197,7 @@ def vit(
     )
     heads = both_ways(heads_of(section))
     one = layer(heads, mlp, qkv_bias=qkv_bias, o_bias=o_bias, fused_qkv=fused_qkv, rotated=rotated)
-    count = section.integer("num_hidden_layers") if layers is None else layers
+    count = section.count("num_hidden_layers") if layers is None else layers
     return Tower(picture=seen, hidden=section.integer("hidden_size"), layers=[one] * count, **more)
 
 

@@ -85,7 +85,7 @@ def _layer_types(config: Section) -> list[str]:
     if config.get("layer_types") is not None:
         config.costless("layer_group_size")
         return kinds(config, "layer_types", (_KDA, _MLA))
-    layers, group = config.integer("num_hidden_layers"), config.integer("layer_group_size")
+    layers, group = config.count("num_hidden_layers"), config.integer("layer_group_size")
     if layers % group:
         raise config.error("layer_group_size", f"must divide the {layers} layers; got {group}")
     return [_KDA if (index + 1) % group else _MLA for index in range(layers)]

@@ -77,7 +77,7 @@ def shared_experts(config: Section, usual: int = 0) -> Experts:
 
 def linear_layers(config: Section) -> list[bool]:
     """Whether each layer has linear attention: all but the last of each group, and but those after the last group."""
-    layers, group = config.integer("num_hidden_layers"), config.integer("layer_group_size")
+    layers, group = config.count("num_hidden_layers"), config.integer("layer_group_size")
     return [(index + 1) % group != 0 and index < layers // group * group for index in range(layers)]
 
 

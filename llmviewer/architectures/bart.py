@@ -130,7 +130,7 @@ def _built(config: Section, fmt: Format, build: Build, network: Network | None =
     positions = config.integer("max_position_embeddings", 1024) + build.offset if build.positions else 0
 
     def networks(side: str) -> list[FeedForward]:
-        layers = range(config.integer(f"{side}_layers"))
+        layers = range(config.count(f"{side}_layers"))
         if network:
             return [network(config, side, index) for index in layers]
         return [_mlp(config, side, build.act)] * len(layers)

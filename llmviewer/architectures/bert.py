@@ -75,8 +75,8 @@ def build_distilbert(config: Section, fmt: Format) -> Graph:
 @architecture("albert")
 def build_albert(config: Section, fmt: Format) -> Graph:
     """Layers that share their weights, narrow embeddings (arXiv:1909.11942)."""
-    count, groups = config.integer("num_hidden_layers"), config.integer("num_hidden_groups", 1)
-    inner = config.integer("inner_group_num", 1)
+    count, groups = config.count("num_hidden_layers"), config.count("num_hidden_groups", 1)
+    inner = config.count("inner_group_num", 1)
     layer = _layer(config, act="gelu_new")
     group = [index * groups // count for index in range(count)]
     first = [index == 0 or group[index] != group[index - 1] for index in range(count)]
@@ -90,7 +90,7 @@ def build_mpnet(config: Section, fmt: Format) -> Graph:
     """BERT without token types, whose layers share a table of biases of scores by distance (arXiv:2004.09297)."""
     buckets = config.integer("relative_attention_num_buckets", 32)
     mixer = RelativeAttention(attention=replace(_attention(config), alibi=True), buckets=buckets)
-    layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.integer("num_hidden_layers")
+    layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.count("num_hidden_layers")
     held = {TABLE: (buckets, config.integer("num_attention_heads"))}
     return encoder(config, fmt, pooler=True, types=0, layers=layers, held=held)
 
@@ -129,7 +129,7 @@ def encoder(
     return Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=layers or [_layer(config, act=act)] * config.integer("num_hidden_layers"),
+        layers=layers or [_layer(config, act=act)] * config.count("num_hidden_layers"),
         positions=config.integer("max_position_embeddings", positions) if positions else 0,
         types=config.integer("type_vocab_size", types, least=0) if types else 0,
         embed_width=width,

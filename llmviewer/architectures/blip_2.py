@@ -211,4 +211,4 @@ def qformer_layers(config: Section, features: int, *, attending: int = 0, tiles:
     cross = Looking(heads=heads, features=features, width=width, bias=True, attending=attending, tiles=tiles)
     looking = CrossLayer(mixer=attention, cross=cross, feed_forward=mlp, residual=Residual.POST, name="looking")
     plain = Layer(mixer=attention, feed_forward=mlp, residual=Residual.POST)
-    return [plain if index % every else looking for index in range(config.integer("num_hidden_layers"))]
+    return [plain if index % every else looking for index in range(config.count("num_hidden_layers"))]

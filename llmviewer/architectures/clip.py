@@ -90,7 +90,7 @@ def _texts(config: Section, fmt: Format, width: int) -> list[Block]:
     encoder = Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[layer(heads, mlp)] * config.integer("num_hidden_layers"),
+        layers=[layer(heads, mlp)] * config.count("num_hidden_layers"),
         positions=config.integer("max_position_embeddings"),
     )
     parts = Parts(format=fmt, norm_kind=encoder.norm)

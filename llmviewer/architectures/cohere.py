@@ -50,7 +50,7 @@ def build_compass(config: Section, fmt: Format) -> Graph:
     otherwise: rope_parameters are null for the kind of layer that has none.
     """
     config.costless("logit_scale", "pooling", "mrope_section")
-    layers, rope = config.integer("num_hidden_layers"), config.get("rope_parameters")
+    layers, rope = config.count("num_hidden_layers"), config.get("rope_parameters")
     slides = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=_EVERY)
     plain, window = _attention(config), Causal(sliding_window(config, _WINDOW))
     local, full = (
@@ -97,7 +97,7 @@ def _sparse(config: Section) -> list[bool]:
         config.costless("first_k_dense_replace")
         return said
     first = config.integer("first_k_dense_replace", 0, least=0)
-    return [index >= first for index in range(config.integer("num_hidden_layers"))]
+    return [index >= first for index in range(config.count("num_hidden_layers"))]
 
 
 def _sliding(config: Section, first: int) -> list[bool]:
@@ -107,7 +107,7 @@ def _sliding(config: Section, first: int) -> list[bool]:
         return [kind == "sliding_attention" for kind in kinds(config, "layer_types", _LAYER_TYPES)]
     prefix = config.integer("prefix_dense_sliding_window_pattern", 1)
     every = config.integer("sliding_window_pattern", _EVERY)
-    rest = config.integer("num_hidden_layers") - first
+    rest = config.count("num_hidden_layers") - first
     return [(n + 1) % prefix != 0 for n in range(first)] + [(n + 1) % every != 0 for n in range(rest)]
 
 

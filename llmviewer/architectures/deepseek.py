@@ -65,7 +65,7 @@ def build_axk1(config: Section, fmt: Format) -> Graph:
 def build_youtu(config: Section, fmt: Format) -> Graph:
     """Latent attention without experts (arXiv:2512.24618)."""
     costless(config, "rope_interleave", "embedding_initializer_range")
-    return _graph(config, fmt, [False] * config.integer("num_hidden_layers"), tied=True)
+    return _graph(config, fmt, [False] * config.count("num_hidden_layers"), tied=True)
 
 
 @architecture("mistral4")
@@ -126,7 +126,7 @@ def own_index(config: Section, first: int = 0) -> list[bool]:
 
     Raises InputError where layer `first`, the first that attends to chosen keys, has none.
     """
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)
     pattern = config.get("index_topk_pattern")
     if config.get("indexer_types") is not None:

@@ -38,7 +38,7 @@ def build(config: Section, fmt: Format) -> Graph:
         raise config.error("num_key_value_heads", "must be 1: queries of all heads share their keys and values")
     without(config, "attention_bias", "biases of this attention are not known")
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     mixers = {kind: _mixer(config, kind) for kind in _NAMES}
     moe = _experts(config)
     networks: dict[bool, FeedForward] = {False: moe, True: HashedExperts(experts=moe)}
@@ -67,7 +67,7 @@ class HashedExperts:
 
 def _layer_types(config: Section) -> list[str]:
     """The kind of attention of each layer and, where compress_ratios goes on, of those that predict further tokens."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if config.get("layer_types") is not None:
         config.costless("compress_ratios")
         return kinds(config, "layer_types", tuple(_NAMES))
@@ -82,11 +82,11 @@ def _layer_types(config: Section) -> list[str]:
 
 def _hashed(config: Section) -> list[bool]:
     """Whether the experts of each layer are chosen by token id."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if config.get("mlp_layer_types") is not None:
         config.costless("num_hash_layers")
         return [kind == "hash_moe" for kind in kinds(config, "mlp_layer_types", ("hash_moe", "moe"))]
-    first = config.integer("num_hash_layers", 3, least=0)
+    first = config.count("num_hash_layers", 3, least=0)
     return [index < first for index in range(layers)]
 
 

@@ -11,8 +11,8 @@
         feed_forward: {kind: experts, experts: 64, chosen: 4, inner: 1408, shared: {inner: 2816, gated: true}}
     mtp: {repeat: 1}
 
-Keys of a part are the fields of its class; those of Heads stand among those of the attention. docs/descriptions.md lists
-them all, and tests/test_described.py makes that list from keys_of().
+Keys of a part are the fields of its class; those of Heads stand among those of the attention. docs/descriptions.md
+lists them all, and tests/test_described.py makes that list from keys_of().
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from ..documents import Section
+from ..documents import MAX_COUNT, Section
 from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.elementwise import ACTIVATION_OPS
@@ -58,7 +58,6 @@ FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, 
 NESTED: Final[Mapping[str, type[Any]]] = {"Mlp | None": Mlp, "Index | None": Index}  # mappings within a part
 _MASKS: Final[Mapping[str, Callable[[int], Mask]]] = {"window": Causal, "chunk": Chunked}
 _DEFAULT_ACT: Final = "silu"
-_MAX_LAYERS: Final = 10_000
 _LAYER_KEYS: Final = ("repeat", "name", "mixer", "feed_forward", "residual")
 _MTP_KEYS: Final = ("repeat", "mixer", "feed_forward", "residual")
 _NAME: Final = re.compile(r"[A-Za-z]\w*")
@@ -88,11 +87,11 @@ def _layers(config: Section, hidden: int) -> list[Layer]:
         layer = _layer(section, hidden)
         if layer is None:
             raise section.error("mixer", "a layer needs a mixer or a feed_forward")
-        name, repeat = section.text("name", "layer"), section.integer("repeat", 1)
+        name, repeat = section.text("name", "layer"), section.count("repeat", 1)
         if not _NAME.fullmatch(name):
             raise section.error("name", f"must be a letter, then letters, digits or _; got {name!r}")
-        if len(layers) + repeat > _MAX_LAYERS:
-            raise section.error("repeat", f"must make at most {_MAX_LAYERS} layers of all; got {len(layers) + repeat}")
+        if len(layers) + repeat > MAX_COUNT:
+            raise section.error("repeat", f"must make at most {MAX_COUNT} layers of all; got {len(layers) + repeat}")
         layers += [replace(layer, name=name)] * repeat
     return layers
 
@@ -114,7 +113,7 @@ def _prediction(config: Section, hidden: int, last: Layer) -> Prediction | None:
     described = _layer(section, hidden)
     if described is None and section.get("residual") is not None:
         raise section.error("residual", "is for a mixer or a feed_forward, and there is none; leave it out")
-    return Prediction(layers=section.integer("repeat", 1), layer=replace(described or last, name="mtp"))
+    return Prediction(layers=section.count("repeat", 1), layer=replace(described or last, name="mtp"))
 
 
 @dataclass(frozen=True, kw_only=True)

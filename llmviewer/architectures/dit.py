@@ -29,7 +29,7 @@ _CONDITION: Final = "condition"
 
 @architecture("dit")
 def build(config: Section, fmt: Format) -> Graph:
-    hidden, depth = config.integer("hidden_size", 1152), config.integer("depth", 28)
+    hidden, depth = config.integer("hidden_size", 1152), config.count("depth", 28)
     channels, patch, side = (
         config.integer("in_channels", 4),
         config.integer("patch_size", 2),

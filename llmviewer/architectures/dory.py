@@ -144,15 +144,15 @@ def _paired(config: Section) -> Section:
 
 def _runs(config: Section) -> list[tuple[int, bool]]:
     """Which layer runs, in order, and whether it has run before."""
-    layers = config.integer("num_hidden_layers")
-    first, last = (config.integer(f"n_{end}_layers", 8, least=0) for end in ("input", "output"))
-    middle = config.integer("n_recurrent_layers", max(layers - first - last, 0), least=0)
+    layers = config.count("num_hidden_layers")
+    first, last = (config.count(f"n_{end}_layers", 8, least=0) for end in ("input", "output"))
+    middle = config.count("n_recurrent_layers", max(layers - first - last, 0), least=0)
     if first + middle + last != layers:
         raise config.error(
             "n_recurrent_layers", f"must, with {first} layers before and {last} after, make {layers}; got {middle}"
         )
     inner = range(first, first + middle)
-    loops = config.integer("n_recurrent_loops", 2)
+    loops = config.count("n_recurrent_loops", 2)
     repeated = [(place, loop > 0) for loop in range(loops) for place in inner]
     return [
         *((place, False) for place in range(first)),

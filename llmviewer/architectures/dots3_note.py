@@ -97,7 +97,7 @@ def _layer_types(config: Section) -> list[str]:
     """The kind of each layer: as listed, or the first two and every fourth without a window; full_attention is with an
     indexer where use_dsa says so, as it does in the dialect of the checkpoint if nothing is said.
     """
-    windowed, layers = config.flag("use_sliding_window", default=True), config.integer("num_hidden_layers")
+    windowed, layers = config.flag("use_sliding_window", default=True), config.count("num_hidden_layers")
     usual = [_INDEXED if not windowed or i < 2 or i % 4 == 1 else _SLIDING for i in range(layers)]
     found = listed(config, "layer_types", _KINDS) or usual
     if config.get("use_dsa") is None and "per_layer_config" in config:

@@ -121,7 +121,7 @@ def _tower(section: Section) -> Tower:
         picture=picture(section, channels="in_channels", multiple=section.integer("spatial_merge_size", 2)),
         hidden=hidden,
         layers=[layer(heads, mlp, fused_qkv=True, rotated=True)]
-        * section.integer(section.first("depth", "num_hidden_layers")),
+        * section.count(section.first("depth", "num_hidden_layers")),
         post_norm=True,
     )
 

@@ -31,7 +31,7 @@ def build_exaone(config: Section, fmt: Format) -> Graph:
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
     layer = Layer(mixer=SelfAttention(heads=heads, rotary_dim=heads.head_dim), feed_forward=mlp)
     config.costless("embed_dropout")
-    return decoder(config, [layer] * config.integer(config.first("num_layers", "num_hidden_layers"))).graph(fmt)
+    return decoder(config, [layer] * config.count(config.first("num_layers", "num_hidden_layers"))).graph(fmt)
 
 
 @architecture("exaone4")
@@ -39,7 +39,7 @@ def build_exaone4(config: Section, fmt: Format) -> Graph:
     heads, window = grouped_heads(config), sliding_window(config, _WINDOW)
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qk_norm=NormKind.RMS)
     layer = Layer(mixer=attention, feed_forward=gated_mlp(config), residual=Residual.INNER)
-    layers = [layer] * config.integer("num_hidden_layers")
+    layers = [layer] * config.count("num_hidden_layers")
     if config.get("sliding_window") is not None or "sliding_window" not in config:
         local = replace(layer, mixer=replace(attention, heads=replace(heads, mask=Causal(window))))
         unrotated = replace(layer, mixer=replace(attention, rotary_dim=0))
@@ -55,7 +55,7 @@ def sliding(config: Section) -> list[bool]:
         return sliding_layers(config, pattern=4)
     if not pattern or set(pattern) - set("LG"):
         raise config.error("sliding_window_pattern", f"must be a whole number or letters L and G; got {pattern!r}")
-    return [pattern[index % len(pattern)] == "L" for index in range(config.integer("num_hidden_layers"))]
+    return [pattern[index % len(pattern)] == "L" for index in range(config.count("num_hidden_layers"))]
 
 
 @architecture("exaone_moe")

@@ -19,7 +19,7 @@ def build(config: Section, fmt: Format) -> Graph:
     hidden = config.integer("hidden_size")
     return decoder(
         config,
-        [_layer(config, hidden)] * config.integer(config.first("num_hidden_layers", "n_layer")),
+        [_layer(config, hidden)] * config.count(config.first("num_hidden_layers", "n_layer")),
         hidden=hidden,
         norm=NormKind.LAYER,
         tied=True,

@@ -225,7 +225,7 @@ def _decoder(config: Section) -> Gemma3nDecoder:
 def _inner(config: Section) -> tuple[int, ...]:
     """Width of each layer's MLP: one for all, or a list."""
     if not isinstance(config.get("intermediate_size"), list):
-        return (config.integer("intermediate_size"),) * config.integer("num_hidden_layers")
+        return (config.integer("intermediate_size"),) * config.count("num_hidden_layers")
     found = integers(config, "intermediate_size")
     for_each_layer(config, "intermediate_size", found)
     return found
@@ -233,7 +233,7 @@ def _inner(config: Section) -> tuple[int, ...]:
 
 def _cut(config: Section) -> list[bool]:
     """Whether each layer's gate is cut: where its sparsity is above 0; of the first ten where the config is silent."""
-    given, layers = config.get("activation_sparsity_pattern"), config.integer("num_hidden_layers")
+    given, layers = config.get("activation_sparsity_pattern"), config.count("num_hidden_layers")
     if given is None:
         return [index < 10 < layers for index in range(layers)]
     if isinstance(given, int | float) and not isinstance(given, bool):

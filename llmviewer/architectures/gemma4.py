@@ -250,7 +250,7 @@ def kinds_of_layers(config: Section, *, pattern: int) -> list[tuple[bool, bool]]
     sliding = sliding_layers(config, pattern=pattern)
     if sliding[-1]:
         raise config.error("layer_types", "must end with full_attention")
-    first = len(sliding) - config.integer("num_kv_shared_layers", 0, least=0)
+    first = len(sliding) - config.count("num_kv_shared_layers", 0, least=0)
     if set(sliding[: max(first, 0)]) != set(sliding):
         raise config.error("num_kv_shared_layers", "must leave a layer of each kind with a cache of its own")
     return [(slides, index >= first) for index, slides in enumerate(sliding)]
@@ -281,7 +281,7 @@ def _layer(config: Section, *, slides: bool, borrows: bool, added: int, kv_heads
         name=f"{kind}_borrowing" if borrows else kind,
         moe=_experts(config, mlp),
         added=added,
-        of_all=added * config.integer("num_hidden_layers"),
+        of_all=added * config.count("num_hidden_layers"),
         act=mlp.act,
     )
 

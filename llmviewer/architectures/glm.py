@@ -63,7 +63,7 @@ def build_chatglm(config: Section, fmt: Format) -> Graph:
     return Decoder(
         vocab=config.integer("padded_vocab_size"),
         hidden=hidden,
-        layers=[Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_layers"),
+        layers=[Layer(mixer=mixer, feed_forward=mlp)] * config.count("num_layers"),
         norm=NormKind.RMS if config.flag("rmsnorm", default=True) else NormKind.LAYER,
         tied=config.flag("tie_word_embeddings", default=False),
         final_norm=config.flag("post_layer_norm", default=True),

@@ -41,7 +41,7 @@ def build_sarvam_moe(config: Section, fmt: Format) -> Graph:
 
 @architecture("dots1")
 def build_dots1(config: Section, fmt: Format) -> Graph:
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     windowed = config.get("sliding_window") is not None and config.integer("max_window_layers", 62) < layers
     if windowed or config.get("layer_types") not in (None, ["full_attention"] * layers):
         raise config.error("sliding_window", "must leave all layers without a window; others are not modelled")
@@ -53,7 +53,7 @@ def build_dots1(config: Section, fmt: Format) -> Graph:
 def build_solar_open(config: Section, fmt: Format) -> Graph:
     """Experts in all layers, whatever the config says of dense ones."""
     config.costless("first_k_dense_replace", "intermediate_size", "use_qk_norm")
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     return _graph(config, fmt, attention(config, share=1, o_bias=False), [True] * layers)
 
 
@@ -92,7 +92,7 @@ def build_ernie4_5_moe(config: Section, fmt: Format) -> Graph:
 
 def _ernie_sparse(config: Section) -> list[bool]:
     """Whether each layer has experts. The last that may is moe_layer_end_index; -1 is the last of all."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     step = config.integer("moe_layer_interval", 1)
     first = config.integer("moe_layer_start_index", 1, least=0)
     last = config.integer("moe_layer_end_index", -1, least=-1)

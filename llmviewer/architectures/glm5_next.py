@@ -113,7 +113,7 @@ def _name(kind: str, *, own: bool) -> str:
 def _layer_types(config: Section) -> list[str]:
     said = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
     return said or [
-        _INDEXED if (index + 1) % _EVERY == 0 else _LINEAR for index in range(config.integer("num_hidden_layers"))
+        _INDEXED if (index + 1) % _EVERY == 0 else _LINEAR for index in range(config.count("num_hidden_layers"))
     ]
 
 

@@ -176,7 +176,7 @@ def _tower(config: Section, section: Section, side: int) -> Tower:
     return Tower(
         picture=_seen(config, section, side),
         hidden=section.integer("hidden_size"),
-        layers=[one] * section.integer(section.first("depth", "num_hidden_layers")),
+        layers=[one] * section.count(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,
         patch_bias=True,
         positions=picture(section, channels="in_channels").patches,
@@ -196,8 +196,7 @@ def _ocr_tower(config: Section, section: Section, side: int) -> Tower:
     return Tower(
         picture=_seen(config, section, side),
         hidden=section.integer("hidden_size"),
-        layers=[Layer(mixer=attention, feed_forward=mlp)]
-        * section.integer(section.first("depth", "num_hidden_layers")),
+        layers=[Layer(mixer=attention, feed_forward=mlp)] * section.count(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,
         patch_bias=True,
         post_norm=True,

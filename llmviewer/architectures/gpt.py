@@ -32,7 +32,7 @@ def build_gpt2(config: Section, fmt: Format) -> Graph:
     mixer = SelfAttention(heads=heads_of(config, hidden, "n_head"), fused_qkv=True, qkv_bias=True, o_bias=True)
     return decoder(
         config,
-        [Layer(mixer=mixer, feed_forward=_mlp(config))] * config.integer("n_layer"),
+        [Layer(mixer=mixer, feed_forward=_mlp(config))] * config.count("n_layer"),
         hidden=hidden,
         norm=NormKind.LAYER,
         tied=True,
@@ -52,7 +52,7 @@ def build_gpt(config: Section, fmt: Format) -> Graph:
     return Decoder(
         vocab=config.integer("vocab_size", 40478),
         hidden=hidden,
-        layers=[layer] * config.integer("n_layer", 12),
+        layers=[layer] * config.count("n_layer", 12),
         norm=NormKind.LAYER,
         tied=config.flag("tie_word_embeddings", default=True),
         positions=config.integer("n_positions", 512),
@@ -84,7 +84,7 @@ def build_gpt_neo(config: Section, fmt: Format) -> Graph:
 def _local(config: Section) -> list[bool]:
     """Whether each layer has a window: attention_types has kinds that are repeated so often."""
     config.costless("attention_layers")
-    layers = config.integer(config.first("num_layers", "num_hidden_layers"))
+    layers = config.count(config.first("num_layers", "num_hidden_layers"))
     given: Any = _NEO_LAYERS if config.get("attention_types") is None else config.get("attention_types")
     try:
         kinds = [kind for some, times in given for _ in range(times) for kind in some]
@@ -114,9 +114,9 @@ def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int | None = None
     turned = rotated(config, heads.head_dim, rotary_dim)
     mixer = SelfAttention(heads=heads, rotary_dim=turned, fused_qkv=fused_qkv)
     layer = Layer(mixer=mixer, feed_forward=_mlp(config), residual=Residual.PARALLEL)
-    return decoder(
-        config, [layer] * config.integer("n_layer"), hidden=hidden, norm=NormKind.LAYER, head_bias=True
-    ).graph(fmt)
+    return decoder(config, [layer] * config.count("n_layer"), hidden=hidden, norm=NormKind.LAYER, head_bias=True).graph(
+        fmt
+    )
 
 
 def _mlp(config: Section) -> Mlp:
@@ -152,7 +152,7 @@ def build_bloom(config: Section, fmt: Format) -> Graph:
     layer = Layer(mixer=mixer, feed_forward=Mlp(inner=4 * hidden, act="gelu_tanh", bias=True))
     return decoder(
         config,
-        [layer] * config.integer(config.first("n_layer", "num_hidden_layers")),
+        [layer] * config.count(config.first("n_layer", "num_hidden_layers")),
         hidden=hidden,
         norm=NormKind.LAYER,
         tied=True,
@@ -174,7 +174,7 @@ def build_bigcode(config: Section, fmt: Format) -> Graph:
     config.costless("max_batch_size", "pad_key_length")
     return decoder(
         config,
-        [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("n_layer"),
+        [Layer(mixer=mixer, feed_forward=mlp)] * config.count("n_layer"),
         hidden=hidden,
         norm=NormKind.LAYER,
         tied=True,
@@ -254,7 +254,7 @@ def _with_gelu(
     mlp = Mlp(inner=config.integer(inner), act=activation(config, act, "gelu"), bias=True)
     return decoder(
         config,
-        [Layer(mixer=mixer, feed_forward=mlp)] * config.integer(layers),
+        [Layer(mixer=mixer, feed_forward=mlp)] * config.count(layers),
         hidden=width,
         norm=NormKind.LAYER,
         tied=True,
@@ -291,7 +291,7 @@ def build_mpt(config: Section, fmt: Format) -> Graph:
     learned = config.flag("learned_pos_emb", default=True) and not alibi and not rope
     return decoder(
         config,
-        [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("n_layers"),
+        [Layer(mixer=mixer, feed_forward=mlp)] * config.count("n_layers"),
         hidden=hidden,
         norm=norm,
         tied=True,

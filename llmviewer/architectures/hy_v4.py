@@ -75,7 +75,7 @@ def _attention(config: Section, *, own: bool) -> LatentAttention:
 def _own_index(config: Section) -> list[bool]:
     """Whether each layer has an indexer of its own: as listed, or the first, and after it every fourth."""
     if config.get("indexer_types") is None:
-        return [index == 0 or index % _EVERY == 1 for index in range(config.integer("num_hidden_layers"))]
+        return [index == 0 or index % _EVERY == 1 for index in range(config.count("num_hidden_layers"))]
     own = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
     if not own[0]:
         raise config.error("indexer_types", "must give the first layer an indexer of its own; there is none before it")
@@ -85,4 +85,4 @@ def _own_index(config: Section) -> list[bool]:
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: as listed, or all but the first."""
     config.costless("first_k_dense_replace", "moe_layer_freq")
-    return listed_sparse(config) or [index > 0 for index in range(config.integer("num_hidden_layers"))]
+    return listed_sparse(config) or [index > 0 for index in range(config.count("num_hidden_layers"))]

@@ -20,7 +20,7 @@ from ._recurrent import Hyena
 
 @architecture("stripedhyena")
 def build(config: Section, fmt: Format) -> Graph:
-    hidden, layers = config.integer("hidden_size", 4096), config.integer("num_layers", 32)
+    hidden, layers = config.integer("hidden_size", 4096), config.count("num_layers", 32)
     network = Mlp(inner=_inner(config, hidden), act=activation(config, "mlp_activation", "silu"), gated=True)
     hyena = Layer(mixer=_hyena(config, hidden), feed_forward=network, name="hyena")
     attention = Layer(mixer=_attention(config, hidden), feed_forward=network, name="attention")

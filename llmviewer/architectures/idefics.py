@@ -55,7 +55,7 @@ def build(config: Section, fmt: Format) -> Graph:
         output=FEATURES,
         stream=tower.stream,
     )
-    layers = [_layer(resampler, tower.tokens, queries, width)] * resampler.integer("resampler_depth")
+    layers = [_layer(resampler, tower.tokens, queries, width)] * resampler.count("resampler_depth")
     blocks = (*tower.blocks(fmt, tower.stream), project, *queried(parts, layers, queries, width, norm=False))
     norm = parts.norm("final_norm", parts.tensor(HIDDEN, width))
     return joined(blocks, (norm,), text, tokens=queries)

@@ -188,7 +188,7 @@ def _experts(config: Section, inner: int, act: str) -> WeighedExperts:
 
 def sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: as listed, or all but every sixth."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if said := listed(config, "layer_types", _KINDS):
         return [kind == _SLIDING for kind in said]
     if config.get("local_layer_ids") is not None:
@@ -202,4 +202,4 @@ def _sparse(config: Section) -> list[bool]:
     if said := listed_sparse(config):
         return said
     first = config.integer("dense_mlp_idx", 0, least=0)
-    return [index >= first for index in range(config.integer("num_hidden_layers"))]
+    return [index >= first for index in range(config.count("num_hidden_layers"))]

@@ -48,7 +48,7 @@ class Loop:
     @classmethod
     def of(cls, config: Section) -> Loop:
         inner = config.section("loop_config") if config.get("loop_config") is not None else Section({}, config.file)
-        run, count = config.integer("n_layers_per_attn_res_block", 6), config.integer("num_hidden_layers")
+        run, count = config.integer("n_layers_per_attn_res_block", 6), config.count("num_hidden_layers")
 
         def said(key: str, other: str, usual: int) -> int:
             return inner.integer(other, config.integer(key, usual))

@@ -100,7 +100,7 @@ def build_first(config: Section, fmt: Format) -> Graph:
     run = _run(config, "select_layer", section)
     tiles = 1
     if config.flag("dynamic_image_size", default=False):
-        least, most = config.integer("min_dynamic_patch", 1), config.integer("max_dynamic_patch", 6)
+        least, most = config.count("min_dynamic_patch", 1), config.count("max_dynamic_patch", 6)
         tiles = _tiles(config, section, least=least, most=most, whole=config.flag("use_thumbnail", default=False))
     else:
         config.costless("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
@@ -111,7 +111,7 @@ def build_first(config: Section, fmt: Format) -> Graph:
 
 def _run(config: Section, key: str, section: Section) -> int:
     """Layers that are run."""
-    runs = layers_run(config, key, section.integer("num_hidden_layers"), -1)
+    runs = layers_run(config, key, section.count("num_hidden_layers"), -1)
     if len(runs) > 1:
         raise config.error(key, f"must be one layer; got {len(runs)}")
     return runs[0]
@@ -140,7 +140,7 @@ def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -
     return Tower(
         picture=seen,
         hidden=hidden,
-        layers=[Layer(mixer=Scaled(attention), feed_forward=Scaled(mlp))] * section.integer("num_hidden_layers"),
+        layers=[Layer(mixer=Scaled(attention), feed_forward=Scaled(mlp))] * section.count("num_hidden_layers"),
         norm=_NORMS[section.choice("norm_type", _NORMS)],
         patch_bias=True,
         learned=1,

@@ -25,7 +25,7 @@ def build(config: Section, fmt: Format) -> Graph:
         False: ("mamba", _mamba(config, hidden)),
     }
     networks: dict[bool, tuple[str, FeedForward]] = {True: ("moe", _experts(config)), False: ("mlp", _mlp(config))}
-    every = range(config.integer("num_hidden_layers"))
+    every = range(config.count("num_hidden_layers"))
     each = ((_at(config, "attn_layer", i, 8, 4), _at(config, "expert_layer", i, 2, 1)) for i in every)
     layers = crossed(mixers, networks, each)
     config.costless("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")

@@ -58,7 +58,7 @@ def build(config: Section, fmt: Format) -> Graph:
     section = vision(config)
     section.costless(*_COSTLESS.split())
     section = filled(section, TOWERS["JanusVisionConfig"])
-    tower, widths = _tower(section), [section.integer("projection_dim", 2048)] * section.integer("depth", 2)
+    tower, widths = _tower(section), [section.integer("projection_dim", 2048)] * section.count("depth", 2)
     parts, act = tower.parts(fmt), tower_activation(section, "gelu")
     project = projector(parts, parts.tensor(HIDDEN, tower.hidden), widths, act, bias=True)
     seen = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
@@ -83,12 +83,12 @@ def _drawing(config: Section) -> Iterator[tuple[str, tuple[int, ...]]]:
     latent, out = config.integer("latent_channels", 256), config.integer("projection_dim", 2048)
     yield from ((f"{name}.weight", (words, wide)) for name in ("code_book", "words"))
     shapes = {"aligner_1": (out, wide), "head_1": (out, config.integer("image_token_embed_dim", 2048))}
-    shapes |= {f"aligner_{n}": (out, out) for n in range(2, config.integer("num_hidden_layers", 2) + 1)}
+    shapes |= {f"aligner_{n}": (out, out) for n in range(2, config.count("num_hidden_layers", 2) + 1)}
     shapes |= {"head_2": (words, out), "quant": (wide, latent), "post_quant": (latent, wide)}
     yield from linears(shapes).items()
     levels = integers(config, "channel_multiplier") or (1, 1, 2, 2, 4)
     widths = [config.integer("base_channels", 128) * n for n in levels]
-    blocks, double = config.integer("num_res_blocks", 2), 1 + config.flag("double_latent", default=False)
+    blocks, double = config.count("num_res_blocks", 2), 1 + config.flag("double_latent", default=False)
     last = len(widths) - 1
     yield from _conv("encode_in", config.integer("in_channels", 3), widths[0])
     before = widths[0]

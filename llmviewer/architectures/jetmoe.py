@@ -99,4 +99,4 @@ def build(config: Section, fmt: Format) -> Graph:
             act=activation(config, "activation_function", "silu"),
         ),
     )
-    return decoder(config, [layer] * config.integer("num_hidden_layers", 12), tied=True).graph(fmt)
+    return decoder(config, [layer] * config.count("num_hidden_layers", 12), tied=True).graph(fmt)

@@ -101,7 +101,7 @@ def _kda(config: Section) -> Kda:
 
 def _layer_types(config: Section) -> Sequence[str]:
     """The kind of each layer: as listed, or numbered from 1 in the checkpoint's dialect, or the class's default."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if said := listed(config, "layer_types", _KINDS):
         return said
     if config.get("linear_attn_config") is None:

@@ -91,7 +91,7 @@ def _tower(section: Section, hidden: int, one: Layer, *, merged: int, **more: An
     return Tower(
         picture=picture(section, image=_SIDE, patch=14, multiple=merged),
         hidden=hidden,
-        layers=[one] * section.integer("vt_num_hidden_layers", 27),
+        layers=[one] * section.count("vt_num_hidden_layers", 27),
         positions=section.integer("init_pos_emb_height", 64) * section.integer("init_pos_emb_width", 64),
         post_norm=True,
         **more,

@@ -35,7 +35,7 @@ def build_laguna(config: Section, fmt: Format) -> Graph:
     without(config, "use_bidirectional_attention", "no published model of this architecture sees ahead")
     shared = config.integer("shared_expert_intermediate_size", 512)
     moe = replace(_experts(config, shared), router_bias=True)
-    networks = _networks(config, ["dense"] + ["sparse"] * (config.integer("num_hidden_layers") - 1))
+    networks = _networks(config, ["dense"] + ["sparse"] * (config.count("num_hidden_layers") - 1))
     unsaid = 0.5 if config.get("rope_parameters") is None else 1.0
     of_head = config.get("gating") in (None, True, "per-head")
 
@@ -49,7 +49,7 @@ def build_laguna(config: Section, fmt: Format) -> Graph:
 @architecture("mellum")
 def build_mellum(config: Section, fmt: Format) -> Graph:
     costless(config, "mtp_layer_types", "mtp_mlp_layer_types")
-    networks = _networks(config, ["sparse"] * config.integer("num_hidden_layers"))
+    networks = _networks(config, ["sparse"] * config.count("num_hidden_layers"))
 
     def mixer(num_heads: int, *, slides: bool) -> SelfAttention:
         return _attention(config, num_heads, slides=slides, window=1024)
@@ -68,7 +68,7 @@ def _networks(config: Section, default: list[str]) -> list[str]:
 
 
 def _build(config: Section, fmt: Format, mixer: Callable[..., SelfAttention], moe: Experts, has: list[str]) -> Graph:
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": moe}
     windowed = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=1)
     made = [
@@ -86,7 +86,7 @@ def _heads(config: Section) -> Sequence[int]:
     """How many each layer has."""
     key, usual = "num_attention_heads_per_layer", config.integer("num_attention_heads")
     if config.get(key) is None:
-        return [usual] * config.integer("num_hidden_layers")
+        return [usual] * config.count("num_hidden_layers")
     found = integers(config, key)
     for_each_layer(config, key, found)
     return found

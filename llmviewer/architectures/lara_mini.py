@@ -43,5 +43,5 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _kinds(config: Section) -> list[str]:
     """The kind of each layer: as listed, or in turn."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     return listed(config, "layer_types", sorted(set(_PATTERN))) or [_PATTERN[i % len(_PATTERN)] for i in range(layers)]

@@ -25,15 +25,15 @@ def build(config: Section, fmt: Format) -> Graph:
     mlp = Mlp(inner=_adjusted(config), act="silu", gated=True)
     config.costless("conv_dim", "conv_dim_out", "block_dim", "block_mlp_init_scale", "block_out_init_scale")
     config.costless("block_norm_eps", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init", "num_heads")
-    return _decoder(config, [("", mlp)] * config.integer("num_hidden_layers"), fmt)
+    return _decoder(config, [("", mlp)] * config.count("num_hidden_layers"), fmt)
 
 
 @architecture("lfm2_moe")
 def build_moe(config: Section, fmt: Format) -> Graph:
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
     mlp = Mlp(inner=config.integer("intermediate_size"), act=moe.act, gated=True)
-    dense = config.integer("num_dense_layers", 2, least=0)
-    layers = config.integer("num_hidden_layers")
+    dense = config.count("num_dense_layers", 2, least=0)
+    layers = config.count("num_hidden_layers")
     costless(config, "use_expert_bias")  # a correction of the scores, which is no parameter
     return _decoder(config, [("_dense", mlp) if i < dense else ("_moe", moe) for i in range(layers)], fmt)
 
@@ -69,7 +69,7 @@ def _lfm3_kinds(config: Section) -> list[str]:
     if said := listed(config, "layer_types", (*_KINDS, _SLIDING)):
         return said
     turns = (_SLIDING, "conv", "full_attention", "conv")
-    return [turns[index % 4] if index else "conv" for index in range(config.integer("num_hidden_layers"))]
+    return [turns[index % 4] if index else "conv" for index in range(config.count("num_hidden_layers"))]
 
 
 def _convolution(config: Section, *, taps: int) -> ShortConv:
@@ -98,7 +98,7 @@ def _decoder(config: Section, networks: list[tuple[str, FeedForward]], fmt: Form
 def _layer_kinds(config: Section) -> list[str]:
     """The kind of each layer: as listed, or attention where the config says and convolutions elsewhere."""
     listed = config.texts("layer_types")
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if not listed:
         attending = integers(config, "full_attn_idxs") if "full_attn_idxs" in config else range(layers)
         return [_KINDS[index in attending] for index in range(layers)]

@@ -63,7 +63,7 @@ def _tiles(config: Section, unit: int, tile: int) -> int:
     """Tiles that a picture is cut into besides the whole; none where it is small."""
     size, most = picture_size(config), config.integer("max_image_tokens", 256)
     near = [max(unit // 2, round(side / unit) * unit) for side in size]
-    least, top = config.integer("min_tiles", 2), config.integer("max_tiles", 10)
+    least, top = config.count("min_tiles", 2), config.count("max_tiles", 10)
     if top == 1 or near[0] * near[1] <= most * unit**2 * config.number("max_pixels_tolerance", 2.0):
         return 0
     rows, columns = closest_grid(size, (tile, tile), least=least, most=top)

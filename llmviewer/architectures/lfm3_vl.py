@@ -82,7 +82,7 @@ def _tower(section: Section, merged: int) -> Tower:
         "full_attention": attention,
     }
     mlp = Mlp(inner=section.integer("intermediate_size"), act="silu", gated=True)
-    count = section.integer("num_hidden_layers")
+    count = section.count("num_hidden_layers")
     usual = ["conv" if index < len(_KINDS) or index % 2 else "full_attention" for index in range(count)]
     kinds = listed(section, "layer_types", _KINDS) or usual
     return Tower(

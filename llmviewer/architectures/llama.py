@@ -35,7 +35,7 @@ def _layer(config: Section, window: float, *, uniform: bool) -> Layer:
 
 def _windows(config: Section) -> list[float]:
     """How many keys each layer attends to."""
-    layers, model_type = config.integer("num_hidden_layers"), config.text("model_type")
+    layers, model_type = config.count("num_hidden_layers"), config.text("model_type")
     if model_type == "mistral" and ("sliding_window" not in config or config.get("sliding_window") is not None):
         return [config.integer("sliding_window", _MISTRAL_WINDOW)] * layers
     if model_type == "qwen2":
@@ -50,7 +50,7 @@ def _windows(config: Section) -> list[float]:
 def build_qwen3(config: Section, fmt: Format) -> Graph:
     """A norm of each query and key head (arXiv:2505.09388)."""
     layer = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM)
-    layers = [layer] * config.integer("num_hidden_layers")
+    layers = [layer] * config.count("num_hidden_layers")
     if config.flag("use_sliding_window", default=False):
         full = config.integer("max_window_layers", _FULL_LAYERS, least=0)
         local = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM, window=config.integer("sliding_window", _QWEN3_WINDOW))

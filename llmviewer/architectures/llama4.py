@@ -77,7 +77,7 @@ def _tower(section: Section) -> Tower:
     return Tower(
         picture=seen,
         hidden=hidden,
-        layers=[layer(heads, mlp, rotated=True)] * section.integer("num_hidden_layers", 34),
+        layers=[layer(heads, mlp, rotated=True)] * section.count("num_hidden_layers", 34),
         learned=1,
         positions=seen.patches + 1,
         pre_norm=True,
@@ -104,14 +104,14 @@ def _chunk(config: Section) -> int:
 
 def _rotated(config: Section) -> list[bool]:
     """Whether each layer rotates its queries and keys."""
-    layers, step = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    layers, step = config.count("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
     usual = [(index + 1) % step != 0 for index in range(layers)]
     return flagged(config, "no_rope_layers") or usual  # 1 where a layer rotates, despite the name
 
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts."""
-    layers, step = config.integer("num_hidden_layers"), config.integer("interleave_moe_layer_step", 1)
+    layers, step = config.count("num_hidden_layers"), config.integer("interleave_moe_layer_step", 1)
     if config.get("moe_layers") is None:
         return [(index + 1) % step == 0 for index in range(layers)]
     said = integers(config, "moe_layers")

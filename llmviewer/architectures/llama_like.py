@@ -54,7 +54,7 @@ def build_hyperclovax(config: Section, fmt: Format) -> Graph:
     config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     residual = Residual.SANDWICH if config.flag("use_post_norm", default=True) else Residual.PRE
     layer = _layer(config, attention(config))
-    return decoder(config, [replace(layer, residual=residual)] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, [replace(layer, residual=residual)] * config.count("num_hidden_layers")).graph(fmt)
 
 
 @architecture("cwm")
@@ -138,7 +138,7 @@ def granite_swa(config: Section, fmt: Format, network: FeedForward, *, tied: boo
 
 def _rotated_layers(config: Section) -> list[bool]:
     """Whether each layer has a theta to rotate by."""
-    thetas, layers = config.get("layer_rope_theta"), config.integer("num_hidden_layers")
+    thetas, layers = config.get("layer_rope_theta"), config.count("num_hidden_layers")
     if thetas is None:
         return [True] * layers
     if not isinstance(thetas, list) or len(thetas) != layers:
@@ -244,7 +244,7 @@ def build_smollm3(config: Section, fmt: Format) -> Graph:
 
 def rotated_layers(config: Section) -> list[bool]:
     """Whether each layer has positions: `no_rope_layers` holds 1 where it does."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     interval = config.integer("no_rope_layer_interval", 4)
     given = config.get("no_rope_layers")
     if given is None:

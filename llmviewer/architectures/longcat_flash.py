@@ -72,7 +72,7 @@ def build(config: Section, fmt: Format) -> Graph:
         feed_forward=dense(config, config.first("ffn_hidden_size", "intermediate_size")),
         experts=_experts(config),
     )
-    return decoder(config, [layer] * config.integer("num_layers")).graph(fmt)
+    return decoder(config, [layer] * config.count("num_layers")).graph(fmt)
 
 
 def _experts(config: Section) -> Experts:

@@ -44,7 +44,7 @@ def build_bamba(config: Section, fmt: Format) -> Graph:
         False: Layer(mixer=_mamba2(config), feed_forward=mlp, name="mamba"),
     }
     attending = integers(config, "attn_layer_indices")
-    layers = [kinds[index in attending] for index in range(config.integer("num_hidden_layers"))]
+    layers = [kinds[index in attending] for index in range(config.count("num_hidden_layers"))]
     config.costless("partial_rotary_factor", "attn_rotary_emb", "num_logits_to_keep", "z_loss_coefficient")
     config.costless("mamba_dt_rank", "use_mamba_kernels")
     return decoder(config, layers).graph(fmt)
@@ -100,7 +100,7 @@ def _granite_kinds(config: Section) -> list[str]:
     key = config.first("layer_types", "layers_block_type")
     listed = config.texts(key)
     if not listed:
-        return ["mamba"] * config.integer("num_hidden_layers")
+        return ["mamba"] * config.count("num_hidden_layers")
     for_each_layer(config, key, listed)
     unknown = [kind for kind in listed if kind not in _GRANITE_KINDS]
     if unknown:

@@ -68,11 +68,11 @@ def _window(config: Section) -> int:
 def _sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: all but the first and every sixth where the config does not say."""
     said = [kind == _KINDS[1] for kind in listed(config, "layer_types", _KINDS)]
-    usual = [index > 0 and (index + 1) % 6 != 0 for index in range(config.integer("num_hidden_layers"))]
+    usual = [index > 0 and (index + 1) % 6 != 0 for index in range(config.count("num_hidden_layers"))]
     return said or flagged(config, "hybrid_layer_pattern") or usual
 
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: all but the first where the config does not say."""
-    usual = [index > 0 for index in range(config.integer("num_hidden_layers"))]
+    usual = [index > 0 for index in range(config.count("num_hidden_layers"))]
     return listed_sparse(config) or flagged(config, "moe_layer_freq") or usual

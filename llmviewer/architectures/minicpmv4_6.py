@@ -63,7 +63,7 @@ def build(config: Section, fmt: Format) -> Graph:
         return text
     inserted = {"insert_layer_id": config.integer("insert_layer_id", 6, least=0)}
     section = filled(vision(config), TOWERS["SiglipVisionConfig"] | inserted)
-    if config.integer("merger_times", 1) != 1:
+    if config.count("merger_times", 1) != 1:
         raise config.error("merger_times", "must be 1: no published model merges more often")
     merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"
     unit, size = section.integer("patch_size") * (4 if merges else 2), picture_size(config)
@@ -106,7 +106,7 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     patch, hidden = section.integer("patch_size"), section.integer("hidden_size")
     pixels = section.integer("num_channels", 3) * patch**2
     seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
-    first, count = section.integer("insert_layer_id", least=0) + 1, section.integer("num_hidden_layers")
+    first, count = section.integer("insert_layer_id", least=0) + 1, section.count("num_hidden_layers")
     tower = vit(
         section,
         seen,

@@ -48,7 +48,7 @@ def _layer_types(config: Section) -> Sequence[str]:
     if said := listed(config, "layer_types", _KINDS):
         return said
     if config.get("attn_type_list") is None:
-        return [_KINDS[index % 2 == 0] for index in range(config.integer("num_hidden_layers"))]
+        return [_KINDS[index % 2 == 0] for index in range(config.count("num_hidden_layers"))]
     numbers = integers(config, "attn_type_list")
     for_each_layer(config, "attn_type_list", numbers)
     if not set(numbers) <= {0, 1}:

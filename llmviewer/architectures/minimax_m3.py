@@ -131,7 +131,7 @@ def _tower(section: Section, merged: int) -> Tower:
             section, image=2016, patch=14, frames=section.integer("temporal_patch_size", 2), multiple=merged
         ),
         hidden=hidden,
-        layers=[Layer(mixer=attention, feed_forward=mlp)] * section.integer("num_hidden_layers", 32),
+        layers=[Layer(mixer=attention, feed_forward=mlp)] * section.count("num_hidden_layers", 32),
         pre_norm=True,
     )
 
@@ -185,10 +185,10 @@ def _choosing(config: Section) -> list[bool]:
         if said:
             for_each_layer(config, "sparse_attention_config.sparse_attention_freq", said)
             return [bool(n) for n in said]
-    return [False] * config.integer("num_hidden_layers")
+    return [False] * config.count("num_hidden_layers")
 
 
 def _with_experts(config: Section) -> list[bool]:
     """Whether each layer has experts: all where the config does not say."""
-    every = [True] * config.integer("num_hidden_layers")
+    every = [True] * config.count("num_hidden_layers")
     return listed_sparse(config) or flagged(config, "moe_layer_freq") or every

@@ -90,7 +90,7 @@ def _experts(config: Section, count: str, shared: str = "") -> Experts:
 
 
 def _all_sparse(config: Section, kinds: Kinds) -> list[Layer]:
-    return kinds.layers([True] * config.integer("num_hidden_layers"))
+    return kinds.layers([True] * config.count("num_hidden_layers"))
 
 
 @architecture("grok-1")
@@ -140,7 +140,7 @@ def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
             ),
             name="moe",
         )
-        for index in range(config.integer("num_hidden_layers"))
+        for index in range(config.count("num_hidden_layers"))
     ]
     return decoder(config, layers).graph(fmt)
 
@@ -148,7 +148,7 @@ def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
 def _each(config: Section, key: str, default: int) -> tuple[int, ...]:
     """The field of each layer."""
     if not isinstance(config.get(key), list):
-        return (config.integer(key, default),) * config.integer("num_hidden_layers")
+        return (config.integer(key, default),) * config.count("num_hidden_layers")
     numbers = integers(config, key)
     for_each_layer(config, key, numbers)
     if min(numbers) < 1:
@@ -168,7 +168,7 @@ def build_dbrx(config: Section, fmt: Format) -> Graph:
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, fused_qkv=True)
     return decoder(
         config,
-        [Layer(mixer=mixer, feed_forward=_dbrx_experts(config), name="moe")] * config.integer("n_layers"),
+        [Layer(mixer=mixer, feed_forward=_dbrx_experts(config), name="moe")] * config.count("n_layers"),
         hidden=hidden,
         norm=NormKind.LAYER_NO_BIAS,
     ).graph(fmt)

@@ -49,7 +49,7 @@ def build(config: Section, fmt: Format) -> Graph:
     section.costless("tie_word_embeddings")
     text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": False})  # which the class never does
     text.costless("model_type")
-    tiles, seen = section.integer("max_num_tiles"), picture(section)
+    tiles, seen = section.count("max_num_tiles"), picture(section)
     tokens = tiles * (seen.patches + 1)
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     taken = section.integer("hidden_size") * (1 + _intermediate(section))
@@ -70,7 +70,7 @@ def _language(config: Section, fmt: Format, tokens: int) -> Graph:
     layer = Layer(mixer=own, feed_forward=mlp)
     other = Layer(mixer=Scaled(across, alike=True), feed_forward=Scaled(mlp, alike=True), name="cross")
     crossing = integers(config, "cross_attention_layers")
-    layers = [other if index in crossing else layer for index in range(config.integer("num_hidden_layers"))]
+    layers = [other if index in crossing else layer for index in range(config.count("num_hidden_layers"))]
 
     def placed(block: Block) -> Block:
         if block.name == other.name:
@@ -88,7 +88,7 @@ def _with_more_tokens(op: Operator) -> Operator:
 
 def _intermediate(config: Section) -> int:
     """Local layers whose results are taken besides that of the last global one."""
-    taken, layers = integers(config, "intermediate_layers_indices"), config.integer("num_hidden_layers")
+    taken, layers = integers(config, "intermediate_layers_indices"), config.count("num_hidden_layers")
     for index in taken:
         if not 0 <= index < layers:
             raise config.error("intermediate_layers_indices", f"must be of the {layers} layers; got {index}")
@@ -103,7 +103,7 @@ def _tower(config: Section, parts: Parts, seen: Picture, tiles: int) -> tuple[Bl
     mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), bias=True)
     local = Layer(mixer=mixer, feed_forward=mlp, name="local")
     joint = Layer(mixer=Scaled(mixer, alike=True), feed_forward=Scaled(mlp, alike=True), name="global")
-    depths = {local: config.integer("num_hidden_layers"), joint: config.integer("num_global_layers")}
+    depths = {local: config.count("num_hidden_layers"), joint: config.count("num_global_layers")}
     layers = stack(parts, [layer for layer, depth in depths.items() for _ in range(depth)], hidden)
     embedding, between = _embedding(config, parts, seen, tiles, tokens), _between(config, parts, tiles)
     blocks = (

@@ -100,7 +100,7 @@ def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
     key = adapter.first("vision_feature_layer", "vit_layers")
     places = integers(adapter, key) or (24, 18)
     after = adapter.with_data({**adapter.data, key: [place + 1 if place >= 0 else place for place in places]})
-    return layers_run(after, key, section.integer("num_hidden_layers"), -1)
+    return layers_run(after, key, section.count("num_hidden_layers"), -1)
 
 
 def _tower(section: Section, layers: int) -> Tower:

@@ -105,7 +105,7 @@ def build_spark(config: Section, fmt: Format) -> Graph:
         latent=config.integer("moe_hidden_size"),
     )
     dense = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
-    sparse = listed_sparse(config) or [True] * config.integer("num_hidden_layers")
+    sparse = listed_sparse(config) or [True] * config.count("num_hidden_layers")
     layers = [
         GatedLayer(
             mixer=mixer, feed_forward=moe if has_experts else dense, name=name + ("" if has_experts else "_dense")
@@ -121,7 +121,7 @@ def _mixers(config: Section, kind: type[SelfAttention]) -> list[tuple[str, SelfA
     """
     without(config, "attention_bias", "biases of this attention are not modelled")
     heads = grouped_heads(config)
-    layers, window = config.integer("num_hidden_layers"), sliding_window(config, _WINDOW)
+    layers, window = config.count("num_hidden_layers"), sliding_window(config, _WINDOW)
     usual = [(layers - 1 - index) % _EVERY != 0 for index in range(layers)]
     said = listed(config, "layer_types", ("sliding_attention", "full_attention"))
     sliding = [each == "sliding_attention" for each in said] or usual

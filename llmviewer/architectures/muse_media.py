@@ -67,7 +67,7 @@ def _tower(section: Section, side: int) -> Tower:
     mlp = Mlp(inner=section.integer("intermediate_size"), act=act, bias=True)
     local = replace(heads, mask=Tiled(within(seen, section.integer("pos_emb_height"))))
     near, far = (layer(each, mlp, rotated=True, name=name) for name, each in (("local", local), ("global", heads)))
-    count = section.integer("num_hidden_layers")
+    count = section.count("num_hidden_layers")
     said = listed(section, "layer_types", ("window_attention", "full_attention"))
     full = [kind == "full_attention" for kind in said] or [
         (index + 1) % _EVERY == 0 or index == count - 1 for index in range(count)

@@ -51,7 +51,7 @@ def build(config: Section, fmt: Format) -> Graph:
     key, pattern = _pattern(config)
     if set(pattern) - kinds.keys():
         raise config.error(key, f"must be made of {' '.join(kinds)}; got {pattern!r}")
-    if len(pattern) != config.integer("num_hidden_layers", len(pattern)):
+    if len(pattern) != config.count("num_hidden_layers", len(pattern)):
         raise config.error("num_hidden_layers", f"must be the {len(pattern)} of {key}")
     layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
     _costless(config)

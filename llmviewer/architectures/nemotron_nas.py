@@ -29,7 +29,8 @@ def build(config: Section, fmt: Format) -> Graph:
     without(config, "attention_bias", "biases of this attention are not modelled")
     blocks = config.sections("block_configs")
     for_each_layer(config, "block_configs", blocks)
-    return decoder(config, [_layer(config, block) for block in blocks]).graph(fmt)
+    layers = (_layer(config, block) for block in blocks)
+    return decoder(config, [one for one in layers if one.mixer or one.feed_forward]).graph(fmt)  # others do nothing
 
 
 @dataclass(frozen=True, kw_only=True)

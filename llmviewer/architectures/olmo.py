@@ -48,7 +48,7 @@ def build_flex_olmo(config: Section, fmt: Format) -> Graph:
     """OLMo 2 with experts (arXiv:2507.07024)."""
     costless(config)
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
-    return decoder(config, [replace(_inner(config), feed_forward=moe)] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, [replace(_inner(config), feed_forward=moe)] * config.count("num_hidden_layers")).graph(fmt)
 
 
 @architecture("olmo_hybrid")

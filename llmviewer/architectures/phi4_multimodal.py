@@ -72,7 +72,7 @@ def build(config: Section, fmt: Format) -> Graph:
     language, width = build_phi3(text, fmt), text.integer("hidden_size")
     section = filled(part(config, "vision_config"), TOWERS["Phi4MultimodalVisionConfig"])
     section.costless(*_TOWER_COSTLESS.split())
-    runs = layers_run(section, "feature_layer", section.integer("num_hidden_layers"), -2)
+    runs = layers_run(section, "feature_layer", section.count("num_hidden_layers"), -2)
     tower = plain_tower(section, multiple=_POOLED)
     side = tower.picture.height // _POOLED
     if tower.picture.height != tower.picture.width or len(runs) > 1:
@@ -144,4 +144,4 @@ def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
         **linears({f"{name}_2": (width, width) for name in ("speech", "vision_speech")}),
         "distances.weight": (buckets, heads),
     }
-    return (held("hearing", parts, other), held("hearing_layer", parts, layer, config.integer("num_blocks")))
+    return (held("hearing", parts, other), held("hearing_layer", parts, layer, config.count("num_blocks")))

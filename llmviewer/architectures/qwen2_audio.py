@@ -90,7 +90,7 @@ def _encoder(config: Section, fmt: Format) -> tuple[Block, ...]:
     act = activation(config, "activation_function", "gelu")
     mlp = Mlp(inner=config.integer("encoder_ffn_dim"), act=act, bias=True)
     layer = Layer(mixer=KeysWithoutBias(attention=attention), feed_forward=mlp)
-    return (front(config, fmt, hidden), *stack(parts, [layer] * config.integer("encoder_layers"), hidden))
+    return (front(config, fmt, hidden), *stack(parts, [layer] * config.count("encoder_layers"), hidden))
 
 
 def _heard(encoder: tuple[Block, ...], project: Sequence[Operator], text: Graph, *, tokens: int, count: int) -> Graph:

@@ -69,7 +69,7 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
 
 def _layer_types(config: Section) -> list[str]:
     """The kind of each layer: as listed, or full attention at every so manieth."""
-    listed, layers = config.get("layer_types"), config.integer("num_hidden_layers")
+    listed, layers = config.get("layer_types"), config.count("num_hidden_layers")
     interval = config.integer("full_attention_interval", 4)
     if listed is None:
         return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]

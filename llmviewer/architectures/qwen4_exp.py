@@ -210,9 +210,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 def _layer_types(config: Section) -> list[str]:
     every = config.integer("full_attention_interval", 4)
     said = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
-    return said or [
-        _LINEAR if (index + 1) % every else _INDEXED for index in range(config.integer("num_hidden_layers"))
-    ]
+    return said or [_LINEAR if (index + 1) % every else _INDEXED for index in range(config.count("num_hidden_layers"))]
 
 
 def _indexed(config: Section) -> IndexedAttention:
@@ -238,7 +236,7 @@ def _looked_up(config: Section, streams: int) -> dict[int, NGrams]:
     size = config.integer("ngram_size", 3, least=2)
     heads = (size - 1) * config.integer("heads_per_ngram", 8)
     width = config.integer("ple_embed_dim", config.integer("hidden_size"))
-    whole, layers = config.integer("make_ngram_vocab_size_divisible_by", 128), config.integer("num_hidden_layers")
+    whole, layers = config.integer("make_ngram_vocab_size_divisible_by", 128), config.count("num_hidden_layers")
     numbers = sorted(set(integers(config, "ple_layer_ids")))
     if any(not 1 <= number <= layers for number in numbers):
         raise config.error("ple_layer_ids", f"must be numbers of the {layers} layers, the first of which is 1")

@@ -55,7 +55,7 @@ def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
 def sparse_steps(config: Section) -> list[bool]:
     """Whether each layer has experts."""
     step, plain = config.integer("decoder_sparse_step", 1), integers(config, "mlp_only_layers")
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     return [index not in plain and (index + 1) % step == 0 for index in range(layers)]
 
 
@@ -64,7 +64,7 @@ def _windowed(config: Section, window: float, **more: Any) -> SelfAttention:
 
 
 def _windows(config: Section) -> list[float]:
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     if not config.flag("use_sliding_window", default=False):
         return [inf] * layers
     window, end = config.integer("sliding_window", 4096), config.integer("max_window_layers", 28, least=0)

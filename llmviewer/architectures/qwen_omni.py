@@ -121,6 +121,6 @@ def _hearing(section: Section, parts: Parts, around: Shapes, layer: Shapes, seen
     norm = {f"final_norm.{of}": (section.integer("d_model"),) for of in ("weight", "bias")}
     blocks = (
         held("hearing", parts, {**around, **norm}),
-        held("hearing_layer", parts, layer, section.integer("encoder_layers")),
+        held("hearing_layer", parts, layer, section.count("encoder_layers")),
     )
     return Graph((*blocks, *seen.blocks))

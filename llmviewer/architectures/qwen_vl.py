@@ -191,7 +191,7 @@ def _qwen2_tower(section: Section) -> Tower:
     return Tower(
         picture=_seen(section, 14, unit=28),
         hidden=hidden,
-        layers=[_layer(section, hidden, mlp)] * section.integer("depth", 32),
+        layers=[_layer(section, hidden, mlp)] * section.count("depth", 32),
     )
 
 
@@ -214,7 +214,7 @@ def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
         picture=seen,
         hidden=hidden,
         norm=NormKind.RMS,
-        layers=[kinds[place in full] for place in range(section.integer("depth", 32))],
+        layers=[kinds[place in full] for place in range(section.count("depth", 32))],
     )
 
 
@@ -241,7 +241,7 @@ def _qwen3_tower(section: Section) -> Tower:
         patch_bias=True,
         positions=section.integer("num_position_embeddings", 2304),
         position_ops=_INTERPOLATION,
-        layers=[_layer(section, hidden, mlp)] * section.integer("depth", 27),
+        layers=[_layer(section, hidden, mlp)] * section.count("depth", 27),
     )
 
 

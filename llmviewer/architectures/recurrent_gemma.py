@@ -39,7 +39,7 @@ def build(config: Section, fmt: Format) -> Graph:
     )  # fmt: skip
     layers = [
         Layer(mixer=mixers[kinds[index % len(kinds)]], feed_forward=mlp, name=kinds[index % len(kinds)])
-        for index in range(config.integer("num_hidden_layers"))
+        for index in range(config.count("num_hidden_layers"))
     ]
     return decoder(config, layers, tied=True).graph(fmt)
 

@@ -43,7 +43,7 @@ def _fla(config: Section, fmt: Format) -> Graph:
         config,
         fmt,
         hidden=hidden,
-        layers=config.integer("num_hidden_layers"),
+        layers=config.count("num_hidden_layers"),
         mixer=Retention(
             heads=heads,
             key_dim=_of_head(config, "num_heads", heads, hidden * config.number("expand_k", 1)),
@@ -74,7 +74,7 @@ def _torchscale(config: Section, fmt: Format) -> Graph:
         config,
         fmt,
         hidden=hidden,
-        layers=config.integer("decoder_layers", 12),
+        layers=config.count("decoder_layers", 12),
         mixer=Retention(
             heads=heads,
             key_dim=_of_head(config, "decoder_retention_heads", heads, hidden),

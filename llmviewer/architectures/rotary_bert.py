@@ -86,7 +86,7 @@ def build_nomic(config: Section, fmt: Format) -> Graph:
     plain = _layer(renamed, mlp, bias=bias)
     layers = [
         replace(plain, feed_forward=networks[sparse], name="moe" if sparse else "layer")
-        for sparse in (every > 0 and index % every == 1 for index in range(renamed.integer("num_hidden_layers")))
+        for sparse in (every > 0 and index % every == 1 for index in range(renamed.count("num_hidden_layers")))
     ]
     graph = encoder(renamed, fmt, pooler=False, positions=0, layers=layers)
     config.costless(*renamed.asked)
@@ -110,7 +110,7 @@ def build_gte(config: Section, fmt: Format) -> Graph:
     mlp = BiasedDown(
         inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), gated=True
     )
-    layers = [_layer(config, mlp, bias=True)] * config.integer("num_hidden_layers")
+    layers = [_layer(config, mlp, bias=True)] * config.count("num_hidden_layers")
     plain = config.with_data({key: value for key, value in config.data.items() if key != "position_embedding_type"})
     return encoder(plain, fmt, pooler=False, positions=0, types=1, layers=layers)
 
@@ -119,7 +119,7 @@ def build_gte(config: Section, fmt: Format) -> Graph:
 def build_jina(config: Section, fmt: Format) -> Graph:
     config.costless("max_position_embeddings")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), bias=True)
-    layers = [_layer(config, mlp, bias=True)] * config.integer("num_hidden_layers")
+    layers = [_layer(config, mlp, bias=True)] * config.count("num_hidden_layers")
     return encoder(config, fmt, pooler=True, positions=0, types=1, layers=layers)
 
 
@@ -148,7 +148,7 @@ def build_eurobert(config: Section, fmt: Format) -> Graph:
     return Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers"),
+        layers=[Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.count("num_hidden_layers"),
         norm=NormKind.RMS,
         final_norm=True,
         heads=made[task(config, kinds, "Model")],

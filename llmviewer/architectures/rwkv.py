@@ -23,7 +23,7 @@ def build_rwkv4(config: Section, fmt: Format) -> Graph:
     hidden = config.integer("hidden_size")
     mixer = Rwkv4(width=config.integer("attention_hidden_size", hidden))
     network = ChannelMix(inner=config.integer("intermediate_size", 4 * hidden))
-    return _decoder(config, [Layer(mixer=mixer, feed_forward=network)] * config.integer("num_hidden_layers"), fmt)
+    return _decoder(config, [Layer(mixer=mixer, feed_forward=network)] * config.count("num_hidden_layers"), fmt)
 
 
 @architecture("rwkv5")
@@ -51,7 +51,7 @@ def build_rwkv6(config: Section, fmt: Format) -> Graph:
 
 @architecture("rwkv7")
 def build_rwkv7(config: Section, fmt: Format) -> Graph:
-    hidden, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    hidden, layers = config.integer("hidden_size"), config.count("num_hidden_layers")
     if config.get("attn") is not None:
         raise config.error("attn", "must be null: layers of attention among RWKV-7's are not known")
     if config.get("value_dim") not in (None, hidden, [hidden] * layers):

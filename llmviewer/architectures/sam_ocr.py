@@ -116,7 +116,7 @@ def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
     pairs = patches * (patches + queries) + queries * (queries + 1) // 2
     heads = replace(grouped_heads(config), mask=Tiled(pairs))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
-    return [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")
+    return [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.count("num_hidden_layers")
 
 
 @architecture("got_ocr2")

@@ -119,7 +119,7 @@ def _texts(config: Section, fmt: Format) -> list[Block]:
     encoder = Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[layer(both_ways(heads_of(config)), _mlp(config))] * config.integer("num_hidden_layers"),
+        layers=[layer(both_ways(heads_of(config)), _mlp(config))] * config.count("num_hidden_layers"),
         positions=config.integer("max_position_embeddings"),
         final_norm=True,
     )

@@ -57,8 +57,8 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:
     """What a field says of each layer, without those that predict further tokens, which the list may go on to."""
-    layers, found = config.integer("num_hidden_layers"), config.texts(key)
-    further = config.integer("num_nextn_predict_layers", 0, least=0)
+    layers, found = config.count("num_hidden_layers"), config.texts(key)
+    further = config.count("num_nextn_predict_layers", 0, least=0)
     if len(found) not in (layers, layers + further):
         raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")
     if not set(found) <= set(known):
@@ -68,7 +68,7 @@ def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...
 
 def _types(config: Section) -> tuple[str, ...]:
     if config.get("layer_types") is None:
-        return (_FULL,) * config.integer("num_hidden_layers")
+        return (_FULL,) * config.count("num_hidden_layers")
     return _listed(config, "layer_types", (_FULL, _SLIDING))
 
 
@@ -77,7 +77,7 @@ def _sparse(config: Section) -> list[bool]:
     if config.get("mlp_layer_types") is not None:
         config.costless("moe_layers_enum")
         return [kind == "sparse" for kind in _listed(config, "mlp_layer_types", ("dense", "sparse"))]
-    layers, numbers = config.integer("num_hidden_layers"), config.get("moe_layers_enum")
+    layers, numbers = config.count("num_hidden_layers"), config.get("moe_layers_enum")
     if numbers is None:
         return [index >= _FIRST for index in range(layers)]
     items = numbers.split(",") if isinstance(numbers, str) else numbers if isinstance(numbers, list) else [""]

@@ -59,14 +59,14 @@ class RelativeAttention:
 def build_t5(config: Section, fmt: Format) -> Graph:
     """The head is the embedding's matrix, unless the config says otherwise, as those of version 1.1 do."""
     mlp = _mlp(config)
-    return _built(config, fmt, [mlp] * config.integer("num_layers"), [mlp] * _decoders(config))
+    return _built(config, fmt, [mlp] * config.count("num_layers"), [mlp] * _decoders(config))
 
 
 @architecture("mt5")
 def build_mt5(config: Section, fmt: Format) -> Graph:
     """T5 1.1 with a vocabulary of many languages (arXiv:2010.11934)."""
     mlp = _mlp(config, "gated-gelu")
-    layers = [mlp] * config.integer("num_layers"), [mlp] * _decoders(config)
+    layers = [mlp] * config.count("num_layers"), [mlp] * _decoders(config)
     return _built(config, fmt, *layers, tied=False)
 
 
@@ -74,7 +74,7 @@ def build_mt5(config: Section, fmt: Format) -> Graph:
 def build_umt5(config: Section, fmt: Format) -> Graph:
     """MT5 with a table of distances in each layer (arXiv:2304.09151)."""
     mlp = _mlp(config, "gated-gelu")
-    layers = [mlp] * config.integer("num_layers"), [mlp] * _decoders(config)
+    layers = [mlp] * config.count("num_layers"), [mlp] * _decoders(config)
     return _built(config, fmt, *layers, tied=False, tables=True)
 
 
@@ -99,8 +99,8 @@ def build_switch(config: Section, fmt: Format) -> Graph:
     return _built(
         config,
         fmt,
-        networks(config.integer("num_layers"), config.integer("num_sparse_encoder_layers", 3, least=0)),
-        networks(_decoders(config), config.integer("num_sparse_decoder_layers", 3, least=0)),
+        networks(config.count("num_layers"), config.count("num_sparse_encoder_layers", 3, least=0)),
+        networks(_decoders(config), config.count("num_sparse_decoder_layers", 3, least=0)),
     )
 
 
@@ -167,7 +167,7 @@ def _kind(network: FeedForward, among: Sequence[FeedForward]) -> str:
 
 
 def _decoders(config: Section) -> int:
-    return config.integer("num_decoder_layers", config.integer("num_layers"))
+    return config.count("num_decoder_layers", config.count("num_layers"))
 
 
 def _mlp(config: Section, default: str = "relu") -> Mlp:

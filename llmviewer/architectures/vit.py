@@ -68,7 +68,7 @@ def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tow
         picture=seen,
         hidden=hidden,
         layers=[Layer(mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=True), feed_forward=mlp)]
-        * config.integer("num_hidden_layers", 12),
+        * config.count("num_hidden_layers", 12),
         patch_bias=True,
         learned=1,
         positions=seen.patches + 1,

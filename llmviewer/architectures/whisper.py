@@ -63,14 +63,14 @@ def build(config: Section, fmt: Format) -> Graph:
     encoder = Encoder(
         vocab=0,
         hidden=hidden,
-        layers=[Layer(mixer=ahead, feed_forward=reading, name="encoder")] * config.integer("encoder_layers"),
+        layers=[Layer(mixer=ahead, feed_forward=reading, name="encoder")] * config.count("encoder_layers"),
         final_norm=True,
     )
     layer = CrossLayer(mixer=behind, cross=cross, feed_forward=writing)
     decoder = Decoder(
         vocab=vocab,
         hidden=hidden,
-        layers=[layer] * config.integer("decoder_layers"),
+        layers=[layer] * config.count("decoder_layers"),
         norm=NormKind.LAYER,
         tied=config.flag("tie_word_embeddings", default=True),
         positions=config.integer("max_target_positions", 448),

@@ -45,7 +45,7 @@ def build_afmoe(config: Section, fmt: Format) -> Graph:
     far = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS, gated=True)
     mixers = {True: far.within(config.integer("sliding_window", 1024)), False: far}
     moe = replace(experts_beside_shared(config, "num_experts", usual=2), router_bias=True)
-    first = config.integer("num_dense_layers", 1, least=0)
+    first = config.count("num_dense_layers", 1, least=0)
     pattern = config.integer("global_attn_every_n_layers", 4)
     each = ((slides, index >= first) for index, slides in enumerate(sliding_layers(config, pattern=pattern)))
     layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each, Residual.SANDWICH)
@@ -57,7 +57,7 @@ def build_flint(config: Section, fmt: Format) -> Graph:
     """Norms of each query and key head, sinks, positions where there is a window, a shared expert beside many."""
     costless(config)
     config = filled(
-        config, {"mlp_only_layers": [0, 1], "layer_types": _flint_layer_types(config.integer("num_hidden_layers"))}
+        config, {"mlp_only_layers": [0, 1], "layer_types": _flint_layer_types(config.count("num_hidden_layers"))}
     )
     heads = grouped_heads(config, kv_heads=4, head_dim=128)
     far = attention(config, heads, rotary_dim=0, qk_norm=NormKind.RMS, sinks=True)

@@ -134,14 +134,14 @@ def build(config: Section, fmt: Format) -> Graph:
     )
     if not config.texts("layers_block_type"):
         raise config.error("layers_block_type", "is missing; it says which layers have a shared block")
-    kinds, blocks = _kinds(config, config.integer("num_hidden_layers", 54)), config.integer("num_mem_blocks", 1)
+    kinds, blocks = _kinds(config, config.count("num_hidden_layers", 54)), config.count("num_mem_blocks", 1)
     return _decoder(config, hidden, _mamba2(config, hidden), shared, kinds, blocks=blocks).graph(fmt)
 
 
 @architecture("zamba")
 def build_zamba(config: Section, fmt: Format) -> Graph:
     """One block, whose attention has no positions; Mamba's channels are in heads, which make their own steps."""
-    hidden, layers = config.integer("hidden_size", 3712), config.integer("num_hidden_layers", 76)
+    hidden, layers = config.integer("hidden_size", 3712), config.count("num_hidden_layers", 76)
     shared = _shared(config, hidden, heads=16)
     kinds = _kinds(config, layers) if config.texts("layers_block_type") else _pattern(config, layers)
     return _decoder(config, hidden, _mamba(config, hidden), shared, kinds).graph(fmt)

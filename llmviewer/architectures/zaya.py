@@ -166,7 +166,7 @@ def build(config: Section, fmt: Format) -> Graph:
         raise config.error("ffn_hidden_size", "must be absent: its format counts each layer twice; see transformers'")
     for key in ("attention_bias", "lm_head_bias"):
         without(config, key, "no published model of this architecture has it")
-    layers = config.integer("num_hidden_layers", 40)
+    layers = config.count("num_hidden_layers", 40)
     found = listed(config, "layer_types", _KINDS) or [_WHOLE] * layers
     return ScaledDecoder(
         vocab=config.integer("vocab_size", 262272),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
 from ..errors import InputError, suggest
 from . import options as shared
+
+if TYPE_CHECKING:
+    from ..documents import Section
 
 SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
 DEGREES: Final = {
@@ -269,15 +272,27 @@ def _scenario(context: click.Context, _: click.Parameter, value: str | None) -> 
         several = getattr(parameter, "multiple", False)
         if name == "techniques":
             defaults[name] = [parse_technique(one) for one in (given if isinstance(given, list) else [given])]
+            for technique in defaults[name]:
+                _check_no_code(file, str(key), vars(technique).values())
         elif isinstance(given, Mapping) or isinstance(given, list) != several:
             must = "a list" if several else "one value"
             raise file.error(str(key), f"must be {must}; got {json.dumps(given, default=str)}")
         elif given is not None:
             try:
                 defaults[name] = [_typed(one, parameter) for one in given] if several else _typed(given, parameter)
+                _check_no_code(file, str(key), (given,) if name == "model" else ())
             except click.BadParameter as error:
                 raise file.error(str(key), error.message) from None
     context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def _check_no_code(file: Section, key: str, values: Iterable[object]) -> None:
+    """Raises InputError if one of the values names a callable as a model: a file must not run code."""
+    from ..model_files import names_code
+
+    for value in values:
+        if isinstance(value, str) and names_code(value):
+            raise file.error(key, f"must not name code, which a file never runs; got {value!r}; give it as an option")
 
 
 def _typed(value: object, parameter: click.Parameter) -> object:

@@ -8,8 +8,17 @@ from typing import Any
 import click
 
 from ..errors import InputError
+from ..units import parse
 from . import inputs
 from . import options as shared
+
+
+def _size(_: click.Context, __: click.Parameter, text: str) -> int:
+    """Bytes of a size such as "4GB"."""
+    try:
+        return int(parse(text, "B"))
+    except ValueError as error:
+        raise InputError(f"--max-bytes {error}") from None
 
 
 @click.command()
@@ -28,6 +37,14 @@ from . import options as shared
 )
 @shared.number("--passes", "Passes of the model in the file; if not given, counted by its layers.")
 @shared.number("--stage", "Of a pipeline (--pp), that whose device was recorded; the first is 1.")
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    callback=_size,
+    help="Largest FILE that is read, unpacked: a small one can unpack to more than memory holds.",
+)
 @shared.library
 @shared.profiles
 @shared.engine
@@ -40,6 +57,7 @@ def timeline(
     phase: str,
     passes: int | None,
     stage: int | None,
+    max_bytes: int,
     form: str | None,
     output: Path | None,
     **asked: Any,
@@ -58,4 +76,6 @@ def timeline(
     shared.check_output(form, output)
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
-    shared.emit_report(REPORT, recorded(file, analyze(**asked), phase=phase, passes=passes, stage=stage), form, output)
+    analysis = analyze(**asked)
+    found = recorded(file, analysis, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
+    shared.emit_report(REPORT, found, form, output)

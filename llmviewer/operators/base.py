@@ -10,6 +10,8 @@ from math import prod
 from operator import is_
 from typing import Final, Self
 
+from ..documents import LARGEST
+from ..errors import InputError
 from ..forms import ONE, TOKENS, Form, Stream, total
 from ..precision import Format
 from ..resource import MEMORY, Resource, Unit, vector
@@ -172,6 +174,17 @@ class Operator:
     def beside(self) -> bool:
         """Whether it runs concurrently with launches of another micro-batch."""
         return False
+
+    def check_sizes(self) -> None:
+        """Raises InputError if a weight or tensor has a size that is not positive, or too many elements."""
+        for weight in self.weights:
+            if min(weight.shape, default=1) < 1 or weight.numel > LARGEST:
+                raise InputError(f"{weight.name} must have positive sizes, and {LARGEST} elements at most; "
+                                 f"got {list(weight.shape)}")  # fmt: skip
+        for tensor in (*self.inputs, *self.outputs):
+            if not 0 <= tensor.width <= LARGEST:  # a convolution of one tap keeps no state
+                must = f"must have a width from 0 to {LARGEST}"
+                raise InputError(f"{self.name}: {tensor.name} {must}; got {tensor.width}")
 
     def arithmetic(self) -> dict[Resource, Form]:
         """OPs of the model per unit and data type; a multiply-add is two OPs."""

@@ -342,7 +342,7 @@ def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
     tokens = (some.prompt - common)[:, None] + part * some.gen[:, None] + block / 2 + steps.ahead
     each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
     mean = float(often @ np.mean(each, axis=1))
-    spread = sqrt(float(often @ np.mean(each**2, axis=1)) - mean**2)
+    spread = sqrt(float(often @ np.mean((each - mean) ** 2, axis=1)))
     count = ((sqrt((_SURE * spread) ** 2 + 4 * mean * max(room, 0)) - _SURE * spread) / (2 * mean)) ** 2
     return int(min(max(count, 1), _MOST))
 

@@ -52,8 +52,7 @@ class Run:
         return self._sum(self.parts * evaluate(form, self.workload))
 
     def _sum(self, each: Num) -> Num:
-        fields = (value for group in self.workload.groups for value in vars(group).values())
-        shapes = (np.shape(each), np.shape(self.times), *map(np.shape, fields))
+        shapes = (np.shape(each), np.shape(self.times), self.workload.shape)
         whole = np.broadcast_to(np.asarray(each) * self.times, np.broadcast_shapes(*shapes))
         return np.sum(whole, axis=-1) if np.ndim(whole) else whole[()]
 

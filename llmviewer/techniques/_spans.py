@@ -19,6 +19,10 @@ class Shared(Spans):
 
     common: tuple[tuple[Num, Num], ...] = ()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(super().shape, *(np.shape(number) for pair in self.common for number in pair))
+
     def kv_tokens(self, window: float) -> Num:
         seen = super().kv_tokens(window)
         held: Num = 0.0

@@ -22,7 +22,7 @@ from .kinds import COVERED_BY, KernelOfPass, Part, in_layers, known_sum, marks_a
 from .launches import Launches, Sums
 from .passes import Averaged, averaged
 from .products import ProductOfPass, fewest, products_of
-from .reading import read_timeline
+from .reading import MAX_UNPACKED, read_timeline
 
 SCHEMA_VERSION: Final = 1
 IDLE: Final = "nothing runs"  # name of the time between kernels
@@ -187,18 +187,20 @@ def recorded(
     phase: str = "decode",
     passes: int | None = None,
     stage: int | None = None,
+    max_bytes: int = MAX_UNPACKED,
 ) -> Recorded:
     """A recorded pass against its bound and expected time.
 
-    file      file of a profiler, one of reading.FORMATS; with several ranks, of one rank
-    analysis  analysis with the model, device, batch, lengths, precision and layout of the recording
-    phase     "prefill" or "decode": the passes to compare
-    passes    number of passes in the file; None: as named by the engine, else counted by launches that mix tokens
-    stage     pipeline stage of the recorded device, from 1
+    file       file of a profiler, one of reading.FORMATS; with several ranks, of one rank
+    analysis   analysis with the model, device, batch, lengths, precision and layout of the recording
+    phase      "prefill" or "decode": the passes to compare
+    passes     number of passes in the file; None: as named by the engine, else counted by launches that mix tokens
+    stage      pipeline stage of the recorded device, from 1
+    max_bytes  largest size of the file, unpacked [B]
 
     Raises InputError, with one line of text, if an argument or the file is invalid.
     """
-    found = read_timeline(Path(file), phase)
+    found = read_timeline(Path(file), phase, most=whole("max_bytes", max_bytes))
     return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
 
 

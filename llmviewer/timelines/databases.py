@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .launches import Launch, Launches, of_busiest
 
 MAGIC: Final = b"SQLite format 3\x00"
@@ -36,16 +36,25 @@ def of_database(path: Path) -> Launches:
             if any(database.execute(query).fetchone() for table, query in _GRAPHS.items() if table in tables):
                 raise InputError(f"{path}: has CUDA graphs without their kernels; record with --cuda-graph-trace=node")
             return of_busiest(
-                _launch(row) for table, query in _LAUNCHES.items() if table in tables for row in database.execute(query)
+                _launch(row, f"{path}: row {number} of {table}")
+                for table, query in _LAUNCHES.items()
+                if table in tables
+                for number, row in enumerate(database.execute(query), 1)
             )
-    except (sqlite3.Error, IndexError, TypeError) as error:
+    except (sqlite3.Error, IndexError) as error:
         raise InputError(f"{path}: must be a database from `nsys export --type sqlite`: {error}") from None
 
 
-def _launch(row: sqlite3.Row) -> Launch:
-    """A launch. Each process numbers its own devices, so a device is named by both; older files lack the process."""
+def _launch(row: sqlite3.Row, where: str) -> Launch:
+    """A launch. Each process numbers its own devices, so a device is named by both; older files lack the process.
+
+    Raises InputError if its name is no text or its times are no numbers, as SQLite allows in any column.
+    """
     process = row["globalPid"] if "globalPid" in row.keys() else ""  # noqa: SIM118 - a row iterates over values
-    return Launch(
-        device=f"{process}, {row['deviceId']}", name=row["name"], start=1e-9 * row["start"],
-        duration=1e-9 * (row["end"] - row["start"]),
-    )  # fmt: skip
+    name, start, end = row["name"], row["start"], row["end"]
+    if isinstance(start, int | float) and isinstance(end, int | float):
+        device = f"{process}, {row['deviceId']}"
+        launch = Launch(device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start))
+        if launch.valid:
+            return launch
+    raise InputError(f"{where}: must have a name, start and end; got {shown([name, start, end])}")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 _VLLM: Final = re.compile(r"context_(?P<reads>\d+)\([^)]*\)[ _]generation_(?P<writes>\d+)\(")
 _SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d+)")
+_LONGEST_S: Final = 1e12  # longest time and latest start [s]
 _CLOCK: Final = 1e-6  # tolerance between the end of a range and the start of the next [s]
 
 
@@ -39,6 +40,16 @@ class Launch(NamedTuple):
     start: float
     duration: float
     operands: Operands | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether it has a name and finite times, as damaged files do not."""
+        return isinstance(self.name, str) and is_time(self.start, -_LONGEST_S) and is_time(self.duration)
+
+
+def is_time(value: float, least: float = 0.0) -> bool:
+    """Whether a time is a number from `least` on that leaves the others their digits. [s]"""
+    return isinstance(value, float) and least <= value <= _LONGEST_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import InputError
-from .launches import Sums, sums
+from .launches import Sums, is_time, sums
 
 _SUMMARY: Final = "summary_stats"
 
@@ -30,7 +30,7 @@ def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> Sums:
         raise InputError(f"{path}: has no {phase}; got {', '.join(name for name, _ in _passes(document))}")
     try:
         found = [kernel for one in passes for node in one[_SUMMARY] for kernel in _kernels(node)]
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         raise InputError(f"{path}: {_SUMMARY} must be a tree of entry and children, as vLLM writes it") from None
     return sums(found, passes=len(passes))
 
@@ -49,4 +49,7 @@ def _kernels(node: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     entry = node["entry"]
     time_s = 1e-6 * float(entry["cuda_time_us"])
     if not node["children"] and time_s:
-        yield str(entry["name"]), float(entry["invocations"]), time_s
+        launches = float(entry["invocations"])
+        if not is_time(time_s) or not is_time(launches):
+            raise ValueError("not finite")
+        yield str(entry["name"]), launches, time_s

@@ -8,8 +8,9 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 
+from ..documents import check_file
 from ..errors import InputError
 from .databases import MAGIC, of_database
 from .launches import Launches, Sums
@@ -26,13 +27,17 @@ _GZIP: Final = b"\x1f\x8b"
 _NAMED: Final = re.compile(r'"traceEvents"\s*:\s*\[')
 _LIST: Final = re.compile(r"\s*\[")  # a list of events at top level
 _GAP: Final = re.compile(r"[\s,]*")  # between events
+_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of text that PowerShell writes
+_PIECE: Final = 2**22  # bytes read at a time
+_MORE: Final = "--max-bytes reads larger files"
+MAX_UNPACKED: Final = 2**30  # default limit of unpacked files: traces of some minutes of a GPU are smaller [B]
 
 
-def read_timeline(path: Path, phase: str, *, most: int | None = None) -> Launches | Sums:
+def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> Launches | Sums:
     """Launches on a GPU, or operators of a CPU if there are none.
 
     phase  "prefill" or "decode", which some files separate
-    most   largest size of the unpacked file; None: unlimited [B]
+    most   largest size of the unpacked file [B]
 
     Raises InputError if the file is none of `FORMATS`, is larger, or has no launches.
     """
@@ -42,11 +47,24 @@ def read_timeline(path: Path, phase: str, *, most: int | None = None) -> Launche
     return found
 
 
-def _read(path: Path, phase: str, most: int | None) -> Launches | Sums:
-    raw = _bytes(path, most)
-    if raw.startswith(MAGIC):
-        return of_database(path)
-    text = raw.decode("utf-8-sig", errors="replace")
+def _read(path: Path, phase: str, most: int) -> Launches | Sums:
+    check_file(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(MAGIC))
+            if head == MAGIC:
+                return of_database(path)
+            file.seek(0)
+            unpacked: BinaryIO = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head.startswith(_GZIP) else file
+            raw = _bytes(unpacked, path, most)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; give the file of one rank") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    text = raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig", errors="replace")
+    del raw
     if not text.strip():
         raise InputError(f"{path}: is empty; must be {FORMATS}")
     if text.lstrip()[:1] in ("{", "["):
@@ -57,20 +75,13 @@ def _read(path: Path, phase: str, most: int | None) -> Launches | Sums:
     return found
 
 
-def _bytes(path: Path, most: int | None) -> bytes:
-    try:
-        with path.open("rb") as file:
-            packed = file.read(len(_GZIP)) == _GZIP
-        with gzip.open(path) if packed else path.open("rb") as file:
-            raw = file.read(-1 if most is None else most + 1)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; give the file of one rank") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    if most is not None and len(raw) > most:
-        raise InputError(f"{path}: must have at most {most:,} bytes, unpacked")
+def _bytes(file: BinaryIO, path: Path, most: int) -> bytearray:
+    """The bytes of a file, of which a small one can unpack to very many."""
+    raw = bytearray()
+    while piece := file.read(_PIECE):
+        raw += piece
+        if len(raw) > most:
+            raise InputError(f"{path}: must have at most {most:,} bytes, unpacked", hint=_MORE)
     return raw
 
 
@@ -80,7 +91,9 @@ def _of_json(text: str, path: Path, phase: str) -> Launches | Sums:
         if named:
             return of_trace(_events(text, named.end()), path)
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not valid JSON, perhaps cut off: {error}") from None
     if is_layerwise(document):
         return of_layerwise(document, path, phase)

@@ -9,41 +9,58 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ..errors import InputError
-from .launches import Launch, Launches, Sums, of_busiest, sums
+from .launches import Launch, Launches, Sums, is_time, of_busiest, sums
 
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
 _NANOSECONDS: Final = ("Start_Timestamp", "End_Timestamp", "TotalDurationNs")  # columns of rocprofv3
 _SKIPPED: Final = 100  # most lines before the head of a table
-_Row: TypeAlias = tuple[dict[str, str], tuple[float, ...]]
+_SHOWN: Final = 200  # characters of a row in an error
+_Row: TypeAlias = tuple[str, dict[str, str], tuple[float, ...]]
 
 
 def of_table(text: str, path: Path) -> Launches | Sums | None:
     """The contents of a table; None if the text is not one.
 
-    Raises InputError if a value is not a number.
+    Raises InputError, with the line, if a row lacks a column, or a value is not a number that it can be.
     """
     lines = text.splitlines()
     for number, line in enumerate(lines[:_SKIPPED]):
-        head = {name for name, _ in map(_column, next(csv.reader([line]), ()))}
+        try:
+            head = {name for name, _ in map(_column, next(csv.reader([line]), ()))}
+        except csv.Error:
+            return None
 
-        def rows(*wanted: str, after: int = number) -> Iterator[_Row]:
-            return _rows(lines[after:], path, wanted)
+        def rows(name: str, *wanted: str, after: int = number) -> Iterator[_Row]:
+            return _rows(lines, after, path, (name, *wanted))
 
         if {"Name", "Start", "Duration"} <= head:
             return of_busiest(
-                Launch(device=row.get("Device", ""), name=row["Name"], start=start, duration=taken)
-                for row, (start, taken) in rows("Start", "Duration")
+                _launch(where, row.get("Device", ""), row["Name"], start, taken)
+                for where, row, (start, taken) in rows("Name", "Start", "Duration")
             )
         if {"Kernel_Name", "Start_Timestamp", "End_Timestamp"} <= head:
             return of_busiest(
-                Launch(device=row.get("Agent_Id", ""), name=row["Kernel_Name"], start=start, duration=end - start)
-                for row, (start, end) in rows("Start_Timestamp", "End_Timestamp")
+                _launch(where, row.get("Agent_Id", ""), row["Kernel_Name"], start, end - start)
+                for where, row, (start, end) in rows("Kernel_Name", "Start_Timestamp", "End_Timestamp")
             )
         for total, count in (("Total Time", "Instances"), ("TotalDurationNs", "Calls")):
             if {"Name", total, count} <= head:
-                return sums((row["Name"], launches, taken) for row, (taken, launches) in rows(total, count))
+                return sums(_sum(where, row["Name"], *numbers) for where, row, numbers in rows("Name", total, count))
     return None
+
+
+def _launch(where: str, device: str, name: str, start: float, duration: float) -> Launch:
+    found = Launch(device=device, name=name, start=start, duration=duration)
+    if not found.valid:
+        raise InputError(f"{where}: a launch must have finite times; got {start:g} s for {duration:g} s")
+    return found
+
+
+def _sum(where: str, name: str, total: float, launches: float) -> tuple[str, float, float]:
+    if not is_time(total) or not is_time(launches):
+        raise InputError(f"{where}: launches and their time must be finite; got {launches:g} in {total:g} s")
+    return name, launches, total
 
 
 def _column(head: str) -> tuple[str, float]:
@@ -53,14 +70,24 @@ def _column(head: str) -> tuple[str, float]:
     return name, _UNITS_S.get("ns" if name in _NANOSECONDS else unit or "", 1.0)
 
 
-def _rows(lines: Sequence[str], path: Path, wanted: Sequence[str]) -> Iterator[_Row]:
-    """Each row, with column names without units, and its numbers in the `wanted` columns. [s]"""
-    head, *rows = csv.reader(line for line in lines if line.strip())
-    columns = [_column(name) for name in head]
-    scales = dict(columns)
-    for row in rows:
-        said = {name: text for (name, _), text in zip(columns, row, strict=False)}
-        try:
-            yield said, tuple(float(said[name].replace(",", "")) * scales[name] for name in wanted)
-        except (KeyError, ValueError):
-            raise InputError(f"{path}: {' and '.join(wanted)} must be numbers; got {','.join(row)[:200]}") from None
+def _rows(lines: Sequence[str], head: int, path: Path, wanted: Sequence[str]) -> Iterator[_Row]:
+    """Each row below line `head` of `lines`: its place, its texts by column name without unit, and its numbers in the
+    `wanted` columns but the first. [s]
+    """
+    table = csv.reader(lines[head:])
+    columns = [_column(name) for name in next(table)]
+    names, scales = [name for name, _ in columns], dict(columns)
+    try:
+        for row in table:
+            if not any(map(str.strip, row)):
+                continue
+            where, texts = f"{path}:{head + table.line_num}", dict(zip(names, row, strict=False))
+            if missing := [name for name in wanted if name not in texts]:
+                raise InputError(f"{where}: has no {' and no '.join(missing)}; got {','.join(row)[:_SHOWN]}")
+            try:
+                yield where, texts, tuple(float(texts[name].replace(",", "")) * scales[name] for name in wanted[1:])
+            except ValueError:
+                must = f"{' and '.join(wanted[1:])} must be numbers"
+                raise InputError(f"{where}: {must}; got {','.join(row)[:_SHOWN]}") from None
+    except csv.Error as error:
+        raise InputError(f"{path}:{head + table.line_num}: is not a row of CSV: {error}") from None

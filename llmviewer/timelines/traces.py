@@ -8,7 +8,8 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import InputError
+from ..documents import LARGEST
+from ..errors import InputError, shown
 from .launches import Launch, Launches, Operands, of_busiest, steps_of
 
 _ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # categories; older ones have capitals
@@ -34,10 +35,10 @@ def of_trace(events: Iterable[Any], path: Path) -> Launches:
     Raises InputError if an event is invalid.
     """
     found: dict[str, list[Launch]] = {kind: [] for kind in (*_ON_GPU, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
-    for event in events:
+    for number, event in enumerate(events, 1):
         kind = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
         if kind in found:
-            found[kind].append(_launch(event, path, host=kind in (_ON_CPU, _NAMED_ON_CPU)))
+            found[kind].append(_launch(event, f"{path}: event {number}", host=kind in (_ON_CPU, _NAMED_ON_CPU)))
     kernels = [one for kind in _ON_GPU for one in found[kind]]
     if kernels:
         return of_busiest(kernels, steps=steps_of(found[_NAMED_ON_GPU]))
@@ -45,17 +46,20 @@ def of_trace(events: Iterable[Any], path: Path) -> Launches:
     return of_busiest(_work(found[_ON_CPU], named), steps=steps_of(named), host=True)
 
 
-def _launch(event: dict[str, Any], path: Path, *, host: bool) -> Launch:
+def _launch(event: dict[str, Any], where: str, *, host: bool) -> Launch:
     given = event.get("args")
     args = given if isinstance(given, dict) else {}
     device = f"{event.get('pid')}, {event.get('tid')}" if host else event.get("pid")
     try:
-        return Launch(
+        launch = Launch(
             device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
             duration=1e-6 * float(event["dur"]), operands=_operands(args),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path}: a {event['cat']} must have name, ts and dur; got {str(event)[:200]}") from None
+    except (KeyError, OverflowError, TypeError, ValueError):
+        launch = None
+    if launch is None or not launch.valid:
+        raise InputError(f"{where}: a {event['cat']} must have name, ts and dur; got {shown(event)}")
+    return launch
 
 
 def _operands(args: dict[str, Any]) -> Operands | None:
@@ -67,7 +71,8 @@ def _operands(args: dict[str, Any]) -> Operands | None:
         return None
     matrices = [
         (shape, str(dtype)) for shape, dtype in zip(shapes, types, strict=False)
-        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(size, int) for size in shape)
+        if isinstance(shape, list) and len(shape) >= _MATRIX
+        and all(isinstance(size, int) and 0 <= size <= LARGEST for size in shape)
     ]  # fmt: skip
     if len(matrices) < _MATRIX:
         return None

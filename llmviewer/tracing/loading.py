@@ -29,7 +29,7 @@ def load_traced(name: str) -> Model:
     try:
         with _working_folder():
             found: Any = import_module(path)
-    except Exception as error:  # noqa: BLE001  # it is the user's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
         raise InputError(f"{name}: module {path} cannot be imported ({_told(error)})") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -41,7 +41,7 @@ def load_traced(name: str) -> Model:
             made = numbers.run(found)
             module, *given = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
             module = module.to("meta") if isinstance(module, torch.nn.Module) else module  # numbers drawn by hand
-    except Exception as error:  # noqa: BLE001  # it is the user's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
         raise InputError(f"{name}: calling {attribute}() without arguments raised {_told(error)}") from None
     if not isinstance(module, torch.nn.Module):
         what = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
@@ -70,5 +70,5 @@ def _hide_our_kernels() -> None:
         sys.modules["kernels"] = None  # type: ignore[assignment]  # documented: it is then not found
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception | SystemExit) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}".rstrip(": ")

@@ -13,6 +13,8 @@ from llmviewer.cli import main
 from llmviewer.documents import MAX_COUNT, Section, parse_yaml, read_json
 from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
+from llmviewer.operators.base import Operator, Weight
+from llmviewer.precision import FP16
 from llmviewer.timelines.reading import read_timeline
 
 TRACE = "Start (ns),Duration (ns),Name\n"
@@ -128,18 +130,20 @@ def test_architectures_read_numbers_of_layers_as_counts():
     assert not [path.name for path in ARCHITECTURES.glob("*.py") if size.search(path.read_text())]
 
 
-def test_sizes_that_are_not_positive_are_refused_with_the_field(tmp_path):
-    config = {"model_type": "mamba", "hidden_size": 8, "vocab_size": 9, "num_hidden_layers": 1, "state_size": 4}
+@pytest.mark.parametrize("shape", [(4, 0), (4, -1), (2**40, 2**40)])
+def test_an_operator_has_positive_sizes_that_are_counted_exactly(shape):
+    weight = Weight(name="w", shape=shape, format=FP16)
+    with pytest.raises(InputError, match=r"w must have positive sizes, and \d+ elements at most; got"):
+        Operator(name="a", inputs=(), outputs=(), weights=(weight,)).check_sizes()
+
+
+def test_fields_that_are_not_positive_are_named_with_a_size_that_is_not(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config | {"intermediate_size": 16, "conv_kernel": 1, "time_step_rank": 1}))
-    assert load_model(str(path)).parameters > 0
-    text = (
-        "name: d\ntitle: D\nsource: {repository: none, file: x}\nconfig: {model_type: described, vocab_size: 9, "
-        "hidden_size: 8, layers: [{mixer: {kind: mamba, inner: 16, state: 4, taps: 0, step_rank: 1}}]}"
-    )
-    (tmp_path / "d.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"d\.yaml: .* must have positive sizes.*; got \[16, 0\]"):
-        load_model(str(tmp_path / "d.yaml"))
+    config = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 9, "image_size": 32}
+    vision = config | {"patch_size": 8, "num_hidden_layers": 1, "mlp_ratio": 0}
+    path.write_text(json.dumps({"model_type": "dinov2", **vision}))
+    with pytest.raises(InputError, match=r"config\.json.*mlp_ratio"):
+        load_model(str(path))
 
 
 def test_long_values_in_errors_are_shortened(capsys):

@@ -87,7 +87,7 @@ def build(config: Section, fmt: Format) -> Graph:
     attends = [size in integers(section, "attn_resolutions") for size in sides]
     encoder = ImageEncoder(parts=Parts(format=fmt), height=side, width=side)
     x = encoder.convolution("conv_in", _pixels(encoder, section), widths[0])
-    x = encoder.levels(x, widths, section.integer("num_res_blocks", 2), attends)
+    x = encoder.levels(x, widths, section.count("num_res_blocks", 2), attends)
     x = encoder.middle(x, attends=section.text("attn_type", "vanilla") == "vanilla")
     out = latent * (2 if section.flag("double_latent", default=False) else 1)
     x = encoder.convolution("conv_out", encoder.activated("act_out", encoder.norm("norm_out", x)), out)
@@ -106,7 +106,7 @@ def build_emu3(config: Section, fmt: Format) -> Graph:
     section = part(config, "vq_config")
     section.costless(*_VQ_COSTLESS.split())
     widths = _widths(section, 256, (1, 2, 2, 4))
-    frames, blocks = section.integer("temporal_downsample_factor", 4), section.integer("num_res_blocks", 2)
+    frames, blocks = section.integer("temporal_downsample_factor", 4), section.count("num_res_blocks", 2)
     attends = [level in (integers(section, "attn_resolutions") or (3,)) for level in range(len(widths))]
     height, width = picture_size(config) if config.get("picture_size") is not None else (_SIDE, _SIDE)
     encoder = ImageEncoder(parts=Parts(format=fmt), height=height, width=width, frames=frames)

@@ -180,6 +180,6 @@ def _encoder(config: Section, parts: Parts, tokens: int) -> list[Block]:
     middle = (characters, softmax, back, parts.add("characters_add", x, back.result))
     return [
         Block(name="embedding", operators=(first,), input="mel", output=first.result.name, stream=stream),
-        *stack(parts, [layer] * config.integer("num_layers"), hidden, stream=stream),
+        *stack(parts, [layer] * config.count("num_layers"), hidden, stream=stream),
         Block(name="characters", operators=middle, input=HIDDEN, output=result(middle).name, stream=stream),
     ]

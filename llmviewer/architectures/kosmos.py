@@ -96,7 +96,7 @@ def _text(config: Section, fmt: Format, *, inside: bool) -> Graph:
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[layer] * config.integer("layers"),
+        layers=[layer] * config.count("layers"),
         norm=NormKind.LAYER,
         tied=config.flag("tie_word_embeddings", default=True),
     ).graph(fmt)

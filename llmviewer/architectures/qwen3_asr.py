@@ -99,7 +99,7 @@ def _encoder(config: Section, parts: Parts, chunks: int, each: int) -> list[Bloc
     first = _convolved(config, parts, chunks, chunk)
     return [
         Block(name="embedding", operators=first, input="mel", output=result(first).name, stream=stream),
-        *stack(parts, [layer] * config.integer("encoder_layers"), hidden, stream=stream),
+        *stack(parts, [layer] * config.count("encoder_layers"), hidden, stream=stream),
         Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.name, stream=stream),
     ]
 

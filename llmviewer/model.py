@@ -34,6 +34,7 @@ class Model:
     notes        notes for the report, such as config fields that were not read
     unknown      unsupported settings of its quantization, so that its weights may have another size; "": none
     predicting   the model with its multi-token prediction layers; None if it has none
+    left_out     multi-token prediction layers of its config whose structure is not known
     """
 
     name: str
@@ -49,6 +50,7 @@ class Model:
     quantization: Quantization = AS_IT_IS
     unknown: str = ""
     predicting: Model | None = field(default=None, repr=False)
+    left_out: int = 0
 
     def __hash__(self) -> int:
         """Hash of the name, because graphs are long."""
@@ -142,6 +144,15 @@ class Model:
     def crosses(self) -> bool:
         """Whether it has cross-attention to an encoder or to images."""
         return any(isinstance(mask, Across) for _, mask in self._heads)
+
+    @property
+    def why_not_predicting(self) -> str:
+        """Why it runs no multi-token prediction layers; "" if it does."""
+        if self.predicting:
+            return ""
+        if not self.left_out:
+            return f"{self.name} has no known multi-token prediction layers"
+        return f"{self.name} has multi-token prediction layers ({self.left_out}) of a structure that is not known"
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -361,7 +361,7 @@ def _from_config(
         unknown=stored.unknown if stored else "",
     )
     if not graph.prediction:
-        return model
+        return replace(model, left_out=_text(config).integer(_text(config).first(*_PREDICTING), 0, least=0))
     whole = graph.predicting().check()
     quantization = _quantization(stored, whole, fmt)
     return replace(model, predicting=replace(model, graph=whole, quantization=quantization))

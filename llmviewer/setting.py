@@ -334,7 +334,7 @@ def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:
             layers = f"the layers that --with {one.name} drafts with between passes"
             raise InputError(f"mtp: runs in every pass {layers}; leave one out")
     if model.predicting is None:
-        raise InputError(f"mtp: {model.name} has no known multi-token prediction layers")
+        raise InputError(f"mtp: {model.why_not_predicting}")
     return model.predicting
 
 

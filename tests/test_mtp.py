@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from llmviewer import analyze, sweep
 from llmviewer.errors import InputError
@@ -34,7 +39,13 @@ TINY = {
 EXPERTS = 8 * 3 * 64 * 32 + 3 * 64 * 32 + 8 * 64  # routed, shared, router
 LAYER = 64 * (4 + 2 + 2 + 4) * 16 + EXPERTS + 2 * 64  # with q, k, v, o and two norms
 FURTHER = LAYER + 64 * 2 * 64 + 3 * 64  # with the projection of two, and norms before and after
+MODELS = Path(__file__).parents[1] / "models"
 WITH_SOME = [name for name in model_names() if load_model(name).predicting]
+
+
+def load_config(name):
+    """The config of a shipped model."""
+    return yaml.safe_load((MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
 
 
 def _graph(**changes):
@@ -112,7 +123,65 @@ def test_every_model_that_has_some_runs_with_them(name):
 
 
 def test_models_of_all_families_have_some():
-    assert {"deepseek-v3", "deepseek-v3.2", "deepseek-v4-pro", "glm-4.5", "glm-5", "mimo-7b"} <= set(WITH_SOME)
+    named = {"deepseek-v3", "deepseek-v3.2", "deepseek-v4-pro", "glm-4.5", "glm-5", "mimo-7b", "minimax-m2.5"}
+    named |= {"qwen3-next-80b-a3b", "hy3-preview", "glm-ocr", "nemotron-3-super-120b-a12b", "minimax-m3"}
+    assert named <= set(WITH_SOME)
+
+
+def test_prediction_layers_are_those_of_public_code():
+    """Parameters of one layer, by hand; embedding and head are the model's.
+
+    MiMo-V2-Flash: a window and an MLP; its README says 0.33 billion (vLLM, mimo_v2_flash_mtp.py). K-EXAONE: attention
+    and an MLP (exaone_moe_mtp.py). Step 3.5: a window, gates and an MLP (step3p5_mtp.py).
+    Nemotron 3 Super: attention and experts with a norm for each (nemotron_h_mtp.py). MiniMax-M3: sparse attention with
+    its indexer, and experts. LongCat-Flash: latent attention and an MLP (longcat_flash_mtp.py).
+    """
+
+    def each(name):
+        model, further = load_model(name), load_model(name).predicting
+        return (further.parameters - model.parameters) / (further.graph.layers - model.graph.layers)
+
+    def joined(d):
+        return 2 * d * d + 5 * d  # projection of two, two norms before it, two of the layer, one before the head
+
+    mimo = 4096 * (64 * 192 + 8 * (192 + 128) + 64 * 128 + 3 * 16384) + 64  # and a sink per head
+    exaone = 6144 * (128 * (64 + 8 + 8 + 64) + 3 * 18432) + 2 * 128
+    step = 4096 * (128 * (96 + 8 + 8 + 96) + 96 + 3 * 11264) + 2 * 128
+    experts = 512 * 2 * 1024 * 2688 + 4096 * (512 + 2 * 1024 + 2 * 5376)  # two latent projections, a shared expert
+    super_ = 4096 * 128 * (32 + 2 + 2 + 32) + experts
+    m3 = 6144 * (128 * (64 + 4 + 4 + 64 + 4 + 1) + 128 + 129 * 3 * 3072) + 4 * 128  # also indexer, router, experts
+    longcat = 6144 * (1536 + 576 + 64 * 128 + 3 * 12288) + 1536 * (1 + 64 * 192) + 512 * (1 + 64 * 256)
+    assert each("mimo-v2-flash") == mimo + joined(4096) == 329_273_408
+    assert each("k-exaone-236b-a23b") == exaone + joined(6144)
+    assert each("step-3.5-flash") == step + joined(4096)
+    assert each("nemotron-3-super-120b-a12b") == super_ + joined(4096)
+    assert each("minimax-m3") == m3 + joined(6144)
+    assert each("longcat-flash") == longcat + joined(6144)
+
+
+def test_layers_whose_structure_is_not_known_are_not_said_to_be_missing():
+    message = "qwen3.8-flash-next has multi-token prediction layers (1) of a structure that is not known"
+    with pytest.raises(InputError, match=f"^mtp: {re.escape(message)}$"):
+        Setting.of("qwen3.8-flash-next", "h100-sxm", mtp=True)
+    with pytest.raises(InputError, match=f"^mtp: {re.escape(message)}$"):
+        Setting.of("qwen3.8-flash-next", "h100-sxm", techniques=["mtp"])
+
+
+def test_nemotron_reads_the_parts_of_its_layer(tmp_path):
+    plain = load_config("nemotron-3-super-120b-a12b")
+    path = tmp_path / "config.json"
+
+    def own(**changes):
+        path.write_text(json.dumps(plain | changes), encoding="utf-8")
+        model = load_model(str(path))
+        return model.predicting.parameters - model.parameters
+
+    words = {"mtp_hybrid_override_pattern": None, "mtp_layers_block_type": ["attention", "moe"]}
+    assert own() == own(**words) == own(mtp_hybrid_override_pattern=None)
+    attention = 4096 * 128 * (32 + 2 + 2 + 32)
+    assert own(mtp_hybrid_override_pattern="*") == attention + 2 * 4096**2 + 4 * 4096
+    with pytest.raises(InputError, match=r"mtp_hybrid_override_pattern: must be one of .* got 'E\*'$"):
+        own(mtp_hybrid_override_pattern="E*")
 
 
 def test_published_formats_are_those_of_their_own_layer():

@@ -111,20 +111,26 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Multi-token prediction: `layers` layers equal to `layer` (arXiv:2412.19437, section 2.2).
+    """Layers of multi-token prediction (arXiv:2412.19437, section 2.2).
 
     Each joins the hidden state of the previous one with the embedding of the predicted token, and has its own norm
     before the head. Embedding and head are those of the model.
+
+    norm  whether there is this norm before the head
     """
 
-    layers: int
-    layer: Layer
+    layers: Sequence[Layer]
+    norm: bool = True
 
     @classmethod
-    def of(cls, config: Section, key: str, layer: Layer) -> Prediction | None:
-        """As many layers as in field `key`; None if there are none."""
-        layers = config.count(key, 0, least=0)
-        return cls(layers=layers, layer=replace(layer, name="mtp")) if layers else None
+    def of(cls, config: Section, key: str, layer: Layer, *, default: int = 0, norm: bool = True) -> Prediction | None:
+        """As many layers as in field `key`, equal to `layer`; None if there are none."""
+        return cls.each([layer] * config.count(key, default, least=0), norm=norm)
+
+    @classmethod
+    def each(cls, layers: Sequence[Layer], *, norm: bool = True) -> Prediction | None:
+        """`layers` in their order; None if there are none."""
+        return cls(layers=[replace(layer, name="mtp") for layer in layers], norm=norm) if layers else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +164,7 @@ class Decoder:
     def graph(self, fmt: Format) -> Graph:
         parts = Parts(format=fmt, norm_kind=self.norm)
         blocks = (self._embedding(parts), *self._blocks(parts), self._head(parts))
-        return Graph(blocks, (self._predicting(parts, self.prediction),) if self.prediction else ())
+        return Graph(blocks, self._predicting(parts, self.prediction) if self.prediction else ())
 
     def _hidden(self, parts: Parts) -> Tensor:
         """The input of layers: the residual stream, or several side by side."""
@@ -185,13 +191,13 @@ class Decoder:
         return Block(name="embedding", operators=operators, input="", output=result(operators).name)
 
     def _head(self, parts: Parts) -> Block:
-        operators = self._logits(parts, self._hidden(parts), "final_norm", tied=self.tied)
+        operators = self._logits(parts, self._hidden(parts), "final_norm" * self.final_norm, tied=self.tied)
         return Block(name="head", operators=operators, input=HIDDEN, output="logits")
 
     def _logits(self, parts: Parts, x: Tensor, norm: str, *, tied: bool) -> tuple[Operator, ...]:
-        """The last norm over all tokens, and logits where they are used."""
+        """The last norm over all tokens, unless its name is empty, and logits where they are used."""
         before: tuple[Operator, ...] = self.hyper.last(parts, x) if self.hyper else ()
-        if self.final_norm:
+        if norm:
             before = (*before, parts.norm(norm, result(before) if before else x))
         width = self.embed_width or self.hidden
         if width != self.hidden:
@@ -204,19 +210,21 @@ class Decoder:
         weights = (replace(matrix, rows=words * WANTED), *bias)
         return (*before, LMHead(name="lm_head", inputs=(hidden,), outputs=(logits,), weights=weights))
 
-    def _predicting(self, parts: Parts, prediction: Prediction) -> Block:
-        x = self._hidden(parts)
-        joined = self._joined(parts, x)
-        made = prediction.layer.operators(parts, result(joined))
-        logits = self._logits(parts, result(made), "shared_head_norm", tied=True)
-        first = len(self.layers)
-        return Block(
-            name=prediction.layer.name,
-            operators=(*joined, *made, *logits),
-            input=HIDDEN,
-            output=result(made).name,
-            layers=tuple(range(first, first + prediction.layers)),
+    def _predicting(self, parts: Parts, prediction: Prediction) -> tuple[Block, ...]:
+        """A block for each kind of its layers."""
+        first, joined = len(self.layers), self._joined(parts, self._hidden(parts))
+        return tuple(
+            replace(
+                block,
+                operators=(*joined, *block.operators, *self._predicted(parts, block, prediction)),
+                layers=tuple(first + layer for layer in block.layers),
+            )
+            for block in folded(parts, prediction.layers, result(joined))
         )
+
+    def _predicted(self, parts: Parts, block: Block, prediction: Prediction) -> tuple[Operator, ...]:
+        """Logits of a layer of multi-token prediction; the head is the model's."""
+        return self._logits(parts, result(block.operators), "shared_head_norm" * prediction.norm, tied=True)
 
     def _joined(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         """The hidden state and the embedding of the next token, each after a norm, projected to the hidden width."""

@@ -11,7 +11,7 @@ _SYNONYMS: Final = (
     ("num_experts", "num_local_experts", "n_routed_experts"),
     ("num_experts_per_tok", "num_experts_per_token"),
     ("n_shared_experts", "num_shared_experts"),
-    ("num_nextn_predict_layers", "num_mtp_layers"),
+    ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
     ("n_group", "num_expert_group"),
     ("norm_topk_prob", "moe_renormalize"),
 )

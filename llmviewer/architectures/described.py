@@ -113,7 +113,7 @@ def _prediction(config: Section, hidden: int, last: Layer) -> Prediction | None:
     described = _layer(section, hidden)
     if described is None and section.get("residual") is not None:
         raise section.error("residual", "is for a mixer or a feed_forward, and there is none; leave it out")
-    return Prediction(layers=section.count("repeat", 1), layer=replace(described or last, name="mtp"))
+    return Prediction.of(section, "repeat", described or last, default=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Residual
+from ._decoder import FeedForward, Layer, Prediction, Residual
 from ._feed_forward import Mlp
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
@@ -72,5 +72,8 @@ def build_exaone_moe(config: Section, fmt: Format) -> Graph:
         True: experts_beside_shared(config, "num_experts", usual=1),
         False: dense(config),
     }
-    each = zip(sliding(config), sparse_layers(config, default=1), strict=True)
-    return decoder(config, windows_and_experts(mixers, networks, each)).graph(fmt)
+    slides = sliding(config)
+    each = zip(slides, sparse_layers(config, default=1), strict=True)
+    further = Layer(mixer=mixers[slides[0]], feed_forward=networks[False])  # vLLM builds it as the first layer
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    return decoder(config, windows_and_experts(mixers, networks, each), prediction=prediction).graph(fmt)

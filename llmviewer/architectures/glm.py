@@ -13,7 +13,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Residual
+from ._decoder import Decoder, Layer, Prediction, Residual
 from ._feed_forward import Mlp
 from ._fields import attention, decoder, gated_mlp, grouped_heads
 from ._parts import NormKind, heads_of
@@ -29,7 +29,8 @@ def build_glm(config: Section, fmt: Format) -> Graph:
 @architecture("glm4")
 def build_glm4(config: Section, fmt: Format) -> Graph:
     layer = replace(_layer(config), residual=Residual.SANDWICH)
-    return decoder(config, layer).graph(fmt)
+    prediction = Prediction.of(config, "num_nextn_predict_layers", layer)
+    return decoder(config, layer, prediction=prediction).graph(fmt)
 
 
 def _layer(config: Section) -> Layer:

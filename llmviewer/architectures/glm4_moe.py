@@ -87,7 +87,9 @@ def build_ernie4_5_moe(config: Section, fmt: Format) -> Graph:
     shared = config.integer("moe_num_shared_experts", 2, least=0) * inner
     moe = replace(experts(config, "moe_num_experts", "moe_k", inner=inner, shared=shared), router_bias=True)
     kinds = Kinds(mixer=attention(config, share=1, bias=None), moe=moe, dense=dense(config))
-    return decoder(config, kinds.layers(_ernie_sparse(config)), tied=True).graph(fmt)
+    (further,) = kinds.layers([False])  # without a norm before the head, as vLLM has it
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further, norm=False)
+    return decoder(config, kinds.layers(_ernie_sparse(config)), tied=True, prediction=prediction).graph(fmt)
 
 
 def _ernie_sparse(config: Section) -> list[bool]:

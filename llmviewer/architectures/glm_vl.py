@@ -87,7 +87,7 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     """
     config.costless(*_COSTLESS.split())
     text = language_model(config)
-    text.costless(*_TEXT_COSTLESS.split(), "attention_bias", "num_nextn_predict_layers")
+    text.costless(*_TEXT_COSTLESS.split(), "attention_bias")
     tied = tied_of(config, text)
     language = build_glm4(
         _whole(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}), fmt

@@ -16,7 +16,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer
+from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import attention, decoder, rotary_dim, sliding_layers, without
 from ._moe import costless, dense, experts, for_each_layer, integers, listed
@@ -48,13 +48,18 @@ def build_laguna(config: Section, fmt: Format) -> Graph:
 
 @architecture("mellum")
 def build_mellum(config: Section, fmt: Format) -> Graph:
-    costless(config, "mtp_layer_types", "mtp_mlp_layer_types")
+    costless(config)
     networks = _networks(config, ["sparse"] * config.count("num_hidden_layers"))
 
     def mixer(num_heads: int, *, slides: bool) -> SelfAttention:
         return _attention(config, num_heads, slides=slides, window=1024)
 
-    return _build(config, fmt, mixer, _experts(config), networks)
+    moe, heads = _experts(config), config.integer("num_attention_heads")
+    kinds = config.texts("mtp_layer_types") or ("sliding_attention",)
+    network = dense(config) if config.texts("mtp_mlp_layer_types") == ("dense",) else moe
+    further = Layer(mixer=mixer(heads, slides=kinds[0] == "sliding_attention"), feed_forward=network)
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    return _build(config, fmt, mixer, moe, networks, prediction=prediction)
 
 
 def _experts(config: Section, shared: int = 0) -> Experts:
@@ -67,7 +72,15 @@ def _networks(config: Section, default: list[str]) -> list[str]:
     return listed(config, "mlp_layer_types", ("dense", "sparse")) or default
 
 
-def _build(config: Section, fmt: Format, mixer: Callable[..., SelfAttention], moe: Experts, has: list[str]) -> Graph:
+def _build(
+    config: Section,
+    fmt: Format,
+    mixer: Callable[..., SelfAttention],
+    moe: Experts,
+    has: list[str],
+    *,
+    prediction: Prediction | None = None,
+) -> Graph:
     layers = config.count("num_hidden_layers")
     networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": moe}
     windowed = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=1)
@@ -79,7 +92,7 @@ def _build(config: Section, fmt: Format, mixer: Callable[..., SelfAttention], mo
         )
         for heads, network, slides in zip(_heads(config), has, windowed, strict=True)
     ]
-    return decoder(config, made).graph(fmt)
+    return decoder(config, made, prediction=prediction).graph(fmt)
 
 
 def _heads(config: Section) -> Sequence[int]:

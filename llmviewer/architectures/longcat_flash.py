@@ -16,7 +16,7 @@ from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention
-from ._decoder import Layer
+from ._decoder import Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder
 from ._moe import costless, dense, experts, latent_attention
@@ -72,7 +72,9 @@ def build(config: Section, fmt: Format) -> Graph:
         feed_forward=dense(config, config.first("ffn_hidden_size", "intermediate_size")),
         experts=_experts(config),
     )
-    return decoder(config, [layer] * config.count("num_layers")).graph(fmt)
+    further = Layer(mixer=layer.mixer, feed_forward=layer.feed_forward)  # without experts
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further, default=1)
+    return decoder(config, [layer] * config.count("num_layers"), prediction=prediction).graph(fmt)
 
 
 def _experts(config: Section) -> Experts:

@@ -15,11 +15,13 @@ from ..operators.masks import CAUSAL, Causal, Mask
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._decoder import Layer, Prediction
 from ._fields import decoder, rotary_dim
 from ._moe import costless, dense, experts, flagged, listed, listed_sparse, windows_and_experts
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head
+_FURTHER = 3  # layers of multi-token prediction in the published checkpoint, whose config does not count them
 
 
 @architecture("mimo_v2_flash")
@@ -43,7 +45,9 @@ def build(config: Section, fmt: Format) -> Graph:
     moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner)
     each = zip(_sliding(config), _sparse(config), strict=True)
     layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each)
-    return decoder(config, layers).graph(fmt)
+    further = Layer(mixer=mixers[True], feed_forward=dense(config))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further, default=_FURTHER)
+    return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
 def _heads(config: Section, kind: str, mask: Mask) -> Heads:

@@ -18,7 +18,7 @@ from ..operators.masks import Chosen
 from ..precision import FP32, Format
 from . import architecture
 from ._attention import IndexedAttention, SelfAttention
-from ._decoder import FeedForward, Layer, Mixer
+from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
@@ -81,7 +81,9 @@ def build_text(config: Section, fmt: Format) -> Graph:
         True: ("moe", moe),
     }
     layers = crossed(mixers, networks, zip(_choosing(config), _with_experts(config), strict=True))
-    return decoder(config, layers).graph(fmt)
+    further = Layer(mixer=mixers[True][1], feed_forward=moe)  # as vLLM has it: sparse attention, experts
+    prediction = Prediction.of(config, "num_mtp_modules", further)
+    return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer, Residual
+from ._decoder import Layer, Prediction, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import attention, decoder, grouped_heads, rotated, sliding_window
 from ._moe import Kinds, at_most, costless, experts, for_each_layer, integers
@@ -58,8 +58,17 @@ def build_minimax_m2(config: Section, fmt: Format) -> Graph:
     head_dim = grouped_heads(config).head_dim
     part = rotated(config, head_dim) / head_dim
     mixer = attention(config, share=part, bias=None, qk_norm=norm, qk_norm_whole=True)
-    kinds = Kinds(mixer=mixer, moe=_experts(config, "num_local_experts"))
-    return decoder(config, _all_sparse(config, kinds)).graph(fmt)
+    layers = _all_sparse(config, Kinds(mixer=mixer, moe=_experts(config, "num_local_experts")))
+    return decoder(config, layers, prediction=_minimax_prediction(config, layers[-1])).graph(fmt)
+
+
+def _minimax_prediction(config: Section, layer: Layer) -> Prediction | None:
+    """Modules of multi-token prediction, if use_mtp says that there are any; each has one layer."""
+    if not config.flag("use_mtp", default=True):
+        return None
+    if config.integer("mtp_transformer_layers", 1) != 1:
+        raise config.error("mtp_transformer_layers", f"must be 1; got {config.integer('mtp_transformer_layers')}")
+    return Prediction.of(config, "num_mtp_modules", layer)
 
 
 @architecture("granitemoe", "granitemoeshared")

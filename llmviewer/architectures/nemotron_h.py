@@ -5,6 +5,7 @@ Experts of Nemotron 3 Super work in a latent space; router and shared expert see
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ..documents import Section
@@ -13,7 +14,7 @@ from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer
+from ._decoder import Layer, Prediction
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
 from ._moe import at_most, groups
@@ -54,14 +55,40 @@ def build(config: Section, fmt: Format) -> Graph:
     if len(pattern) != config.count("num_hidden_layers", len(pattern)):
         raise config.error("num_hidden_layers", f"must be the {len(pattern)} of {key}")
     layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
+    prediction = _prediction(config, kinds)
     _costless(config)
-    return decoder(config, [layers[kind] for kind in pattern]).graph(fmt)
+    return decoder(config, [layers[kind] for kind in pattern], prediction=prediction).graph(fmt)
+
+
+def _prediction(config: Section, kinds: Mapping[str, Callable[[Section], Layer]]) -> Prediction | None:
+    """Layers of multi-token prediction: attention and experts if the config does not name their parts.
+
+    Raises InputError unless they are a mixer, a network, or one after the other.
+    """
+    count, key = config.count("num_nextn_predict_layers", 0, least=0), "mtp_hybrid_override_pattern"
+    if not count:
+        return None
+    pattern = "*E"
+    if config.get(config.first(key, "mtp_layers_block_type")) is not None:
+        key, pattern = _letters(config, key, "mtp_layers_block_type")
+    made = [kinds[letter](config) for letter in pattern if letter in kinds]
+    mixers, networks = [layer.mixer for layer in made], [layer.feed_forward for layer in made]
+    if len(made) != len(pattern) or not 1 <= len(made) <= 2 or any(mixers[1:]) or (made[1:] and not mixers[0]):
+        raise config.error(key, f"must be one of {' '.join(kinds)}, or M or * before one of - E; got {pattern!r}")
+    layer = Layer(mixer=mixers[0], feed_forward=networks[-1])
+    return Prediction.each([layer] * count)
 
 
 def _pattern(config: Section) -> tuple[str, str]:
-    """A letter for each layer, and the field that says it: letters, or the words that newer files have for them."""
-    key = config.first("hybrid_override_pattern", "layers_block_type", "layer_types")
-    if key == "hybrid_override_pattern":
+    return _letters(config, "hybrid_override_pattern", "layers_block_type", "layer_types")
+
+
+def _letters(config: Section, *keys: str) -> tuple[str, str]:
+    """The field that names the kind of each layer, and a letter for each: the first of `keys` has letters, the others
+    the words of newer files.
+    """
+    key = config.first(*keys)
+    if key == keys[0]:
         return key, config.text(key)
     words = config.texts(key)
     unknown = [word for word in words if word not in _LETTERS]

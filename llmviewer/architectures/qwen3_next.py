@@ -63,7 +63,12 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
         hidden=config.integer("hidden_size"),
         layers=layers,
         tied=tied,
-        prediction=Prediction.of(config, "mtp_num_hidden_layers", replace(layers[-1], mixer=kinds["full_attention"])),
+        prediction=Prediction.of(
+            config,
+            "mtp_num_hidden_layers",
+            replace(layers[-1], mixer=kinds["full_attention"]),
+            default=int(fused),  # the config of Qwen3-Next does not count the one in its checkpoint
+        ),
     ).graph(fmt)
 
 

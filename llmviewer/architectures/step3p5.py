@@ -1,7 +1,7 @@
 """Step 3.5 and 3.7: three layers with a window and more heads for one that sees all, gated by head; experts.
 
-The tower of Step 3.7 is not known yet; layers that predict further tokens are left out, as it is not known whether they
-share the head.
+The tower of Step 3.7 is not known yet. Layers of multi-token prediction share embedding and head with the model, as in
+transformers (MtpModel).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward
+from ._decoder import FeedForward, Prediction
 from ._feed_forward import Experts, Mlp
 from ._fields import always, attention, decoder, without
 from ._moe import costless, dense, experts, language_model, windows_and_experts
@@ -33,6 +33,9 @@ _PRESENT: Final = ("use_head_wise_attn_gate", "use_qk_norm")
 
 @architecture("step3p7")
 def build_seeing(config: Section, fmt: Format) -> Graph:
+    """The language model, whose fields some files have beside the others instead of in a text_config."""
+    if config.get("text_config") is None:
+        return build(config, fmt)
     text = language_model(config)
     config.costless("tie_word_embeddings")  # the text_config has its own
     return build(text, fmt)
@@ -46,45 +49,51 @@ def build(config: Section, fmt: Format) -> Graph:
         always(config, key, "no published model of this architecture goes without")
     without(config, "sink", "sinks of this attention are not known")
     config.choice("att_impl_type", ("GQA",), "GQA")
-    types, sparse = _types(config), _sparse(config)
+    layers, further = config.count("num_hidden_layers"), config.count("num_nextn_predict_layers", 0, least=0)
+    types, sparse = _types(config, layers, further), _sparse(config, layers, further)
     mixers = {kind == _SLIDING: _attention(config, kind, types) for kind in types}
     networks: dict[bool, FeedForward] = {True: _experts(config)}
     if not all(sparse):
         networks[False] = dense(config)
     each = zip((kind == _SLIDING for kind in types), sparse, strict=True)
-    return decoder(config, windows_and_experts(mixers, networks, each)).graph(fmt)
+    every = windows_and_experts(mixers, networks, each)
+    return decoder(config, every[:layers], prediction=Prediction.each(every[layers:])).graph(fmt)
 
 
-def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:
-    """What a field says of each layer, without those that predict further tokens, which the list may go on to."""
-    layers, found = config.count("num_hidden_layers"), config.texts(key)
-    further = config.count("num_nextn_predict_layers", 0, least=0)
-    if len(found) not in (layers, layers + further):
-        raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")
-    if not set(found) <= set(known):
+def _listed(config: Section, key: str, known: tuple[str, str], layers: int, further: int) -> tuple[str, ...]:
+    """The kind of each layer and of the `further` layers of multi-token prediction, which a list of their own may have
+    instead; else they are of the last kind in `known`.
+    """
+    kinds, own = config.texts(key), config.texts(f"mtp_{key}")
+    if len(kinds) == layers:
+        kinds = (*kinds, *(own or known[-1:] * further))
+    if len(kinds) != layers + further:
+        raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(kinds)}")
+    if not set(kinds) <= set(known):
         raise config.error(key, f"must be made of {' and '.join(known)}")
-    return found[:layers]
+    return kinds
 
 
-def _types(config: Section) -> tuple[str, ...]:
+def _types(config: Section, layers: int, further: int) -> tuple[str, ...]:
     if config.get("layer_types") is None:
-        return (_FULL,) * config.count("num_hidden_layers")
-    return _listed(config, "layer_types", (_FULL, _SLIDING))
+        return (_FULL,) * (layers + further)
+    return _listed(config, "layer_types", (_FULL, _SLIDING), layers, further)
 
 
-def _sparse(config: Section) -> list[bool]:
+def _sparse(config: Section, layers: int, further: int) -> list[bool]:
     """Whether each layer has experts: as listed, those that moe_layers_enum numbers, or all but the first."""
     if config.get("mlp_layer_types") is not None:
         config.costless("moe_layers_enum")
-        return [kind == "sparse" for kind in _listed(config, "mlp_layer_types", ("dense", "sparse"))]
-    layers, numbers = config.count("num_hidden_layers"), config.get("moe_layers_enum")
+        return [kind == "sparse" for kind in _listed(config, "mlp_layer_types", ("sparse", "dense"), layers, further)]
+    numbers = config.get("moe_layers_enum")
     if numbers is None:
-        return [index >= _FIRST for index in range(layers)]
+        first = config.integer("first_k_dense_replace", _FIRST, least=0)
+        return [first <= index < layers for index in range(layers + further)]
     items = numbers.split(",") if isinstance(numbers, str) else numbers if isinstance(numbers, list) else [""]
     if not all(str(item).strip().isdigit() for item in items):
         raise config.error("moe_layers_enum", f"must be numbers of layers; got {numbers!r}")
     chosen = {int(item) for item in items}
-    return [index in chosen for index in range(layers)]
+    return [index in chosen for index in range(layers + further)]
 
 
 def _attention(config: Section, kind: str, types: tuple[str, ...]) -> SelfAttention:
@@ -125,7 +134,7 @@ def _rotated(config: Section, kind: str, types: tuple[str, ...]) -> float:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size")
-    count = config.first("moe_num_experts", "n_routed_experts")
+    count = config.first("moe_num_experts", "n_routed_experts", "num_experts")
     chosen = config.first("moe_top_k", "num_experts_per_tok")
     plain = experts(config, count, chosen, inner=inner)
     shared = config.integer(config.first("share_expert_dim", "share_expert_dims"))

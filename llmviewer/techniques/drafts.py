@@ -289,14 +289,14 @@ class Predicting(Drafting):
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if machine.model.predicting is None:
-            return f"{machine.model.name} has no known multi-token prediction layers"
+            return machine.model.why_not_predicting
         return super().refuses(machine, others)
 
     def _layers(self, machine: Machine) -> Machine:
         model = machine.model
         whole = model.predicting.graph.blocks if model.predicting else ()
-        one = (replace(block, layers=block.layers[:1]) for block in whole[len(model.graph.blocks) :])
-        return machine.helper(beside_model(model, tuple(one)), None)
+        (first, *_) = whole[len(model.graph.blocks) :]
+        return machine.helper(beside_model(model, (replace(first, layers=first.layers[:1]),)), None)
 
 
 def width(model: Model) -> int:

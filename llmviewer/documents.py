@@ -134,8 +134,8 @@ def read_yaml(path: Path) -> Section:
     return parse_yaml(_document(path), path)
 
 
-def parse_yaml(text: str, path: Path) -> Section:
-    """The mapping in `text`, the contents of the file `path`.
+def parse_yaml(text: str, path: Path | str) -> Section:
+    """The mapping in `text`, the contents of the file `path`, which is not opened.
 
     Raises InputError, with file, line and column, if it is no mapping in YAML.
     """
@@ -165,7 +165,15 @@ def _depths(text: str) -> Iterator[int]:
 
 
 def read_json(path: Path) -> Section:
-    return _top(parse_json(_document(path), str(path)), path, "JSON", "a JSON object")
+    return parse_object(_document(path), path)
+
+
+def parse_object(text: str, path: Path | str) -> Section:
+    """The object in `text`, the contents of the file `path`, which is not opened.
+
+    Raises InputError, with file, line and column, if it is no JSON object.
+    """
+    return _top(parse_json(text, str(path)), path, "JSON", "a JSON object")
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -185,14 +193,14 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise InputError(f"{where}: is not readable JSON: a number has too many digits") from None
 
 
-def _top(data: object, path: Path, language: str, kind: str) -> Section:
+def _top(data: object, path: Path | str, language: str, kind: str) -> Section:
     _check_extent(data, path, language)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must hold {kind}; got {shown(data)}")
     return Section(data, str(path))
 
 
-def _check_extent(data: object, path: Path, language: str) -> None:
+def _check_extent(data: object, path: Path | str, language: str) -> None:
     """Raises InputError if a document is nested too deeply, as one that contains itself is, or has too many values."""
     level, values = [data], 0
     for _ in range(_DEEPEST):

@@ -13,7 +13,7 @@ from ._layout import data_dir
 from .architectures import builder
 from .architectures._class_defaults import ClassDefaults
 from .devices.files import known_file
-from .documents import Section, check_path, is_there, plain, read_json, read_text, read_yaml
+from .documents import Section, check_path, is_there, parse_object, parse_yaml, plain, read_json, read_text, read_yaml
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
@@ -116,6 +116,20 @@ def names_code(name: str) -> bool:
     return _CALLABLE.fullmatch(name) is not None
 
 
+def parse_model(text: str, name: str, *, source: str = "") -> Model:
+    """The model that the text of a config.json or of a YAML file describes. No file is read.
+
+    name    of the model, with the ending of the file: NAME.json, or NAME.yaml
+    source  names the text in errors; `name` if not given
+
+    Raises InputError if the text is invalid, or describes an adapter.
+    """
+    stem, _, ending = name.rpartition(".")
+    if ending == "json":
+        return _of_config(parse_object(text, source or name), stem)
+    return _of_description(parse_yaml(text, source or name), stem)
+
+
 @cache
 def _aliases() -> Mapping[str, tuple[str, ...]]:
     """Other names of each shipped model, in small letters."""
@@ -179,10 +193,15 @@ def _from_path(name: str) -> Model | None:
 
 
 def _from_json(path: Path) -> Model:
-    name, config = path.resolve().parent.name if path.stem == "config" else path.stem, read_json(path)
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    return _of_config(read_json(path), name, beside=_beside(path.parent))
+
+
+def _of_config(config: Section, name: str, beside: Section | None = None) -> Model:
+    """The model of a config.json, which must not be that of an adapter."""
     if "peft_type" in config:
-        raise _is_adapter(config, str(path))
-    return _from_config(config, name=name, beside=_beside(path.parent))
+        raise _is_adapter(config, config.file)
+    return _from_config(config, name=name, beside=beside)
 
 
 def _check_adapter(folder: Path, given: str) -> None:
@@ -307,16 +326,20 @@ def _shipped(path: Path) -> Model:
 
 
 def _from_yaml(path: Path) -> Model:
-    file = read_yaml(path)
+    return _of_description(read_yaml(path), path.stem)
+
+
+def _of_description(file: Section, name: str) -> Model:
+    """The model of a YAML file called `name`."""
     file.only(("name", "title", "aliases", "source", "parameters", "config"))
-    if file.text("name") != path.stem:
-        raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
+    if file.text("name") != name:
+        raise file.error("name", f"must be the name of the file, {name}; got {file.text('name')!r}")
     source = file.section("source")
     source.only(("repository", "revision", "file", "note"))
     where = f"{source.text('repository')} {source.text('file')}"
     return _from_config(
         file.section("config"),
-        name=path.stem,
+        name=name,
         title=file.text("title"),
         aliases=file.texts("aliases"),
         source=where,

@@ -54,7 +54,7 @@ def test_what_is_found_is_what_the_command_line_finds(trace):
         ("a.txt", b"", "a.txt: is empty; must be a trace of torch.profiler (.json, .json.gz)"),
         ("a.sqlite", b"SQLite format 3\x00nothing", "a.sqlite: must be a database from `nsys export --type sqlite`"),
         ("a.gz", b"\x1f\x8bnothing at all", "a.gz: cannot be read: "),
-        ("a.csv", b"Name,Start,Duration\na,b,c", "a.csv: Start and Duration must be numbers; got a,b,c"),
+        ("a.csv", b"Name,Start,Duration\na,b,c", "a.csv:2: Start and Duration must be numbers; got a,b,c"),
         ("a.json", b"x" * (timeline.LARGEST + 1), "a.json: must have at most 50,000,000 bytes; got 50,000,001"),
     ],
 )

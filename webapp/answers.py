@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import Analysis, analyzed
 from llmviewer.analyzing.measured import parse as parse_measured
 from llmviewer.analyzing.phases import Phase
-from llmviewer.devices.files import hardware_names, load_hardware
+from llmviewer.devices.files import hardware_names, load_hardware, parse_hardware
 from llmviewer.devices.hardware import Hardware
-from llmviewer.documents import read_yaml
+from llmviewer.documents import parse_yaml, read_yaml
 from llmviewer.errors import InputError, suggest
 from llmviewer.model import Model
-from llmviewer.model_files import load_model, model_names
+from llmviewer.model_files import load_model, model_names, parse_model
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, techniques
 
@@ -99,7 +96,7 @@ def model_file(name: str, text: str) -> File:
     Raises InputError, which names the file and what is wrong with it.
     """
     _short(name, text)
-    suffix = Path(name).suffix.lower()
+    suffix = _ending(name)
     if suffix not in (".json", ".yaml", ".yml"):
         raise InputError(f"{name}: must be a config.json, or a YAML of a model; got {suffix or 'no ending'}")
     stem = _stem(name) if suffix == ".json" else _said(name, text)
@@ -114,8 +111,8 @@ def hardware_file(name: str, text: str) -> File:
     Raises InputError.
     """
     _short(name, text)
-    if Path(name).suffix.lower() not in (".yaml", ".yml"):
-        raise InputError(f"{name}: must be a YAML like those in hardware/; got {Path(name).suffix or 'no ending'}")
+    if _ending(name) not in (".yaml", ".yml"):
+        raise InputError(f"{name}: must be a YAML like those in hardware/; got {_ending(name) or 'no ending'}")
     file = File(name=f"{_said(name, text)}.yaml", text=text)
     hardware(file, (), shown=name)
     return file
@@ -123,34 +120,14 @@ def hardware_file(name: str, text: str) -> File:
 
 @lru_cache(maxsize=64)
 def model(file: File, *, shown: str = "") -> Model:
-    """That of a file which was dropped in."""
-    called = shown or file.name
-    with written(file.name, file.text.encode(), called) as path:
-        found = load_model(path)
-    return replace(
-        found,
-        source=found.source.replace(path, called),
-        notes=tuple(note.replace(path, called) for note in found.notes),
-    )
+    """The model of a dropped file, which errors call `shown` if that is given."""
+    return parse_model(file.text, file.name, source=shown)
 
 
 @lru_cache(maxsize=64)
 def hardware(file: File, changes: tuple[str, ...], *, shown: str = "") -> Hardware:
-    """That of a file which was dropped in, under what-ifs."""
-    with written(file.name, file.text.encode(), shown or file.name) as path:
-        return load_hardware(path, changes)
-
-
-@contextmanager
-def written(name: str, data: bytes, called: str) -> Iterator[str]:
-    """The path of a file of that name and data, to be read: what is wrong with it is said of what it is `called`."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        path.write_bytes(data)
-        try:
-            yield str(path)
-        except InputError as error:
-            raise InputError(str(error).replace(str(path), called)) from None
+    """The device of a dropped file, under what-ifs."""
+    return parse_hardware(file.text, file.name.removesuffix(".yaml"), changes, source=shown or file.name)
 
 
 @lru_cache(maxsize=1)
@@ -271,16 +248,22 @@ def _short(name: str, text: str) -> None:
         raise InputError(f"{name}: must have at most {LARGEST_FILE:,} bytes; got {len(text.encode()):,}")
 
 
+def _ending(name: str) -> str:
+    """The ending of a name, with its dot; "" if it has none."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{dot}{ending}".lower() if stem else ""
+
+
 def _stem(name: str) -> str:
-    """What a config.json is called here."""
-    plain = re.sub(r"[^a-z0-9._-]+", "-", Path(name.replace("\\", "/")).stem.lower()).strip("-._")
-    return "my-model" if plain in ("", "config") else plain[:40]  # config.json names nothing
+    """The name here of a model whose file is `name`."""
+    stem = name.rpartition(".")[0].lower()
+    plain = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")
+    return "my-model" if plain in ("", "config") else plain[:40].strip("-._")  # config.json names nothing
 
 
 def _said(name: str, text: str) -> str:
     """The name that a YAML gives itself, which has to be that of its file."""
-    with written("file.yaml", text.encode(), name) as path:
-        said = read_yaml(Path(path)).text("name")
+    said = parse_yaml(text, name).text("name")
     if not _NAME.fullmatch(said):
         raise InputError(f"{name}: name: must be lower-case letters, digits, dots and dashes; got {said[:60]!r}")
     return said

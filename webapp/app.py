@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
-from flask import Flask, Response
+from flask import Flask
 
 from llmviewer.errors import InputError
 from llmviewer.reports.data import render_csv, render_json
@@ -24,27 +24,25 @@ from llmviewer.reports.html import render_html
 
 from . import controls, edits, fields, options, page
 from .answers import answers, device, fault, settled
-from .asked import asked, kept, packed, unpacked
+from .asked import asked, kept
 from .fields import FIELDS
-from .state import File
+from .payloads import files_of, packed
+from .security import guard
+from .state import MOST_FILES, File
 from .state import State as PageState
 from .tabs import TABS
 from .tabs._parts import in_browser
 from .tabs.timeline import TRACE
 from .views import overview
 
-_LARGEST_REQUEST: Final = 80_000_000  # of the files of a page, as the browser sends them: by 4/3 larger [B]
-_POLICY: Final = (  # nothing from another host; Dash and plotly need the rest
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
-)
 _SHOWN: Final = tuple(fields.values(PageState()))  # ids of what shows a part of the state
 
 
-def create(trace: Path | None = None) -> Dash:
+def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
     """The page as an application of its own.
 
     trace  the file that it shows as a timeline until another is dropped in
+    hosts  names that requests may give as their host; any if empty
     """
     app = Dash(
         __name__,
@@ -57,21 +55,13 @@ def create(trace: Path | None = None) -> Dash:
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.layout = page.layout()
     server: Flask = app.server
-    server.config["MAX_CONTENT_LENGTH"] = _LARGEST_REQUEST
     server.config[TRACE] = trace
-    server.after_request(_guarded)
     for register in (_asking, _answering, _saving):
         register(app)
     for tab in TABS:
         tab.register(app)
+    guard(app, hosts)
     return app
-
-
-def _guarded(response: Response) -> Response:
-    response.headers["Content-Security-Policy"] = _POLICY
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Referrer-Policy"] = "no-referrer"
-    return response
 
 
 def _asking(app: Dash) -> None:
@@ -106,13 +96,13 @@ def _asking(app: Dash) -> None:
         search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, link: str | None, files: Any
     ) -> dict[str, Any]:
         trigger = {one.partition(".")[0] for one in ctx.triggered_prop_ids}
-        held = unpacked(files)
+        held = files_of(files)
         if link is None or trigger == {"url"}:
             read, notices = PageState.of_link(search or "", held)
             if link is not None and read == asked(link, files):
                 raise PreventUpdate  # the page itself has written it
             now, more = settled(read)
-            held = tuple({one.name: one for one in (*held, *now.files)}.values())
+            held = tuple({one.name: one for one in (*held, *now.files)}.values())[-MOST_FILES:]
             return _shown(now, before=None, values={}, made={}, errors={}, held=held, notices=(*notices, *more))
         before, known, given = asked(link, files), held, dict(values)
         errors: dict[str, str] = {}

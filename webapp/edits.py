@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from llmviewer.errors import InputError
@@ -14,7 +11,8 @@ from llmviewer.errors import InputError
 from . import fields
 from .answers import hardware_file, model_file, why_not
 from .fields import FIELDS
-from .state import LARGEST_FILE, MINE, FieldError, File, State
+from .payloads import decoded, label
+from .state import LARGEST_FILE, MINE, MOST_FILES, FieldError, File, State
 from .words import CONTROLS
 
 
@@ -25,14 +23,13 @@ def dropped(
 
     Raises InputError where it is not one that can be used.
     """
-    title = Path(filename or "file").name[:80]
+    title = label(filename)
     try:
-        data = base64.b64decode(contents.partition(",")[2], validate=True)
-        text = data[: LARGEST_FILE + 1].decode()
-    except (binascii.Error, UnicodeDecodeError):
+        text = decoded(contents, filename, LARGEST_FILE).decode("utf-8-sig")
+    except UnicodeDecodeError:
         raise InputError(f"{title}: is not a text file") from None
     file = (model_file if name == "model" else hardware_file)(title, text)
-    files = (*(one for one in held if one.name != file.name), file)
+    files = (*(one for one in held if one.name != file.name), file)[-MOST_FILES:]
     called = f"{MINE}{file.name}"
     if name == "model":
         return files, called

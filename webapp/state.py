@@ -19,6 +19,7 @@ from llmviewer.model_files import model_names
 from llmviewer.parallel.layout import Layout
 
 LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
+MOST_FILES: Final = 16  # that a browser holds for a page
 LONGEST_LINK: Final = 3_800  # servers in front of the page refuse requests of more than some 4000 characters
 MINE: Final = "file:"  # begins the name of a model or device that a user dropped in
 TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "timeline", "validation", "glossary")
@@ -28,18 +29,19 @@ _MOST_DEVICES: Final = 8
 _LONGEST_TEXT: Final = 300
 _LONGEST_PIN: Final = 700
 _CALLED: Final = re.compile(rf"{MINE}([a-z0-9._-]+)")  # files that a pin names
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")  # a label, with no folder in it
 # What options of commands are called in links, where they differ.
 _LINK_NAMES: Final = {
     "hw": "on", "hardware": "on", "device": "on", "devices": "on", "with": "techniques", "expert_skew": "skew",
     "kv_len": "context", "hardware_set": "set",
 }  # fmt: skip
-_READ_MOST: Final = 2_000_000  # of a link, before anything is made of it [characters]
+LONGEST_READ_LINK: Final = 100_000  # before anything is made of it [characters]
+_TOLD: Final = 60  # characters of a value in an error
 
 
 def _given(value: object) -> str:
     """What a field has, which shows a number out of its range and gives none."""
-    return "" if value is None else f"; got {value[:60] if isinstance(value, str) else value!r}"
+    return "" if value is None else f"; got {repr(value[:_TOLD] if isinstance(value, str) else value)[: _TOLD + 2]}"
 
 
 def _number(text: str, kind: Callable[[str], float]) -> object:
@@ -96,7 +98,7 @@ class Word:
 
     def check(self, value: object) -> str:
         known = tuple(self.known())
-        if not isinstance(value, str) or (value not in known and not (self.dropped and value.startswith(MINE))):
+        if not isinstance(value, str) or (value not in known and not (self.dropped and _names_file(value))):
             raise ValueError(f"no {str(value)[:60]!r}; {suggest(str(value)[:60], known)}")
         return value
 
@@ -163,12 +165,28 @@ def _words(*words: str) -> Word:
     return Word(known=lambda: words)
 
 
+def _names_file(value: str) -> bool:
+    return value.startswith(MINE) and _NAME.fullmatch(value.removeprefix(MINE)) is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """What a user dropped in: a config.json, or a YAML of a model or a device."""
+    """What a user dropped in: a config.json, or a YAML of a model or a device. It exists in memory only.
+
+    name  a label by which `model` and `on` refer to it; no path
+
+    Raises InputError if the name is none or the text is too large.
+    """
 
     name: str
     text: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InputError(f"file {self.name[:_TOLD]!r}: has a name that no file here has")
+        size = len(self.text.encode(errors="replace"))
+        if size > LARGEST_FILE:
+            raise InputError(f"{self.name}: must have at most {LARGEST_FILE:,} bytes; got {size:,}")
 
     @property
     def is_model(self) -> bool:
@@ -352,7 +370,7 @@ def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:
     and nothing of what is no link.
     """
     try:
-        pairs = parse_qsl(query[:_READ_MOST].removeprefix("?"), keep_blank_values=True, max_num_fields=100)
+        pairs = parse_qsl(query[:LONGEST_READ_LINK].removeprefix("?"), keep_blank_values=True, max_num_fields=100)
     except ValueError:
         notices.append("link: has too many parts; the usual page is shown")
         return []
@@ -395,6 +413,4 @@ def _unpacked(text: str) -> File:
         raise ValueError("is damaged") from None
     if len(plain) > LARGEST_FILE or not reader.eof:
         raise ValueError("is damaged or too large")
-    if not _NAME.fullmatch(name):
-        raise ValueError("has a name that no file here has")
     return File(name=name, text=found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from .app import create
 
-server = create().server
+server = create(hosts=os.environ.get("LLMVIEWER_ALLOWED_HOSTS", "").replace(",", " ").split()).server

@@ -30,6 +30,7 @@ def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
     """
     try:
         from ..webapp.app import create
+        from ..webapp.security import hosts_of
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] in ("dash", "dash_ag_grid", "dash_cytoscape", "flask"):
             raise InputError("web: needs the extra `web`: pip install 'llmviewer[web]'") from None
@@ -48,7 +49,7 @@ def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise InputError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
-    server = make_server(host, port, create(trace).server, threaded=True, fd=listening.fileno())
+    server = make_server(host, port, create(trace, hosts_of(host)).server, threaded=True, fd=listening.fileno())
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}/{'?tab=timeline' if trace else ''}"

@@ -195,17 +195,34 @@ def _shipped(path: Path, changes: tuple[str, ...]) -> Hardware:
 
 
 def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
-    file = read_yaml(path)
+    return _device(read_yaml(path), path.stem, changes)
+
+
+def parse_hardware(text: str, name: str, changes: Sequence[str] = (), *, source: str = "") -> Hardware:
+    """The device `name` that the text of a YAML file describes. No file is read.
+
+    changes  as in load_hardware()
+    source   names the text in errors; `name`.yaml if not given
+
+    Raises InputError if the text or a change is invalid.
+    """
+    return _device(parse_yaml(text, source or f"{name}.yaml"), name, tuple(changes))
+
+
+def _device(file: Section, name: str, changes: tuple[str, ...]) -> Hardware:
+    """The device of a YAML file called `name`."""
     _check_keys(file, changes)
-    if file.text("name") != path.stem:
-        raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
+    if file.text("name") != name:
+        raise file.error("name", f"must be the name of the file, {name}; got {file.text('name')!r}")
     sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
     written = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
-    facts, follows = altered(facts, changes, path.stem)
+    facts, follows = altered(facts, changes, name)
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     if value.get("memory.usable", 0) > value["memory.capacity"] * (1 + _ROUNDING):
-        where = next((change for change in changes if change.startswith("memory.usable")), f"{path}: memory.usable")
+        where = next(
+            (change for change in changes if change.startswith("memory.usable")), f"{file.file}: memory.usable"
+        )
         most, got = (f"{si(value[key])}B" for key in ("memory.capacity", "memory.usable"))
         raise InputError(f"{where}: must be at most memory.capacity, {most}; got {got}")
     rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()

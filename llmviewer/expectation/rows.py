@@ -160,7 +160,14 @@ def read(path: Path) -> Table:
 
     Raises InputError if the file cannot be read, lacks a column, or has other values than numbers where they must be.
     """
-    frame = _frame(path)
+    return table_of(_frame(path), path)
+
+
+def table_of(frame: pd.DataFrame, path: Path) -> Table:
+    """The measurements in a frame with an index from 0; `path` names it in errors and is not opened.
+
+    Raises InputError if it lacks a column, or has other values than numbers where they must be.
+    """
     if "time_us" not in frame and (other := alike(frame, "time_us")):
         raise InputError(
             f"{path}: times must be in a column 'time_us', in microseconds; rename {other!r}, and convert it if it has "

@@ -15,6 +15,12 @@ from .launches import Launch, Launches, of_busiest
 
 MAGIC: Final = b"SQLite format 3\x00"
 _GRAPHS: Final = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "SELECT 1 FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE LIMIT 1"}
+# Bytes of the header that are 2 for a write-ahead log, which a database in memory cannot have, else 1
+# (sqlite.org/fileformat.html).
+_JOURNALS: Final = slice(18, 20)
+_ROLLBACK: Final = b"\x01\x01"
+_MOST_STEPS: Final = 500_000_000  # of SQLite's virtual machine, some ten seconds; a kernel takes some 100
+_STEPS: Final = 1_000_000  # after which they are counted
 _LAUNCHES: Final = {  # by the table, which need not be there
     "CUPTI_ACTIVITY_KIND_KERNEL": (
         "SELECT k.*, value AS name FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = demangledName"
@@ -24,13 +30,13 @@ _LAUNCHES: Final = {  # by the table, which need not be there
 }
 
 
-def of_database(path: Path) -> Launches:
-    """The launches in a database.
+def of_database(source: Path | bytes, path: Path) -> Launches:
+    """The launches in a database, which is a file or the contents of one; `path` names it in errors.
 
-    Raises InputError if the file is not such a database, or has CUDA graphs without their kernels.
+    Raises InputError if it is not such a database, or has CUDA graphs without their kernels.
     """
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(_in_memory(source) if isinstance(source, bytes) else _on_disk(source)) as database:
             database.row_factory = sqlite3.Row
             tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if any(database.execute(query).fetchone() for table, query in _GRAPHS.items() if table in tables):
@@ -43,6 +49,20 @@ def of_database(path: Path) -> Launches:
             )
     except (sqlite3.Error, IndexError) as error:
         raise InputError(f"{path}: must be a database from `nsys export --type sqlite`: {error}") from None
+
+
+def _on_disk(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def _in_memory(data: bytes) -> sqlite3.Connection:
+    """A connection to the contents of a file, which may come from anybody: a view in it may never end."""
+    database = sqlite3.connect(":memory:")
+    database.deserialize(data[: _JOURNALS.start] + _ROLLBACK + data[_JOURNALS.stop :])
+    database.execute("PRAGMA trusted_schema = OFF")
+    left = iter(range(_MOST_STEPS // _STEPS))
+    database.set_progress_handler(lambda: next(left, None) is None, _STEPS)
+    return database
 
 
 def _launch(row: sqlite3.Row, where: str) -> Launch:

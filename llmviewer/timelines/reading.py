@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -41,28 +42,42 @@ def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> Launch
 
     Raises InputError if the file is none of `FORMATS`, is larger, or has no launches.
     """
-    found = _read(path, phase, most)
+    check_file(path)
+    try:
+        with path.open("rb") as file:
+            return _read(file, path, phase, most, database=path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; give the file of one rank") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def parse_timeline(data: bytes, name: str, phase: str, *, most: int) -> Launches | Sums:
+    """The same of the contents of a file, which `name` names in errors. No file is read."""
+    return _read(io.BytesIO(data), Path(name), phase, most, database=data)
+
+
+def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | bytes) -> Launches | Sums:
+    """The launches in an opened file.
+
+    path      names the file in errors
+    database  the file, or its contents, in case it is a database
+    """
+    head = file.read(len(MAGIC))
+    file.seek(0)
+    if head == MAGIC:
+        found: Launches | Sums = of_database(database, path)
+    else:
+        unpacked = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head.startswith(_GZIP) else file
+        found = _of_text(_bytes(unpacked, path, most), path, phase)
     if not found.names:
         raise InputError(f"{path}: has no kernel that ran; record CUDA activities, or CPU activities of a CPU")
     return found
 
 
-def _read(path: Path, phase: str, most: int) -> Launches | Sums:
-    check_file(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
-            if head == MAGIC:
-                return of_database(path)
-            file.seek(0)
-            unpacked: BinaryIO = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head.startswith(_GZIP) else file
-            raw = _bytes(unpacked, path, most)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; give the file of one rank") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+def _of_text(raw: bytearray, path: Path, phase: str) -> Launches | Sums:
     text = raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig", errors="replace")
     del raw
     if not text.strip():
@@ -78,10 +93,13 @@ def _read(path: Path, phase: str, most: int) -> Launches | Sums:
 def _bytes(file: BinaryIO, path: Path, most: int) -> bytearray:
     """The bytes of a file, of which a small one can unpack to very many."""
     raw = bytearray()
-    while piece := file.read(_PIECE):
-        raw += piece
-        if len(raw) > most:
-            raise InputError(f"{path}: must have at most {most:,} bytes, unpacked", hint=_MORE)
+    try:
+        while piece := file.read(_PIECE):
+            raw += piece
+            if len(raw) > most:
+                raise InputError(f"{path}: must have at most {most:,} bytes, unpacked", hint=_MORE)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
     return raw
 
 

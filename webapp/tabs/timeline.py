@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +18,7 @@ from llmviewer.timelines.against import Recorded
 
 from ..answers import Answer, answers
 from ..asked import asked
+from ..payloads import decoded, label
 from ..state import State
 from ..views import timeline
 from ..views.timeline import Dropped
@@ -93,11 +92,7 @@ def _trace(contents: str | None, name: str | None) -> Dropped | Path | None:
     if not contents:
         started: Path | None = current_app.config.get(TRACE)
         return started
-    title = Path((name or "trace").replace("\\", "/")).name[:80]
-    try:
-        return Dropped(title, base64.b64decode(contents.partition(",")[2], validate=True))
-    except binascii.Error:
-        raise InputError(f"{title}: did not arrive whole; drop it in again") from None
+    return Dropped(label(name, "trace"), decoded(contents, name, timeline.LARGEST))
 
 
 def register(app: Dash) -> None:

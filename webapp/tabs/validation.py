@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any, Final
 
 from dash import Dash, Input, Output, dcc, html, no_update
@@ -16,6 +14,7 @@ from llmviewer.errors import InputError
 
 from ..answers import Answer
 from ..controls import drop
+from ..payloads import decoded, label
 from ..state import State
 from ..views import uploads, validation
 from ..views.uploads import Measured
@@ -118,11 +117,7 @@ def _result(one: Measured, name: str) -> Component:
 
 def _read(contents: str, name: str | None) -> Measured:
     """Raises InputError where it is no table of measurements."""
-    try:
-        data = base64.b64decode(contents.partition(",")[2], validate=True)
-    except binascii.Error:
-        raise InputError(f"{name}: did not arrive whole; drop it in again") from None
-    return uploads.measured(name or "file", data)
+    return uploads.measured(label(name), decoded(contents, name, uploads.LARGEST))
 
 
 def register(app: Dash) -> None:
@@ -139,7 +134,7 @@ def register(app: Dash) -> None:
         if not contents:
             raise PreventUpdate
         try:
-            return _result(_read(contents, name), str(name)[:80]), ""
+            return _result(_read(contents, name), label(name)), ""
         except InputError as error:
             return no_update, str(error)  # and the last result stays
 

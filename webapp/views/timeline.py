@@ -13,9 +13,9 @@ from llmviewer.reports.recordings import part_bars
 from llmviewer.reports.shown import Shown, shown
 from llmviewer.timelines.against import Recorded, compared
 from llmviewer.timelines.launches import Launches, Sums
-from llmviewer.timelines.reading import read_timeline
+from llmviewer.timelines.reading import parse_timeline, read_timeline
 
-from ..answers import Answer, fault, written
+from ..answers import Answer, fault
 from ..state import State
 
 LARGEST: Final = 50_000_000  # of a trace that is dropped in [B]
@@ -77,5 +77,7 @@ def _on_disk(path: Path, _changed: int, phase: str) -> Launches | Sums:
 def _dropped(trace: Dropped, phase: str) -> Launches | Sums:
     if len(trace.data) > LARGEST:
         raise InputError(f"{trace.name}: must have at most {LARGEST:,} bytes; got {len(trace.data):,}")
-    with written("trace", trace.data, trace.name) as path:
-        return read_timeline(Path(path), phase, most=LARGEST_UNPACKED)
+    try:
+        return parse_timeline(trace.data, trace.name, phase, most=LARGEST_UNPACKED)
+    except InputError as error:
+        raise InputError(error.reason) from None  # its hint names an option of the command line

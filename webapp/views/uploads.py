@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -59,13 +58,12 @@ class Measured:
     unknown: Counter[str]
 
 
-def measured(name: str, data: bytes) -> Measured:
+def measured(title: str, data: bytes) -> Measured:
     """Bound and expectation against the rows of a .csv or .parquet (docs/measurements.md).
 
     Raises InputError, which names the file and what is wrong with it.
     """
-    title = Path(name.replace("\\", "/")).name[:80]
-    suffix = Path(title).suffix.lower()
+    suffix = f".{title.rpartition('.')[2].lower()}"
     if suffix not in (".csv", ".parquet"):
         raise InputError(f"{title}: must end in .csv or .parquet, the formats of measurements")
     if len(data) > LARGEST:
@@ -95,13 +93,7 @@ def measured(name: str, data: bytes) -> Measured:
 
 
 def _predicted(frame: pd.DataFrame, title: str) -> Predictions:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "measured.parquet"
-        frame.to_parquet(path, index=False)
-        try:
-            table = measurements.read(path)
-        except InputError as error:
-            raise InputError(str(error).replace(str(path), title)) from None
+    table = measurements.table_of(frame.reset_index(drop=True), Path(title))
     return predict(table, index().entries)
 
 

@@ -110,7 +110,8 @@ class Model:
     @cached_property
     def generates(self) -> bool:
         """Whether it generates token by token, with a cache or state; encoders do not."""
-        return any(op.state() for block, op in self.graph if block.main)
+        states = (t for block, op in self.graph if block.main for t in op.state())
+        return any(t.held is None or t.held for t in states)
 
     @cached_property
     def image_tokens(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
-from .architectures import builder
+from .architectures import build
 from .architectures._class_defaults import ClassDefaults
 from .devices.files import known_file
 from .documents import Section, check_path, is_there, parse_object, parse_yaml, plain, read_json, read_text, read_yaml
@@ -361,7 +361,7 @@ def _from_config(
     if classed:
         config.default_to(ClassDefaults(config.text("model_type")))
     fmt, guessed = _format(config)
-    graph = _graph(config, fmt)
+    graph, classed_as = _graph(config, fmt)
     stored = _published(config, beside)
     quantization = _quantization(stored, graph, fmt)
     unread = config.unread(_COSTLESS | {"quantization_config"})  # _published reports what is not supported
@@ -379,7 +379,7 @@ def _from_config(
         max_answer=_longest(_text(config), "max_target_positions"),
         aliases=aliases,
         source=source or config.file,
-        notes=(*told, *guessed, *notes, *(stored.notes if stored else ())),
+        notes=(*told, *classed_as, *guessed, *notes, *(stored.notes if stored else ())),
         quantization=quantization,
         unknown=stored.unknown if stored else "",
     )
@@ -396,13 +396,14 @@ def _longest(config: Section, *keys: str) -> int:
     return config.integer(key, 0) if key in config else 0
 
 
-def _graph(config: Section, fmt: Format) -> Graph:
-    """The graph of a config.
+def _graph(config: Section, fmt: Format) -> tuple[Graph, tuple[str, ...]]:
+    """The graph of a config, and notes about the class that it names.
 
     Raises InputError if its fields contradict each other so that no graph can be built.
     """
     try:
-        return builder(config)(config, fmt).check()
+        graph, notes = build(config, fmt)
+        return graph.check(), notes
     except InputError as error:
         if error.reason.startswith(config.file):
             raise

@@ -336,7 +336,7 @@ def test_words_are_put_out_at_every_token_and_pooled_ones_for_every_sequence():
         (
             BERT | {"architectures": ["BertForMultipleChoice"]},
             (
-                "config.json: architectures: must end with one of ForMaskedLM, ForPreTraining, "
+                "config.json: architectures: must end with one of ForMaskedLM, LMHeadModel, ForPreTraining, "
                 "ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, Model; "
                 "got 'BertForMultipleChoice'"
             ),

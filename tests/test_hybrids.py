@@ -409,8 +409,6 @@ def test_the_text_part_of_a_pair_is_the_one_that_ships():
          "layer_types: must end with full_attention"),
         ("gemma-4-31b", {"num_global_key_value_heads": 5},
          "num_attention_heads: must be a multiple of the 5 key-value heads; got 32"),
-        ("gemma-4-31b", {"use_bidirectional_attention": "all"},
-         "use_bidirectional_attention: must not be 'all': such a model embeds and does not decode"),
         ("gemma-3n-e2b", {"intermediate_size": [8192]},
          "intermediate_size: must have an entry for each of the 30 layers; got 1"),
         ("gemma-3n-e2b", {"activation_sparsity_pattern": [2]},

@@ -16,7 +16,7 @@ from ..errors import suggest
 from ..graph import Graph
 from ..plugins import load_plugins
 from ..precision import Format
-from ._names import OTHER_NAMES
+from ._names import OTHER_NAMES, draft_type
 
 Builder: TypeAlias = Callable[[Section, Format], Graph]
 
@@ -44,7 +44,7 @@ def builder(config: Section) -> Builder:
 
     Raises InputError, with the nearest family, if there is no builder.
     """
-    model_type = config.text("model_type")
+    model_type = draft_type(config) or config.text("model_type")
     if model_type not in _BUILDERS:
         likely = sorted(_MODULES, key=model_type.__ne__)  # it may be named after it
         _load(islice((module for module in likely if _mentions(module, model_type)), 1))
@@ -55,6 +55,13 @@ def builder(config: Section) -> Builder:
         raise config.error("model_type", _unknown(config, model_type))
     config.also_called(OTHER_NAMES)
     return _BUILDERS[model_type]
+
+
+def build(config: Section, fmt: Format) -> tuple[Graph, tuple[str, ...]]:
+    """The graph of a config with the head of the class that it names, and notes about that."""
+    from ._classes import as_named  # imports what builders import, and they this module
+
+    return as_named(config, builder(config)(config, fmt), fmt)
 
 
 def _unknown(config: Section, model_type: str) -> str:

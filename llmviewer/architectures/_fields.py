@@ -30,6 +30,13 @@ def always(config: Section, key: str, why: str) -> None:
         raise config.error(key, f"must be true: {why}")
 
 
+def labels_of(config: Section) -> int:
+    """Classes that a classifier tells apart: the names that they have, or as many as transformers has by itself."""
+    names = config.get("id2label")
+    config.costless("num_labels", "label2id")
+    return len(names) if isinstance(names, dict) and names else config.integer("num_labels", 2)
+
+
 def decoder(
     config: Section,
     layers: Sequence[Layer] | Layer,

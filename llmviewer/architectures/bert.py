@@ -19,12 +19,13 @@ from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
-from ._fields import without
+from ._fields import labels_of, without
 from ._parts import Parts, activation, again, heads_of
 from .t5 import TABLE, RelativeAttention
 
 _TASKS: Final = {
     "ForMaskedLM": "words",
+    "LMHeadModel": "words",
     "ForPreTraining": "pretraining",
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "token",
@@ -170,13 +171,7 @@ def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: 
         else (words, replace(pooled, classes=2)),
         "sequence": (replace(pooled, classes=labels),),
         "token": (Head(classes=labels),),
-        "answer": (Head(classes=2),),
+        "answer": (Head(classes=labels),),
         "bare": (pooled,) if pooler else (),
     }
     return made[task(config, _TASKS, "Model")]
-
-
-def labels_of(config: Section) -> int:
-    """Classes that a classifier tells apart: the names that they have, or as many as transformers has by itself."""
-    names = config.get("id2label")
-    return len(names) if isinstance(names, dict) and names else config.integer("num_labels", 2)

@@ -29,7 +29,7 @@ _COSTLESS = (
     "rope_local_base_freq",
     "final_logit_softcapping",
     "attn_logit_softcapping",
-    "use_bidirectional_attention",
+    "use_bidirectional_attention",  # as_named reads it, of a model by itself
 )
 
 

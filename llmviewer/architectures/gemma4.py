@@ -226,8 +226,6 @@ def build_text_of_unified(config: Section, fmt: Format) -> Graph:
 
 
 def _decoder(config: Section) -> Gemma4Decoder:
-    if config.get("use_bidirectional_attention") == "all":
-        raise config.error("use_bidirectional_attention", "must not be 'all': such a model embeds and does not decode")
     added = config.integer("hidden_size_per_layer_input", 256, least=0)
     kinds = kinds_of_layers(config, pattern=6)
     layers = [

@@ -19,9 +19,8 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
-from ._fields import sliding_layers
+from ._fields import labels_of, sliding_layers
 from ._parts import NormKind, Parts, activation, heads_of, result, with_rows
-from .bert import labels_of
 
 _TASKS: Final = {
     "ForMaskedLM": "words",

@@ -18,9 +18,9 @@ from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Residual
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Experts, Mlp
-from ._fields import gated_mlp, grouped_heads, without
+from ._fields import gated_mlp, grouped_heads, labels_of, without
 from ._parts import NormKind, Parts, activation, heads_of
-from .bert import encoder, labels_of
+from .bert import encoder
 
 _NOMIC: Final = {  # what its published files call the fields
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size", "n_layer":

@@ -16,9 +16,9 @@ from ._attention import SelfAttention
 from ._decoder import Layer
 from ._encoder import Head, both_ways, holding, task
 from ._feed_forward import Mlp
+from ._fields import labels_of
 from ._parts import heads_of
 from ._tower import Scaled, Tower, alone, picture, tower_activation
-from .bert import labels_of
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
 _COSTLESS: Final = """

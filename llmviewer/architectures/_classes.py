@@ -1,0 +1,191 @@
+"""Classes that a config names in `architectures`: the head that a model has, and whether it generates.
+
+Builders of decoders make a causal language model; `as_named` gives it the head of the class. A class without a head, or
+with another than words, reads its input in one pass and keeps no cache. Encoders build the head of their class
+themselves, by `_encoder.task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ..forms import SEQUENCES, TOKENS, Form
+from ..graph import Block, Graph
+from ..operators.attention import Attention
+from ..operators.base import Operator, Role, Tensor
+from ..operators.elementwise import Rope
+from ..operators.linear import LMHead
+from ..operators.masks import Causal, Everything, Mask, Once
+from ..precision import Format
+from ._fields import labels_of
+from ._names import draft_type
+from ._parts import Parts, result, with_rows
+
+_GENERATING: Final = (  # endings of classes with a head of words
+    "CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq",
+    "ForSpeechSeq2Seq", "ForSeq2SeqLM", "ForMultimodalLM", "ForMaskedLM", "ForPreTraining", "MTModel", "ChatModel",
+    "ModelLM",
+)  # fmt: skip
+_WHOLE: Final = (  # classes that have a head of words though they are named as those without
+    "ChatGLMModel", "AquilaModel", "Qwen2_5OmniModel", "GritLM", "NVLM_D_Model", "Blip2Model",
+)  # fmt: skip
+_DRAFTS: Final = {  # by what the name of a class has: how such a draft is modelled
+    "Medusa": "heads that draft; give the model itself, --with medusa:heads=N",
+    "NextN": "prediction layers of a model; give the model itself and --mtp",
+    "MTP": "prediction layers of a model; give the model itself and --mtp",
+    "Speculator": "a draft that reads hidden states of a model; give the model itself, --with eagle or --with medusa",
+}
+_GEMMA_FLAG: Final = "use_bidirectional_attention"
+_BOTH_WAYS: Final = ("Bidirectional", "EncoderModel", "BiForMNTP", "BiModel")  # in names: arXiv:2404.05961
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputHead:
+    """The head that stands in for the one of words.
+
+    rows     rows of its input: tokens, or the one token of a sequence that it classifies
+    hidden   width of a projection with ReLU before it; 0: none
+    classes  number of outputs; 0: hidden states are the result
+    """
+
+    rows: Form = TOKENS
+    hidden: bool = False
+    classes: int = 0
+    bias: bool = False
+    name: str = "score"
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        x = with_rows(x, self.rows)
+        made: tuple[Operator, ...] = ()
+        if self.hidden:
+            inner = parts.linear(f"{self.name}_dense", x, replace(x, name=f"{self.name}_dense"), bias=True)
+            made = (inner, parts.activate(f"{self.name}_act", "relu", inner.result))
+            x = result(made)
+        out = with_rows(parts.tensor(self.name, self.classes), self.rows)
+        return (*made, parts.linear(self.name, x, out, bias=self.bias))
+
+
+_BARE: Final = OutputHead()
+_HEADS: Final[dict[str, Callable[[Section], OutputHead]]] = {  # by the ending of a class
+    # transformers' GenericForSequenceClassification scores every token and keeps the last: one is enough.
+    "ForSequenceClassification": lambda config: OutputHead(rows=SEQUENCES, classes=labels_of(config)),
+    "ForTokenClassification": lambda config: OutputHead(
+        classes=labels_of(config), bias=config.flag("token_classification_bias", default=True)
+    ),
+    "ForQuestionAnswering": lambda _: OutputHead(classes=2, bias=True, name="qa_outputs"),
+    "InternLM2ForRewardModel": lambda _: OutputHead(classes=1, name="v_head"),
+    # Qwen2.5-Math-RM-72B and PRM-7B: a score of a solution, or two of every step.
+    "Qwen2ForRewardModel": lambda config: OutputHead(hidden=True, classes=config.integer("num_labels", 1), bias=True),
+    "ForProcessRewardModel": lambda _: OutputHead(hidden=True, classes=2, bias=True),
+    "ForMultimodalEmbedding": lambda _: _BARE,
+    "ForEmbedding": lambda _: _BARE,
+    "ForTextEncoding": lambda _: _BARE,
+    "Encoder": lambda _: _BARE,
+    "Model": lambda _: _BARE,
+}
+
+
+def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[str, ...]]:
+    """The graph of the class that `architectures` names, and notes about it.
+
+    Raises InputError for a class that is part of a model, and for bidirectional attention that is not known.
+    """
+    named = next(iter(config.texts("architectures")), "")
+    both_ways = _both_ways(config, named)
+    if both_ways:
+        seen = partial(_seen_both_ways, halved=_halved(config))
+        graph = Graph(tuple(map(partial(_one_pass, config=config, mask=seen), graph.blocks)))
+    told = ("every token attends to all of the input: one pass, no decode",) if both_ways else ()
+    if draft_type(config):
+        return graph, (f"{named} drafts for another model: --with speculative:draft={config.file}", *told)
+    words = any(isinstance(op, LMHead) for block, op in graph if block.main)
+    if not words or not named or named in _WHOLE or named.endswith(_GENERATING):
+        return graph, told
+    for part, instead in _DRAFTS.items():
+        if part in named:
+            raise config.error("architectures", f"{named} is {instead}")
+    ending = next((ending for ending in _HEADS if named.endswith(ending)), None)
+    if ending is None:
+        return graph, (*told, f"the class {named} is not known: counts as a causal language model")
+    head = _HEADS[ending](config)
+    blocks = (_headed(block, fmt, head) for block in graph.blocks)
+    graph = Graph(tuple(_one_pass(block, config=config, mask=_unkept) for block in blocks if block.operators))
+    if head == _BARE:
+        told = (f"the class {named} has no head: one pass, no decode", *told)
+    return graph, told
+
+
+def _both_ways(config: Section, named: str) -> bool:
+    """Whether a decoder attends to later tokens too: is_causal is read by vLLM and by code in repositories."""
+    if config.get(_GEMMA_FLAG) in (True, "all"):
+        return True
+    causal = config.flag("is_causal", default=True) and config.flag("causal", default=True)
+    bidirectional = config.flag("bidirectional", default=False) or any(part in named for part in _BOTH_WAYS)
+    return bidirectional or not causal
+
+
+def _halved(config: Section) -> bool:
+    """Whether a window is that of both sides together, as in Gemma 3 and 4 where they attend both ways."""
+    return bool(config.get(_GEMMA_FLAG)) and config.text("model_type").startswith(("gemma3", "gemma4"))
+
+
+def _headed(block: Block, fmt: Format, head: OutputHead) -> Block:
+    """`block` with `head` in place of the head of words; without operators if nothing is left of it."""
+    words = next((op for op in block.operators if isinstance(op, LMHead)), None)
+    if words is None or not block.main:
+        return block
+    before = block.operators[: block.operators.index(words)]
+    made = head.operators(Parts(format=fmt), words.inputs[0]) if head.classes else ()
+    operators = (*before, *made)
+    return replace(block, operators=operators, output=result(operators).name) if operators else _EMPTY
+
+
+_EMPTY: Final = Block(name="head", operators=(), input="", output="")
+
+
+def _unkept(mask: Mask) -> Mask:
+    return Once(mask.window) if type(mask) is Causal else mask
+
+
+def _seen_both_ways(mask: Mask, *, halved: bool) -> Mask | None:
+    """A causal mask without its direction; None if it is not causal. Everything() has what is seen to either side."""
+    if not mask.keeps:
+        return mask
+    if type(mask) is not Causal:
+        return None
+    if mask.window == inf:
+        return Everything()
+    return Everything(mask.window // 2 if halved else mask.window - 1)
+
+
+def _one_pass(block: Block, *, config: Section, mask: Callable[[Mask], Mask | None]) -> Block:
+    """`block` without caches, under other masks; states of recurrences end with the pass."""
+    written = frozenset(t.name for op in block.operators for t in op.outputs)
+
+    def changed(op: Operator) -> Operator:
+        if not isinstance(op, Attention | Rope):
+            return op.with_tensors(partial(_dropped, written=written, read=None))
+        seen = mask(op.heads.mask)
+        if seen is None:
+            raise config.error("is_causal", f"must be true: attention to {op.heads.mask} is not known both ways")
+        made: Operator = replace(op, heads=replace(op.heads, mask=seen))
+        return made.with_tensors(partial(_dropped, written=written, read=seen.read))
+
+    return block.map(changed)
+
+
+def _dropped(tensor: Tensor, written: frozenset[str], read: Form | None) -> Tensor:
+    """`tensor` without rows that stay; keys and values are of this pass, or of a block before it if not `written`."""
+    if tensor.role is Role.STATE:
+        return replace(tensor, held=Form())
+    if tensor.role is not Role.KV_CACHE:
+        return tensor
+    rows = tensor.rows if read is None or tensor.held is None else read
+    if tensor.name not in written:
+        return replace(tensor, held=Form(), rows=rows)
+    return replace(tensor, role=Role.ACTIVATION, held=None, rows=rows)

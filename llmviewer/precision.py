@@ -32,7 +32,7 @@ class Format:
         return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
 
     def __str__(self) -> str:
-        return f"{self.name} g{self.group}" if self.group != _own_group(self) else self.name
+        return f"{self.name} g{self.group}" if self.group != own_group(self) else self.name
 
 
 # Types that represent all values of the key, narrowest first; fp16 and bf16 count as interchangeable, as is common.
@@ -190,7 +190,7 @@ def notation(scheme: Scheme) -> str:
     if weight and weight == activation == NAMED.get(weight.name) and not cache and not weight.name.startswith("int"):
         return _name(weight)
     uses = [("W", weight), ("A", activation), ("KV", cache)]
-    groups = {use: f"g{fmt.group}" if fmt and fmt.group != _own_group(fmt) else "" for use, fmt in uses}
+    groups = {use: f"g{fmt.group}" if fmt and fmt.group != own_group(fmt) else "" for use, fmt in uses}
     if groups["A"]:  # before the weights: a group after both would be theirs
         uses[:2] = reversed(uses[:2])
     elif activation:  # W4A16g128
@@ -205,7 +205,7 @@ def _name(fmt: Format) -> str:
     return "fp8" if fmt.name == _SYNONYMS["fp8"] else fmt.name
 
 
-def _own_group(fmt: Format) -> int:
+def own_group(fmt: Format) -> int:
     """The group size that the name implies."""
     return NAMED[fmt.name].group if fmt.name in NAMED else 0
 

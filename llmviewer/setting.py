@@ -27,7 +27,9 @@ from .lowering import Accounting, Attention, Lowering, Mla
 from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
+from .operators.linear import Linear
 from .parallel.layout import ALONE, Layout, parse_layout
+from .precision import own_group
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, altered, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
@@ -374,9 +376,29 @@ def _precision(quant: str | None, model: Model, engine: Engine | None, hardware:
     Raises InputError if the precision does not parse, or the engine does not run on the device.
     """
     asked = parse_quantization(quant).over(model.quantization) if quant else model.quantization
+    if asked != model.quantization:
+        _check_groups(asked, model)
     if engine is None or not engine.whole:
         return asked
     return backend_of(engine.name, hardware).operands(asked, model.graph)
+
+
+def _check_groups(quantization: Quantization, model: Model) -> None:
+    """Raises InputError if weights have groups of a size that divides no row of any matrix of `model`.
+
+    Rows that are shorter than a group have one scale each.
+    """
+    weight = quantization.scheme.weight
+    if weight is None or weight.group == own_group(weight):
+        return
+    linears = (op for _, op in model.graph if isinstance(op, Linear) and not op.left_as_published)
+    rows = sorted({op.weight.shape[-1] for op in linears})
+    if rows and all(row > weight.group and row % weight.group for row in rows):
+        raise InputError(
+            f"quantization {quantization}: groups must divide the rows of a matrix; groups of {weight.group} divide "
+            f"none of those of {model.name}, of {', '.join(map(str, rows[:4]))}{' ...' * (len(rows) > 4)} values; try "
+            "g128 or g64"
+        )
 
 
 def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None:

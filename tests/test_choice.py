@@ -287,7 +287,7 @@ def test_times_allowed_are_seconds_or_have_a_unit(text, time, capsys):
 
 def test_a_time_that_is_none_gets_a_line(capsys):
     assert main(["choose", "gpt2", "--hardware", "l4", "--tpot", "5min"]) == 2
-    must = "must be seconds, such as 0.5, or a time such as '500 ms'; got '5min'"
+    must = "must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got '5min'"
     assert capsys.readouterr().err == f"llmviewer: Invalid value for '--tpot': {must}\n"
 
 

@@ -515,7 +515,7 @@ def test_advice_has_what_is_expected_of_each_change(layout):
     one, larger = (found.phases.decode.expected_time_s for found in (plain, many))
     told = plain.phases.decode.advice
     assert f"x faster, expect {now / fewer:.2g}x)" in told
-    assert f"x the tokens per second, expect {16 * one / larger:.2g}x)" in told
+    assert f"x decode throughput, expect {16 * one / larger:.2g}x)" in told
     assert "expect" not in analyze("qwen2.5-7b", "tpu-v5e", **asked).phases.decode.advice
 
 

@@ -28,7 +28,7 @@ from llmviewer.measuring import machine as machine_module
 from llmviewer.measuring import session as session_module
 from llmviewer.measuring import timing
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
-from llmviewer.measuring.ceilings import Ceiling, _product, rates, sizes
+from llmviewer.measuring.ceilings import Ceiling, _product, disturbed_rates, rates, sizes
 from llmviewer.measuring.journal import Journal
 from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
@@ -713,6 +713,24 @@ def test_a_draft_keeps_the_higher_rate_of_a_formula():
     assert found["vector"]["bf16"] == {"value": "400.0 GOP/s", "source": "measured"}
     assert found["memory"]["bandwidth"]["value"] == "30.00 GB/s"
     assert "bandwidth" not in draft.get("memory", {})
+
+
+def test_a_disturbed_ceiling_replaces_no_number_of_a_file(tmp_path):
+    """Other programs lowered it in every repetition, so the true rate is higher; a repetition alone makes it a rate."""
+    spoilt = [replace(one, disturbed=one.what == "matrix bf16") for one in CEILINGS]
+    assert disturbed_rates(spoilt, kind="gpu", cache=50e6) == {"matrix.bf16"}
+    assert disturbed_rates([*spoilt, *CEILINGS], kind="gpu", cache=50e6) == frozenset()
+    measured = session(tmp_path, Library())
+    measured.journal.ceilings[:] = spoilt
+    found = load_hardware(str(measured.hardware()))
+    assert found.fact("matrix.bf16") == H200.fact("matrix.bf16")
+    assert found.fact("memory.bandwidth") == 4.2e12
+    draft = {"sources": {}, "vector": {"source": "formula", "fp32": "200 GOP/s"}}
+    low = {"vector.fp32": 3e11, "memory.bandwidth": 3e10}
+    made = with_rates(draft, low, year=2026, least=True, disturbed=low)
+    assert made["vector"] == {"source": "formula", "fp32": "200 GOP/s"}
+    assert made["memory"] == {"source": "disturbed", "bandwidth": {"value": "30.00 GB/s", "source": "disturbed"}}
+    assert "the true rate is higher" in made["sources"]["disturbed"]["title"]
 
 
 SMI = """#!/bin/sh

@@ -606,8 +606,9 @@ def test_the_formats(small):
 
 BAD = [
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
-    (["--ttft", "-1"], "ttft must be a positive number; got -1"),
-    (["--tpot", "nan"], "tpot must be a positive number; got nan"),
+    (["--ttft", "-1"], "must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got '-1'"),
+    (["--tpot", "nan"], "must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got 'nan'"),
+    (["--tpot", "inf"], "must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got 'inf'"),
     (["--hardware", "h1000"], "no hardware 'h1000'"),
     (["--layout", "xp=2"], "layout 'xp=2': must be degrees of"),
     (["--layout", "tp=3"], "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),

@@ -858,7 +858,7 @@ def test_techniques_are_chosen_and_edited(app):
 
 def test_what_was_measured_is_held_against_each_device_and_no_other_setting(app):
     browser = Browser(app)
-    browser.set("measured", "tpot=9ms, ttft=0.04")
+    browser.set("measured", "tpot=9ms, ttft=40ms")
     rated = analyze("llama-3.1-8b", "h100-sxm", measured={"tpot_s": 9e-3, "ttft_s": 40e-3}).measured
     answer = browser.call("answer.children", "asked.data")
     for label, one in zip(("measured tpot", "measured ttft"), rated, strict=True):

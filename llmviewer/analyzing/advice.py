@@ -13,7 +13,7 @@ from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from ..units import fold, seconds, si
 from ..workload import Workload
-from .cures import Cures
+from .cures import Cures, twice_as_many
 from .precisions import Change, fewer_bytes, lower_bits
 
 _WORTH: Final = 1.05  # a change that helps by less is not offered
@@ -34,7 +34,7 @@ def advise(
     fits: Callable[[Setting], bool] = lambda _: True,
     cures: Cures | None = None,
 ) -> str:
-    """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x the tokens per second, expect 8.2x), ...".
+    """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x decode throughput, expect 8.2x), ...".
 
     estimate   bounds of `workload` in this phase
     expected   its expected times, if known
@@ -63,12 +63,12 @@ def advise(
     if shared or latency >= _MUCH:
         more = _More.of(setting, workload, phase, known, batch=batch, max_batch=max_batch)
     if more and shared and more.gain >= _WORTH:
-        offers.add(f"batch {more.batch} ({fold(more.gain, 2)} the tokens per second", more.expected)
+        offers.add(f"batch {more.batch} ({fold(more.gain, 2)} {_throughput(setting, phase)}", more.expected)
         more = None  # not to be offered again with latency
     name = phase if setting.model.generates else "the one pass"
-    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(setting, bound)}"
+    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(setting, bound, waits)}"
     if latency >= _MUCH:
-        advice += _latency(latency, more)
+        advice += _latency(latency, more, _throughput(setting, phase))
     return advice + ("" if cures is None else _cured(cures, workload, phase, time_s))
 
 
@@ -101,13 +101,25 @@ def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tu
     return _units(setting, estimate), lower_bits(setting)
 
 
-def _left(setting: Setting, bound: str) -> str:
-    """What else would help if none of the changes tried does."""
-    if bound == "compute":
-        return "no lower-bit type of this device is faster; only a faster device or fewer tokens help"
-    if bound == "memory":
-        others = "; `llmviewer advise` tries other techniques" if setting.model.generates else ""
-        return f"no narrower format helps; a device with more bandwidth does{others}"
+def _throughput(setting: Setting, phase: str) -> str:
+    """Name of the tokens per second of one phase, which are not those of a generation."""
+    return f"{phase} throughput" if setting.model.generates else "throughput"
+
+
+def _left(setting: Setting, bound: str, waits: Mapping[str, float]) -> str:
+    """Describes further remedies, where no change of precision or batch helps."""
+    others = "; `llmviewer advise` tries techniques" if setting.model.generates else ""
+    if bound in ("compute", "memory"):
+        more = twice_as_many(setting)
+        remedies = [f"more devices ({more})"] if more else []
+        if bound == "compute":
+            traffic = waits.get("memory", 0.0) > (1 - 1 / _WORTH) * sum(waits.values())  # the time that fusing can save
+            remedies += ["fused operators (--with fusion)"] if traffic else []
+            tried, last = "no lower-bit type of this device is faster", ("a faster device", "fewer tokens")
+        else:
+            tried, last = "no narrower format helps", ("a device with more bandwidth",)
+        *first, end = (*remedies, *last)
+        return f"{tried}; {', '.join(first)}{' or ' * bool(first)}{end} would help{others}"
     if setting.offload != ON_DEVICE:
         return "offloading less or a faster link would help"
     return "fewer ranks send less; links with more bandwidth or less latency send it faster"
@@ -174,12 +186,12 @@ def _latency_share(expected: ExpectedPass) -> float:
     return float(1 - working / expected.total.numbers()[0])
 
 
-def _latency(share: float, more: _More | None) -> str:
-    """What reduces latency, and the gain of a larger batch."""
+def _latency(share: float, more: _More | None, throughput: str) -> str:
+    """Describes what reduces latency, and the gain of a larger batch in `throughput`."""
     advice = f"; {share:.0%} of the expected time is latency, fixed costs of short kernels: fusing them or launching"
     advice += " them in a CUDA graph helps"
     if more and more.expected and more.expected >= _WORTH:
-        advice += f", and batch {more.batch} is expected to give {fold(more.expected, 2)} the tokens per second"
+        advice += f", and batch {more.batch} is expected to give {fold(more.expected, 2)} {throughput}"
     return advice
 
 

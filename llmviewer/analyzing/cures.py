@@ -101,6 +101,14 @@ def _joined(option: tuple[str, Setting]) -> bool:
     return False
 
 
+def twice_as_many(setting: Setting) -> str:
+    """The option for tensor parallelism of twice the degree; "" where devices are not linked or it does not divide."""
+    for option, wider in _wider(setting, 2):
+        with suppress(InputError):
+            return option if wider.plan else ""
+    return ""
+
+
 def _chunked(typed: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
     """The setting with chunked prefill, and its options; none if that is invalid."""
     with suppress(InputError):

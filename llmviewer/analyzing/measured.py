@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from .. import arguments
+from .. import arguments, units
 from ..errors import InputError, suggest
 from ..setting import Setting
-from ..units import fold, seconds, significant, time_s
+from ..units import fold, seconds, significant
 from .generation import GenerationResult
 
 QUANTITIES: Final[Mapping[str, str]] = {  # what can be measured, and what is advised on where it is as it can be
@@ -67,7 +67,9 @@ def check(measured: Mapping[str, float] | None) -> dict[str, float]:
 
 
 def parse(text: str) -> dict[str, float]:
-    """What was measured, as check() takes it, of a text such as "ttft=40ms, tpot=9ms". [s], [1/s]
+    """Reads measured quantities, as check() takes them, from a text such as "ttft=40ms, tpot=9ms". [s], [1/s]
+
+    A time needs its unit: 25 could be seconds or milliseconds.
 
     Raises InputError if a part is no quantity with a value, or a quantity stands twice.
     """
@@ -80,9 +82,9 @@ def parse(text: str) -> dict[str, float]:
         if key in found:
             raise InputError(f"measured: {name} is given twice; give it once")
         try:
-            found[key] = float(value) if name == RATE else time_s(value)
+            found[key] = float(value) if name == RATE else units.parse(value, "s")
         except ValueError:
-            must = "a number, such as 1200" if name == RATE else "seconds, such as 0.025, or a time such as 25ms"
+            must = "a number, such as 1200" if name == RATE else "a time with its unit, such as 25ms"
             raise InputError(f"measured: {name} must be {must}; got {value!r}") from None
     return found
 

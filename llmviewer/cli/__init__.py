@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import os
 import shlex
 import sys
@@ -41,9 +43,13 @@ _ELSEWHERE = {  # options that other tools have, and what they are here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 0, or 2 with one line on stderr where the input is at fault."""
+    """Runs the command line and returns its exit code.
+
+    0; 2, with one line on stderr, where the input is at fault; 130 where it was interrupted.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_SELDOM)
+    sys.stdout, sys.stderr = sys.stdout or _Closed(), sys.stderr or io.StringIO()
     try:
         cli.main(args=given or ["--help"], prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
@@ -51,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = _usage(error) if isinstance(error, click.ClickException) else _in_options(error, given)
         click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
         return 2
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as stop:
+        kept = f"; {stop}" if str(stop) else ""
+        click.echo(f"llmviewer: stopped{kept}", err=True)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
@@ -60,9 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is not None:  # of a file, which whoever opened it should have told
             raise
         click.echo(f"llmviewer: cannot write to standard output: {error.strerror}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it is flushed at exit
+        if not isinstance(sys.stdout, _Closed):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest is flushed at exit
         return 2
     return 0
+
+
+class _Closed(io.TextIOBase):
+    """Standard output of a process that was started without one, as by `>&-`."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def _usage(error: click.ClickException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
@@ -154,6 +153,6 @@ def _rendered(found: Analysis | Disaggregated, *, form: str, per_call: bool | No
         return str(render(per_call=per_call))
     if form != "text":
         return str(render())
-    colored, width = sys.stdout.isatty() and not to_file, 0 if to_file else shared.terminal()
+    colored, width = shared.styled() and not to_file, 0 if to_file else shared.terminal()
     text = str(render(width=width, per_call=per_call, brief=not every and not to_file))
     return text if colored else click.unstyle(text)

@@ -103,20 +103,21 @@ def measure(
         f"Rows go to {output}{there}. Ctrl-C stops; the same command resumes."
     )
     click.echo(click.wrap_text(asked, shared.width()), err=True)
+    stopped = False
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the system's is an interrupt, too
         session.measure_ceilings(progress)
         if not session.broken:
             session.measure_kernels(problems, progress)
     except KeyboardInterrupt:
-        progress.end()
-        click.echo("stopped; the same command resumes", err=True)
-    else:
-        progress.end()
+        stopped = True
+    progress.end()
     _report(session, form, before)
     if session.hung:
         sys.stdout.flush()
         os._exit(1)  # any other end waits for the device
+    if stopped:
+        raise KeyboardInterrupt("the same command resumes")
 
 
 def _report(session: Session, form: str, before: int) -> None:

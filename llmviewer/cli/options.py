@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -54,9 +55,12 @@ class _Number(click.types.FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return float(value)
+            number = float(value)
         except ValueError:
             self.fail(f"must be a number; got {value!r}", param, ctx)
+        if not isfinite(number):
+            self.fail(f"must be a finite number; got {value!r}", param, ctx)
+        return number
 
 
 class _Path(click.Path):
@@ -106,16 +110,19 @@ def _restore(folder: str | None) -> None:
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
-    """A time that was given: a number of seconds, or a quantity such as 500 ms. [s]"""
+    """Reads a time: a number of seconds, or a quantity such as 500 ms; a default stays as it is. [s]"""
     from ..units import time_s
 
-    if value is None:
-        return None
+    if value is None or value == parameter.default:
+        return value  # type: ignore[return-value]
     try:
-        return time_s(str(value))
+        time = time_s(str(value))
     except ValueError:
-        must = f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
-        raise click.BadParameter(must, context, parameter) from None
+        time = nan
+    if not 0 < time < inf:
+        must = f"must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
+        raise click.BadParameter(must, context, parameter)
+    return time
 
 
 def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:
@@ -308,6 +315,11 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+
+
+def styled() -> bool:
+    """Whether standard output is a terminal that shows colours, which NO_COLOR (https://no-color.org) forbids."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,11 +15,16 @@ _QUIET_S: Final = 10  # between two lines where there is no terminal
 _T = TypeVar("_T")
 
 
+def rewritable() -> bool:
+    """Whether standard error is a terminal on which a line can be written over."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class Ticker:
     """A line over and over on a terminal, else one every ten seconds, the last of them when it was `told`. [s]"""
 
     def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
+        self.live = rewritable()
         self.told = time.monotonic()
 
     def due(self) -> bool:
@@ -36,7 +42,7 @@ class Ticker:
 
 def on_a_bar(label: str, run: Callable[..., _T]) -> _T:
     """What `run` finds; on a terminal a bar says how far it is."""
-    if not sys.stderr.isatty():
+    if not rewritable():
         return run()
     with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
 

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..units import counted
 from . import inputs
 from . import options as shared
-from .progress import Ticker
+from .progress import Ticker, rewritable
 
 _SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
@@ -115,7 +115,7 @@ def sweep(
     points = 1
     for values in axes.values():
         points *= len(values)
-    shown = points >= _LONG and sys.stderr.isatty()
+    shown = points >= _LONG and rewritable()
     with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shown) as bar:
         result = run(model, hardware, axes, progress=lambda done, _: bar.update(done - bar.pos), **question)
     if path:
@@ -168,7 +168,10 @@ def _fill(
         **options,
     )
     folder, part, told = Path(output), _part(shard or "1/1"), _Progress()
-    run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
+    try:
+        run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"finished shards are in {folder}; the same command goes on from there") from None
     shards = len(range(part[0] - 1, design.shards, part[1]))
     click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
 

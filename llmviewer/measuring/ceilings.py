@@ -239,6 +239,12 @@ def rates(
     return named
 
 
+def disturbed_rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> frozenset[str]:
+    """Keys of rates() that rest on a ceiling which other programs disturbed in every measurement: lower limits."""
+    names = disturbed(found)
+    return frozenset(filter(None, (_key(one, kind, cache) for one in found if one.name in names)))
+
+
 def _key(one: Ceiling, kind: str, cache: float) -> str:
     if one.what in _MOVED:
         return "memory.bandwidth" if one.size >= _BEYOND * cache * 0.99 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ _REASONS: Final = {  # reasons for lowered clocks: NVML API reference, NvmlClock
 }  # fmt: skip
 _OFTEN_S: Final = 2.0  # between samples of a CPU's clocks
 _MEASURED: Final = {"title": "measured by llmviewer measure"}
+_DISTURBED: Final = {"title": "measured by llmviewer measure while other programs ran: the true rate is higher"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,19 +213,32 @@ def documents() -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all(draft()) if one]
 
 
-def with_rates(document: Mapping[str, Any], rates: Mapping[str, float], *, year: int, least: bool) -> dict[str, Any]:
+def with_rates(
+    document: Mapping[str, Any],
+    rates: Mapping[str, float],
+    *,
+    year: int,
+    least: bool,
+    disturbed: Collection[str] = (),
+) -> dict[str, Any]:
     """A hardware file with measured `rates`, in SI units by keys such as "memory.bandwidth".
 
-    least  keep a drafted rate that is higher: it follows from the clock, and no measurement may beat the bound
+    least      keep a drafted rate that is higher: it follows from the clock, and no measurement may beat the bound
+    disturbed  keys of rates that other programs lowered; each replaces no number that the file has, and names a source
+               that says so where the file has none
     """
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
     found["sources"] = {**found["sources"], "measured": _MEASURED | {"year": year}}
     for key, rate in rates.items():
         block, name = key.split(".")
         unit = "B/s" if name == "bandwidth" else "OP/s"
-        section = found.setdefault(block, {"source": "measured"})
-        if not (least and name in section and _value(section[name]) > rate):
-            section[name] = {"value": f"{si(rate, 4)}{unit}", "source": "measured"}
+        source = "disturbed" if key in disturbed else "measured"
+        section = found.setdefault(block, {"source": source})
+        if name in section and (key in disturbed or (least and _value(section[name]) > rate)):
+            continue
+        section[name] = {"value": f"{si(rate, 4)}{unit}", "source": source}
+        if source == "disturbed":
+            found["sources"][source] = _DISTURBED | {"year": year}
     return found
 
 

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..expectation.device import Device, of
 from ..sweeping.export import write_text
 from .backend import Backend, LaunchError, Sets, breaks
-from .ceilings import ceilings, disturbed, rates
+from .ceilings import ceilings, disturbed, disturbed_rates, rates
 from .journal import SCHEMA, Journal
 from .machine import Machine, Watch, with_rates
 from .order import spread
@@ -234,17 +234,18 @@ class Session:
         """Writes a hardware file with the measured rates to the folder of the journal, and returns its path.
 
         A device with a shipped file gets a copy, named NAME-measured, with ceilings in place of datasheet rates; other
-        devices get a draft with the name that rows have.
+        devices get a draft with the name that rows have. Ceilings that other programs disturbed replace no number.
         """
         import yaml
 
         machine, year = self.machine, datetime.now(tz=UTC).year
+        low = disturbed_rates(self.journal.ceilings, kind=machine.kind, cache=machine.cache)
         if machine.document is not None:
-            document = with_rates(machine.document, self.rates, year=year, least=machine.kind == "cpu")
+            document = with_rates(machine.document, self.rates, year=year, least=machine.kind == "cpu", disturbed=low)
             document |= {"aliases": [machine.name.partition("-")[2] or machine.name]}  # tables drop the maker
         else:
             text = hardware_file(machine.hardware).read_text(encoding="utf-8")
-            document = with_rates(yaml.safe_load(text), self.rates, year=year, least=False)
+            document = with_rates(yaml.safe_load(text), self.rates, year=year, least=False, disturbed=low)
             document |= {"name": f"{document['name']}-measured", "aliases": []}
         folder = self.journal.folder / "hardware"
         folder.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from ..devices.hardware import Hardware
 from ..parallel.layout import Layout
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
-from .steady_grid import Steady, able_rates, most_within
+from .steady_grid import Steady, able_rates, most_within, sustained
 
 PRICES: Final = {By.COST: "USD/h", By.ENERGY: "W at TDP", By.DEVICES: "devices"}  # the first that is known is usual
 
@@ -123,6 +123,11 @@ def judged(
     if len(rows):
         own = rates[rows, first[rows]]
         within[rows] = most_within(own, times.only(rows), able[rows], memory[rows], load)
+    chosen = np.arange(len(devices)), first
+    most = found.most[:, 0].copy()
+    rows = np.flatnonzero(~stable[chosen] & (rates[chosen] <= most))
+    if len(rows):
+        most[rows] = sustained(rates[rows, first[rows]], times.only(rows), able[rows], memory[rows], load)
     for row, device in enumerate(devices):
         at_row = row, int(first[row])
         count = int(copies[at_row[1]])
@@ -132,7 +137,7 @@ def judged(
             hardware=device, quant=quant, layout=layout, copies=count, limit=int(load.limits[found.place[at_row]]),
             batch=float(found.batch[at_row]), utilization=float(found.busy[at_row]),
             ttft_s=float(found.ttft_s[at_row]), tpot_s=float(found.tpot_s[at_row]),
-            rate_within=float(within[row] * count), max_rate=float(found.most[row, 0] * count),
+            rate_within=float(within[row] * count), max_rate=float(most[row] * count),
             memory=float(over["memory"][at_row]),
             usd_per_h=usd_per_h(taken, load.years), watts=watts(taken),
             unmodelled=float(times.unmodelled[row]), factor=factor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
@@ -150,16 +150,32 @@ def able_rates(times: StepTimes, memory: Grid, load: Load) -> Grid:
 
 
 def most_within(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Grid:
-    """Up to how many requests a second copies keep to everything that they keep to at `rate`, [device]. [1/s]
-
-    What each is held to grows with the rate, so the edge is between two of several rates, and of several between those.
+    """The highest rate of requests at which copies keep to every limit that they keep to at `rate`, [device]. [1/s]
 
     able, memory  as of Steady.of()
     """
-    low, high = rate, np.maximum(np.max(able, axis=1), rate)
+    high = np.maximum(np.max(able, axis=1), rate)
+    return _highest(rate, high, lambda tried: Steady.of(tried, times, able, memory, load).fine)
+
+
+def sustained(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Grid:
+    """The highest rate of requests, up to `rate`, at which departures keep up with arrivals, [device]. [1/s]
+
+    able_rates() assumes that steps are always full. In a steady state some are not, so a copy may fall behind earlier.
+
+    able, memory  as of Steady.of()
+    """
+    return _highest(np.zeros_like(rate), rate, lambda tried: Steady.of(tried, times, able, memory, load).stable)
+
+
+def _highest(low: Grid, high: Grid, holds: Callable[[Grid], npt.NDArray[np.bool_]]) -> Grid:
+    """The highest rate between `low` and `high` [device] at which a condition holds that fails from some rate on.
+
+    holds  takes rates [device, _RATES]
+    """
     for _ in range(_ROUNDS):
         tried = np.linspace(low, high, _RATES, axis=1)
-        fine = Steady.of(tried, times, able, memory, load).fine
+        fine = holds(tried)
         last = np.where(np.all(fine, axis=1), _RATES - 1, np.maximum(np.argmin(fine, axis=1) - 1, 0))
         low, high = (
             np.take_along_axis(tried, place[:, None], axis=1)[:, 0]

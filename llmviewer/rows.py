@@ -1,13 +1,36 @@
-"""`Rows`: results that are a table, for CSV and pandas."""
+"""`Rows`: results that are a table, for CSV and pandas; cells of CSV files."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from math import isnan
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# How cells start that a spreadsheet runs as a formula (OWASP, CSV injection); signed quantities do not.
+_FORMULA: Final = re.compile(r"(?![+-][\d.,]+[ \w%/]*$)[=+@\t\r-].", re.DOTALL)
+
+
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
+    """A CSV file of `lines`, the first of which has the heads."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
+    return text.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """`value` in a CSV file: nan is empty, and text that a spreadsheet would run as a formula follows an apostrophe."""
+    if isinstance(value, float) and isnan(value):
+        return None
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 class Rows(ABC):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import fields
 
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult
+from llmviewer.rows import csv_text
 
 from .listing import json_of
 
@@ -19,12 +18,12 @@ def render_json(analysis: Analysis) -> str:
 def render_csv(analysis: Analysis) -> str:
     """One row per phase and operator, as Analysis.to_frame() has them."""
     names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["phase", *names])
-    for phase_name, phase in analysis.phases:
-        writer.writerows([phase_name, *(_cell(getattr(op, name)) for name in names)] for op in phase.operators)
-    return text.getvalue()
+    lines = (
+        [phase_name, *(_cell(getattr(op, name)) for name in names)]
+        for phase_name, phase in analysis.phases
+        for op in phase.operators
+    )
+    return csv_text([["phase", *names], *lines])
 
 
 def _cell(value: object) -> object:

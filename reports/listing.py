@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, Final
 
+from llmviewer.rows import csv_text
 from llmviewer.units import seconds, si
 
 from .columns import WIDTH, columns
@@ -160,9 +159,6 @@ def json_of(document: object) -> str:
 
 def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
     """A line of heads, which are the keys of all rows, and a line for each; at least one."""
-    text = io.StringIO()
     listed = list(rows)
-    writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(listed)
-    return text.getvalue()
+    heads = list(listed[0])
+    return csv_text([heads, *([row[head] for head in heads] for row in listed)])

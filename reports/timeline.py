@@ -154,7 +154,7 @@ def said(found: Recorded) -> str:
     of = "at least, as nothing is expected here" if found.expected_s is None else "expect"
     return (
         "at least: what no kernel beats; expect: what measured kernels take; of it: recorded as a multiple of "
-        f"{of}. {counted_where} (docs/timeline.md)."
+        f"{of}. {counted_where} (`llmviewer docs timeline`)."
     )
 
 

@@ -538,7 +538,7 @@ def test_a_config_that_is_no_json_object(tmp_path, text, error):
     assert _error(load_model, str(path)) == f"{path}{error}"
 
 
-TODO = "give package.module:callable to trace its module, or describe it in a YAML file (docs/models.md)"
+TODO = "give package.module:callable to trace its module, or describe it in a YAML file (`llmviewer docs models`)"
 
 
 @pytest.mark.parametrize(
@@ -631,9 +631,9 @@ def test_a_config_that_says_no_dtype_is_noted(config, fields, dtype, why):
 
 
 def test_what_has_no_effect_or_no_kernel_is_noted():
-    notes = analyze("llama-2-7b", "t4", quant="W4A16g3", mla="absorbed").notes
+    notes = analyze("llama-2-7b", "t4", quant="W4A16g4096", mla="absorbed").notes
     assert "mla absorbed has no effect: llama-2-7b has no latent attention" in notes
-    assert "quantization groups of 3 do not divide rows of 11008 (down_proj): kernels refuse or pad them" in notes
+    assert "quantization groups of 4096 do not divide rows of 11008 (down_proj): kernels refuse or pad them" in notes
     assert (
         "weights of q_proj, k_proj, v_proj, o_proj and 3 more in int4 (one scale per 128) are converted and "
         "multiplied in fp16: activations are in fp16, and matrix units need both operands in one type"

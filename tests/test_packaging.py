@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -16,21 +17,37 @@ from llmviewer.architectures import model_types
 ROOT = Path(__file__).resolve().parent.parent
 
 
+LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "build", "dist", "*.egg-info", "__pycache__")  # by .gitignore
+
+
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source") / "llmviewer"
-    left = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")  # what earlier builds left
-    shutil.copytree(ROOT, source, ignore=left)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+def built(tmp_path_factory):
+    """The folder of the sdist, and of the wheel that is built from it."""
+    folder, source = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("source") / "llmviewer"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(source)]
     subprocess.run(command, check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(built):
+    return next(built.glob("*.whl"))
+
+
+def test_the_sdist_has_every_file(built):
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        packed = {name.partition("/")[2] for name in sdist.getnames()}
+    git = subprocess.run(["git", "ls-files"], cwd=ROOT, check=False, capture_output=True, text=True)
+    files = git.stdout.split() or ["CHANGELOG.md", "docs/models.md"]  # no checkout: an sdist unpacked
+    assert set(files) <= packed
 
 
 def test_every_folder_with_files_is_packaged():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {declared["package-dir"].get(name, name.replace(".", "/")) for name in declared["packages"]}
     code = {path.parent for top in ("llmviewer", "reports", "kernels", "webapp") for path in (ROOT / top).rglob("*.py")}
-    assert homes == {str(path.relative_to(ROOT)) for path in code} | {"hardware", "models", "profiles"}
+    assert homes == {str(path.relative_to(ROOT)) for path in code} | {"docs", "hardware", "models", "profiles"}
 
 
 def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
@@ -39,6 +56,8 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     for kind in ("hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
         assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).rglob("*") if path.is_file()}
+    pages = {Path(name).name for name in names if name.startswith("llmviewer/data/docs/")}
+    assert pages == {path.name for path in (ROOT / "docs").glob("*.md")}
     assert "llmviewer/reports/templates/analysis.html.j2" in names
     assert "llmviewer/webapp/assets/style.css" in names
     assert "llmviewer/py.typed" in names

@@ -317,7 +317,7 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     [
         ("rows.txt", "x", "must end in .csv or .parquet, the formats of measurements"),
         ("rows.csv", "a;b\n1;2\n",
-         "no family has these columns: 'a;b'; docs/measurements.md says what they are called"),
+         "no family has these columns: 'a;b'; `llmviewer docs measurements` says what they are called"),
         ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n",
          "gemm needs the columns 'dtype', 'K'; it has 'gpu', 'framework', 'M', 'N'"),
         ("rows.csv", "Device,backend,dtype,m,n,k\nH100,x,bf16,1,2,3\n",

@@ -79,7 +79,9 @@ def _unknown(config: Section, model_type: str) -> str:
         parts.append(f"it is spelt like {' or '.join(spelt)}")
     elif not nearest:
         parts.append(suggest(model_type, _BUILDERS))
-    parts.append("give package.module:callable to trace its module, or describe it in a YAML file (docs/models.md)")
+    parts.append(
+        "give package.module:callable to trace its module, or describe it in a YAML file (`llmviewer docs models`)"
+    )
     if config.data.get("auto_map"):
         parts.append("the code that its auto_map names is never run")
     return "; ".join(parts)

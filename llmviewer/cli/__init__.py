@@ -20,9 +20,9 @@ from . import options as shared
 
 _MODULES = {  # of this package, by command
     "advise": "serving", "afd": "afd", "analyze": "analyze", "calibrate": "validation", "choose": "comparing",
-    "compare": "comparing", "hardware": "listings", "kernel": "kernel", "measure": "measure", "models": "listings",
-    "plan": "serving", "plot": "comparing", "profiles": "profiles", "simulate": "serving", "sweep": "sweep",
-    "techniques": "techniques", "timeline": "timeline", "validate": "validation", "web": "web",
+    "compare": "comparing", "docs": "docs", "hardware": "listings", "kernel": "kernel", "measure": "measure",
+    "models": "listings", "plan": "serving", "plot": "comparing", "profiles": "profiles", "simulate": "serving",
+    "sweep": "sweep", "techniques": "techniques", "timeline": "timeline", "validate": "validation", "web": "web",
 }  # fmt: skip
 
 _SELDOM = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
         return 2
     except (KeyboardInterrupt, click.Abort) as stop:
-        kept = f"; {stop}" if str(stop) else ""
-        click.echo(f"llmviewer: stopped{kept}", err=True)
+        kept = str(stop.__cause__ or stop)  # click raises Abort from the interrupt
+        click.echo(f"llmviewer: stopped{f'; {kept}' if kept else ''}", err=True)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()

@@ -73,7 +73,7 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 @shared.hardware_path
 @shared.report_format(
     ("text", "json", "yaml"),
-    told="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); the device is named as --output. ",
+    told="yaml: the file of NAME, to start yours from (`llmviewer docs hardware`); the device is named as --output. ",
 )
 @shared.output(what="the list")
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:

@@ -41,7 +41,7 @@ _BAR: Final = 20
 @click.option("--minutes", type=shared.NUMBER, default=5, show_default=True, help="Stop after this many minutes.")
 @click.option("--family", metavar="NAMES", help="Only some of gemm, attention, moe and elementwise.")
 @click.option(
-    "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (docs/measurements.md)."
+    "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (`llmviewer docs measurements`)."
 )
 @click.option(
     "--tune/--no-tune", default=True, show_default=True,
@@ -71,9 +71,9 @@ def measure(
 ) -> None:
     """Measure this machine's bandwidths, matrix rates and kernels.
 
-    Kernels are measured at the shapes of models, the most informative first (docs/measuring.md). Rows go to a folder,
-    one table per family, for `llmviewer calibrate` and `llmviewer validate`. A run that was stopped or killed resumes
-    in the same folder.
+    Kernels are measured at the shapes of models, the most informative first (`llmviewer docs measuring`). Rows go to a
+    folder, one table per family, for `llmviewer calibrate` and `llmviewer validate`. A run that was stopped or killed
+    resumes in the same folder.
     """
     start = time.monotonic()
     from ..measuring.journal import Journal

@@ -63,10 +63,10 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
 ) -> None:
     """Fit a profile of kernel times to measurements.
 
-    Reads tables (docs/measurements.md) and writes a YAML file for --profile: parameters, their source and errors, also
-    on families of shapes that were held out of the fit. A stack (a kernel of a library, and its data types) needs
-    20 rows: what they do not determine is taken from the profiles of its closest relatives. Rows that cannot be fitted
-    are counted with the reason.
+    Reads tables (`llmviewer docs measurements`) and writes a YAML file for --profile: parameters, their source and
+    errors, also on families of shapes that were held out of the fit. A stack (a kernel of a library, and its data
+    types) needs 20 rows: what they do not determine is taken from the profiles of its closest relatives. Rows that
+    cannot be fitted are counted with the reason.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy, before it is loaded: matrices are small
 
@@ -174,8 +174,8 @@ def validate(
 ) -> None:
     """Score bounds and expected times against measured kernels.
 
-    Reads tables (docs/measurements.md). Gives errors by family, device and data type, rows measured faster than the
-    bound, and the rows with the largest errors.
+    Reads tables (`llmviewer docs measurements`). Gives errors by family, device and data type, rows measured faster
+    than the bound, and the rows with the largest errors.
     """
     from ..expectation.index import index
     from ..expectation.profile import read_given
@@ -227,11 +227,12 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]], 
 def _write(path: Path, predictions: Sequence[Predictions]) -> None:
     import pandas as pd
 
+    from ..rows import csv_cell
     from ..sweeping.export import write
 
     frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
     if path.suffix == ".csv":
-        write(path, lambda to: frame.to_csv(to, index=False))
+        write(path, lambda to: frame.map(csv_cell).to_csv(to, index=False))
     else:
         frame = frame.apply(_of_one_type)
         write(path, lambda to: frame.to_parquet(to, index=False))

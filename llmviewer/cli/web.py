@@ -26,7 +26,7 @@ def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
     """Open the dashboard in a browser.
 
     It shows what bounds a model on a device, and what would change it. Needs the extra `web` (pip install
-    'llmviewer[web]'). docs/web.md says how to host it.
+    'llmviewer[web]'). `llmviewer docs web` says how to host it.
     """
     try:
         from ..webapp.app import create

@@ -19,7 +19,7 @@ from ..errors import InputError, suggest
 from ..forms import Num
 
 TABLE: Final = "arXiv:2404.14294, table 6"
-SERVERS: Final = "tables of whole servers (docs/serving.md)"
+SERVERS: Final = "tables of whole servers (`llmviewer docs serving`)"
 LOCAL: Final = "docs/serving.md#local-engines"
 
 

@@ -109,7 +109,7 @@ class Rows:
         bound = self.family.bound(self.shapes, self.device, self.stack)
         for why, wrong in (
             (NO_TIME, ~self.timed),
-            ("sizes that no fit rests on, which docs/measurements.md names", ~self.family.kept(self.shapes)),
+            ("sizes that no fit rests on, which `llmviewer docs measurements` names", ~self.family.kept(self.shapes)),
             ("time_us is less than a tenth of the bound", self.measured < _IMPOSSIBLE * bound),
         ):
             left[why] = int(np.count_nonzero(wrong & kept))
@@ -269,7 +269,9 @@ def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
         if mark in frame or alike(frame, mark):
             return FAMILIES[name]
     had = reprlib.repr(list(frame.columns)).strip("[]")
-    raise InputError(f"{path}: no family has these columns: {had}; docs/measurements.md says what they are called")
+    raise InputError(
+        f"{path}: no family has these columns: {had}; `llmviewer docs measurements` says what they are called"
+    )
 
 
 def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator[Rows]:

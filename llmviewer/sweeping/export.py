@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from ..rows import csv_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,11 +58,27 @@ def write_sweep(path: Path, sweep: Sweep) -> None:
 
 def sweep_csv(sweep: Sweep) -> bytes:
     import pyarrow as pa
+    import pyarrow.compute as pc
     from pyarrow import csv
 
     text = pa.BufferOutputStream()
-    csv.write_csv(_table(sweep), text)
+    table = _table(sweep)
+    for place, name in enumerate(table.column_names):
+        column = table.column(name)
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), None, column)  # an empty cell
+        elif any(csv_cell(text) != text for text in _texts(column)):
+            column = pa.array(map(csv_cell, column.to_pylist()), pa.string())
+        table = table.set_column(place, name, column)
+    csv.write_csv(table, text)
     return bytes(text.getvalue())
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """The different texts in a column; none if it has numbers."""
+    import pyarrow as pa
+
+    return list(column.unique().to_pylist()) if pa.types.is_string(column.type) else []
 
 
 def _table(sweep: Sweep) -> pa.Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +13,7 @@ from dash.exceptions import PreventUpdate
 
 from llmviewer.reports.page import Card
 from llmviewer.reports.shown import CONFIG, Shown
+from llmviewer.rows import csv_text
 
 from ..answers import Answer, answers
 from ..asked import asked
@@ -74,9 +73,7 @@ def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # 
 
 def saved(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Lines as a CSV file for dcc.Download."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return {"content": text.getvalue(), "filename": name, "type": "text/csv"}
+    return {"content": csv_text(lines), "filename": name, "type": "text/csv"}
 
 
 def saves(

@@ -91,7 +91,7 @@ def _upload() -> Component:
         html.H3("Your own measurements"),
         html.P(
             "A .csv or .parquet of up to 5 MB and 20,000 rows with columns gpu, framework, dtype, the shape (M, N, K "
-            "of a gemm) and time_us, as docs/measurements.md says. It is read in memory and not kept.",
+            "of a gemm) and time_us, as `llmviewer docs measurements` says. It is read in memory and not kept.",
             className="soft",
         ),
         drop("measurements", "drop measurements here, or choose a file", most=uploads.LARGEST),

@@ -183,7 +183,9 @@ def _plain(frame: pd.DataFrame, title: str) -> pd.DataFrame:
         elif name in _LABELS:
             kept[name] = _texts(frame[name])
     if not kept:
-        raise InputError(f"{title}: no family has these columns; docs/measurements.md says what they are called")
+        raise InputError(
+            f"{title}: no family has these columns; `llmviewer docs measurements` says what they are called"
+        )
     found = pd.DataFrame(kept)
     labels = [name for name in _STACK if name in found]
     for columns, most, what in (

@@ -1,0 +1,28 @@
+"""`llmviewer docs`: the pages of the documentation, which errors name and every installation has."""
+
+from __future__ import annotations
+
+import click
+
+from .._layout import data_dir
+from ..errors import InputError, suggest
+from . import options as shared
+
+
+@click.command()
+@click.argument("page", required=False, callback=shared.given)
+def docs(page: str | None) -> None:
+    """List the pages of the documentation, or show one.
+
+    Pages are Markdown; `llmviewer docs PAGE | less` shows one screen after another.
+    """
+    pages = {path.stem: path for path in sorted(data_dir("docs").glob("*.md"))}
+    if page is None:
+        width = max(map(len, pages))
+        heads = {name: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, path in pages.items()}
+        shared.emit("".join(f"{name:<{width}}  {head}\n" for name, head in heads.items()), None)
+        return
+    name = page.removesuffix(".md").removeprefix("docs/")
+    if name not in pages:
+        raise InputError(f"no page {page!r}: {suggest(page, pages)}")
+    shared.emit(pages[name].read_text(encoding="utf-8"), None)

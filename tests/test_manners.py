@@ -67,14 +67,14 @@ def test_an_interrupted_sweep_says_what_is_kept_and_resumes(tmp_path):
     words = ["sweep", "gpt2", "t4", *over, "-o", f"{tmp_path}/"]
     with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + 60
-        while not list(tmp_path.glob("**/*.parquet")) and time.monotonic() < end:
+        while not list(tmp_path.glob("**/[!.]*.parquet")) and time.monotonic() < end:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         said = process.communicate()[1]
     assert process.returncode == 130
     line = f"llmviewer: stopped; finished shards are in {tmp_path}; the same command goes on from there"
     assert said.splitlines()[-1] == line
-    assert list(tmp_path.glob("**/*.parquet"))
+    assert list(tmp_path.glob("**/[!.]*.parquet"))
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])

@@ -115,9 +115,9 @@ def _left(setting: Setting, bound: str, waits: Mapping[str, float]) -> str:
         if bound == "compute":
             traffic = waits.get("memory", 0.0) > (1 - 1 / _WORTH) * sum(waits.values())  # the time that fusing can save
             remedies += ["fused operators (--with fusion)"] if traffic else []
-            tried, last = "no lower-bit type of this device is faster", ("a faster device", "fewer tokens")
+            tried, last = "no lower-bit type of this device is faster", ["a faster device", "fewer tokens"]
         else:
-            tried, last = "no narrower format helps", ("a device with more bandwidth",)
+            tried, last = "no narrower format helps", ["a device with more bandwidth"]
         *first, end = (*remedies, *last)
         return f"{tried}; {', '.join(first)}{' or ' * bool(first)}{end} would help{others}"
     if setting.offload != ON_DEVICE:

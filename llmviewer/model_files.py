@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .stored.checkpoints import Checkpoint
     from .stored.formats import Stored
 
+_FEW: Final = 3  # names in a note
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODELOPT: Final = "hf_quant_config.json"  # modelopt's quantization settings
@@ -379,7 +380,7 @@ def _from_config(
         max_answer=_longest(_text(config), "max_target_positions"),
         aliases=aliases,
         source=source or config.file,
-        notes=(*told, *classed_as, *guessed, *notes, *(stored.notes if stored else ())),
+        notes=(*told, *classed_as, *guessed, *notes, *(_stored_notes(config, stored, graph) if stored else ())),
         quantization=quantization,
         unknown=stored.unknown if stored else "",
     )
@@ -452,6 +453,16 @@ def _published(config: Section, beside: Section | None) -> Stored | None:
     from .stored.quantization_config import read_published
 
     return read_published(config, beside)
+
+
+def _stored_notes(config: Section, stored: Stored, graph: Graph) -> tuple[str, ...]:
+    """The notes of a published quantization, with one on entries of its lists that name no module."""
+    left = stored.unmatched(graph.predicting())
+    if not left:
+        return stored.notes
+    more = f" and {len(left) - _FEW} more" if len(left) > _FEW else ""
+    where = f"{config.file}: quantization_config"
+    return (*stored.notes, f"{where}: names no module of the model: {', '.join(left[:_FEW])}{more}")
 
 
 def _quantization(stored: Stored | None, graph: Graph, fmt: Format) -> Quantization:

@@ -8,14 +8,18 @@ import pytest
 
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.analyzing.facts import describe_model
+from llmviewer.architectures import builder
+from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role
 from llmviewer.operators.linear import Linear
+from llmviewer.precision import BF16
 from llmviewer.reports.catalogue import model_card
 from llmviewer.setting import Setting
-from llmviewer.stored.module_names import ModuleNames
+from llmviewer.stored.formats import Rule, Stored
+from llmviewer.stored.module_names import Matching, ModuleNames, Naming, layout_of
 
 HIDDEN, INNER, VOCAB, LAYERS = 1024, 2048, 1000, 4
 DENSE = {
@@ -233,53 +237,85 @@ def test_the_cache_is_in_the_format_published(load, scheme, text):
     assert found == {text}
 
 
+LLAMA = {**DENSE, "num_hidden_layers": 11}
+QWEN = {
+    **DENSE, "model_type": "qwen3_next", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+MIXTRAL = {**DENSE, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 64, "vocab_size": 100}
+OPT = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 64, "num_attention_heads": 4, "num_hidden_layers": 4,
+       "max_position_embeddings": 64, "vocab_size": 100}  # fmt: skip
+GLOB, REGEX, MARKED = Matching.GLOB, Matching.REGEX, Matching.MARKED
+SKIPPED, INSIDE = Matching.SKIPPED, Matching.INSIDE
+EVERY = set(range(11))
 NAMES = [
-    ("model.layers.1.self_attn.q_proj", "q_proj", {1}),
-    ("model.layers.1.self_attn", "o_proj", {1}),
-    ("model.layers.1", "down_proj", {1}),
-    ("model.language_model.layers.1.mlp.gate_proj", "gate_proj", {1}),
-    ("language_model.model.layers.1.self_attn*", "kv_b_proj", {1}),
-    ("model.layers.*.self_attn", "v_proj", {0, 1, 2, 10}),
-    ("model.layers.1*", "q_proj", {1, 10}),
-    ("model.layers.1.*", "q_proj", {1}),
-    ("transformer.h.2.attn.c_attn", "qkv_proj", {2}),
-    ("model.decoder.layers.2.fc1", "up_proj", {2}),
-    ("*self_attn*", "q_proj", {0, 1, 2, 10}),
-    ("*self_attn*", "gate_proj", set()),
-    ("gate", "router", {0, 1, 2, 10}),
-    ("gate", "gate_proj", set()),
-    ("mlp.gate", "router", {0, 1, 2, 10}),
-    ("re:.*mlp.gate$", "router", {0, 1, 2, 10}),
-    ("re:.*mlp.gate$", "gate_proj", set()),
-    (r"re:model\.layers\.(1|2)\..*", "o_proj", {1, 2}),
-    (r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", "gate_proj", {0, 1, 2, 10}),
-    (r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", "expert_gate_proj", set()),
-    ("model.layers.2.mlp.experts.0.down_proj", "expert_down_proj", {2}),
-    ("model.layers.2.mlp.experts.7.down_proj", "expert_down_proj", set()),
-    ("layers.2.ffn.experts", "expert_up_proj", {2}),
-    ("layers.2.ffn.experts", "up_proj", set()),
-    ("model.layers.2.block_sparse_moe.gate", "router", {2}),
-    ("model.layers.2.mlp.shared_experts*", "shared_down_proj", {2}),
-    ("*.mlp.shared_expert.*", "shared_gate_proj", {0, 1, 2, 10}),
-    ("model.layers.2.mlp.shared_expert_gate", "shared_gate", {2}),
-    ("model.layers.2.mlp.shared_expert_gate", "shared_gate_proj", set()),
-    ("model.layers.2.linear_attn*", "qkvz_proj", {2}),
-    ("model.layers.2.linear_attn.in_proj_a", "ba_proj", {2}),
-    ("model.layers.2.self_attn*", "in_proj", set()),
-    ("mtp.layers.0.mlp.gate", "router", set()),
-    ("mtp*", "q_proj", set()),
-    ("model.visual.blocks.0.attn.qkv", "qkv_proj", set()),
+    (LLAMA, GLOB, "model.layers.1.self_attn.q_proj", {"q_proj": {1}}),
+    (LLAMA, GLOB, "model.layers.1.self_attn", {key: {1} for key in ("q_proj", "k_proj", "v_proj", "o_proj")}),
+    (LLAMA, GLOB, "model.language_model.layers.1.mlp.gate_proj", {"gate_proj": {1}}),
+    (LLAMA, GLOB, "language_model.model.layers.1.mlp*", {key: {1} for key in ("gate_proj", "up_proj", "down_proj")}),
+    (LLAMA, GLOB, "model.layers.*.mlp.up_proj", {"up_proj": EVERY}),
+    (LLAMA, GLOB, "model.layers.1*.mlp.up_proj", {"up_proj": {1, 10}}),
+    (LLAMA, GLOB, "*mlp.up*", {"up_proj": EVERY}),
+    (LLAMA, GLOB, "model.layers.2.self_attn.qkv_proj", {key: {2} for key in ("q_proj", "k_proj", "v_proj")}),
+    (LLAMA, GLOB, "mlp.gate", {}),
+    (LLAMA, GLOB, "layers.2.ffn.w1", {}),
+    (LLAMA, GLOB, "model.visual.blocks.0.attn.qkv", {}),
+    (LLAMA, GLOB, "*lm_head*", {"lm_head": {None}}),
+    (LLAMA, MARKED, "language_model.lm_head", {"lm_head": {None}}),
+    (LLAMA, MARKED, r"re:model\.layers\.(1|2)\.self_attn.o", {"o_proj": {1, 2}}),
+    (LLAMA, MARKED, r"re:.*mlp\.(gate|up|gate_up)_proj.*", dict.fromkeys(("gate_proj", "up_proj"), EVERY)),
+    (LLAMA, MARKED, "re:.*mlp.gate$", {}),
+    (LLAMA, REGEX, r".*\.1\..*down", {"down_proj": {1}}),
+    (LLAMA, REGEX, r"layers\.1\.mlp\.up_proj", {"up_proj": {1}}),  # a name may begin without "model."
+    (LLAMA, SKIPPED, "model.layers.1.mlp.up_proj", {"up_proj": {1}}),
+    (LLAMA, SKIPPED, r"model\.layers\.1.*up", {}),  # up to the end of a part
+    (LLAMA, SKIPPED, "model.layers.*.mlp.up_proj", {"up_proj": EVERY}),
+    (LLAMA, SKIPPED, "o_proj", {"o_proj": EVERY}),
+    (LLAMA, SKIPPED, "own_proj", {"down_proj": EVERY}),
+    (LLAMA, INSIDE, "mlp.gate", {"gate_proj": EVERY}),
+    (LLAMA, INSIDE, "own_p", {"down_proj": EVERY}),
+    (GPT2, GLOB, "transformer.h.2.attn.c_attn", {"qkv_proj": {2}}),
+    (GPT2, GLOB, "h.2.mlp.c_proj", {"down_proj": {2}}),
+    (OPT, GLOB, "model.decoder.layers.2.fc1", {"up_proj": {2}}),
+    (MIXTRAL, GLOB, "model.layers.2.block_sparse_moe.gate", {"router": {2}}),
+    (MIXTRAL, GLOB, "model.layers.2.block_sparse_moe.experts.0.w1", {"expert_gate_proj": {2}}),
+    (MIXTRAL, GLOB, "model.layers.2.block_sparse_moe.experts.3.w1", {}),
+    (MIXTRAL, MARKED, r"re:.*experts\.\d+\.w2", {"expert_down_proj": {0, 1, 2, 3}}),
+    (MIXTRAL, SKIPPED, "gate", {"router": {0, 1, 2, 3}}),
+    (QWEN, GLOB, "model.layers.2.mlp.shared_expert_gate", {"shared_gate": {2}}),
+    (QWEN, GLOB, "*.layers.2.mlp.shared_expert.*",
+     {key: {2} for key in ("shared_gate_proj", "shared_up_proj", "shared_down_proj")}),
+    (QWEN, GLOB, "model.layers.2.linear_attn*", {key: {2} for key in ("qkvz_proj", "ba_proj", "out_proj")}),
+    (QWEN, GLOB, "model.layers.2.linear_attn.in_proj_ba", {"ba_proj": {2}}),
+    (QWEN, GLOB, "mtp*", {}),
+    (QWEN, REGEX, r".*mlp\.gate$", {"router": {0, 1, 2, 3}}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pattern", "op", "layers"), NAMES)
-def test_a_module_of_a_config_is_an_operator_here(pattern, op, layers):
-    assert ModuleNames.of([pattern]).holding(op, (0, 1, 2, 10)) == layers
+@pytest.mark.parametrize(("config", "matching", "pattern", "named"), NAMES)
+def test_an_entry_of_a_list_names_modules_of_the_architecture(config, matching, pattern, named):
+    section = Section(config, "config.json")
+    stored = Stored(rules=(Rule(None, ModuleNames.of([pattern], matching)),), layout=layout_of(section))
+    graph = builder(section)(section, BF16)
+    naming, (rule,) = Naming(stored.layout, graph), stored.rules
+    found = {}
+    for block, op in graph:
+        for layer in block.layers or (None,):
+            if isinstance(op, Linear) and any(rule.names.matching_entries(naming.modules(block, op, layer), layer)):
+                found.setdefault(op.name, set()).add(layer)
+    assert found == named
 
 
-@pytest.mark.parametrize("pattern", ["lm_head", "language_model.lm_head", "head", "re:.*lm_head", "*lm_head*"])
-def test_the_head_is_in_no_layer(pattern):
-    assert ModuleNames.of([pattern]).holding("lm_head", [None]) == {None}
+def test_an_entry_that_names_no_module_is_reported(load):
+    skipped = ["lm_head", "model.layers.0.mlp.gate", "model.visual", "mtp.fc", "layers.3.attn.wq"]
+    model = load({**FP8, "modules_to_not_convert": skipped})
+    (note,) = model.notes
+    assert note.endswith(
+        "config.json: quantization_config: names no module of the model: model.layers.0.mlp.gate, layers.3.attn.wq"
+    )
+    assert load({**FP8, "modules_to_not_convert": ["model.layers.0.mlp"]}).notes == ()
 
 
 def test_what_is_listed_as_not_converted_keeps_its_format(load):
@@ -369,9 +405,9 @@ def test_a_mixture_whose_experts_alone_are_quantized(load):
 
 
 def test_experts_in_four_bits_of_a_model_in_eight(load):
-    layers = {f"layers.{i}.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16} for i in (1, 2)}
+    layers = {f"model.layers.{i}.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16} for i in (1, 2)}
     extra = {"quantized_layers": layers, "moe_quant_algo": "NVFP4", "quant_algo": "MIXED_PRECISION"}
-    bits = _bits(load({**FP8, **extra, "ignore": ["*.attn.*", "head"]}, of=MIXTURE))
+    bits = _bits(load({**FP8, **extra, "ignore": ["*.self_attn.*", "head"]}, of=MIXTURE))
     assert (bits["expert_up_proj"], bits["shared_up_proj"]) == ({4.5: [1, 2]}, {8 + 32 / 16384: [1, 2]})
     assert bits["o_proj"] == {8 + 32 / 16384: [0, 1, 2]}  # `ignore` is of the four bits
 

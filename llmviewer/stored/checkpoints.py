@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
+from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import Format, Scheme
-from ..transforms.mixtures import Place
 from .formats import Stored
+from .module_names import Layout, Naming
+
+Spot: TypeAlias = tuple[str, str, int | None]  # (block, weight, layer)
 
 _FEW: Final = 3  # names in a note
-_SAME: Final = 1e-3  # relative difference of bits due to scales of whole tensors and the like
+_SAME: Final = 1e-9  # relative difference of bits by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Formats of weights by (name, layer), for weights in the checkpoint.
+    """Formats of the weights in a checkpoint.
 
     own      format of activations and of unquantized weights
     schemes  the quantization of the config, for activations and cache
     """
 
     own: Format
-    held: Mapping[Place, Format]
+    held: Mapping[Spot, Format]
     schemes: Stored = Stored()  # noqa: RUF009  # it is frozen
     notes: tuple[str, ...] = ()
 
@@ -34,12 +37,16 @@ class Checkpoint:
     def kv_cache(self) -> Format | None:
         return self.schemes.kv_cache
 
-    def of(self, op: Linear, layers: Iterable[int | None]) -> dict[int | None, Scheme | None]:
-        said = self.schemes.of(op, layers)
-        return said if op.left_as_published else {layer: self._scheme(op, layer, said[layer]) for layer in said}
+    @property
+    def layout(self) -> Layout:
+        return self.schemes.layout
 
-    def _scheme(self, op: Linear, layer: int | None, said: Scheme | None) -> Scheme | None:
-        fmt = self.held.get((op.weight.name, layer))
+    def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
+        said = self.schemes.of(naming, block, op)
+        return said if op.left_as_published else {i: self._scheme(block, op, i, said[i]) for i in said}
+
+    def _scheme(self, block: Block, op: Linear, layer: int | None, said: Scheme | None) -> Scheme | None:
+        fmt = self.held.get((block.name, op.weight.name, layer))
         if fmt is None or fmt == self.own:
             return said if fmt is None else None
         if said and said.weight:
@@ -49,17 +56,33 @@ class Checkpoint:
 
     def applied(self, graph: Graph) -> Graph:
         """`graph` with stored formats where --quant changes none: tables, norms, biases, routers, heads."""
-        return graph.map_blocks(lambda block: block.map(lambda op: op.with_weights(self._stored(block, op))))
+        tables = {
+            w.shape: fmt
+            for block, op in graph
+            if isinstance(op, Embedding)
+            for w in op.weights
+            if (fmt := self._mean(block, w))
+        }
+        return graph.map_blocks(lambda block: block.map(lambda op: op.with_weights(self._stored(block, op, tables))))
 
-    def _stored(self, block: Block, op: Operator) -> Callable[[Weight], Weight]:
-        layer = block.layers[0] if block.layers else None
+    def _stored(
+        self, block: Block, op: Operator, tables: Mapping[tuple[int, ...], Format]
+    ) -> Callable[[Weight], Weight]:
         matrix = op.weights[0] if isinstance(op, Linear) and not op.left_as_published else None
 
         def change(w: Weight) -> Weight:
-            fmt = self.held.get((w.name, layer))
+            fmt = self._mean(block, w) or (tables.get(w.shape) if w.tied else None)
             return replace(w, format=fmt) if fmt and w != matrix else w
 
         return change
+
+    def _mean(self, block: Block, w: Weight) -> Format | None:
+        """The format of a weight over the layers of a block, with their mean bits; None: it is not stored."""
+        formats = [self.held[spot] for i in block.layers or (None,) if (spot := (block.name, w.name, i)) in self.held]
+        if not formats or all(fmt == formats[0] for fmt in formats):
+            return formats[0] if formats else None
+        mean = sum(fmt.stored_bits for fmt in formats) / len(formats)
+        return Format(formats[0].name, mean, formats[0].compute)
 
 
 def _taking(fmt: Format, bits: float) -> Format:

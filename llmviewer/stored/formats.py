@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..graph import Graph
+from ..graph import Block, Graph
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, Format, Scheme
 from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
-from .module_names import ModuleNames
+from .module_names import Layout, ModuleNames, Naming, canonical
 
 _FEW = 6  # operators in a text
+_ELSEWHERE = re.compile(  # parts of checkpoints without operators of their own names: towers, heads, further tokens
+    r"vis(?:ion|ual)|audio|image|project|merger|aligner|connector|patch|mm_|mtp|nextn|eagle|talker|code2wav|radio"
+    r"|embed|norm|conv|wte|lm_head|score|head$"
+)
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,11 @@ class Says(Protocol):
     @property
     def kv_cache(self) -> Format | None: ...
 
-    def of(self, op: Linear, layers: Iterable[int | None]) -> dict[int | None, Scheme | None]:
-        """The stored scheme of `op` in each of `layers`; None: not quantized."""
+    @property
+    def layout(self) -> Layout: ...
+
+    def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
+        """The stored scheme of `op` in each layer of `block`; None: not quantized."""
         ...
 
 
@@ -45,16 +53,32 @@ class Stored:
     kv_cache: Format | None = None
     unknown: str = ""
     notes: tuple[str, ...] = ()
+    layout: Layout = Layout({})  # noqa: RUF009  # it is frozen
 
-    def of(self, op: Linear, layers: Iterable[int | None]) -> dict[int | None, Scheme | None]:
-        found: dict[int | None, Scheme | None] = dict.fromkeys(layers)
+    def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
+        found: dict[int | None, Scheme | None] = dict.fromkeys(block.layers or (None,))
+        listed = any(rule.names for rule in self.rules)
+        modules = {layer: naming.modules(block, op, layer) for layer in found} if listed else {}
         for rule in self.rules:
             if rule.names is None:
-                named = set() if op.left_as_published else set(found)
+                named = [] if op.left_as_published else list(found)
             else:
-                named = rule.names.holding(op.name, found)
+                named = [i for i in found if any(rule.names.matching_entries(modules[i], i))]
             found.update(dict.fromkeys(named, rule.scheme))
         return found
+
+    def unmatched(self, graph: Graph) -> list[str]:
+        """The entries of its lists that name no module of `graph`, without those of modules that it does not model."""
+        lists = [rule.names for rule in self.rules if rule.names]
+        left = {canonical(p): p for names in lists for p in names.patterns if not _ELSEWHERE.search(p)}
+        naming = Naming(self.layout, graph)
+        for block, op in graph if left else ():
+            for layer in block.layers or (None,):
+                modules = naming.modules(block, op, layer)
+                for names in lists:
+                    for entry in names.matching_entries(modules, layer):
+                        left.pop(canonical(entry), None)
+        return list(left.values())
 
 
 def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
@@ -63,13 +87,14 @@ def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
     Its scheme is that of most weights; overrides are for the others.
     """
     kept = Scheme(text=own.name, weight=own, activation=own)
+    naming = Naming(stored.layout, graph)
     found: dict[str, dict[int | None, Scheme]] = {}
     sizes: dict[Scheme, int] = {}
     left: set[str] = set()
     for block, op in graph:
         if not isinstance(op, Linear):
             continue
-        schemes = {i: scheme or kept for i, scheme in stored.of(op, block.layers or (None,)).items()}
+        schemes = {i: scheme or kept for i, scheme in stored.of(naming, block, op).items()}
         found.setdefault(op.name, {}).update(schemes)
         if op.left_as_published:
             left.add(op.name)

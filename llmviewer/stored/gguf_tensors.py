@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from ..graph import Graph
+from ..graph import Block, Graph
 from ..operators.base import Weight
 from ..precision import Format
-from ..transforms.mixtures import Place
-from .checkpoints import Checkpoint, disagreement
+from .checkpoints import Checkpoint, Spot, disagreement
 from .gguf_files import StoredTensor
 
 Group: TypeAlias = tuple[str, ...]  # tensors that together hold a weight
@@ -77,15 +76,15 @@ _PREDICTS: Final = ".nextn."
 def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, file: str) -> Checkpoint:
     """The formats of the tensors of a GGUF file; with a note if its parameters differ from the graph's."""
     tensors = _of_the_decoder(tensors)
-    held: dict[Place, Format] = {}
+    held: dict[Spot, Format] = {}
     claims: dict[Group, int] = {}
     missing = []
-    for w, layer in _places(graph):
+    for block, w, layer in _places(graph):
         group = _group(w, layer, tensors)
         if group is None:
             missing.append(_names(w, layer)[0][0])
             continue
-        held[w.name, layer] = _format([tensors[name] for name in group])
+        held[block.name, w.name, layer] = _format([tensors[name] for name in group])
         claims[group] = claims.get(group, 0) + (0 if w.tied else w.numel)
     counted = {name for group in claims for name in group}
     differing = [
@@ -105,12 +104,12 @@ def _of_the_decoder(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTens
     return {name: t for name, t in tensors.items() if not (match := _LAYER.fullmatch(name)) or match[1] not in beyond}
 
 
-def _places(graph: Graph) -> Iterator[tuple[Weight, int | None]]:
-    """(weight, layer) of every weight of a graph."""
+def _places(graph: Graph) -> Iterator[tuple[Block, Weight, int | None]]:
+    """(block, weight, layer) of every weight of a graph."""
     for block, op in graph:
         for w in op.weights:
             for layer in block.layers or (None,):
-                yield w, layer
+                yield block, w, layer
 
 
 def _group(w: Weight, layer: int | None, tensors: Mapping[str, StoredTensor]) -> Group | None:

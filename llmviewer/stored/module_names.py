@@ -1,199 +1,267 @@
-"""Module names of checkpoints and configs, and the operators that they stand for.
+"""Names of modules: those of an architecture's operators, and lists of names and patterns in configs.
 
-A config has names such as "model.layers.3.self_attn.q_proj", "re:.*mlp.gate$", "*self_attn*", "gate" or "lm_head"; an
-operator is q_proj of layer 3. An operator has all names that any model family uses for it. The first expert stands for
-all.
+Names are canonical: without the names of wrappers before them, such as "model.language_model.".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from enum import Enum
+from fnmatch import translate
 from functools import cache, cached_property, lru_cache
 from typing import Final
 
-_ROOTS: Final = re.compile(
-    r"(?:model\.language_model|language_model\.model|language_model|model\.decoder|transformer\.encoder|transformer"
-    r"|gpt_neox|backbone|model)\."
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.base import Operator, Weight
+from .module_layouts import LAYOUTS, USUAL
+
+_WRAPPER_NAMES: Final = """
+    model language_model transformer backbone gpt_neox llm bert roberta distilbert albert mpnet electra data2vec_text
+    camembert nomic_bert gte thinker esm rwkv biogpt text_model module
+"""
+_WRAPPERS: Final = frozenset(_WRAPPER_NAMES.split())
+_ROOTS: Final = (  # of the names that patterns are written for
+    "", "model.", "language_model.", "model.language_model.", "language_model.model.", "transformer.", "backbone.",
+    "thinker.model.", "thinker.",
+)  # fmt: skip
+_SIDES: Final = ("encoder", "decoder")
+_NUMBERED: Final = re.compile(
+    r"(experts|norms|projections|albert_layer_groups|albert_layers)\.\d+(?=\.|$)|(?<=shard_)\d+"
 )
-_LAYER: Final = re.compile(r"(?:layers|h|blocks)\.(\d+|\*)(\*?)(?:\.(.+))?")
-_FULL: Final = ("model.layers.{}.{}", "layers.{}.{}", "language_model.model.layers.{}.{}")
-_EXPERT: Final = re.compile(r"experts\.\d+\.")
-_WILD: Final = re.compile(r"[*?\[]")
-
-_MIXERS: Final = ("self_attn", "attn", "attention", "self_attention", "mixer")
-_STATES: Final = ("linear_attn", "mixer", "mamba")
-_FEED_FORWARDS: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mixer", "moe")
-_FUSED: Final = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack", "qkv")
-_Q: Final = ("q_proj", "wq", *_FUSED)
-_K: Final = ("k_proj", "wk", *_FUSED)
-_V: Final = ("v_proj", "wv", *_FUSED)
-_GATE: Final = ("gate_proj", "gate_up_proj", "w1")
-_UP: Final = ("up_proj", "gate_up_proj", "w3", "fc1", "c_fc", "fc_in", "dense_h_to_4h")
-_DOWN: Final = ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h")
-_BLOCKS: Final = {  # operators of attention: names after self_attn
-    "q_proj": _Q,
-    "k_proj": _K,
-    "v_proj": _V,
-    "qkv_proj": (*_Q, *_K, *_V),
-    "o_proj": ("o_proj", "out_proj", "wo", "dense", "c_proj"),
-    "q_a_proj": ("q_a_proj", "wq_a", "fused_qkv_a_proj"),
-    "q_b_proj": ("q_b_proj", "wq_b"),
-    "q_gate_proj": ("q_gate_proj",),
-    "kv_a_proj": ("kv_a_proj_with_mqa", "kv_a_proj", "wkv_a", "wkv", "fused_qkv_a_proj"),
-    "kv_b_proj": ("kv_b_proj", "wkv_b"),
-    "kv_proj": ("kv_proj", "wkv"),
-    "o_a_proj": ("o_a_proj",),
-    "o_b_proj": ("o_b_proj",),
-    "compressed_kv_proj": ("compressor.kv_proj",),
-    "compressed_gate_proj": ("compressor.gate_proj",),
-    "index_q_proj": ("indexer.wq_b", "compressor.indexer.q_b_proj", "indexer.q_proj"),
-    "index_k_proj": ("indexer.wk", "indexer.k_proj"),
-    "index_kv_proj": ("compressor.indexer.kv_proj",),
-    "index_gate_proj": ("compressor.indexer.gate_proj",),
-    "index_weights": ("indexer.weights_proj", "indexers_proj", "compressor.indexer.scorer.weights_proj"),
+_EXPERT: Final = re.compile(r"experts\.expert_\d+\.")
+_LATER_EXPERT: Final = re.compile(r"experts\.[1-9]")
+_FUSED: Final = {  # last part of a name: its name where a server fuses modules
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
+    **dict.fromkeys(("in_proj_a", "in_proj_b"), "in_proj_ba"),
+    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj"),
 }
-_KDA: Final = ("f_proj", "f_a_proj", "f_b_proj", "g_proj", "g_a_proj", "g_b_proj", "b_proj")  # besides q, k and v
-_MLP: Final = {"gate_proj": _GATE, "up_proj": _UP, "gate_up_proj": (*_GATE, *_UP), "down_proj": _DOWN}
-
-
-def _below(parents: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(names))
-    return tuple(f"{parent}.{name}" for parent in parents for name in names)
-
-
-def _all_tails() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(operator, names of its modules within a layer)."""
-    for op, names in _BLOCKS.items():
-        yield op, _below(_MIXERS, names)
-    for op in _KDA:
-        yield op, (*_below((*_MIXERS, *_STATES), (op, f"forget_gate.{op}")), op)
-    for op, names in _MLP.items():
-        bare = tuple(name for name in names if name.startswith("fc"))
-        yield op, (*_below(_FEED_FORWARDS, names), *bare)
-        yield f"expert_{op}", _below((f"{p}.experts{one}" for p in _FEED_FORWARDS for one in (".0", "")), names)
-        kinds = ("shared_experts", "shared_expert", "shared_mlp")
-        yield f"shared_{op}", _below((f"{p}.{kind}" for p in _FEED_FORWARDS for kind in kinds), names)
-    yield "router", (*_below(_FEED_FORWARDS, ("gate", "router", "router.layer", "gate.wg")), "router")
-    yield "shared_gate", _below(_FEED_FORWARDS, ("shared_expert_gate",))
-    yield "qkvz_proj", _below(_STATES, ("in_proj_qkvz", "in_proj_qkv", "in_proj_z"))
-    yield "ba_proj", _below(_STATES, ("in_proj_ba", "in_proj_a", "in_proj_b"))
-    yield "lm_head", ("lm_head", "head", "output", "embed_out")
-
-
-_TAILS: Final = dict(_all_tails())
 
 
 @cache
-def tails(op: str) -> tuple[str, ...]:
-    """Possible module names of an operator, within its layer if it has one."""
-    return _TAILS.get(op) or (*_below(_STATES, (op,)), op)
+def canonical(name: str) -> str:
+    """`name` without leading wrappers; all experts have the name "*"."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        del parts[0]
+    one = _EXPERT.sub("experts.*.", ".".join(parts))
+    return _NUMBERED.sub(lambda match: f"{match[1]}.*" if match[1] else "*", one)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of the modules of an architecture.
+
+    names    templates by operator, or by weight
+    layers   templates of the prefix of a layer
+    stacks   equal stacks that share the layers
+    wrapper  a leading name that only this architecture has
+    """
+
+    names: Mapping[str, tuple[str, ...]]
+    layers: tuple[str, ...] = ("layers.{}",)
+    stacks: tuple[str, ...] = ()
+    wrapper: str = ""
+
+    def canonical(self, name: str) -> str:
+        """The canonical form of a name in a checkpoint."""
+        return canonical(name.removeprefix(f"{self.wrapper}.") if self.wrapper else name)
+
+    def templates(self, weight: Weight) -> list[str]:
+        """Names of the tensors that may hold a weight, before the layer is filled in."""
+        op, _, leaf = weight.name.rpartition(".")
+        unnamed = () if weight.name in self.names else (op or weight.name,)
+        modules = self.names.get(op, unnamed)
+        names = (*self.names.get(weight.name, ()), *(f"{name}.{leaf}" if op else name for name in modules))
+        return [f"{layer}{name}" for name in names for layer in (self.layers if name.startswith(".") else ("",))]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Names of the modules of a graph."""
+
+    layout: Layout
+    graph: Graph
+
+    def tensors(self, block: Block, weight: Weight, layer: int | None) -> tuple[str, ...]:
+        """Possible names of the tensors that hold a weight of `block` in `layer`; none for towers beside a decoder."""
+        if not block.main and not any("@" in prefix for prefix in self.layout.layers):
+            return ()
+        side, other = _SIDES if block.name.startswith(_SIDES[0]) else _SIDES[::-1]
+        names = self.layout.templates(weight)
+        if any(name.startswith(f"{side}.") for name in names):
+            names = [name for name in names if not name.startswith(f"{other}.")]
+        inside = [name for name in names if "{" in name]
+        if layer is None:
+            names = [name for name in names if "{" not in name]
+            return tuple(name.replace("@", side) for name in names)
+        last = str(2 if side == _SIDES[1] else 1)
+        inside = [name.replace("@", side).replace("{last}", last) for name in inside]
+        filled = tuple(self._filled(name, layer) for name in inside) or tuple(names)
+        if block.name.startswith("mtp"):
+            filled = (*filled, *(f"mtp.{self._filled(name, layer - self.graph.layers)}" for name in inside))
+        return filled
+
+    def modules(self, block: Block, op: Operator, layer: int | None) -> tuple[str, ...]:
+        """Possible names of the modules of `op`."""
+        names = (name for weight in op.weights for name in self.tensors(block, weight, layer))
+        return tuple(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
+
+    @property
+    def looped(self) -> bool:
+        """Whether layers share weights, so that a checkpoint has fewer."""
+        return len(self._own) < self.graph.layers
+
+    @cached_property
+    def _own(self) -> dict[int, int]:
+        """The places of the layers among those with most weights of their own.
+
+        Layers of a later pass that have only a few are in the place of those of the pass before it.
+        """
+        own: set[int] = set()
+        passes: set[int] = set()
+        for block in self.graph.blocks:
+            stored = [not w.tied for op in block.operators for w in op.weights] if block.main else []
+            (own if 2 * sum(stored) > len(stored) else passes if any(stored) else set()).update(block.layers)
+        places = {layer: place for place, layer in enumerate(sorted(own))}
+        again = sorted(passes)
+        return places | {layer: places.get(layer - len(again), layer) for layer in again}
+
+    def _filled(self, name: str, layer: int) -> str:
+        place = self._own.get(layer, layer)
+        if self.layout.stacks:
+            stack, layer = divmod(place, len(self._own) // len(self.layout.stacks))
+            name = name.replace("{stack}", self.layout.stacks[stack])
+        numbers = {"{}": layer, "{-1}": place - 1, "{place}": place, "{even}": 2 * place, "{odd}": 2 * place + 1}
+        for key, number in numbers.items():
+            name = name.replace(key, str(number))
+        return name
+
+
+@cache
+def _layouts() -> dict[str, Layout]:
+    """The layouts by model type."""
+    usual = _entries(USUAL.split())
+    found: dict[str, Layout] = {}
+    types: list[str] = []
+    entries: list[str] = []
+    for line in (*LAYOUTS.splitlines(), ""):
+        if line.startswith(" "):
+            entries += line.split()
+            continue
+        if types and types[-1].endswith(":"):
+            own = _entries(entries)
+            layers, stacks = own.pop("layers", ("layers.{}",)), own.pop("stacks", ())
+            (wrapper,) = own.pop("wrapper", ("",))
+            layout = Layout({**usual, **own}, layers=layers, stacks=stacks, wrapper=wrapper)
+            found |= dict.fromkeys((kind.removesuffix(":") for kind in types), layout)
+            types, entries = [], []
+        types += line.split()
+    return found
+
+
+def _entries(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    return {key: tuple(names.split("|")) for key, _, names in (word.partition("=") for word in words)}
+
+
+def known_layouts() -> Collection[str]:
+    """The model types with a layout."""
+    return _layouts().keys()
+
+
+def layout_of(config: Section | None) -> Layout:
+    """The layout of a config's model type, or of that of its text part; else the usual one."""
+    while config is not None:
+        kind = config.get("model_type")
+        if kind in _layouts():
+            return _layouts()[kind]
+        key = config.first("text_config", "llm_config", "thinker_config")
+        config = config.section(key) if isinstance(config.get(key), Mapping) else None
+    return _layouts()["llama"]
+
+
+class Matching(Enum):
+    """The meaning of an entry that is no plain name of a module, by the library that reads it."""
+
+    GLOB = "glob"  # ModelOpt: * and ?, of a whole name
+    REGEX = "regex"  # GPTQModel: a regular expression that a name begins with
+    MARKED = "marked"  # compressed-tensors: the same after "re:"
+    SKIPPED = "skipped"  # transformers: a regular expression up to the end of a part, or the end of a name
+    INSIDE = "inside"  # AutoAWQ: any part of a name
 
 
 @dataclass(frozen=True)
 class ModuleNames:
-    """A list of modules, by name, pattern or regular expression ("re:...").
+    """A list of modules, by name or pattern. A name stands for a module and all inside it."""
 
-    anywhere  patterns without a layer number, or with one in another notation
-    layers    (layer, pattern of the rest; "": the whole layer)
-    starts    the same for layers whose number begins with these digits, as in "model.layers.1*"
-    """
-
-    anywhere: tuple[str, ...] = ()
-    layers: frozenset[tuple[int, str]] = frozenset()
-    starts: tuple[tuple[str, str], ...] = ()
+    patterns: tuple[str, ...] = ()
+    matching: Matching = Matching.GLOB
 
     @classmethod
-    def of(cls, patterns: Iterable[str]) -> ModuleNames:
+    def of(cls, patterns: Iterable[str], matching: Matching = Matching.GLOB) -> ModuleNames:
         """The list of `patterns`. Raises re.error for an invalid regular expression."""
-        anywhere: dict[str, None] = {}
-        layers: set[tuple[int, str]] = set()
-        starts: dict[tuple[str, str], None] = {}
-        for pattern in patterns:
-            if pattern.startswith("re:"):
-                re.compile(pattern[3:])
-                anywhere[pattern] = None
-                continue
-            name = _rootless(pattern)
-            layer = _LAYER.fullmatch(name)
-            if layer is None:
-                anywhere[name] = None
-            elif layer[1] == "*":
-                anywhere[layer[3] or "*"] = None
-            elif layer[2]:
-                starts[layer[1], layer[3] or ""] = None
-            else:
-                layers.add((int(layer[1]), layer[3] or ""))
-        return cls(anywhere=tuple(anywhere), layers=frozenset(layers), starts=tuple(starts))
+        names = cls(tuple(dict.fromkeys(patterns)), matching)
+        _ = names._expressions
+        return names
 
     @cached_property
-    def by_layer(self) -> dict[int, tuple[str, ...]]:
-        """Patterns after the layer number, by layer."""
-        found: dict[int, tuple[str, ...]] = {}
-        for layer, tail in sorted(self.layers):
-            found[layer] = (*found.get(layer, ()), tail)
+    def _plain(self) -> dict[str, str]:
+        """Entries by their canonical names; the first expert stands for all."""
+        plain = (p for p in self.patterns if not _LATER_EXPERT.search(p))
+        return {canonical(p.removesuffix(".weight").strip(".")): p for p in plain}
+
+    @cached_property
+    def _expressions(self) -> dict[int | None, list[tuple[re.Pattern[str], str]]]:
+        """(expression, entry) by the layer that the entry names; None: any."""
+        found: dict[int | None, list[tuple[re.Pattern[str], str]]] = {}
+        for pattern in self.patterns:
+            expression = _expression(pattern, self.matching)
+            if expression:
+                layer = re.match(r"[\w.\\]*(?:layers|h|blocks|block|layer)\\?\.(\d+)\\?\.", pattern)
+                found.setdefault(int(layer[1]) if layer else None, []).append((re.compile(expression), pattern))
         return found
 
-    def holding(self, op: str, layers: Iterable[int | None]) -> set[int | None]:
-        """The `layers` whose operator `op` is in the list; None: outside all layers."""
-        layers = tuple(layers)
-        if any(_names(p, op, None) for p in self._alike):
-            return set(layers)
-        return {layer for layer in layers if self._holds(op, layer)}
-
-    def _holds(self, op: str, layer: int | None) -> bool:
-        if layer is None:
-            return False
-        here = (
-            *self.by_layer.get(layer, ()),
-            *(tail for digits, tail in self.starts if str(layer).startswith(digits)),
-        )
-        return any(_names(tail, op, None) for tail in here) or any(_names(p, op, layer) for p in self._layered)
-
-    @cached_property
-    def _layered(self) -> tuple[str, ...]:
-        """Patterns without a layer number that may match only some layers."""
-        return tuple(p for p in self.anywhere if _layered(p))
-
-    @cached_property
-    def _alike(self) -> tuple[str, ...]:
-        """Patterns that match in all layers or in none."""
-        return tuple(p for p in self.anywhere if p not in self._layered)
+    def matching_entries(self, modules: Iterable[str], layer: int | None) -> Iterator[str]:
+        """The entries that name one of `modules`, given by their canonical names, in `layer`."""
+        expressions = [pair for key in {None, layer} for pair in self._expressions.get(key, ())]
+        modules = tuple(modules)
+        for module in _with_fused(modules):
+            yield from (self._plain[part] for part in _parts(module) if part in self._plain)
+        for module in modules if expressions else ():
+            names = [f"{root}{module}".replace("*", "0") for root in _ROOTS]
+            yield from (entry for expression, entry in expressions if any(map(expression.match, names)))
 
 
-def _rootless(name: str) -> str:
-    root = _ROOTS.match(name)
-    return name[root.end() :] if root else name
-
-
-def placed(name: str) -> tuple[int | None, str]:
-    """The layer of a tensor, None if it is in none, and its name within it. All experts have the name of the first."""
-    layer = _LAYER.fullmatch(_rootless(name))
-    where, tail = (int(layer[1]), layer[3] or "") if layer and layer[1] != "*" else (None, _rootless(name))
-    return where, _EXPERT.sub("experts.0.", tail)
-
-
-def _layered(pattern: str) -> bool:
-    """Whether the match of a pattern can depend on the layer."""
-    return any(c.isdigit() for c in pattern) and (pattern.startswith("re:") or bool(_WILD.search(pattern)))
+def _expression(pattern: str, matching: Matching) -> str:
+    """The regular expression of an entry; "": it is a plain name."""
+    if pattern.startswith("re:"):
+        return pattern[3:]
+    special = re.search(r"[*?\[\]()|^$+\\]", pattern) is not None
+    forms = {
+        (Matching.GLOB, True): f"{translate(pattern)}|{translate(pattern + '.*')}",
+        (Matching.REGEX, True): pattern,
+        (Matching.REGEX, False): pattern,
+        (Matching.SKIPPED, True): rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))",
+        (Matching.SKIPPED, False): rf".*{re.escape(pattern)}$",
+        (Matching.INSIDE, True): f".*{re.escape(pattern)}",
+        (Matching.INSIDE, False): f".*{re.escape(pattern)}",
+    }
+    return forms.get((matching, special), "")
 
 
 @lru_cache(maxsize=1 << 16)
-def _names(pattern: str, op: str, layer: int | None) -> bool:
-    """Whether `pattern` names a module of `op`, in layer `layer` if that matters."""
-    return any(_matches(pattern, tail, 0 if layer is None else layer) for tail in tails(op))
+def _parts(name: str) -> tuple[str, ...]:
+    """All runs of parts of a name."""
+    parts = name.split(".")
+    return tuple(".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
 
 
-def _matches(pattern: str, tail: str, layer: int) -> bool:
-    if not pattern:
-        return True
-    if pattern.startswith("re:"):
-        head = tail == tails("lm_head")[0]
-        names = (tail,) if head else tuple(full.format(layer, tail) for full in _FULL)
-        return any(re.match(pattern[3:], name) for name in names)
-    if _WILD.search(pattern):
-        names = (tail, f"layers.{layer}.{tail}", f"model.layers.{layer}.{tail}")
-        return any(fnmatchcase(name, p) for name in names for p in (pattern, f"{pattern}.*"))
-    return f".{pattern}." in f".{tail}."
+@lru_cache(maxsize=1 << 16)
+def _with_fused(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """`modules`, and the modules into which servers fuse them."""
+    fused = (f"{parent}.{_FUSED[last]}" for parent, _, last in (m.rpartition(".") for m in modules) if last in _FUSED)
+    return tuple(dict.fromkeys((*modules, *fused)))

@@ -10,6 +10,7 @@ from typing import Final
 from ..documents import Section
 from ..errors import InputError
 from .formats import Stored
+from .module_names import layout_of
 from .quantization_methods import READERS
 
 MLX: Final = "quantization"  # the key of mlx-lm, the only one in older versions
@@ -56,7 +57,8 @@ def quantization_section(config: Section, beside: Section | None = None) -> Sect
 def read_published(config: Section, beside: Section | None = None) -> Stored:
     """The stored formats of a config or of the file `beside` it; without rules if neither has any."""
     quantized = quantization_section(config, beside)
-    return read_stored(quantized, config) if quantized else Stored()
+    stored = read_stored(quantized, config) if quantized else Stored()
+    return replace(stored, layout=layout_of(config))
 
 
 def read_stored(q: Section, config: Section) -> Stored:

@@ -13,10 +13,11 @@ from typing import Any, Final
 from ..documents import Section
 from ..precision import NAMED, Format, Scheme
 from .formats import Rule, Stored
-from .module_names import ModuleNames
+from .module_names import Matching, ModuleNames
 
 _FP8: Final = NAMED["fp8_e4m3"]
 _NVFP4: Final = NAMED["nvfp4"]
+_SKIPPED: Final = ("modules_to_not_convert",)
 
 
 def scheme(weight: Format, activation: Format | None = None, text: str = "") -> Scheme:
@@ -35,13 +36,9 @@ def integer(bits: float, *, group: int = 0, zero: bool = False, scale_bits: floa
     return Format(f"int{bits:g}", bits, compute, group=group, scale_bits=scale_bits, zero_bits=bits if zero else 0)
 
 
-def _names(q: Section, *keys: str) -> ModuleNames:
-    return ModuleNames.of(name for key in keys for name in q.texts(key))
-
-
-def _excluding(q: Section, *rules: Rule, keys: Iterable[str]) -> tuple[Rule, ...]:
-    names = _names(q, *keys)
-    return (*rules, Rule(None, names)) if names != ModuleNames() else rules
+def _excluding(q: Section, *rules: Rule, keys: Iterable[str], matching: Matching) -> tuple[Rule, ...]:
+    names = [name for key in keys for name in q.texts(key)]
+    return (*rules, Rule(None, ModuleNames.of(names, matching))) if names else rules
 
 
 def _bits(q: Section, *keys: str) -> int:
@@ -69,9 +66,9 @@ def _gptq(q: Section, _: Section) -> Stored:
     for pattern, part in reversed(list(_parts(q, "dynamic"))):  # in engines the first match applies
         own_group = group if part.get("group_size") is None else _group(part, "group_size")
         own = _gptq_scheme(part.integer("bits", bits), own_group, sym=part.flag("sym", default=sym))
-        names = ModuleNames.of((f"re:{pattern.removeprefix('-:').removeprefix('+:')}",))
+        names = ModuleNames.of((pattern.removeprefix("-:").removeprefix("+:"),), Matching.REGEX)
         rules.append(Rule(None if pattern.startswith("-:") else own, names))
-    return Stored(rules=_excluding(q, *rules, keys=("modules_to_not_convert",)))
+    return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 
 def _gptq_scheme(bits: int, group: int, *, sym: bool) -> Scheme:
@@ -100,7 +97,7 @@ def _awq(q: Section, _: Section) -> Stored:
     zero = q.flag("zero_point", default=True)
     fmt = integer(_bits(q, "bits", "w_bit"), group=_group(q, "group_size", "q_group_size"), zero=zero)
     return Stored(
-        rules=_excluding(q, Rule(scheme(fmt, text=f"AWQ {fmt} weights")), keys=("modules_to_not_convert",)),
+        rules=_excluding(q, Rule(scheme(fmt, text=f"AWQ {fmt} weights")), keys=_SKIPPED, matching=Matching.INSIDE),
     )
 
 
@@ -110,8 +107,8 @@ def _auto_round(q: Section, _: Section) -> Stored:
     for name, part in _parts(q, "extra_config"):
         bits = part.integer("bits", int(fmt.bits))
         own = scheme(integer(bits, group=fmt.group, zero=fmt.zero_bits > 0))
-        rules.append(Rule(None if bits >= 16 else own, ModuleNames.of((name,))))
-    return Stored(rules=_excluding(q, *rules, keys=("modules_to_not_convert",)))
+        rules.append(Rule(None if bits >= 16 else own, ModuleNames.of((name,), Matching.SKIPPED)))
+    return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 
 def _fp8(q: Section, config: Section) -> Stored:
@@ -126,7 +123,7 @@ def _fp8(q: Section, config: Section) -> Stored:
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4
         names = ModuleNames.of(("experts",))
         rules.append(Rule(scheme(NAMED["mxfp4"], whole.activation), names))
-    excluded = _excluding(q, *rules, keys=("modules_to_not_convert", "ignored_layers"))
+    excluded = _excluding(q, *rules, keys=(*_SKIPPED, "ignored_layers"), matching=Matching.SKIPPED)
     if q.get("quantized_layers") is None:
         return Stored(rules=excluded, kv_cache=_kv_cache(q))
     q.costless("config_groups", "ignore", "quant_algo", "group_size")  # copies of quantized_layers
@@ -149,13 +146,13 @@ def _block(q: Section, key: str, value: Any) -> tuple[int, int]:
 
 def _fbgemm(q: Section, _: Section) -> Stored:
     rule = Rule(scheme(_FP8, _FP8, "fp8 per channel"))
-    return Stored(rules=_excluding(q, rule, keys=("modules_to_not_convert",)))
+    return Stored(rules=_excluding(q, rule, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 
 def _mxfp4(q: Section, _: Section) -> Stored:
     """Only experts, as in gpt-oss: modules that are not excluded are experts."""
     rule = Rule(scheme(NAMED["mxfp4"]))
-    return Stored(rules=_excluding(q, rule, keys=("modules_to_not_convert",)))
+    return Stored(rules=_excluding(q, rule, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 
 def _bitsandbytes(q: Section, _: Section) -> Stored:
@@ -173,7 +170,7 @@ def _bitsandbytes(q: Section, _: Section) -> Stored:
         return Stored(
             notes=(f"{q.file}: {q.at}load_in_4bit: neither it nor load_in_8bit is true: nothing is quantized",)
         )
-    return Stored(rules=_excluding(q, rule, keys=("llm_int8_skip_modules",)))
+    return Stored(rules=_excluding(q, rule, keys=("llm_int8_skip_modules",), matching=Matching.SKIPPED))
 
 
 _ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # by modelopt's names; arguments are group sizes
@@ -206,7 +203,9 @@ def _modelopt(q: Section, _: Section) -> Stored:
         said = f"{q.at}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
         return Stored(unknown=f"{q.file}: {said}", kv_cache=kv_cache)
     rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
-    return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules")), kv_cache=kv_cache)
+    return Stored(
+        rules=_excluding(q, rule, keys=("ignore", "exclude_modules"), matching=Matching.GLOB), kv_cache=kv_cache
+    )
 
 
 def _listed(q: Section) -> tuple[Rule, ...]:
@@ -260,9 +259,9 @@ def _compressed(q: Section, _: Section) -> Stored:
         if len(modules) < len(targets):
             rules.append(Rule(scheme(weight, activation)))
         if modules:
-            rules.append(Rule(scheme(weight, activation), ModuleNames.of(modules)))
+            rules.append(Rule(scheme(weight, activation), ModuleNames.of(modules, Matching.MARKED)))
     return Stored(
-        rules=_excluding(q, *rules, keys=("ignore",)),
+        rules=_excluding(q, *rules, keys=("ignore",), matching=Matching.MARKED),
         kv_cache=_kv_cache(q) if q.get("kv_cache_scheme") is not None else None,
         unknown=unknown,
     )
@@ -304,7 +303,11 @@ def _quark(q: Section, _: Section) -> Stored:
             unknown = f"{q.file}: {part.at}{weight if isinstance(weight, str) else activation}"
         elif weight:
             rules.append(Rule(scheme(weight, activation), ModuleNames.of((pattern,)) if pattern else None))
-    return Stored(rules=_excluding(q, *rules, keys=("exclude",)), kv_cache=_quark_cache(q), unknown=unknown)
+    return Stored(
+        rules=_excluding(q, *rules, keys=("exclude",), matching=Matching.GLOB),
+        kv_cache=_quark_cache(q),
+        unknown=unknown,
+    )
 
 
 def _quark_format(part: Section, key: str) -> Format | str | None:

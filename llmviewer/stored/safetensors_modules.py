@@ -1,144 +1,224 @@
-"""Formats of a graph's matrices from the modules of a safetensors checkpoint.
-
-Matrices are identified by module names. Norms and tables, which no method quantizes, are only counted, because their
-names differ between families.
-"""
+"""Formats of a graph's weights from the tensors of a safetensors checkpoint."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from bisect import bisect
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final
 
 from ..errors import InputError
-from ..graph import Graph
-from ..operators.linear import Linear
+from ..graph import Block, Graph
+from ..operators.base import Weight
 from ..precision import Format
-from ..transforms.mixtures import Place
-from .checkpoints import Checkpoint, disagreement
+from .checkpoints import Checkpoint, Spot, disagreement
 from .formats import Stored
 from .gguf_files import StoredTensor
-from .module_names import placed, tails
+from .module_names import Layout, Naming, canonical
 
-_LEAF: Final = re.compile(  # the end of a tensor's name, after its module
-    r"(?P<module>.+?)(?:\.(?P<leaf>weight|bias|qweight|qzeros|scales|g_idx|scale|SCB|weight_\w+|weight\.[\w.]+"
-    r"|input_\w+|[kqv]_scale)|_(?P<packed>blocks|scales|bias))?"
+_STORED_WITH: Final = re.compile(  # the end of the name of a tensor that is stored with a matrix, or in its place
+    r"(?P<matrix>.+?)(?:\.weight)?[._](?:"
+    r"weight_(?:packed|scale\w*|zero_point|g_idx|shape|global_scale)|(?:input|output)_(?:scale\w*|global_scale|zero_point|min|max)|scale_inv|scales?|biases|blocks"
+    r"|qweight|qzeros|g_idx|SCB|weight_format|absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+"
+    r"|[kqv]_scale|codes|codebooks|W_q|meta|zero|_data|_scale|_shift|pre_quant_scale|amax)"
 )
-_TABLE: Final = re.compile(r"(?:embed|wte|wpe|pos_emb|tok_emb)")
+_CODES: Final = re.compile(r".*[._](?:weight_packed|qweight|blocks|codes|W_q|_data)|.*(?<!bias)")
+_BUFFER: Final = re.compile(  # not learned: corrections of routers, frequencies, masks, statistics, decays
+    r".*(?:e_score_correction_bias|expert_bias|router_bias|balancing_biases|inv_freq|original_inv_freq|(?:attn|attention)\.(?:masked_)?bias"
+    r"|num_batches_tracked|running_mean|running_var|position_ids|layer_scalar|act_fn\.(?:beta|eps)|tid2eid"
+    r"|final_logits_bias|slope_rate|(?:diagonal|key|query)_decay|layer_multipliers|ngram_heads_\w+|summary_idxs"
+    r"|gate\.bias|[kqv]_scale|embed_scale)"
+)
 _FLOATS: Final = frozenset(("fp64", "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "e8m0"))
-
-_Key: TypeAlias = tuple[int | None, str]  # (layer, module)
+_MLX: Final = {".switch_mlp.gate_proj.": ".w1.", ".switch_mlp.up_proj.": ".w3.", ".switch_mlp.down_proj.": ".w2."}
+_LAYER: Final = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
 
 
 @dataclass
-class _Module:
-    """The tensors of a matrix: itself, scales, zero points."""
+class _Part:
+    """One matrix or vector of a checkpoint, with its scales and zero points.
 
+    claims  weights of the graph in it, with their sizes
+    numel   elements of the matrix; 0 if several are packed into one
+    """
+
+    claims: dict[Spot, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     bits: float = 0
-    numel: int = 0  # of the matrix; 0 if several elements are packed into one
-    format: Format | None = None  # of the matrix
-    claims: dict[Place, int] = field(default_factory=dict)  # weights of the graph in it, with their sizes
+    numel: int = 0
+    packed: bool = False
+    format: Format | None = None
 
-    def add(self, tensor: StoredTensor, leaf: str) -> None:
+    def add(self, tensor: StoredTensor, *, matrix: bool) -> None:
         self.names.append(tensor.name)
         self.bits += tensor.numel * tensor.format.stored_bits
-        if leaf in ("weight", ""):
+        if matrix:
             self.format = tensor.format
-            self.numel += tensor.numel if tensor.format.name in _FLOATS else 0
+            self.packed = self.packed or tensor.format.name not in _FLOATS
+            self.numel += tensor.numel
 
 
 def safetensors_checkpoint(
     tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, schemes: Stored, file: str, predicting: int = 0
 ) -> Checkpoint:
-    """The stored bits of each matrix, with scales and zero points; with a note if the parameters differ.
+    """The stored bits of each weight, with scales and zero points; with a note if the parameters differ.
 
     predicting  multi-token prediction layers that it may hold too
 
     Raises InputError if its layers, or their sizes, are not those of the graph.
     """
-    modules, others = _modules(tensors)
-    _check_layers({layer for layer, _ in modules if layer is not None}, graph.layers, predicting, file)
-    missing = _claim(modules, graph)
-    _check_sizes(modules, file)
-    bits: dict[Place, float] = {}
-    sizes: dict[Place, int] = {}
-    formats: dict[Place, Format | None] = {}
-    for module in modules.values():
-        whole = sum(module.claims.values())
-        for place, numel in module.claims.items():
-            bits[place] = bits.get(place, 0.0) + module.bits * numel / whole
-            sizes[place], formats[place] = numel, module.format
-    held = {place: _format(formats[place], bits[place] / sizes[place], own) for place in bits}
-    left = [name for module in modules.values() if not module.claims for name in module.names]
-    extra = [name for name in (*others, *left) if _foreign(tensors[name])]
-    matrices = sum(m.numel or sum(m.claims.values()) for m in modules.values() if m.claims)
-    stored = matrices + sum(tensors[name].numel for name in (*others, *left))
-    return Checkpoint(
-        own=own, held=held, schemes=schemes, notes=disagreement(file, stored, graph, missing=missing, extra=extra)
+    naming = Naming(schemes.layout, graph)
+    parts: dict[str, _Part] = {}
+    weights = {spot: (weight, naming.tensors(block, weight, spot[2])) for block, weight, spot in spots(graph)}
+    for spot, (weight, names) in weights.items():
+        for name in names:
+            parts.setdefault(name, _Part()).claims[spot] = weight.numel
+    left = _sorted_in(tensors, parts, naming.layout)
+    parts = {name: part for name, part in parts.items() if part.names}
+    if not naming.looped:
+        _check_layers((*parts, *map(canonical, left)), graph.layers, predicting, file)
+    _check_sizes(parts, weights, file)
+    missing = {spot: weight for spot, (weight, names) in weights.items() if not any(name in parts for name in names)}
+    others = _others(left, missing, parts, tensors, graph)
+    bits: dict[Spot, float] = {}
+    formats: dict[Spot, Format | None] = {}
+    for part in (*parts.values(), *others):
+        for spot, numel in part.claims.items():
+            bits[spot] = bits.get(spot, 0.0) + part.bits * numel / sum(part.claims.values())
+            formats[spot] = part.format
+    held = {spot: _format(formats[spot], bits[spot] / weights[spot][0].numel, own) for spot in bits}
+    for part in others:
+        left = [name for name in left if name not in set(part.names)]
+        missing = {spot: weight for spot, weight in missing.items() if spot not in part.claims}
+    stored = sum(_parameters(part, weights, parts) for part in parts.values())
+    stored += sum(sum(part.claims.values()) for part in others) + sum(tensors[name].numel for name in left)
+    lacking = [name if layer is None else f"{name} of layer {layer}" for _, name, layer in missing]
+    notes = disagreement(file, round(stored), graph, missing=lacking, extra=left)
+    return Checkpoint(own=own, held=held, schemes=schemes, notes=notes)
+
+
+def spots(graph: Graph) -> Iterator[tuple[Block, Weight, Spot]]:
+    """Every weight that is stored, with its place."""
+    for block, op in graph:
+        for weight in op.weights:
+            if not weight.tied:
+                for layer in block.layers or (None,):
+                    yield block, weight, (block.name, weight.name, layer)
+
+
+def _sorted_in(tensors: Mapping[str, StoredTensor], parts: Mapping[str, _Part], layout: Layout) -> list[str]:
+    """Adds `tensors` to `parts`; returns the names of the others.
+
+    Scales and buffers without a matrix belong to the matrix with the nearest name.
+    """
+    left: list[str] = []
+    loose: list[str] = []
+    for name, tensor in tensors.items():
+        key, matrix = _key(layout.canonical(name), parts)
+        if key:
+            parts[key].add(tensor, matrix=matrix)
+        elif _BUFFER.fullmatch(name):
+            loose.append(name)
+        else:
+            left.append(name)
+    names = sorted(name for name, part in parts.items() if part.names)
+    for name in loose if names else ():
+        plain = canonical(name)
+        place = bisect(names, plain)
+        nearest = max(names[max(place - 1, 0) : place + 1], key=partial(_alike, plain))
+        parts[nearest].add(tensors[name], matrix=False)
+    return left
+
+
+def _alike(first: str, second: str) -> int:
+    """The length of the common beginning of two names."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
 
 
-def _check_layers(held: Collection[int], layers: int, predicting: int, file: str) -> None:
+def _key(name: str, parts: Collection[str]) -> tuple[str, bool]:
+    """The part that a tensor belongs to, "" if none, and whether it is the matrix itself."""
+    for other in _spellings(name):
+        if other in parts:
+            return other, True
+        match = _STORED_WITH.fullmatch(other)
+        if match and not other.endswith((".bias", ".weight")):
+            for key in (f"{match['matrix']}.weight", match["matrix"]):
+                if key in parts:
+                    return key, bool(re.search(r"[._](?:weight_packed|qweight|blocks|codes|W_q|_data)$", other))
+    return "", False
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """`name`, and the names that transformers has for stacked experts of MLX."""
+    if ".switch_mlp." not in name:
+        return (name,)
+    moved = name
+    for ours, theirs in _MLX.items():
+        moved = moved.replace(ours, f".experts.*{theirs}")
+    return (name.replace(".switch_mlp.", ".experts.*."), moved)
+
+
+def _check_layers(names: Iterable[str], layers: int, predicting: int, file: str) -> None:
     """Raises InputError if the layers differ; names without layer numbers are not checked."""
-    number = max(held, default=layers - 1) + 1
+    found = [int(match[1]) for name in names if (match := _LAYER.match(name))]
+    number = max(found, default=layers - 1) + 1
     if not layers <= number <= layers + predicting:
         raise InputError(
             f"{file}: has {number} layers, but its config.json has {layers}; one of the two belongs to another model"
         )
 
 
-def _check_sizes(modules: Mapping[_Key, _Module], file: str) -> None:
-    """Raises InputError if sizes differ; of unpacked matrices of layers that hold only their own weights."""
-    for module in modules.values():
-        for (_, layer), numel in module.claims.items():
-            if layer is not None and len(module.claims) == 1 and module.numel not in (0, numel):
-                said = f"{module.names[0]} has {module.numel} elements, and its config.json says {numel}"
+def _check_sizes(parts: Mapping[str, _Part], weights: Mapping[Spot, tuple[Weight, tuple[str, ...]]], file: str) -> None:
+    """Raises InputError if the size of an unpacked matrix that is the only one of its weight differs."""
+    for name, part in parts.items():
+        for spot, numel in part.claims.items():
+            alone = len(part.claims) == 1 and [n for n in weights[spot][1] if n in parts] == [name]
+            if alone and spot[2] is not None and not part.packed and part.numel not in (0, numel):
+                said = f"{part.names[0]} has {part.numel} elements, and its config.json says {numel}"
                 raise InputError(f"{file}: {said}; one of the two belongs to another model")
 
 
-def _foreign(tensor: StoredTensor) -> bool:
-    """Whether a tensor that belongs to no matrix is neither a table nor a norm."""
-    plain = len(tensor.shape) < 2 and tensor.name.endswith((".weight", ".bias"))
-    return not plain and not _TABLE.search(tensor.name)
+def _others(
+    left: Iterable[str],
+    missing: Mapping[Spot, Weight],
+    parts: Iterable[str],
+    tensors: Mapping[str, StoredTensor],
+    graph: Graph,
+) -> list[_Part]:
+    """Tensors without an operator of their name, as one matrix of all weights that are missing, if sizes agree.
+
+    They are those of encoders of images and sound, whose names are not known, and those of the main network.
+    """
+    main = {block.name for block in graph.blocks if block.main}
+    roots = {name.partition(".")[0] for name in parts}
+    found = []
+    for inside in (True, False):
+        whole = _Part(claims={spot: w.numel for spot, w in missing.items() if (spot[0] in main) == inside})
+        for name in left:
+            root = canonical(name).partition(".")[0]
+            if root != "mtp" and (root in roots) == inside:
+                whole.add(tensors[name], matrix=not _STORED_WITH.fullmatch(name))
+        size = sum(whole.claims.values())
+        if whole.names and size and ((whole.packed and not inside) or whole.numel == size):
+            found.append(whole)
+    return found
 
 
-def _modules(tensors: Mapping[str, StoredTensor]) -> tuple[dict[_Key, _Module], list[str]]:
-    """Modules by layer and name, and the names of biases."""
-    modules: dict[_Key, _Module] = {}
-    biases: list[str] = []
-    for name, tensor in tensors.items():
-        layer, tail = placed(name)
-        match = _LEAF.fullmatch(tail)
-        assert match
-        leaf = match["leaf"] or match["packed"] or ""
-        if leaf == "bias":
-            biases.append(name)
-        else:
-            modules.setdefault((layer, match["module"]), _Module()).add(tensor, leaf)
-    return modules, biases
-
-
-def _claim(modules: Mapping[_Key, _Module], graph: Graph) -> list[str]:
-    """Assigns weights of the graph to modules; returns the weights that no module holds."""
-    missing = []
-    for block, op in graph:
-        if not isinstance(op, Linear) or op.weight.tied or not block.main:
-            continue
-        for layer in block.layers or (None,):
-            mine = [modules[layer, tail] for tail in tails(op.name) if (layer, tail) in modules]
-            for module in mine:
-                module.claims[op.weight.name, layer] = op.weight.numel
-            if not mine:
-                missing.append(op.weight.name if layer is None else f"{op.weight.name} of layer {layer}")
-    return missing
+def _parameters(part: _Part, weights: Mapping[Spot, tuple[Weight, tuple[str, ...]]], parts: Collection[str]) -> float:
+    """The parameters in a part; of a packed one, its share of the weights that it holds."""
+    if part.numel and not part.packed:
+        return part.numel
+    return sum(numel / sum(name in parts for name in weights[spot][1]) for spot, numel in part.claims.items())
 
 
 def _format(fmt: Format | None, bits: float, own: Format) -> Format:
-    """The format of a matrix with `bits` per element in all."""
+    """The format of a weight with `bits` per element in all."""
     if fmt and fmt.bits >= own.bits and fmt.name in _FLOATS:
-        return fmt
+        return fmt if fmt.bits == bits else Format(fmt.name, bits, fmt.compute)
     if fmt and fmt.name in (*_FLOATS, "int8"):
         return Format(fmt.name, bits, fmt.compute)
     return Format("packed", bits, "table")

@@ -120,7 +120,8 @@ class Lowering:
     @cached_property
     def linked(self) -> Hardware:
         """The device with the rates of the links that it uses."""
-        return self.offload.linked(self._network.linked())
+        linked = self.offload.linked(self._network.linked())
+        return linked.at_datasheet() if self.accounting is Accounting.SURVEY else linked
 
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
         """The lowered graph."""

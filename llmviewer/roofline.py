@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ from .devices.hardware import Hardware
 from .forms import Feature, Form, Num, Stream, total
 from .graph import Block, Graph
 from .operators.base import Operator, Work
-from .resource import Resource, Unit, link
+from .resource import MEMORY, Resource, Unit, link
 from .workload import Workload
 
 
@@ -69,6 +70,14 @@ class OperatorEstimate:
     def time_s(self) -> Num:
         """The bound: no kernel that does this work on this device is faster. [s]"""
         return reduce(np.maximum, self.busy_s.values())
+
+    def repeated_s(self, hardware: Hardware) -> Num:
+        """The bound of a launch that finds in the last cache what that holds of its tensors. [s]"""
+        level, capacity = hardware.last_cache
+        near = self.bytes / hardware.numbers.get(f"{level.lower()}.bandwidth", inf)
+        far = np.maximum(self.bytes - capacity, 0) / hardware.bandwidth()
+        others = (time for resource, time in self.busy_s.items() if resource != MEMORY)
+        return reduce(np.maximum, others, np.maximum(near, far))
 
     @property
     def intensity(self) -> Num:
@@ -233,7 +242,7 @@ def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
         if form:
             supplied = hardware.supply(wanted)
             held_up = kept_busy(supplied, busy)
-            busy[held_up] = busy.get(held_up, Form()) + form / hardware.rates[supplied]
+            busy[held_up] = busy.get(held_up, Form()) + form / hardware.limit(supplied)
     return PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=hardware.supply(work.wanted))
 
 

@@ -34,7 +34,7 @@ class Roof(NamedTuple):
 
     @classmethod
     def of(cls, device: Hardware, unit: Resource) -> Self:
-        return cls(unit, device.rates[unit], device.bandwidth())
+        return cls(unit, device.limit(unit), device.bandwidth())
 
     @property
     def turning(self) -> float:

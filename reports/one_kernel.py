@@ -47,13 +47,32 @@ def _expected(each: KernelEstimate) -> list[str]:
 
 def _legend(found: Sequence[KernelEstimate]) -> str:
     known = [each for each in found if each.expected_time_s is not None]
-    text = "time: what no kernel beats; bound: what sets it."
+    text = f"time: the lower bound, {_conditions(found)}; bound: what sets it."
     if not known:
         why = why_unknown(found[0].source)
         return f"{text} Of real kernels nothing is known there: {why or 'none was measured'}."
     text += " expect: what to expect of real kernels, 80 % of them between from and to; of it: the part that is the "
     text += f"bound. Expectation {_sources(known)}."
     return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in known) else "")
+
+
+def _conditions(found: Sequence[KernelEstimate]) -> str:
+    """The state of clock and caches that the bounds rest on, and the bounds in another."""
+    one = found[0] if len(found) == 1 else None
+    clock = "the highest clock"
+    if any(each.datasheet_time_s > each.bound_time_s for each in found):
+        clock += f" ({seconds(one.datasheet_time_s)} at datasheet rates)" if one else ", above that of datasheet rates"
+    cache = "every tensor in memory at the start"
+    if one and one.repeated_time_s < one.bound_time_s:
+        cache += f" (at least {seconds(one.repeated_time_s)} if {_cached(one)} from the launch before)"
+    return f"at {clock} and with {cache}"
+
+
+def _cached(each: KernelEstimate) -> str:
+    """The part of the tensors that the last cache can hold, in words."""
+    part = "they" if each.bytes <= each.cache_bytes else f"{each.cache_bytes / each.bytes:.0%} of them"
+    speed = "" if each.cache_bytes_per_s else ", of unknown bandwidth,"
+    return f"{part} are in the {each.cache_bytes / 2**20:,.0f} MiB {each.cache}{speed}"
 
 
 def _sources(known: Sequence[KernelEstimate]) -> str:
@@ -68,9 +87,11 @@ def _sources(known: Sequence[KernelEstimate]) -> str:
 
 def _measured(each: KernelEstimate, measured_s: float) -> str:
     if measured_s < each.bound_time_s:
-        why = "operands stood in a cache" if each.bound == "memory" else "the clock was above the datasheet's"
         below = f"Measured {seconds(measured_s)}, below the bound ({fold(measured_s / each.bound_time_s, 2)})"
-        return f"{below}: {why}, less was done, or the number has another unit."
+        if measured_s >= each.repeated_time_s:
+            kept = f"possible if {_cached(each)} from the launch before, at least {seconds(each.repeated_time_s)}"
+            return f"{below} with every tensor in memory: {kept}."
+        return f"{below}: the clock was raised, less was done, or the number has another unit."
     text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the best that is possible"
     if each.expected_time_s is None or each.expected_low_s is None or each.expected_high_s is None:
         return text + "."

@@ -76,11 +76,13 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
 
 def roofline_dtypes(hardware: Hardware) -> go.Figure:
     """The roofs of a device in each of its data types (figure 5)."""
-    ranked = sorted((Roof.of(hardware, unit) for unit in _arithmetic(hardware)), key=_rate, reverse=True)
+    rated = hardware.at_datasheet()
+    ranked = sorted((Roof.of(rated, unit) for unit in _arithmetic(hardware)), key=_rate, reverse=True)
     top, bandwidth = ranked[0], hardware.bandwidth()
     low, high = ranked[-1].turning / 30, top.turning * 25
     figure = _log_log(
-        f"Rooflines of {hardware.title}", f"dense rates, memory at {si(bandwidth)}B/s; numbers: turning points [OP/B]"
+        f"Rooflines of {hardware.title}",
+        f"dense datasheet rates, memory at {si(bandwidth)}B/s; numbers: turning points [OP/B]",
     )
     _ink(figure, x=[low, top.turning], y=[low * bandwidth, top.rate])
     groups = [list(same) for _, same in groupby(ranked, key=_rate)]

@@ -379,9 +379,9 @@ def test_the_command_prints_tables_80_wide(capsys):
     code, out, err = run(capsys, "compare", *asked)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
-    assert "W4A16g128 rtx-4090  169 ms 7.77 ms" in out
+    assert "W4A16g128 rtx-4090  137 ms 7.77 ms" in out
     assert "published rtx-4090 27.1 GB 25.8 GB 1.05x    not even 1" in out
-    assert re.search(r"W4A16g128 rtx-4090 +\(45\) +\(171\)", out)  # 17 fit
+    assert re.search(r"W4A16g128 rtx-4090 +\(57\) +\(216\)", out)  # 17 fit
     assert "Prefill, attention of llama-2-13b published: memory-bound on h100-sxm and compute-bound on rtx-4090." in (
         " ".join(out.split())
     )

@@ -178,11 +178,11 @@ def test_attainable_is_the_roofline_where_one_unit_does_all_the_ops(
     for row in estimate(_graph(graph, quant, flash=flash), w, hardware).operators:
         computing = [resource for resource in row.busy_s if resource.unit is not Unit.MEMORY]
         if row.ops and computing == [row.compute] and not row.conversion_ops:
-            peak = hardware.rates[row.compute]
+            peak = hardware.limit(row.compute)
             roof = min(peak, row.intensity * hardware.bandwidth())
             assert row.attainable == pytest.approx(roof, rel=1e-14)  # three roundings
         if row.ops and row.wanted.unit is Unit.VECTOR:
-            assert row.attainable <= hardware.rates[row.compute] * (1 + 1e-14)
+            assert row.attainable <= hardware.limit(row.compute) * (1 + 1e-14)
 
 
 @given(graphs(), st.booleans(), workloads(), st.data())
@@ -265,7 +265,7 @@ def test_no_time_is_below_what_all_bytes_or_all_ops_alone_would_take(
     graph: Graph, flash: bool, hardware: Hardware, w: Workload
 ) -> None:
     result: Estimate = estimate(_graph(graph, "W16A16", flash=flash), w, hardware)
-    fastest = max(rate for resource, rate in hardware.rates.items() if resource.unit is not Unit.MEMORY)
+    fastest = max(hardware.limit(resource) for resource in hardware.rates if resource.unit is not Unit.MEMORY)
     assert result.time_s >= result.sum("bytes") / hardware.bandwidth() * (1 - 1e-13)
     assert result.time_s >= result.sum("ops") / (len(hardware.rates) * fastest)
 

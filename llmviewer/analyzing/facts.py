@@ -20,11 +20,16 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def describe_hardware(hardware: Hardware) -> dict[str, Any]:
-    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B], [s]"""
+    """The rates of a device, what-ifs included. [OP/s], [B/s], [B], [s]
+
+    rates   of the datasheet
+    limits  those that no kernel exceeds, at the highest clock, on which bounds rest
+    """
     return {
         "name": hardware.name,
         "title": hardware.title,
         "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
+        "limits": {str(resource): hardware.limit(resource) for resource in hardware.rates},
         "links": {key: value for key, value in hardware.numbers.items() if key.partition(".")[0] in _LINKS},
         "capacity_bytes": hardware.capacity,
         "on_chip_bytes": hardware.on_chip_bytes,

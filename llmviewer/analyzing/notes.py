@@ -392,6 +392,6 @@ def _substitutions(setting: Setting) -> list[str]:
         if wanted.unit is Unit.MATRIX and wanted != compute:
             found[
                 f"{hardware.name} has no {wanted.dtype} matrix units: {wanted.dtype} matrix products are computed in "
-                f"{compute.dtype} on {compute.unit} units ({si(hardware.rates[compute])}OP/s)"
+                f"{compute.dtype} on {compute.unit} units ({hardware.described(compute)})"
             ] = None
     return list(found)

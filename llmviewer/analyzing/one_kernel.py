@@ -31,6 +31,7 @@ from ..operators.fused import Fused
 from ..operators.masks import Causal
 from ..precision import NAMED
 from ..resource import matrix
+from ..roofline import plan
 from ..setting import Setting
 from ..workload import Workload
 
@@ -66,8 +67,14 @@ class KernelEstimate:
 
     bound              resource that sets the lower bound: memory, compute or link
     dtype              type it is computed in
+    bound_time_s       with units at the highest clock of the device, and every tensor in memory at the start
+    datasheet_time_s   the same at datasheet rates
+    repeated_time_s    the bound of a launch that finds its tensors in the last cache, as far as they fit
     expected_time_s    expected time of a measured library's kernel; None if unknown
     expected_low_s, expected_high_s  80 % interval of measured times
+    cache              name of the last cache before the memory; "" if unknown
+    cache_bytes        its capacity; 0 if unknown [B]
+    cache_bytes_per_s  its bandwidth; None if unknown, and repeated_time_s then counts none [B/s]
     latency            whether launch and other fixed costs dominate the expected time
     source             source of the expected time
     """
@@ -82,6 +89,11 @@ class KernelEstimate:
     bound: str
     dtype: str
     bound_time_s: float
+    datasheet_time_s: float
+    repeated_time_s: float
+    cache: str
+    cache_bytes: float
+    cache_bytes_per_s: float | None
     attainable_ops_per_s: float
     expected_time_s: float | None
     expected_low_s: float | None
@@ -201,7 +213,9 @@ def _estimates(
     setting: Setting, quant: str, workload: Workload, sizes: Sequence[Mapping[str, int]]
 ) -> Iterator[KernelEstimate]:
     rows = setting.plan.estimate(workload).operators
-    whole = rows[0] if len(rows) == 1 else setting.planned(_together(setting.graph)).estimate(workload).operators[0]
+    graph = setting.graph if len(rows) == 1 else _together(setting.graph)
+    (whole,) = setting.planned(graph).estimate(workload).operators
+    (rated,) = plan(graph, setting.linked.at_datasheet()).estimate(workload).operators
     if (most := np.max(whole.ops)) > LARGEST:
         must = f"OPs must be at most {LARGEST}, the largest that is counted exactly"
         raise InputError(f"{setting.model.name}: {must}; got {most:.3g}")
@@ -213,15 +227,20 @@ def _estimates(
         return listed
 
     times = _times(found, count)
+    cache, capacity = setting.hardware.last_cache
+    reads = setting.hardware.numbers.get(f"{cache.lower()}.bandwidth")
     limits = np.broadcast_to(np.asarray(whole.limiting, dtype=object), (count,))
-    columns = (whole.ops, whole.bytes, whole.intensity, whole.time_s, whole.attainable, *times)
-    for own, limit, (ops, moved, intensity, least, attainable, *expected, latency) in zip(
+    bounds = (whole.time_s, rated.time_s, whole.repeated_s(setting.hardware))
+    columns = (whole.ops, whole.bytes, whole.intensity, *bounds, whole.attainable, *times)
+    for own, limit, (ops, moved, intensity, least, at_datasheet, repeated, attainable, *expected, latency) in zip(
         sizes, limits, zip(*map(each, columns), strict=True), strict=True
     ):
         known = [None if np.isnan(time) else time for time in expected]
         yield KernelEstimate(
             kernel=setting.model.name, hardware=setting.hardware.name, quant=quant, sizes=own, ops=ops,
             bytes=moved, intensity=intensity, bound=limit.bound, dtype=whole.compute.dtype, bound_time_s=least,
+            datasheet_time_s=at_datasheet, repeated_time_s=repeated,
+            cache=cache, cache_bytes=capacity, cache_bytes_per_s=reads,
             attainable_ops_per_s=attainable, expected_time_s=known[0], expected_low_s=known[1],
             expected_high_s=known[2], latency=latency, source=found.source if found else "",
         )  # fmt: skip

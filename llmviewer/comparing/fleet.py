@@ -175,7 +175,7 @@ def _fleet(members: Sequence[tuple[int, _Lowered]], devices: Sequence[Hardware])
     graph, wanted = members[0][1].graph, members[0][1].wanted
     machines = [devices[place] for place, _ in members]
     first = {resource: machines[0].supply(resource) for resource in wanted}
-    rates = {resource: np.array([[m.rates[m.supply(resource)]] for m in machines]) for resource in wanted}
+    rates = {resource: np.array([[m.limit(m.supply(resource))] for m in machines]) for resource in wanted}
     rows: dict[object, tuple[Work, Mapping[Resource, Form], Resource]] = {}
     keys = list(zip(*(own.numbers for _, own in members), strict=True))
     all_works = zip(*(own.works for _, own in members), strict=True)

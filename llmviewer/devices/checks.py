@@ -9,10 +9,9 @@ from math import inf
 from typing import Final
 
 from ..documents import plain
-from .hardware import Hardware, products
+from .hardware import ROUNDING, Hardware, products
 from .keys import ON_CHIP
 
-_ROUNDING: Final = 0.015  # datasheets print three digits, and clocks in steps of 15 MHz
 _ORDERS: Final = (  # from wide to narrow; bf16 and fp16 may have different rates
     ("fp64", "fp32", "tf32", "fp16", "fp8", "fp6", "fp4"),
     ("fp64", "fp32", "tf32", "bf16", "fp8", "fp6", "fp4"),
@@ -67,7 +66,7 @@ def _order(device: Hardware) -> Iterator[str]:
         for order in _ORDERS:
             known = [key for dtype in order if (key := f"{unit}.{dtype}") in numbers]
             for wide, narrow in pairwise(known):
-                if numbers[narrow] < numbers[wide] * (1 - _ROUNDING) and (wide, narrow) not in seen:
+                if numbers[narrow] < numbers[wide] * (1 - ROUNDING) and (wide, narrow) not in seen:
                     seen.add((wide, narrow))
                     yield f"{narrow}: must not be below {wide}, whose type is wider"
 
@@ -77,7 +76,7 @@ def _units(device: Hardware) -> Iterator[str]:
     for key, rate in numbers.items():
         unit, _, dtype = key.partition(".")
         matrix = numbers.get(f"matrix.{dtype}")
-        if unit == "vector" and matrix and rate > matrix * (1 + _ROUNDING):
+        if unit == "vector" and matrix and rate > matrix * (1 + ROUNDING):
             yield f"{key}: must not be above matrix.{dtype}"
         if unit in ("matrix", "vector"):
             ridge = rate / numbers["memory.bandwidth"]
@@ -103,6 +102,9 @@ def _peaks(device: Hardware) -> Iterator[str]:
     clock = device.numbers.get("clock.matrix")
     if clock and clock == device.numbers.get("clock.boost", device.numbers.get("clock.base")):
         yield "clock.matrix: says what the clock says already"
+    highest, boost = (device.numbers.get(f"clock.{key}", 0.0) / 1e6 for key in ("max", "boost"))
+    if highest and highest <= boost:
+        yield f"clock.max: must be above clock.boost, {boost:,.0f} MHz, or be left out; got {highest:,.0f} MHz"
 
 
 def _products(device: Hardware) -> Iterator[str]:
@@ -120,7 +122,7 @@ def _bandwidths(device: Hardware) -> Iterator[str]:
     numbers = device.numbers
     yield from (line for line in _products(device) if line.startswith("memory."))
     links = _NVLINK_LINKS.search(_text(device, "scale_up.type"))
-    if links and numbers.get("scale_up.bandwidth", 0) > _NVLINK[links[1]] * (1 + _ROUNDING):
+    if links and numbers.get("scale_up.bandwidth", 0) > _NVLINK[links[1]] * (1 + ROUNDING):
         most, got = _NVLINK[links[1]] / 1e9, numbers["scale_up.bandwidth"] / 1e9
         yield f"scale_up.bandwidth: must be at most {most:,.0f} GB/s, that of {links[0]} one way; got {got:,.6g} GB/s"
     link = _PCIE_LINK.search(_text(device, "host.type"))
@@ -247,4 +249,4 @@ def _text(device: Hardware, key: str) -> str:
 
 
 def _close(value: float, expected: float) -> bool:
-    return abs(value / expected - 1) <= _ROUNDING
+    return abs(value / expected - 1) <= ROUNDING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
@@ -15,12 +15,13 @@ from ..documents import Section, check_path, is_there, parse_yaml, plain, read_t
 from ..errors import InputError, suggest
 from ..resource import MEMORY, Resource, Unit
 from ..units import parse, si
-from .hardware import Fact, Hardware, Source
+from .hardware import ROUNDING, Fact, Hardware, Source, products
 from .keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLOGIES, TOPOLOGY
-from .what_ifs import altered
+from .what_ifs import altered, sets_rate
 
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 _ROUNDING: Final = 1e-9  # relative, of numbers computed from factors
+_EXACT: Final = 1.0005  # factor from a datasheet rate to the product of its factors, up to which four digits agree
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
 _COUNTED: Final = re.compile(r"(?P<number>\d+) ?[xX*] ?(?P<name>.+)")  # 8xh100
 _BETWEEN: Final = re.compile(r"[\s_-]+")  # words of a name
@@ -232,6 +233,7 @@ def _device(file: Section, name: str, changes: tuple[str, ...]) -> Hardware:
         name=file.text("name"),
         title=file.text("title"),
         rates={**rates, MEMORY: value["memory.bandwidth"]},
+        headroom=_headroom(rates, value, written, facts),
         capacity=value.get("memory.usable", value["memory.capacity"]),
         on_chip_bytes=sum(on_chip) if on_chip else inf,
         vendor=file.text("vendor"),
@@ -247,6 +249,26 @@ def _device(file: Section, name: str, changes: tuple[str, ...]) -> Hardware:
         follows=follows,
         said={key: number for key, number in written.items() if value.get(key) != number},
     )
+
+
+def _headroom(
+    rates: Iterable[Resource], value: Mapping[str, float], written: Mapping[str, float], facts: Mapping[str, Fact]
+) -> dict[Resource, float]:
+    """The factor from datasheet rates to limits, by unit and data type; none for rates that a what-if sets."""
+    rated = written.get("clock.boost")
+    if not rated:
+        return {}
+    higher = value.get("clock.max", value["clock.boost"]) / value["clock.boost"]
+    exact = {product.key.partition(".")[0]: product.of(written) / written[product.key] for product in products(written)}
+    found = {}
+    for one in rates:
+        tiles = one.unit is Unit.MATRIX and one.dtype != "fp64"  # fp64 has the clock of vector units
+        clock = written.get("clock.matrix", rated) if tiles else rated
+        rounded = exact.get(str(one.unit), 1.0)
+        ratio = higher * rated / clock * (rounded if _EXACT < rounded <= 1 + ROUNDING else 1.0)
+        if ratio != 1 and not sets_rate(facts[f"{one.unit}.{one.dtype}"]):
+            found[one] = ratio
+    return found
 
 
 def _check_keys(file: Section, changes: Sequence[str]) -> None:

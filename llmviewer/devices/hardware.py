@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 from typing import Final
@@ -11,7 +11,9 @@ from typing import Final
 from ..errors import InputError
 from ..precision import WIDER
 from ..resource import Resource, Unit
+from ..units import si
 
+ROUNDING: Final = 0.015  # relative; datasheets print three digits, and clocks in steps of 15 MHz
 _TWICE: Final = 2.0  # vector rate over matrix rate from which products run on vector units
 
 
@@ -71,7 +73,9 @@ def products(numbers: Mapping[str, float]) -> Iterator[Product]:
 class Hardware:
     """One device.
 
-    rates          rate of each resource [OP/s, dense, or B/s]
+    rates          datasheet rate of each resource [OP/s, dense, or B/s]
+    headroom       factor by which a unit can exceed its datasheet rate, which may be rounded down, or of a clock below
+                   the highest; 1 if missing
     capacity       main memory, or the usable part of it if known [B]
     on_chip_bytes  registers, shared memory and caches together; inf if unknown, so that no bound depends on it [B]
     facts          all values of its file, with sources
@@ -81,6 +85,7 @@ class Hardware:
     title: str
     rates: Mapping[Resource, float]
     capacity: float
+    headroom: Mapping[Resource, float] = field(default_factory=dict, repr=False)
     on_chip_bytes: float = inf
     vendor: str = ""
     kind: str = ""
@@ -107,8 +112,9 @@ class Hardware:
         """The unit and data type of this device that does work of `wanted`.
 
         If the device lacks `wanted`, that is the fastest type that represents the operands exactly: on matrix units, or
-        on vector units if matrix units have none or vector units are at least twice as fast (fp32 on GPUs whose tensor
-        cores have only fp64). A smaller gain would be lost to softmax, which also needs the vector units.
+        on vector units if matrix units have none, if vector units have the type itself and are no slower (fp32 on GPUs
+        whose tensor cores have only fp64), or if they are at least twice as fast. A smaller gain by another type would
+        be lost to softmax, which also needs the vector units.
 
         Raises InputError, with the units of the device, if there is none.
         """
@@ -120,7 +126,8 @@ class Hardware:
         for unit in units:
             able = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
             best = max(able, key=self.rates.__getitem__, default=None)  # the narrowest type among equal rates
-            if best and (found is None or self.rates[best] >= _TWICE * self.rates[found]):
+            needed = 1.0 if best and best.dtype == wanted.dtype else _TWICE
+            if best and (found is None or self.rates[best] >= needed * self.rates[found]):
                 found = best
         if found:
             return found
@@ -128,6 +135,16 @@ class Hardware:
             f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
             "Choose another precision with --quant or another device"
         )
+
+    def at_datasheet(self) -> Hardware:
+        """The device whose units do not exceed their datasheet rates."""
+        return replace(self, headroom={})
+
+    @property
+    def last_cache(self) -> tuple[str, float]:
+        """Name and capacity of the last cache before the main memory; "" and 0 if its file has none. [B]"""
+        level = next((level for level in ("l3", "l2") if f"{level}.capacity" in self.numbers), "")
+        return level.upper(), self.numbers.get(f"{level}.capacity", 0.0)
 
     @cached_property
     def told(self) -> Mapping[str, float | str]:
@@ -150,6 +167,18 @@ class Hardware:
             f"{self.name} has no {key}: its file does not say; add it to a YAML of yours or give "
             f"--hardware-set {key}=VALUE"
         )
+
+    def limit(self, resource: Resource) -> float:
+        """The rate that no kernel exceeds: the datasheet's, at the highest clock of cards as sold. [OP/s, B/s]
+
+        A datasheet's boost clock may be a typical one, which cards exceed as far as power and temperature allow.
+        """
+        return self.rates[resource] * self.headroom.get(resource, 1.0)
+
+    def described(self, resource: Resource) -> str:
+        """The limit of a unit in words, with the datasheet's rate where that is lower."""
+        limit, rate = self.limit(resource), self.rates[resource]
+        return f"{si(limit)}OP/s" + (f"; the datasheet has {si(rate)}OP/s" if si(limit) != si(rate) else "")
 
     def bandwidth(self) -> float:
         """Main memory bandwidth. [B/s]"""

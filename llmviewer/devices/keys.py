@@ -18,7 +18,9 @@ TOPOLOGIES: Final = ("switch", "mesh", "cube", "ring", "torus2d", "torus3d", "pa
 _RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
 _CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "clock": dict.fromkeys(("base", "boost", "matrix", "memory"), "Hz"),  # matrix: if not boost
+    # boost: of the datasheet's rates; matrix: of those of matrix units, if not boost; max: the highest that the driver
+    # or the maker gives for cards as sold, on which bounds rest, if not boost
+    "clock": dict.fromkeys(("base", "boost", "matrix", "max", "memory"), "Hz"),
     "matrix": _RATES,
     "sparse": _RATES,
     "vector": _RATES,

@@ -12,6 +12,7 @@ from ..units import parse
 from .hardware import Fact, products
 from .keys import COUNT, ON_CHIP, SECTIONS, TEXT, TOPOLOGY
 
+_GIVEN: Final = "what-if: --hardware-set"
 _FACTORS: Final = (1e-9, 1e9)
 _FACTOR: Final = re.compile(r"(?:x(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)x)")
 _FITS: Final = 0.03  # relative tolerance within which a number follows from the product of others
@@ -21,8 +22,10 @@ _FOLLOWERS: Final = {  # blocks of keys whose numbers scale with a product
 _CORES: Final = "cores.count"
 _CAPACITY: Final = "memory.capacity"
 _USABLE: Final = "memory.usable"
+_BOOST: Final = "clock.boost"
+_HIGHEST: Final = "clock.max"
 _COUNTED: Final[Mapping[str, str]] = {  # counted key in place of one that neither bounds nor expectations read
-    **dict.fromkeys(("clock.base", "clock.boost", "clock.matrix"), "matrix.bf16 or vector.fp32"),
+    **dict.fromkeys(("clock.base", "clock.boost", "clock.matrix", "clock.max"), "matrix.bf16 or vector.fp32"),
     "cores.matrix_fp16_per_clock": "matrix.fp16 or matrix.bf16",
     "cores.vector_fp32_per_clock": "vector.fp32",
     **dict.fromkeys(("clock.memory", "memory.bus_width", "memory.data_rate"), "memory.bandwidth"),
@@ -60,21 +63,29 @@ def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tup
             text = f"{ratio:.4g}x"
             found[key] = replace(fact, text=text, value=fact.value * ratio, source="", note="what-if: follows")
             block = key.partition(".")[0]
-            follows[f"{key if block == 'memory' else f'{block} rates'} {text}"] = None
+            follows[f"{key if block in ('memory', 'clock') else f'{block} rates'} {text}"] = None
     return found, tuple(follows)
+
+
+def sets_rate(fact: Fact) -> bool:
+    """Whether a what-if sets a quantity in place of the file's, rather than scaling it."""
+    return fact.note.startswith(_GIVEN) and not _FACTOR.fullmatch(fact.text)
 
 
 def _ratios(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, float], set[str]]:
     """The factor on the numbers of each block, and the keys that they follow from.
 
-    All rates follow from the number of cores, usable memory from capacity, other numbers if they are products in the
-    file.
+    All rates follow from the number of cores, usable memory from capacity, the highest clock from the boost clock,
+    other numbers if they are products in the file.
     """
     cores, capacity = (after[key] / before[key] if key in before else 1.0 for key in (_CORES, _CAPACITY))
     ratios = {follower: cores for block in ("matrix", "vector") for follower in _FOLLOWERS[block]}
     ratios[_USABLE] = capacity
     then = {product.key.partition(".")[0]: product for product in products(after)}
     factors: set[str] = set()
+    if _BOOST in before and _HIGHEST in after:
+        factors.add(_HIGHEST)
+        ratios[_HIGHEST] = after[_BOOST] / before[_BOOST]
     for product in products(before):
         now = product.of(before)
         if abs(now / before[product.key] - 1) <= _FITS:
@@ -109,7 +120,7 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
     except ValueError as error:
         hint = "; a factor such as 2x works too" if key in facts and not factor else ""
         raise InputError(f"{where}: {error}{hint}") from None
-    return Fact(key=key, text=given, value=value, source="", note=f"what-if: --hardware-set {change}")
+    return Fact(key=key, text=given, value=value, source="", note=f"{_GIVEN} {change}")
 
 
 def _times(fact: Fact, factor: float) -> float:

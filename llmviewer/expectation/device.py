@@ -15,7 +15,7 @@ from ..devices.hardware import Hardware
 from ..devices.names import in_tables
 from ..documents import is_there
 from ..errors import InputError
-from ..resource import MEMORY, Unit, matrix, vector
+from ..resource import MEMORY, Resource, Unit, matrix, vector
 
 # Base-2 exponentials of fp32 in a clock, of a streaming multiprocessor of every compute capability since 7.0 but those
 # whose files say otherwise (NVIDIA, CUDA Programming Guide, throughput of native arithmetic instructions).
@@ -80,10 +80,18 @@ class Device(Kin):
 
     def peak(self, dtype: str) -> float:
         """Dense rate on matrix units; for fp32, that of vector units if matrix units only have tf32. [OP/s]"""
+        return self.hardware.rates[self._unit(dtype)]
+
+    def _unit(self, dtype: str) -> Resource:
+        """The unit that multiplies `dtype`."""
         wanted = matrix(dtype)
         if dtype == "fp32" and wanted not in self.hardware.rates:
             wanted = vector(dtype)
-        return self.hardware.rates[self.hardware.supply(wanted)]
+        return self.hardware.supply(wanted)
+
+    def limit(self, dtype: str) -> float:
+        """The rate that no kernel exceeds where peak() is the datasheet's. [OP/s]"""
+        return self.hardware.limit(self._unit(dtype))
 
     def tiled(self, dtype: str) -> bool:
         """Whether matrix units multiply `dtype`, which take whole tiles of rows; vector units take single ones."""

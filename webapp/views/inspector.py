@@ -137,7 +137,7 @@ def _position(answer: Answer, op: OperatorResult) -> str:
     if op.bound == "link":
         return f"Waits for the {op.limited_by.removeprefix('link ')} link; under no roof."
     unit = Resource(Unit(op.compute_unit), op.compute_dtype)
-    peak = hardware.rates[unit]
+    peak = hardware.limit(unit)
     turning = peak / hardware.bandwidth()
     roof = f"{si(peak)}OP/s of {unit.dtype} {unit.unit} units, turning point {number(turning)} OP/B"
     if not op.ops:

@@ -195,7 +195,7 @@ class Decode(Family):
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
         moved = from_memory(cache + queries, shapes["loop"], device.l2)
-        arithmetic = max(device.peak("bf16"), device.peak("fp8") if stack.kv_dtype == "fp8" else 0)
+        arithmetic = max(device.limit("bf16"), device.limit("fp8") if stack.kv_dtype == "fp8" else 0)
         return np.maximum(ops / arithmetic, moved / device.bandwidth)
 
     def usual(self, stack: Stack, device: Device) -> dict[str, float]:

@@ -228,7 +228,7 @@ class Gemm(Family):
         around = sets * weights + np.where(shapes["private"] > 0, sets, 1) * (inputs + written)
         around = np.where(shapes["loop"] > 0, around, weights + inputs + written)
         moved = from_memory(around, shapes["loop"], device.l2) / sets
-        return np.asarray(np.maximum(ops / device.peak(kind.arithmetic), moved / device.bandwidth))
+        return np.asarray(np.maximum(ops / device.limit(kind.arithmetic), moved / device.bandwidth))
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["N"] >= 256) & (shapes["K"] >= 256))

@@ -136,7 +136,7 @@ class Moe(Family):
         weights = work["reached"] * a_row * kind.weight
         rows = 2.0 * 2 * work["hidden"] * work["tokens"]
         moved = np.minimum(weights, from_memory(weights + rows, shapes["loop"], device.l2))
-        ops = 2 * work["rows"] * a_row / device.peak(kind.arithmetic)
+        ops = 2 * work["rows"] * a_row / device.limit(kind.arithmetic)
         return np.asarray(np.maximum(ops, moved / device.bandwidth))
 
 

@@ -150,8 +150,8 @@ class Prefill(Family):
         moved = 2 * b * q * heads * (dim + v_dim) + read
         memory = from_memory(moved, shapes["loop"], device.l2) / device.bandwidth
         arithmetic = "fp8" if stack.kv_dtype == "fp8" and device.vendor == "nvidia" else stack.dtype
-        peak = max(device.peak(kernel_type(stack.dtype).arithmetic), device.peak(kernel_type(arithmetic).arithmetic))
-        return np.asarray(np.maximum(ops / peak, memory))
+        types = (kernel_type(stack.dtype).arithmetic, kernel_type(arithmetic).arithmetic)
+        return np.asarray(np.maximum(ops / max(map(device.limit, types)), memory))
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray(shapes["q_len"] >= 128)

@@ -47,6 +47,11 @@ def seeing(tokens: int) -> Stream:
     return Stream("seeing", (tokens,))
 
 
+def acting(tokens: int) -> Stream:
+    """Passes of a decoder that refines `tokens` tokens together, one pass per token generated."""
+    return Stream("acting", (tokens,))
+
+
 def texts(tokens: int) -> Stream:
     """All tokens except the `tokens` of each image."""
     return Stream("texts", (tokens,))

@@ -42,10 +42,28 @@ class Block:
     @property
     def main(self) -> bool:
         """Whether it processes the generated sequence, not the input of an encoder or images."""
-        return self.stream in (WHOLE, TARGET) or self.stream.name == "seeing"
+        return self.stream in (WHOLE, TARGET) or self.stream.name in ("seeing", "acting")
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actions:
+    """The actions of a robot that one inference makes.
+
+    count      actions per inference
+    steps      tokens generated, or denoising steps
+    denoising  whether every step refines all actions; else a token is generated per step
+    """
+
+    count: int
+    steps: int
+    denoising: bool = True
+
+    @property
+    def unit(self) -> str:
+        return "denoising step" if self.denoising else "token"
 
 
 @dataclass(frozen=True)
@@ -56,10 +74,12 @@ class Graph:
     are unique within a block.
 
     prediction  multi-token prediction blocks, part of a pass only after predicting()
+    actions     what an inference of a model for robots makes; None for other models
     """
 
     blocks: tuple[Block, ...]
     prediction: tuple[Block, ...] = ()
+    actions: Actions | None = None
 
     def __iter__(self) -> Iterator[tuple[Block, Operator]]:
         return ((block, op) for block in self.blocks for op in block.operators)

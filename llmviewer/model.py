@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from .forms import TARGET, Form, Num, evaluate, total
-from .graph import Block, Graph
+from .graph import Actions, Block, Graph
 from .operators.attention import QK
 from .operators.base import Role, Tensor
 from .operators.convolution import Conv1d
@@ -35,6 +35,7 @@ class Model:
     unknown      unsupported settings of its quantization, so that its weights may have another size; "": none
     predicting   the model with its multi-token prediction layers; None if it has none
     left_out     multi-token prediction layers of its config whose structure is not known
+    actions      actions that one inference makes; None if it is no model for robots
     """
 
     name: str
@@ -51,6 +52,7 @@ class Model:
     unknown: str = ""
     predicting: Model | None = field(default=None, repr=False)
     left_out: int = 0
+    actions: Actions | None = None
 
     def __hash__(self) -> int:
         """Hash of the name, because graphs are long."""
@@ -109,9 +111,9 @@ class Model:
 
     @cached_property
     def generates(self) -> bool:
-        """Whether it generates token by token, with a cache or state; encoders do not."""
+        """Whether it generates token by token, with a cache or state, or denoises step by step; encoders do not."""
         states = (t for block, op in self.graph if block.main for t in op.state())
-        return any(t.held is None or t.held for t in states)
+        return bool(self.actions) or any(t.held is None or t.held for t in states)
 
     @cached_property
     def image_tokens(self) -> int:
@@ -139,7 +141,7 @@ class Model:
     @cached_property
     def encodes(self) -> bool:
         """Whether it is an encoder-decoder model."""
-        return any(block.stream == TARGET for block in self.graph.blocks)
+        return any(block.stream == TARGET or block.stream.name == "acting" for block in self.graph.blocks)
 
     @cached_property
     def crosses(self) -> bool:
@@ -167,8 +169,10 @@ class Model:
         return self._cache_growth(max((bound for bound in bounds if bound < inf), default=0.0) + 1)
 
     def _cache_growth(self, context: float) -> float:
-        """Bytes that the cache of a sequence of `context` tokens gains by one more."""
-        cache = kv_cache_bytes(self.published, batch=1, context=np.array([context, context + 1]))
+        """Bytes that the cache of a sequence of `context` tokens gains by one more, of the prompt if it denoises."""
+        lengths = np.array([context, context + 1])
+        prompt = lengths if self.actions and self.actions.denoising else 0
+        cache = kv_cache_bytes(self.published, batch=1, context=lengths, prompt=prompt)
         return float(np.diff(np.broadcast_to(cache, 2))[0])
 
 

@@ -383,6 +383,7 @@ def _from_config(
         notes=(*told, *classed_as, *guessed, *notes, *(_stored_notes(config, stored, graph) if stored else ())),
         quantization=quantization,
         unknown=stored.unknown if stored else "",
+        actions=graph.actions,
     )
     if not graph.prediction:
         return replace(model, left_out=_text(config).integer(_text(config).first(*_PREDICTING), 0, least=0))
@@ -430,6 +431,10 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
     """`config`, with the model_type of its class and a note if it has none itself."""
     if config.get("model_type") is not None:
         return config, ()
+    policy = config.get("type")
+    if isinstance(policy, str) and config.get("input_features") is not None:
+        note = f"a LeRobot policy of type {policy}: what its config does not say is as its class has it"
+        return Section({**config.data, "model_type": policy}, config.file, config.at), (note,)
     from .architectures import model_types
     from .architectures._nearest import class_name
 

@@ -67,6 +67,11 @@ class Spans:
         new = np.maximum(self.q_len - self.images * tokens, 0)
         return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=self.logits)
 
+    def of_acting(self, tokens: float) -> Spans:
+        """The passes of a decoder over `tokens` tokens, each of which sees all of the encoder's."""
+        steps = self.of_target()
+        return Spans(batch=self.batch * steps.q_len, q_len=tokens, kv_len=tokens, logits=0, source=steps.source)
+
     def of_seen(self, tokens: float) -> Spans:
         """The part of cross-attention to `tokens` per image; empty if there are no images."""
         new, read = self.q_len * np.minimum(self.seen, 1), self.seen * tokens
@@ -217,6 +222,10 @@ class Workload:
     def images(self, patches: float, tiles: float = 1) -> Workload:
         """An image tower's part of the pass: `tiles` per image, `patches` per tile."""
         return _Part(tuple(s.of_images(patches, tiles) for s in self.groups))
+
+    def acting(self, tokens: float) -> Workload:
+        """The decoder's passes over `tokens` tokens, one pass per token generated, after an encoder."""
+        return _Target(tuple(s.of_acting(tokens) for s in self.groups))
 
     def texts(self, tokens: float) -> Workload:
         """The part of the pass without images, of `tokens` new tokens each."""

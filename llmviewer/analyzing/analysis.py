@@ -27,7 +27,7 @@ from .faster import Faster, faster
 from .generation import GenerationResult, generated, scheduled
 from .measured import Rated, rate
 from .measured import check as check_measured
-from .notes import notes
+from .notes import acted, notes
 from .phases import OperatorResult, Phases, phase, unmodelled
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); incremented when a key changes its meaning or is removed
 MAX: Final = "max"  # the value of batch that asks for the largest that fits
+_GENERATED: Final = 128  # tokens generated, if the caller gives no number
 _CONTEXT: Final = 1e9  # upper end of the memory of a CUDA context [B]
 
 
@@ -171,7 +172,7 @@ def analyze(
     *,
     batch: int | str = 1,
     prompt: int = 1024,
-    gen: int = 128,
+    gen: int | None = None,
     kv_len: int | None = None,
     images: int = 0,
     quant: str | None = None,
@@ -196,7 +197,7 @@ def analyze(
     model, hardware  shipped names, paths of files, or objects
     batch            sequences processed together; "max": as many as fit the memory
     prompt, gen      prompt tokens and generated tokens per sequence; with encoder and decoder, tokens of each; `gen` is
-                     ignored for models that do not generate
+                     ignored for models that do not generate; None: 128, or the steps of one inference of a robot's
     kv_len           tokens that the decode step shown attends to, its own included; None: those of the first step
     images           images per prompt; `prompt` includes their tokens, and the prefill runs their encoder
     quant            precision, such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; None: as published
@@ -236,7 +237,7 @@ def analyzed(
     *,
     batch: int | str,
     prompt: int,
-    gen: int,
+    gen: int | None,
     kv_len: int | None,
     images: int,
     mtp: bool,
@@ -247,7 +248,8 @@ def analyzed(
     searched = isinstance(batch, str) and batch == MAX
     _check_goal(tpot, searched)
     took = check_measured(measured)
-    prompt, gen = whole("prompt", prompt), whole("gen", gen)
+    usual = setting.model.actions.steps if setting.model.actions else _GENERATED
+    prompt, gen = whole("prompt", prompt), usual if gen is None else whole("gen", gen)
     check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)
     written = gen if context else 0
@@ -287,6 +289,7 @@ def analyzed(
         generation=answer,
         notes=(
             *(_said(setting, batch=batch, tokens=prompt + longest, tpot=tpot) if searched else _tight(footprint)),
+            *acted(setting.model, answer, written),
             *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
             *(() if setting.bound else unmodelled(phases)),
         ),

@@ -14,6 +14,7 @@ from ..expectation.whole_passes import backends
 from ..ggml import BY_NAME
 from ..graph import Block, Graph
 from ..lowering import Accounting, Mla
+from ..model import Model
 from ..operators.attention import Indexer
 from ..operators.base import Operator
 from ..operators.block_sparse import BlockIndexer
@@ -27,8 +28,9 @@ from ..precision import NAMED, Format
 from ..resource import Unit, link
 from ..setting import Setting
 from ..transforms.skew import chooses, skew
-from ..units import seconds, si
+from ..units import counted, seconds, si
 from ..workload import Workload
+from .generation import GenerationResult
 
 _NAMED: Final = 4  # operators listed by name
 _LITTLE_EFFECT: Final = {  # what-ifs that change few results, by prefix
@@ -96,6 +98,25 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
             "no embedding, half the OPs of lm_head; for all other purposes use faithful accounting"
         )
     return tuple(found)
+
+
+def acted(model: Model, answer: GenerationResult, written: int) -> list[str]:
+    """How often a model for robots can act, if one inference was analyzed."""
+    actions = model.actions
+    if not actions:
+        return []
+    inference = f"an inference is {counted(actions.steps, actions.unit)} and makes {counted(actions.count, 'action')}"
+    if written != actions.steps:
+        return [f"{inference}: --gen {actions.steps} counts one"]
+    each = "; the time per output token is that of one denoising step" if actions.denoising else ""
+    found = f"{inference}: at most {_acting(answer.latency_s, actions.count)}"
+    if answer.expected_latency_s:
+        found += f"; expect {_acting(answer.expected_latency_s, actions.count)}"
+    return [found + each]
+
+
+def _acting(latency: float, actions: int) -> str:
+    return f"{1 / latency:,.4g} inferences/s, {actions / latency:,.4g} actions/s"
 
 
 def _fp32_weights(setting: Setting) -> list[str]:

@@ -106,6 +106,11 @@ def build_idefics3(config: Section, fmt: Format) -> Graph:
     section = filled(section, TOWERS["Idefics3VisionConfig"])
     rows, columns = longest_side(picture_size(config), sides(section, "image_size"), _TILES)
     tower = replace(plain_tower(section, multiple=side), tiles=rows * columns + 1)
+    return behind_squares(tower, side, text, width, fmt)
+
+
+def behind_squares(tower: Tower, side: int, text: Graph, width: int, fmt: Format) -> Graph:
+    """`text` behind a tower, `side` x `side` patches of which are one token."""
     parts, merged = tower.parts(fmt), side**2
     wide = parts.tensor("pixel_shuffle", merged * tower.hidden)
     shuffle = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))

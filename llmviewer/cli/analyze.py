@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
 from ..errors import InputError
 from . import inputs
@@ -47,7 +46,9 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 )
 @shared.goal("--tpot", "With --batch max: the longest time per output token, as expected where that is known.")
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.number("--gen", "Tokens generated of each sequence.", default=128)
+@shared.number(
+    "--gen", "Tokens generated of each sequence; 128, or those of one inference of a model for robots, if not given."
+)
 @shared.number("--kv-len", "Tokens that the decode step shown attends to; if not given, those of the first step.")
 @shared.number("--images", "Pictures in each prompt, or audio clips of 30 s.", default=0)
 @shared.report_format(shared.FORMATS)
@@ -118,12 +119,13 @@ def analyze(
         both = {what: question.pop(what) for what in ("hardware", "layout")}
         _check_used(sides, **both)
         usual = {f"{side}_{what}": value for side in inputs.SIDES for what, value in both.items()}
+        if question["gen"] is None:
+            del question["gen"]
         found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
         shared.emit(render(found), output)
         return
     analysis = run(hardware_set=hardware_set, **question)
-    left = click.get_current_context().get_parameter_source("gen") is ParameterSource.DEFAULT
-    if not left and not analysis.model.generates:
+    if question["gen"] is not None and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
     shared.emit(render(analysis), output)
 

@@ -83,7 +83,7 @@ class Causal(Mask):
     def read(self) -> Form:
         return kv_tokens(self.window)
 
-    def streamed(self, tile: float, resident: float) -> Form:
+    def streamed(self, tile: float, resident: float) -> Form | None:
         return kv_streams(tile, resident, self.window)
 
     def __str__(self) -> str:
@@ -94,9 +94,16 @@ CAUSAL: Final = Causal()
 
 
 class Once(Causal):
-    """Causal, in a model that does not generate: keys are not kept."""
+    """Causal, in one pass over all of the input: keys are not kept."""
 
     keeps: ClassVar[bool] = False
+
+    @property
+    def read(self) -> Form:
+        return TOKENS
+
+    def streamed(self, tile: float, resident: float) -> None:  # noqa: ARG002
+        return None
 
 
 @dataclass(frozen=True)
@@ -195,6 +202,19 @@ class Everything(Mask):
 
     def __str__(self) -> str:
         return "both ways" if self.reach == inf else f"both ways, {self.reach:g}"
+
+
+class WholePrompt(Everything):
+    """All of a prompt, which one pass reads; keys are kept for a decoder that reads them in every step."""
+
+    keeps: ClassVar[bool] = True
+
+    @property
+    def held(self) -> Form:
+        return kv_tokens()
+
+    def __str__(self) -> str:
+        return "prompt both ways"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,9 @@ def staged(graph: Graph, stages: int, group: Group) -> Graph:
 
     Raises InputError if there are fewer layers than stages, or a layer reads the cache of one in another stage.
     """
+    if any(block.stream.name == "acting" for block in graph.blocks):
+        what = "every step of the action expert reads the caches of all layers of the vision-language model"
+        raise InputError(f"pp={stages}: {what}", hint="use tp or dp")
     cut = _Stages.of(graph, stages)
     if stages > cut.layers:
         raise InputError(f"pp={stages} is more than the {cut.layers} layers", hint=f"try pp={cut.layers} or fewer")

@@ -7,15 +7,24 @@ repository is neither downloaded nor run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Any, Final
 
 from .documents import MOST_BYTES
 from .errors import InputError
+from .writing import write
 
 _NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@([\w./-]+))?")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_DEADLINE_S: Final = 60.0  # for a file, answers of servers before it included
+_TIMEOUT_S: Final = 10.0  # between two pieces of an answer
+_PIECE: Final = 2**16  # bytes
+_GZIP: Final = 16  # added to a size of the window, asks zlib for the gzip format
 _ERROR: Final = 40  # level of the standard library's logging
 
 
@@ -35,33 +44,125 @@ def fetch(name: str, file: str) -> Path | None:
     """
     match = _NAME.fullmatch(name)
     assert match
+    if ".." in Path(match[2] or "").parts or (match[2] or "").startswith("/"):
+        raise InputError(f"{name}: must be org/name@revision with a branch, tag or commit")
     try:
-        import huggingface_hub
+        import_module("huggingface_hub")
     except ImportError:
         raise InputError(
             f"{name}: models of the Hugging Face hub need the package huggingface_hub; "
             "pip install 'llmviewer[hub]', or give the path of a config.json"
         ) from None
     with _quiet():
-        try:
-            size = _ask(match[1], match[2], file)
-        except Exception as error:  # noqa: BLE001  # its own, and those of the HTTP library that it uses
-            return _instead(error, name, file)
-        if size > MOST_BYTES:
-            raise InputError(f"{name}: {file} must have at most {MOST_BYTES} bytes; has {size}")
-        try:
-            return Path(huggingface_hub.hf_hub_download(match[1], file, revision=match[2]))
-        except Exception as error:  # noqa: BLE001
-            said = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
-            raise InputError(f"{name}: {file} cannot be fetched: {said}") from None
+        return _in_time(lambda: _fetched(match[1], match[2], name, file), f"{name}: {file}")
 
 
-def _ask(repository: str, revision: str | None, file: str) -> int:
-    """The size of a file, by a single request; hf_hub_download() retries for half a minute before it fails."""
+def _in_time(fetch: Callable[[], Path | None], what: str) -> Path | None:
+    """The result of `fetch`, in a thread that is given up after `_DEADLINE_S`: timeouts of HTTP libraries are between
+    two bytes, so a server that sends one now and then is waited for without end.
+    """
+    done: list[Path | BaseException | None] = []
+
+    def run() -> None:
+        try:
+            done.append(fetch())
+        except BaseException as error:  # noqa: BLE001  # raised by the caller
+            done.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_DEADLINE_S)
+    if not done:
+        raise InputError(f"{what} was not sent within {_DEADLINE_S:g} s; try again, or give the path of a config.json")
+    if isinstance(done[0], BaseException):
+        raise done[0]
+    return done[0]
+
+
+def _fetched(repository: str, revision: str | None, name: str, file: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        url, commit, size = _ask(repository, revision, file)
+    except Exception as error:  # noqa: BLE001  # its own, and those of the HTTP library that it uses
+        return _instead(error, name, file)
+    if not _COMMIT.fullmatch(commit):
+        raise InputError(f"{name}: {file} cannot be fetched: the server names no commit")
+    if size > MOST_BYTES:
+        raise _too_long(name, file, str(size))
+    cached = try_to_load_from_cache(repository, file, revision=commit)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        data = _downloaded(url, name, file)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        said = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
+        raise InputError(f"{name}: {file} cannot be fetched: {said}") from None
+    return _cached(data, repository, revision or "main", commit, file)
+
+
+def _too_long(name: str, file: str, size: str) -> InputError:
+    return InputError(f"{name}: {file} must have at most {MOST_BYTES} bytes; has {size}")
+
+
+def _ask(repository: str, revision: str | None, file: str) -> tuple[str, str, int]:
+    """Address, commit and size of a file as the server claims, by a single request without retries."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repository, file, revision=revision)
-    return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT).size or 0
+    found = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return url, found.commit_hash or "", found.size or 0
+
+
+def _downloaded(url: str, name: str, file: str) -> bytes:
+    """The contents of a file, of which no more than MOST_BYTES are taken, whatever length the server claims."""
+    utils: Any = import_module("huggingface_hub.utils")
+    data = bytearray()
+    with _response(utils.get_session(), url, {**utils.build_hf_headers(), "Accept-Encoding": "identity"}) as response:
+        utils.hf_raise_for_status(response)
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding not in ("identity", "gzip"):
+            raise InputError(f"{name}: {file} cannot be fetched: it is sent with the encoding {encoding!r}")
+        unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | _GZIP).decompress
+        pieces = response.iter_raw() if hasattr(response, "iter_raw") else response.raw.stream(_PIECE)
+        for piece in pieces:
+            data += unpack(piece, MOST_BYTES + 1) if encoding == "gzip" else piece
+            if len(data) > MOST_BYTES:
+                raise _too_long(name, file, "more")
+    return bytes(data)
+
+
+@contextmanager
+def _response(session: Any, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    """The response of a session of huggingface_hub: of httpx, or of requests before 1.0."""
+    if hasattr(session, "stream"):
+        with session.stream("GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S) as response:
+            yield response
+    else:
+        with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response:
+            yield response
+
+
+def _cached(data: bytes, repository: str, revision: str, commit: str, file: str) -> Path:
+    """The path of a file written to the cache of huggingface_hub, where its other users find it."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    path = folder / "snapshots" / commit / file
+    _written(path, data)
+    if revision != commit:
+        _written(folder / "refs" / revision, commit.encode())
+    return path
+
+
+def _written(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path.parent}: must be a folder that can be written to: {error.strerror}") from None
+    write(path, lambda temporary: temporary.write_bytes(data))
 
 
 @contextmanager

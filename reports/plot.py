@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from llmviewer import writing
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.arguments import each_once
 from llmviewer.errors import InputError
 from llmviewer.setting import Setting
-from llmviewer.sweeping import export
 
 from . import figures
 from .page import figure_page
@@ -81,7 +81,7 @@ def write(figure: go.Figure, path: Path) -> None:
     Raises InputError for other endings, and where an image cannot be made, saying what is missing.
     """
     if path.suffix == ".html":
-        export.write_text(path, figure_page(figure))
+        writing.write_text(path, figure_page(figure))
         return
     if path.suffix not in _IMAGES:
         raise InputError(f"{path}: must end in .html, {', '.join(_IMAGES)}")
@@ -93,4 +93,4 @@ def write(figure: go.Figure, path: Path) -> None:
             f"{path}: images need the extra `images` (pip install 'llmviewer[images]') and a Chrome or Chromium, whose "
             f"path BROWSER_PATH may give; write an .html file instead: {reason}"
         ) from None
-    export.write(path, lambda temporary: temporary.write_bytes(image))
+    writing.write(path, lambda temporary: temporary.write_bytes(image))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from llmviewer.comparing.choice import Choice, choose
-from llmviewer.sweeping.export import write_text
+from llmviewer.writing import write_text
 
 from .choice import REPORT
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from llmviewer.cli import main
-from llmviewer.sweeping.export import write_text
+from llmviewer.writing import write_text
 
 
 def run(capsys, *arguments):

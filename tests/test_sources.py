@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -47,6 +49,13 @@ FILES = {  # (repository, revision, file): what it holds
         }
     ),
     ("org/long", "main", "config.json"): " " * (2**26 + 1),
+    ("org/nowhere", "main", "config.json"): json.dumps(CONFIG),
+    **{(f"org/{name}", "main", "config.json"): "{}" for name in ("endless", "packed", "slow")},
+}
+ENDLESS = {  # headers of a response that never ends; what HEAD tells of it is false
+    "org/endless": {},
+    "org/packed": {"Content-Encoding": "gzip"},
+    "org/slow": {"Content-Length": "1000000"},
 }
 
 
@@ -89,6 +98,10 @@ class Hub(BaseHTTPRequestHandler):
             return self._end(404, {"X-Error-Code": "EntryNotFound", **commit}, b"", with_body=with_body)
         body = text.encode()
         etag = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"'}
+        if with_body and repository in ENDLESS:
+            return self._endless(ENDLESS[repository], {**commit, **etag})
+        if repository == "org/nowhere":
+            commit = {"X-Repo-Commit": "../../../escaped"}
         return self._end(200, {**commit, **etag}, body, with_body=with_body)
 
     def _end(self, status, headers, body, *, with_body):
@@ -98,6 +111,24 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         if with_body:
             self.wfile.write(body)
+
+    def _endless(self, headers, own):
+        """A body that never ends, whatever length it claims to have; slow, if it has a length."""
+        self.send_response(200)
+        for key, value in {**headers, **own}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        zeros = zlib.compressobj(wbits=31)
+        slow, packed = "Content-Length" in headers, "Content-Encoding" in headers
+        while True:
+            piece = b" " * (1 if slow else 2**22)
+            try:
+                self.wfile.write(zeros.compress(piece) if packed else piece)
+                self.wfile.flush()
+            except OSError:
+                return
+            if slow:
+                time.sleep(0.2)
 
     def log_message(self, *_):
         pass
@@ -229,6 +260,30 @@ def test_a_config_that_is_too_long_is_not_fetched(models, endpoint):
     Hub.asked.clear()
     assert _error(models("org/long")) == "org/long: config.json must have at most 67108864 bytes; has 67108865"
     assert len(Hub.asked) == 1
+
+
+@pytest.mark.parametrize("name", ["org/endless", "org/packed"])
+def test_a_file_is_not_longer_than_allowed_whatever_the_server_claims(models, tmp_path, name):
+    assert _error(models(name)) == f"{name}: config.json must have at most 67108864 bytes; has more"
+    assert not any(path.is_file() for path in (tmp_path / "hf").rglob("*config.json*"))
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(endpoint, tmp_path):
+    code = (
+        "import llmviewer.hub as hub; hub._DEADLINE_S = 1.0\n"
+        "from llmviewer.cli import main; raise SystemExit(main(['models', 'org/slow']))"
+    )
+    given = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=False)
+    said = "config.json was not sent within 1 s; try again, or give the path of a config.json"
+    assert _error(done) == f"org/slow: {said}"
+
+
+def test_the_server_names_no_path(models, tmp_path):
+    error = "org/nowhere: config.json cannot be fetched: the server names no commit"
+    assert _error(models("org/nowhere")) == error
+    assert not list(tmp_path.rglob("*escaped*"))
+    assert "must be org/name@revision with a branch, tag or commit" in _error(models("org/plain@../../x"))
 
 
 def test_an_architecture_that_is_not_known(models):

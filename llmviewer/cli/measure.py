@@ -125,7 +125,7 @@ def _report(session: Session, form: str, before: int) -> None:
     from ..devices.files import load_hardware
     from ..measuring.session import header
     from ..measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
-    from ..sweeping.export import write_text
+    from ..writing import write_text
 
     journal, machine, folder = session.journal, session.machine, session.journal.folder
     parts = {}

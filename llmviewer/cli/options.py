@@ -297,7 +297,7 @@ def in_options(message: str, command: click.Command, arguments: Sequence[str]) -
 
 def emit_report(report: Report[_A], found: _A, form: str | None, output: Path | None) -> None:
     """The report on `found`: to the screen, a file, or a folder of files named after the report."""
-    from ..sweeping.export import write_text
+    from ..writing import write_text
 
     if output and not form and (output.is_dir() or not output.suffix):
         _make(output)
@@ -337,7 +337,7 @@ def emit(text: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False, color=True)
         return
-    from ..sweeping.export import write_text
+    from ..writing import write_text
 
     write_text(output, text)
     click.echo(f"{output}: written", err=True)

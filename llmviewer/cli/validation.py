@@ -75,7 +75,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     from ..expectation.index import index
     from ..expectation.profile import read_given, to_yaml
     from ..expectation.rows import joined, read
-    from ..sweeping.export import write_text
+    from ..writing import write_text
 
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
@@ -228,7 +228,7 @@ def _write(path: Path, predictions: Sequence[Predictions]) -> None:
     import pandas as pd
 
     from ..rows import csv_cell
-    from ..sweeping.export import write
+    from ..writing import write
 
     frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
     if path.suffix == ".csv":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import InputError
-from ..sweeping.export import write
+from ..writing import write
 from .ceilings import Ceiling
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..devices.files import hardware_file, load_hardware
 from ..errors import InputError
 from ..expectation.device import Device, of
-from ..sweeping.export import write_text
+from ..writing import write_text
 from .backend import Backend, LaunchError, Sets, breaks
 from .ceilings import ceilings, disturbed, disturbed_rates, rates
 from .journal import SCHEMA, Journal

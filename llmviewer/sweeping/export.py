@@ -1,45 +1,18 @@
-"""Atomic writing of files: under a temporary name, then renamed."""
+"""Tables of sweeps as CSV and Parquet."""
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..rows import csv_cell
+from ..writing import write
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from .grid import Sweep
-
-
-def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Calls `fill` with a temporary path in the same folder and renames that to `path`.
-
-    Raises InputError if the file cannot be written; an existing file then stays, and no temporary file does.
-    """
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give a file to write to")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
-    try:  # tempfile creates files that only their owner can read
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        fill(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_sweep(path: Path, sweep: Sweep) -> None:

@@ -19,9 +19,9 @@ from ..errors import InputError
 from ..expectation.profile import Profile, read_given
 from ..model import Model
 from ..model_files import load_model
+from ..writing import write, write_text
 from .axes import DEVICE, NUMBERS
 from .design import DESIGN, SETTINGS, Design, Numbers, digest, hash_of
-from .export import write, write_text
 from .grid import Sweep, sweep
 
 if TYPE_CHECKING:

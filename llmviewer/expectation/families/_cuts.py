@@ -134,7 +134,8 @@ def _masked(c: Caches) -> Cut:
     larger = np.minimum(np.ceil(fewest * c.cores / c.tiles), fewest)
     threads = _MASKED_LEAST * 2.0 ** np.floor(np.log2(larger))
     places = _MASKED_THREADS / threads
-    loop = _MASKED_KEYS * np.floor(threads / (2 ** np.ceil(np.log2(c.width)) / _MASKED_COLUMNS))
+    keys = np.floor(threads / (2 ** np.ceil(np.log2(c.width)) / _MASKED_COLUMNS))
+    loop = _MASKED_KEYS * np.maximum(keys, 1)  # heads are at most as wide as a block; others have no such kernel
     parts = np.clip(np.ceil(places * c.cores / c.tiles), 1, np.ceil((c.keys + 1) / loop))
     return _even(c, parts, parts, places)
 

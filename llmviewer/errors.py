@@ -23,11 +23,12 @@ class InputError(ValueError):
     """
 
     def __init__(self, reason: str, *, hint: str = "") -> None:
-        super().__init__(_shortened(f"{reason}; {hint}" if hint else reason))
-        self.reason = _shortened(reason)
+        super().__init__(shortened(f"{reason}; {hint}" if hint else reason))
+        self.reason = shortened(reason)
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """A text of an error without what is too long in it."""
     text = _LONG_WORD.sub(r"\1...", text)
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - _END]} ... {text[-_END:]}"
 

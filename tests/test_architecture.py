@@ -139,3 +139,11 @@ def test_nothing_prints_but_the_command_line():
     for path in FILES:
         calls = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
         assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], path
+
+
+def test_architectures_read_numbers_of_layers_as_counts():
+    """Layers are made one by one, so a number of them that is read with integer() can take all memory; use count()."""
+    size = re.compile(r'\.integer\(f?"(?!max_window_|\w*_every_n_|\w*_per_attn_)\w*(?:layers|depth|repeat|n_layer)"')
+    assert not [
+        path.name for path in (ROOT / "llmviewer" / "architectures").glob("*.py") if size.search(path.read_text())
+    ]

@@ -19,7 +19,6 @@ from llmviewer.timelines.reading import read_timeline
 
 TRACE = "Start (ns),Duration (ns),Name\n"
 KERNEL = {"cat": "kernel", "name": "a", "pid": 0, "ts": 1, "dur": 1}
-ARCHITECTURES = Path(__file__).parents[1] / "llmviewer" / "architectures"
 
 
 def refusal(capsys, *arguments):
@@ -122,12 +121,6 @@ def test_counts_of_layers_are_limited():
     assert section.count("num_hidden_layers") == MAX_COUNT
     with pytest.raises(InputError, match=f"num_hidden_layers: must be at most {MAX_COUNT // 2}; got {MAX_COUNT}"):
         section.count("num_hidden_layers", times=section.count("loops"))
-
-
-def test_architectures_read_numbers_of_layers_as_counts():
-    """Layers are made one by one, so a number of them that is read with integer() can take all memory; use count()."""
-    size = re.compile(r'\.integer\(f?"(?!max_window_|\w*_every_n_|\w*_per_attn_)\w*(?:layers|depth|repeat|n_layer)"')
-    assert not [path.name for path in ARCHITECTURES.glob("*.py") if size.search(path.read_text())]
 
 
 @pytest.mark.parametrize("shape", [(4, 0), (4, -1), (2**40, 2**40)])

@@ -573,10 +573,7 @@ def test_of_families_whose_fields_are_alike_the_first_by_name_is_told(config):
         [sys.executable, "-c", code, config(**published | {"model_type": "quux"})],
         env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (
-        "by its fields it is nearest to glm (partial_rotary_factor, head_dim, attention_bias, rope_theta)"
-        in done.stderr
-    )
+    assert "by its fields it is nearest to glm (partial_rotary_factor, " in done.stderr
 
 
 def test_a_folder_without_a_config(tmp_path):

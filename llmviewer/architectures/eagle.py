@@ -87,7 +87,7 @@ def build_eagle3(config: Section, fmt: Format) -> Graph:
     """One fusing layer, or others after it, and a head of the most frequent words."""
     _check_layers(config)
     config.costless("norm_before_residual", "bias", "target_model_type")
-    count = config.integer("num_hidden_layers")
+    count = config.count("num_hidden_layers")
     plain = Layer(mixer=attention(config), feed_forward=gated_mlp(config))
     first = FusingLayer(mixer=plain.mixer, feed_forward=plain.feed_forward, name="fusing", given=(_EMBEDDED,))
     vocab = config.integer("vocab_size")
@@ -129,7 +129,7 @@ def build_eagle(config: Section, fmt: Format) -> Graph:
     return Fusing(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[first, *[plain] * (config.integer("num_hidden_layers") - 1)],
+        layers=[first, *[plain] * (config.count("num_hidden_layers") - 1)],
         tied=True,
         final_norm=False,
         fused=2 * hidden,

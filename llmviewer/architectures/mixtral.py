@@ -66,7 +66,7 @@ def _minimax_prediction(config: Section, layer: Layer) -> Prediction | None:
     """Modules of multi-token prediction, if use_mtp says that there are any; each has one layer."""
     if not config.flag("use_mtp", default=True):
         return None
-    if config.integer("mtp_transformer_layers", 1) != 1:
+    if config.count("mtp_transformer_layers", 1) != 1:
         raise config.error("mtp_transformer_layers", f"must be 1; got {config.integer('mtp_transformer_layers')}")
     return Prediction.of(config, "num_mtp_modules", layer)
 

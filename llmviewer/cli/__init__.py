@@ -8,6 +8,7 @@ import io
 import os
 import shlex
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,7 +16,7 @@ from importlib import import_module
 import click
 
 from .. import __version__
-from ..errors import InputError, suggest
+from ..errors import InputError, shortened, suggest
 from . import options as shared
 
 _MODULES = {  # of this package, by command
@@ -27,6 +28,7 @@ _MODULES = {  # of this package, by command
 
 _SELDOM = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
 _TAKERS = ("--model", "--hardware")  # options that are arguments of other commands
+_ARITHMETIC = "llmviewer|numpy"  # modules whose warnings are of arithmetic
 _HELP = "`llmviewer --help` and `llmviewer COMMAND --help` list all."
 _LISTED = {"model": "models", "hardware": "hardware"}  # commands with what an argument can be
 _ELSEWHERE = {  # options that other tools have, and what they are here
@@ -51,12 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(_SELDOM)
     sys.stdout, sys.stderr = sys.stdout or _Closed(), sys.stderr or io.StringIO()
     try:
-        cli.main(args=given or ["--help"], prog_name="llmviewer", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=RuntimeWarning, module=_ARITHMETIC)
+            cli.main(args=given or ["--help"], prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
-        message = _usage(error) if isinstance(error, click.ClickException) else _in_options(error, given)
-        click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
-        return 2
+        return _refused(_usage(error) if isinstance(error, click.ClickException) else _in_options(error, given))
+    except RuntimeWarning as warning:  # of numpy, where a result would be wrong or undefined
+        return _refused(f"{warning}: the numbers are too large or too small to be counted; give others")
     except (KeyboardInterrupt, click.Abort) as stop:
         kept = str(stop.__cause__ or stop)  # click raises Abort from the interrupt
         click.echo(f"llmviewer: stopped{f'; {kept}' if kept else ''}", err=True)
@@ -72,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest is flushed at exit
         return 2
     return 0
+
+
+def _refused(message: str) -> int:
+    """Prints the one line that says why an input is refused; returns the exit code."""
+    line = shortened(" ".join(message.split()))
+    click.echo(f"llmviewer: {line if line.isprintable() else line.encode('unicode_escape').decode()}", err=True)
+    return 2
 
 
 class _Closed(io.TextIOBase):

@@ -87,7 +87,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _backbone(config: Section, fmt: Format) -> tuple[tuple[Block, ...], int]:
     """Tower, one linear and the first layers of the language model, whose head is held and not run."""
-    text = Section({**_TEXT, "num_hidden_layers": config.integer("select_layer", 12)}, config.file)
+    text = Section({**_TEXT, "num_hidden_layers": config.count("select_layer", 12)}, config.file)
     section = Section(_TOWER, config.file)
     tower, width = plain_tower(section), text.integer("hidden_size")
     parts = tower.parts(fmt)
@@ -116,7 +116,7 @@ def _features(config: Section, parts: Parts, width: int) -> tuple[Block, ...]:
     )
     norm = parts.norm("features_norm", parts.tensor(HIDDEN, width))
     first = Block(name="features_norm", operators=(norm,), input=HIDDEN, output=norm.name, stream=SOURCE)
-    layers = stack(parts, [layer] * config.integer("num_layers"), width, stream=SOURCE, leaves=ENCODED)
+    layers = stack(parts, [layer] * config.count("num_layers"), width, stream=SOURCE, leaves=ENCODED)
     return (first, *layers)
 
 
@@ -197,7 +197,7 @@ def _layers(config: Section, parts: Parts, hidden: int, width: int) -> list[Bloc
         condition=hidden,
     )
     seeing = replace(own, mixer=cross, name="cross", given=(CONDITION, ENCODED))
-    return stack(parts, [own if n % 2 else seeing for n in range(config.integer("num_layers"))], hidden)
+    return stack(parts, [own if n % 2 else seeing for n in range(config.count("num_layers"))], hidden)
 
 
 def _head(head: Section, config: Section, parts: Parts, hidden: int) -> Block:

@@ -78,7 +78,7 @@ def build(config: Section, fmt: Format) -> Graph:
     """The expert sees the robot's state as a token, which does not see the actions."""
     vlm, expert = _parts_of(config)
     chunk, state_dims = Chunk.of(config), config.integer("max_state_dim", 32)
-    count, layers = chunk.count, expert.integer("num_hidden_layers")
+    count, layers = chunk.count, expert.count("num_hidden_layers")
     parts, hidden, stream = Parts(format=fmt), expert.integer("hidden_size"), acting(count + 1)
     rows = count * SEQUENCES
     state = project(parts, "state_proj", per_sequence(parts, "state", state_dims), hidden)
@@ -105,7 +105,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def build_pi05(config: Section, fmt: Format) -> Graph:
     """The state is part of the prompt's words; the time scales, shifts and gates every branch."""
     vlm, expert = _parts_of(config)
-    chunk, layers = Chunk.of(config), expert.integer("num_hidden_layers")
+    chunk, layers = Chunk.of(config), expert.count("num_hidden_layers")
     parts, hidden, stream = Parts(format=fmt), expert.integer("hidden_size"), acting(chunk.count)
     x = parts.tensor("actions", chunk.dims)
     actions = parts.linear("action_in_proj", x, parts.tensor("tokens", hidden), bias=True)
@@ -143,12 +143,12 @@ def build_smolvla(config: Section, fmt: Format) -> Graph:
         raise config.error("vlm_model_name", f"must be {_SMOLVLM}, whose sizes are known here; got {named!r}")
     if (mode := config.text("attention_mode", "cross_attn")) != "cross_attn":
         raise config.error("attention_mode", f"must be cross_attn, as in the published model; got {mode!r}")
-    layers = config.integer("num_vlm_layers", 16)
+    layers = config.count("num_vlm_layers", 16)
     section = Section({**_SMOLVLM_TEXT, "num_hidden_layers": layers}, config.file)
     width, words = section.integer("hidden_size"), section.integer("vocab_size")
     hidden = int(width * config.number("expert_width_multiplier", 0.75))
-    every = config.integer("self_attn_every_n_layers", 2)
-    count = config.integer("num_expert_layers", 0, least=-1)
+    every = config.count("self_attn_every_n_layers", 2)
+    count = config.count("num_expert_layers", 0, least=-1)
     if count > 0 and count != layers:
         raise config.error("num_expert_layers", f"must be 0 or the {layers} layers of num_vlm_layers; got {count}")
     chunk, state_dims = Chunk.of(config), config.integer("max_state_dim", 32)

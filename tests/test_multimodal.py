@@ -14,7 +14,9 @@ import pytest
 
 from llmviewer.architectures import builder
 from llmviewer.documents import Section
+from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, images
+from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.linear import Linear
 from llmviewer.operators.pictures import BatchedProduct, RelativePositions
@@ -54,3 +56,69 @@ def test_ops_of_an_encoder_equal_torchs(name):
     """Of Granite Speech the conformer alone: transformers runs the first attention of queries once for all windows."""
     encoder = {"audio_embedding", "audio_layer", "audio_characters"} if name == "granite_speech" else None
     assert products_of(graph_of(MODELS[name]["config"]), encoder) == MODELS[name]["flops"]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("minicpm-v-2.6", 16_198_350_304 // 2),  # bytes of the checkpoint in bf16
+        ("molmo-7b-d", 8_021_025_280),  # of the checkpoint on the hub
+        ("chameleon-7b", 7_043_090_432),
+        ("emu3", 8_762_751_807),
+    ],
+)
+def test_totals_are_the_published_ones(name, parameters):
+    assert load_model(name).parameters == parameters
+
+
+@pytest.mark.parametrize(("name", "billions"), [("tiny", 3.37), ("small", 16.15), ("base", 27.48)])
+def test_deepseek_vl2_has_the_published_sizes(name, billions):
+    """Of arXiv:2412.10302, table 2, whose language models have 3, 16 and 27 billion parameters."""
+    sizes = {
+        "tiny": (1280, 6848, 896, 64, 12, 10, 129280),
+        "small": (2048, 10944, 1408, 64, 27, 16, 102400),
+        "base": (2560, 12288, 1536, 72, 30, 32, 129280),
+    }[name]
+    keys = ("hidden_size", "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_hidden_layers",
+            "num_attention_heads", "vocab_size")  # fmt: skip
+    text = dict(zip(keys, sizes, strict=True)) | {"n_shared_experts": 2, "num_experts_per_tok": 6, "q_lora_rank": None,
+            "first_k_dense_replace": 1, "num_key_value_heads": sizes[5], "use_mla": name != "tiny"}  # fmt: skip
+    found = graph_of({"model_type": "deepseek_vl_v2", "language_config": text}).parameters
+    assert round(found / 1e9, 2) == billions
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("chameleon-7b", 32 * 32),
+        ("emu3", 90 * (90 + 1)),  # codes of a row, and a token that ends it
+        ("florence-2-large", 24 * 24 + 1),
+        ("kosmos-2", 64),
+        ("instructblip-vicuna-7b", 32),
+        ("granite-speech-3.3-8b", 30 * 10),
+        ("qwen3-asr-1.7b", 30 * 13),
+        ("minicpm-v-2.6", (1 + 2 * 3) * 64),  # 1024 x 1024 pixels are about six times 448 x 448
+        ("deepseek-vl2", 14 * 15 + 1 + 3 * 14 * (3 * 14 + 1)),  # the whole, a separator, 3 x 3 tiles
+        ("molmo-7b-d", 144 + 28 * 28),  # the whole, 3 x 3 crops with 16 patches of their own and 8 shared
+    ],
+)
+def test_tokens_of_an_image_or_of_30_s_of_sound(name, tokens):
+    assert load_model(name).image_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"model_type": "minicpmv", "version": 3.1}, "version: must be one of 2.0, 2.5, 2.6, 4.0, 4.5; got 3.1"),
+        ({"model_type": "qwen3_asr", "audio_config": {"n_window": 70}},
+         "sound_seconds: must be whole chunks of 140 frames; got 3000 frames"),
+        ({"model_type": "granite_speech", "window_size": 16}, "downsample_rate: must divide the window_size 16; got 5"),
+        ({"model_type": "openvla", "timm_model_ids": ["resnet50"]},
+         ("timm_model_ids: must begin with one of vit_large_patch14_reg4_dinov2, vit_so400m_patch14_siglip; got "
+          "'resnet50'")),
+    ],
+)  # fmt: skip
+def test_fields_that_no_encoder_has_are_refused(config, what):
+    with pytest.raises(InputError) as error:
+        graph_of(config)
+    assert str(error.value) == f"config.json: {what}"

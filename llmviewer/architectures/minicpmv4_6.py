@@ -68,11 +68,11 @@ def build(config: Section, fmt: Format) -> Graph:
     merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"
     unit, size = section.integer("patch_size") * (4 if merges else 2), picture_size(config)
     rows, columns = nearest_slices(size, _SIDE, most=_SLICES)
-    whole = _seen(section, fmt, _resized(size, unit), width, merges=merges)
+    whole = _seen(section, fmt, resized(size, unit), width, merges=merges)
     if rows * columns == 1:
         return joined(whole.blocks, whole.project, text, tokens=whole.tokens)
-    slice_size = (_nearest(size[0], rows) / rows, _nearest(size[1], columns) / columns)
-    each = _seen(section, fmt, _resized(slice_size, unit), width, merges=merges, tiles=rows * columns)
+    slice_size = (nearest(size[0], rows) / rows, nearest(size[1], columns) / columns)
+    each = _seen(section, fmt, resized(slice_size, unit), width, merges=merges, tiles=rows * columns)
     sliced = rows * columns * each.tokens
     again = seen_again((*each.blocks, feature_block("projector", each.project, sliced)), "slices")
     tokens, parts = whole.tokens + sliced, Parts(format=fmt)
@@ -89,14 +89,14 @@ def build(config: Section, fmt: Format) -> Graph:
     )
 
 
-def _resized(size: tuple[float, float], unit: int) -> tuple[int, int]:
+def resized(size: tuple[float, float], unit: int) -> tuple[int, int]:
     """Height and width of a picture that is brought to the pixels of a slice in its own shape, in whole units."""
     shape = size[1] / size[0]
     height = int(_SIDE / sqrt(shape))
-    return _nearest(height, unit), _nearest(int(height * shape), unit)
+    return nearest(height, unit), nearest(int(height * shape), unit)
 
 
-def _nearest(length: int, unit: int) -> int:
+def nearest(length: int, unit: int) -> int:
     """The multiple of `unit` that is nearest, one at least."""
     return max(round(length / unit) * unit, unit)
 

@@ -88,10 +88,10 @@ def build(config: Section, fmt: Format) -> Graph:
     tower, patch = _tower(section, max(runs)), sides(section, "patch_size")
     rows, columns = _crops(picture_size(config), tower.picture, patch)
     tower = replace(tower, tiles=rows * columns + 1)
-    tokens = _tokens(tower.picture, 1, 1) + _tokens(tower.picture, rows, columns)
+    tokens = grid_tokens(tower.picture, 1, 1) + grid_tokens(tower.picture, rows, columns)
     parts = tower.parts(fmt)
     x = with_rows(parts.tensor(HIDDEN, len(runs) * tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
-    project = _pooled(adapter, parts, x, tokens)
+    project = pooled_patches(adapter, parts, x, tokens)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
 
@@ -123,13 +123,13 @@ def _crops(size: tuple[int, int], crop: Picture, patch: tuple[int, int]) -> tupl
     return best_fit((size[0] - _OVERLAP * patch[0], size[1] - _OVERLAP * patch[1]), own, most=_CROPS)
 
 
-def _tokens(crop: Picture, rows: int, columns: int) -> int:
+def grid_tokens(crop: Picture, rows: int, columns: int) -> int:
     """Of crops side by side, squares of whose patches are one each."""
     tall, wide = rows * (crop.height - _OVERLAP) + _OVERLAP, columns * (crop.width - _OVERLAP) + _OVERLAP
     return ceil(tall / _POOLED) * ceil(wide / _POOLED)
 
 
-def _pooled(config: Section, parts: Parts, x: Tensor, tokens: int) -> tuple[Operator, ...]:
+def pooled_patches(config: Section, parts: Parts, x: Tensor, tokens: int) -> tuple[Operator, ...]:
     """The mean of four patches of x looks at them; a gated MLP follows, which leaves what is as wide as text."""
     config = filled(config, {"hidden_size": 1152, "num_attention_heads": 16, "head_dim": 72})
     count, each, bias = config.integer("num_attention_heads"), _POOLED**2, config.flag("attention_bias", default=True)

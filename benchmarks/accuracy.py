@@ -166,6 +166,7 @@ def main() -> None:
     further = [*_carried(moved), *_worth(few, near), *_scaling(found), *_violations(groups), *_told(own)]
     text = _document(entries, moved, [*further, *WEAK.splitlines(), ""])
     PAGE.write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "stand_ins.py"), str(folder)], check=True, cwd=ROOT)
 
 
 def _sends(rows: Rows, kernels: Any) -> Rows:

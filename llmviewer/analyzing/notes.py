@@ -347,7 +347,7 @@ def _other_types(setting: Setting, workload: Workload) -> list[str]:
     known = kernels.expect(rows, seen, laid).launches
     found: dict[tuple[Format, Format, str], dict[str, None]] = {}
     for launch in laid:
-        types = [kernel.stack.dtype for kernel in launch.kernels if kernel.family in ("gemm", "moe")]
+        types = [of for kernel in launch.kernels if kernel.family in ("gemm", "moe") for of in kernels.types(kernel)]
         for member in launch.members if types else ():
             for op in _linears(rows[member].operator):
                 formats = op.inputs[0].format, op.weight.format
@@ -355,8 +355,8 @@ def _other_types(setting: Setting, workload: Workload) -> list[str]:
                     found.setdefault((*formats, types[0]), {})[op.name] = None
     return [
         f"no kernel of {weight.name} weights and {activation.name} activations was measured "
-        f"({_few(list(names))}): expected times are those of {dtype} kernels, with {_bits(TYPES[dtype].weight)}-bit "
-        f"weights and {_bits(TYPES[dtype].activation)}-bit activations"
+        f"({_few(list(names))}): they are expected to be as efficient as {dtype} kernels, with "
+        f"{_bits(TYPES[dtype].weight)}-bit weights and {_bits(TYPES[dtype].activation)}-bit activations"
         for (activation, weight, dtype), names in found.items()
     ]
 

@@ -17,8 +17,9 @@ from ..forms import Num
 from ..roofline import Lane, OperatorEstimate, PlannedOperator, in_parts, lane, overlapping
 from .engines import IDLE, Host
 from .families._family import Array
-from .sources import BOUND_ONLY
-from .transfer import FOR_OTHERS, Expectation
+from .profile import Error
+from .sources import CALIBRATED, CLASSES, FOR_OTHERS, for_other_work
+from .transfer import Expectation
 
 _MOSTLY: Final = 0.5  # share of the expected time from which fixed costs dominate
 _TOLD: Final = 0.01
@@ -104,7 +105,17 @@ class ExpectedLaunch:
         names = ("expected", "low", "high", "latency")
         best = {name: np.where(second, getattr(other, name), getattr(self, name)) for name in names}
         found = other if np.all(second) else together([self, other], np.add)
-        return replace(found, source=f"{found.source}, few queries as so many heads", **best)
+        return replace(found, source=for_other_work("few queries as so many heads", found.source), **best)
+
+    def up_to(self, other: ExpectedLaunch) -> ExpectedLaunch:
+        """The same, as far up and down as the intervals of both reach."""
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        return self.taking(self.expected, low, high, self.often)
+
+    def widened(self, error: Error) -> ExpectedLaunch:
+        """The same with an interval of no less than an error's."""
+        low, high = error.interval(self.expected)
+        return self.taking(self.expected, np.minimum(self.low, low), np.maximum(self.high, high), self.often)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +200,12 @@ class ExpectedPass:
         times: dict[str, float] = {}
         for row, each in zip(self.operators, self.launches, strict=True):
             first = each.source.partition("; ")[0]
-            name = _without_versions(first) if first.startswith("calibrated") else first
+            name = _without_versions(first) if first.startswith(CALIBRATED) else first
             times[name] = times.get(name, 0.0) + float(np.sum(row.block.repeat * each.expected))
         whole, main = sum(times.values()), max(times, key=times.__getitem__)
         others = {
             kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / whole
-            for kind in ("transferred", BOUND_ONLY)
+            for kind in CLASSES
             if not main.startswith(kind)
         }
         return {main: times[main] / whole} | {kind: share for kind, share in others.items() if share >= _TOLD}

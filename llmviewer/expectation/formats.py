@@ -43,11 +43,23 @@ TYPES: Final[Mapping[str, KernelType]] = {
     "w4a16_mxfp4": KernelType(weight=0.5 + 1 / 32, activation=2, arithmetic="bf16"),
     "w4a8_mxfp4_mxfp8": KernelType(weight=0.5 + 1 / 32, activation=1 + 1 / 32, arithmetic="fp8", quantizes=True),
     "w4afp8": KernelType(weight=0.5 + 2 / 128, activation=1, arithmetic="fp8", quantizes=True),
+    # Of which no kernel was measured; those of SIMILAR stand in, with these sizes and units.
+    "w8a16_fp8": KernelType(weight=1, activation=2, arithmetic="bf16"),
+    "w6a16": KernelType(weight=0.75 + 2 / 128, activation=2, arithmetic="bf16"),
+    "w4a16_nf4": KernelType(weight=0.5 + 4 / 64, activation=2, arithmetic="bf16"),
+    "w3a16": KernelType(weight=0.375 + 2 / 128, activation=2, arithmetic="bf16"),
+    "w2a16": KernelType(weight=0.25 + 2 / 128, activation=2, arithmetic="bf16"),
+    "w8a8_mixed": KernelType(weight=1, activation=1, arithmetic="bf16", quantizes=True),
+    "w8a8_mxfp8": KernelType(weight=1 + 1 / 32, activation=1 + 1 / 32, arithmetic="fp8", quantizes=True),
+    "w6a8_fp8": KernelType(weight=0.75 + 1 / 32, activation=1, arithmetic="fp8", quantizes=True),
+    "w4a8_int8": KernelType(weight=0.5 + 2 / 128, activation=1, arithmetic="int8"),
+    "w2a8_int8": KernelType(weight=0.25, activation=1, arithmetic="int8"),
+    "w4a4_int4": KernelType(weight=0.5, activation=0.5, arithmetic="int4"),
 }
 # What libraries run where no matrix unit multiplies a type: its weights alone are narrow, and widened on the way.
 # vLLM does so with fp8 before Ada (docs.vllm.ai, FP8 W8A8: "weight-only W8A16, utilizing FP8 Marlin").
 WEIGHTS_ONLY: Final[Mapping[str, str]] = {
-    "nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4", "fp8": "int8_wo", "fp8_static": "int8_wo", "fp8_block": "int8_wo",
+    "nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4", **dict.fromkeys(("fp8", "fp8_static", "fp8_block"), "w8a16_fp8"),
 }  # fmt: skip
 # What torch and vLLM call them, and of products what --quant does.
 _FP8: Final = re.compile(r"^(?:float8|fp8)_e[45]m[23](?:fn|fnuz)?$")
@@ -74,6 +86,13 @@ SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in wh
     "w4a16_mxfp4": ("int4_wo", "bf16"),
     "w4a8_mxfp4_mxfp8": ("nvfp4", "fp8", "w4afp8"),
     "w4afp8": ("int4_wo", "fp8"),
+    "w8a16_fp8": ("int8_wo", "bf16", "int4_wo"),
+    "w6a16": ("int8_wo", "int4_wo", "bf16"),
+    **dict.fromkeys(("w4a16_nf4", "w3a16", "w2a16"), ("int4_wo", "w4a16_mxfp4", "int8_wo", "bf16")),
+    "w8a8_mixed": ("int8_wo", "fp8", "bf16"),
+    "w8a8_mxfp8": ("fp8_block", "fp8", "fp8_static", "bf16"),
+    "w6a8_fp8": ("fp8", "w4afp8", "fp8_static", "bf16"),
+    **dict.fromkeys(("w4a8_int8", "w2a8_int8", "w4a4_int4"), ("sq", "int8", "int8_dynamic", "fp8", "bf16")),
     "fp32": (),
 }
 

@@ -13,6 +13,8 @@ _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 # OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
 # add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
 _HALVED: Final = 768
+_EVERYWHERE: Final = "ampere"  # whose matrix instructions all later devices have
+_OTHERS_MOST: Final = 4096.0  # OPs in a clock of a core, at most, of those without the instructions of 8,192
 
 
 def generation(device: Kin) -> str:
@@ -40,18 +42,26 @@ def apart(a: Kin, b: Kin) -> int:
 
 
 def instructions(device: Kin) -> str:
-    """The generation whose matrix instructions its kernels are written in. Hopper's, and Blackwell's with stacked
-    memory, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a and its like); all others of NVIDIA
-    have Ampere's.
+    """The generation whose matrix instructions its kernels are written in. Hopper's, and those of Blackwell's with the
+    rates of data centers, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a, sm_110a and their
+    like, the latter of Jetson Thor); all others of NVIDIA have Ampere's.
     """
     own = generation(device)
-    alone = own == "hopper" or (own == "blackwell" and device.stacked) or device.vendor != "nvidia"
-    return own if alone else "ampere"
+    wide = own == "blackwell" and (device.stacked or device.multiplies > _OTHERS_MOST * device.clock > 0)
+    alone = own == "hopper" or wide or device.vendor != "nvidia"
+    return own if alone else _EVERYWHERE
 
 
-def relation(other: Kin, device: Kin) -> tuple[int, ...]:
-    """How far away a device is, what counts most first: another maker, another kind of memory, generations."""
-    return int(other.vendor != device.vendor), int(other.stacked != device.stacked), apart(other, device)
+def relation(other: Kin, device: Kin, *, computes: bool = True) -> tuple[int, ...]:
+    """How far away a device is, what counts most first: another maker, another kind of chip, generations.
+
+    Chips are of one kind by their memory; for what `computes`, one with the matrix instructions of data centers and
+    without their memory, as Jetson Thor, is of the kind of those with the same instructions.
+    """
+    own = instructions(device)
+    by_code = computes and device.vendor == "nvidia" and not device.stacked and own != _EVERYWHERE
+    alike = instructions(other) == own if by_code else other.stacked == device.stacked
+    return int(other.vendor != device.vendor), int(not alike), apart(other, device)
 
 
 def slowed(device: Kin) -> bool:

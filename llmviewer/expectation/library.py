@@ -13,7 +13,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError, suggest
 from ..resource import matrix
 from .device import Device, of
-from .families import Stack
+from .families import FAMILIES, Stack
 from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
 from .index import index
 from .kinship import generation
@@ -23,7 +23,7 @@ from .transfer import nearest, twins
 
 _FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
 
-ALIKE: Final = ("elementwise", "collectives")  # families in which libraries do not differ
+ALIKE: Final = tuple(name for name, family in FAMILIES.items() if family.alike)
 # Libraries that quantize activations of experts with MXFP4 weights to MXFP8 on GPUs of compute capability 10, unless
 # told not to: get_mxfp4_quant_algo() of tensorrt_llm/_torch/model_config.py, and the default of sglang's
 # --flashinfer-mxfp4-moe-precision.
@@ -85,6 +85,11 @@ class Library:
         return newest and library in _TO_MXFP8
 
     @property
+    def unknown(self) -> bool:
+        """Whether any library may run on the device: none was asked for, and none was measured on it."""
+        return not self.asked and self.carried
+
+    @property
     def carried(self) -> bool:
         """Whether no kernels were measured on the device itself."""
         return not self.own
@@ -107,8 +112,8 @@ class Library:
         """The stacks of kernels that can do the work of `kernel`.
 
         In order of preference: kernels of its library on this device; kernels of its library for this data type on the
-        nearest relatives; kernels of the library with most measurements here; kernels for similar data types. In the
-        families ALIKE the library does not matter.
+        nearest relatives, of all libraries if none is known to run on the device; kernels of the library with most
+        measurements here; kernels for similar data types. In the families ALIKE the library does not matter.
         """
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.stack, plain)
@@ -116,7 +121,9 @@ class Library:
             stack, several = kernel.stack, kernel.family not in ALIKE
             alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
             mine = [e for e in alike if e.stack.library == stack.library]
-            stacks = self._carried(kernel, stack.dtype, plain=plain, alone=True) if several and not mine else ()
+            stacks: tuple[Stack, ...] = ()
+            if several and not mine:
+                stacks = self._carried(kernel, stack.dtype, plain=plain, alone=not self.unknown)
             stacks = stacks or self._measured(kernel, mine or alike, several=several)
             for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())) if several else ():
                 for alone in (True, False):
@@ -152,10 +159,12 @@ class Library:
         like = replace(kernel, stack=replace(stack, dtype=dtype))
         alike = [e for e in self.entries if _alike(e, like, plain=plain)]
         near = nearest([e for e in alike if not alone or e.stack.library == stack.library], device)
-        own = any(e.stack.library == stack.library for e in near)
-        library = stack.library if own else max(near, key=lambda e: e.rows).stack.library if near else ""
-        names = dict.fromkeys(e.stack.kernel for e in near if e.stack.library == library)
-        return tuple(replace(stack, library=library, kernel=name) for name in names)
+        libraries = {e.stack.library for e in near}
+        if not self.unknown and near:
+            most = max(near, key=lambda e: e.rows).stack.library
+            libraries = {stack.library if stack.library in libraries else most}
+        found = dict.fromkeys((e.stack.library, e.stack.kernel) for e in near if e.stack.library in libraries)
+        return tuple(replace(stack, library=library, kernel=name) for library, name in found)
 
 
 def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
@@ -179,7 +188,9 @@ def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
     if entry.family != kernel.family or not twins(entry, kernel.stack):
         return False
     if entry.family == "moe":
-        return stack.kernel.endswith("nongated") == plain
+        if not plain:
+            return not stack.kernel.endswith("nongated")
+        return stack.kernel.endswith("nongated") or entry.sizes.get("gated", (1.0, 1.0))[0] == 0
     if entry.family.startswith("attention"):
         return stack.kind == kernel.stack.kind
     own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -38,6 +39,7 @@ class Error:
 
     covered      share of measured times within intervals learned from other parts of the rows
     short, long  80 % interval of measured / expected, for short and long kernels
+    scale        factor on expected times, of sources that are too fast or too slow on the whole
     """
 
     mape: float
@@ -47,6 +49,7 @@ class Error:
     covered: float
     short: tuple[float, float]
     long: tuple[float, float]
+    scale: float = 1.0
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Error:
@@ -54,7 +57,7 @@ class Error:
         return cls(
             mape=found["mape"], median=found["median"], mape_short=found.get("short", nan),
             mape_long=found.get("long", nan), covered=found.get("covered", nan), short=tuple(found["interval_short"]),
-            long=tuple(found["interval_long"]),
+            long=tuple(found["interval_long"]), scale=found.get("scale", 1.0),
         )  # fmt: skip
 
     def interval(self, expected: Array) -> tuple[Array, Array]:
@@ -94,6 +97,11 @@ class Entry:
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     trend: Trend | None = None
     residual: Residual | None = None
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The newest of its versions, as numbers: (0, 24, 0) of "0.22.0, 0.24.0"."""
+        return tuple(map(int, re.findall(r"\d+", self.version.rpartition(", ")[2])))
 
     def beyond(self, shapes: Shapes) -> Array:
         """For each shape the number of sizes outside the measured range."""
@@ -255,6 +263,7 @@ def plain_error(error: Error) -> dict[str, Any]:
         **{name: _rounded(value) for name, value in numbers.items() if value == value},  # noqa: PLR0124 - not nan
         "interval_short": [_rounded(v) for v in error.short],
         "interval_long": [_rounded(v) for v in error.long],
+        **({"scale": _rounded(error.scale)} if error.scale != 1 else {}),
     }
 
 
@@ -397,7 +406,8 @@ def _parameters(section: Section, had: Sequence[Parameter]) -> dict[str, float]:
 def read_error(section: Section) -> Error:
     intervals = {key: _pair(section, key) for key in ("interval_short", "interval_long")}
     needed = {key: section.number(key) for key in ("mape", "median")}
-    return Error.of(intervals | needed | {key: section.number(key, nan) for key in ("short", "long", "covered")})
+    others = {key: section.number(key, nan) for key in ("short", "long", "covered")}
+    return Error.of(intervals | needed | others | {"scale": section.number("scale", 1.0)})
 
 
 def _pair(section: Section, key: str) -> tuple[float, float]:
@@ -413,7 +423,7 @@ def _pair(section: Section, key: str) -> tuple[float, float]:
 @cache
 def profiles() -> tuple[Profile, ...]:
     """Those that ship."""
-    paths = sorted(path for path in FOLDER.glob("*.yaml") if path.name != TRANSFERRED)
+    paths = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in (TRANSFERRED, STAND_INS))
     return tuple(profile for path in paths for profile in read(path))
 
 
@@ -424,24 +434,31 @@ def shipped() -> tuple[Entry, ...]:
 
 
 TRANSFERRED: Final = "transferred.yaml"
+STAND_INS: Final = "stand_ins.yaml"
 SIBLINGS: Final = "siblings"
 SAME_MAKER: Final = "same maker"
 OTHERS: Final = "others"
 NEARNESS: Final = (SIBLINGS, SAME_MAKER, OTHERS)  # of the nearest device that was measured, the nearest first
+ANOTHER_KERNEL: Final = "another kernel"
+ANOTHER_LIBRARY: Final = "another library"
+ANOTHER_TYPE: Final = "another data type"
+NO_KERNEL: Final = "no kernel"
 
 
 @cache
 def transferred() -> Mapping[tuple[str, str, str], Error]:
-    """The error of expectations for a device that nothing was fitted on, by family, kind of attention or data type, and
-    how near the nearest is that was measured: a sibling, of the same architecture and kind of memory; another of the
-    same maker; or one of another.
+    """The error of expectations from other devices and from stand-ins, by family, kind of attention or data type, and
+    class of source.
+
+    Classes of devices are those of NEARNESS: a sibling, of the same architecture and kind of memory; another of the
+    same maker; or one of another. Classes of stand-ins are another kernel of the library, another library and another
+    data type, on the device itself or, after the class of a device and a comma, on another.
     """
-    path = FOLDER / TRANSFERRED
-    if not path.exists():
-        return {}
-    families = read_yaml(path).section("errors")
+    paths = [path for name in (TRANSFERRED, STAND_INS) if (path := FOLDER / name).exists()]
+    files = [read_yaml(path).section("errors") for path in paths]
     return {
         (name, dtype, which): read_error(families.section(name).section(which).section(dtype))
+        for families in files
         for name in families
         for which in families.section(name)
         for dtype in families.section(name).section(which)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,7 +50,10 @@ class Asked(NamedTuple):
     @property
     def key(self) -> Hashable:
         """What tells it from others on one device; None of so many points that it is not remembered."""
-        return (*self.kernel.identity, self.chosen.tobytes()) if self.bound.size <= _REMEMBERED else None
+        if self.bound.size > _REMEMBERED:
+            return None
+        bound = self.bound.tobytes() if self.kernel.traffic else b""
+        return *self.kernel.identity, self.chosen.tobytes(), bound
 
 
 class Times(Library):
@@ -104,22 +107,28 @@ class Times(Library):
         kernel = self.run_as(asked[0].kernel)
         parts = [one.kernel.columns(one.chosen) for one in asked]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        able = [each for stack in self.able(kernel) if (each := self._alternative(kernel, stack, columns))]
+        if kernel.traffic and not isinstance(self.device, str):  # what takes longer than its bytes is as so many more
+            bounds = np.concatenate([one.bound[one.chosen] for one in asked])
+            columns["bytes"] = np.maximum(columns["bytes"], bounds * self.device.bandwidth)
+        ends = np.cumsum([np.count_nonzero(one.chosen) for one in asked]).tolist()
+        starts = [0, *ends[:-1]]
+        stacks = self.able(kernel)
+        able = [each for stack in stacks if (each := self._alternative(kernel, stack, columns))]
         if not able:
             yield from [None] * len(asked)
             return
         stack = kernel.stack
-        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(each.found.source for each in able)}"
-        ends = np.cumsum([np.count_nonzero(one.chosen) for one in asked]).tolist()
-        starts = [0, *ends[:-1]]
-        best, sources = _soonest(able, columns, starts)
-        whole = ExpectedLaunch.of(best, (name,))
-        for one, start, end, source in zip(asked, starts, ends, sources, strict=True):
+        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(found.source for found, _ in able)}"
+        best = _best(able, columns, starts)
+        whole = ExpectedLaunch.of(best.found, (name,))
+        for one, start, end, source in zip(asked, starts, ends, best.sources, strict=True):
             own: dict[str, Any] = {key: _placed(getattr(whole, key)[start:end], one.chosen) for key in _TIMES}
             yield replace(whole, source=source, **own)
 
-    def _alternative(self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
-        """What one of the kernels that a library has takes; None where that cannot be known."""
+    def _alternative(
+        self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]
+    ) -> tuple[Expectation, Entry] | None:
+        """What one of the kernels that a library has takes, and by whose parameters; None where that is unknown."""
         choice = self._choice(kernel, stack)
         if isinstance(choice, str):
             return None
@@ -133,7 +142,7 @@ class Times(Library):
         except InputError as error:  # of the device and the stack, whatever the shapes
             self._choices[kernel.family, stack, kernel.hosted] = str(error)
             return None
-        return _Alternative(found=found, entry=choice.entries[0])
+        return found, choice.entries[0]
 
     def others(self, kernel: Kernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""
@@ -141,6 +150,12 @@ class Times(Library):
         choices = [] if kernel.family in ALIKE else [self._choice(kernel, stack) for stack in self.able(kernel)]
         libraries = {e.stack.library: None for c in choices if isinstance(c, Choice) for e in c.entries}
         return () if self.library in libraries else tuple(libraries)
+
+    def types(self, kernel: Kernel) -> tuple[str, ...]:
+        """Data types of the measured kernels whose parameters are used."""
+        kernel = self.run_as(kernel)
+        choices = (self._choice(kernel, stack) for stack in self.able(kernel))
+        return tuple(dict.fromkeys(c.entries[0].stack.dtype for c in choices if isinstance(c, Choice)))
 
     def why(self, kernel: Kernel) -> str:
         """The reason for which nothing is known of it."""
@@ -153,7 +168,11 @@ class Times(Library):
         if key not in self._choices:
             device = self._elsewhere if kernel.hosted else self.device
             try:
-                self._choices[key] = device if isinstance(device, str) else choose(family, device, stack, self.entries)
+                self._choices[key] = (
+                    device
+                    if isinstance(device, str)
+                    else choose(family, device, stack, self.entries, unknown=self.unknown)
+                )
             except InputError as error:
                 self._choices[key] = str(error)
         return self._choices[key]
@@ -161,32 +180,67 @@ class Times(Library):
 
 @dataclass(frozen=True, kw_only=True)
 class _Alternative:
-    """One of the kernels that can do the same work, and of which measurements it was found."""
+    """One of the kernels that can do the same work, or the best of several for each shape.
+
+    beyond   sizes of each shape outside those that it was measured with
+    release  place of its version among those of its library, the newest first
+    sources  source of most of the shapes of each kernel that is asked for
+    """
 
     found: Expectation
-    entry: Entry
+    library: str
+    beyond: Array
+    release: Array
+    sources: Sequence[str]
 
+    @classmethod
+    def of(
+        cls, found: Expectation, entry: Entry, columns: Mapping[str, Array], *, release: int, count: int
+    ) -> _Alternative:
+        """One kernel, for `count` that are asked for."""
+        shape = found.expected.shape
+        return cls(
+            found=found, library=entry.stack.library, beyond=np.broadcast_to(entry.beyond(columns), shape),
+            release=np.full(shape, release), sources=[found.source] * count,
+        )  # fmt: skip
 
-def _soonest(
-    able: Sequence[_Alternative], columns: Mapping[str, Array], starts: Sequence[int]
-) -> tuple[Expectation, list[str]]:
-    """Of every shape the kernel that was measured nearer to it, or takes less time where that is alike; and where that
-    of most of the shapes from each start to the next comes from.
-    """
-    first, *others = able
-    best, sources = first.found, [first.found.source] * len(starts)
-    if not others:
-        return best, sources
-    beyond, counts = first.entry.beyond(columns), np.diff([*starts, len(best.expected)])
-    for other in others:
-        further, found = other.entry.beyond(columns), other.found
-        stays = (beyond < further) | ((beyond == further) & (best.expected <= found.expected))
+    def or_better(self, other: _Alternative, starts: Sequence[int]) -> _Alternative:
+        """For each shape the kernel that was measured nearer to it; else in a newer version of the library; else the
+        faster one. Of several libraries any may run, so intervals are of all.
+        """
+        first, second, alone = self.found, other.found, self.library == other.library
+        newer = (self.release < other.release) if alone else np.zeros_like(self.release, dtype=bool)
+        as_new = (self.release == other.release) if alone else ~newer
+        nearer, as_near = self.beyond < other.beyond, self.beyond == other.beyond
+        stays = nearer | (as_near & (newer | (as_new & (first.expected <= second.expected))))
         keys = ("bound", "expected", "low", "high", "fixed")
-        best = replace(best, **{key: np.where(stays, getattr(best, key), getattr(found, key)) for key in keys})
-        beyond = np.where(stays, beyond, further)
-        mostly = 2 * np.add.reduceat(stays.astype(int), starts) >= counts
-        sources = [own if keeps else found.source for own, keeps in zip(sources, mostly, strict=True)]
-    return best, sources
+        best = {key: np.where(stays, getattr(first, key), getattr(second, key)) for key in keys}
+        if not alone:
+            best["low"] = np.where(as_near, np.minimum(first.low, second.low), best["low"])
+            best["high"] = np.where(as_near, np.maximum(first.high, second.high), best["high"])
+        mostly = 2 * np.add.reduceat(stays.astype(int), starts) >= np.diff([*starts, len(stays)])
+        sources = zip(self.sources, other.sources, mostly, strict=True)
+        return replace(
+            self,
+            found=replace(first, **best),
+            beyond=np.where(stays, self.beyond, other.beyond),
+            release=np.where(stays, self.release, other.release),
+            sources=[one if keeps else two for one, two, keeps in sources],
+        )
+
+
+def _best(
+    able: Sequence[tuple[Expectation, Entry]], columns: Mapping[str, Array], starts: Sequence[int]
+) -> _Alternative:
+    """The kernels of each library, then those of all libraries, as one."""
+    releases = sorted({entry.release for _, entry in able}, reverse=True)
+    libraries: dict[str, _Alternative] = {}
+    for found, entry in able:
+        release = releases.index(entry.release)
+        one = _Alternative.of(found, entry, columns, release=release, count=len(starts))
+        known = libraries.get(one.library)
+        libraries[one.library] = known.or_better(one, starts) if known else one
+    return reduce(lambda one, other: one.or_better(other, starts), libraries.values())
 
 
 def _elsewhere(choice: Choice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:

@@ -16,12 +16,22 @@ from .families._family import EAGER, Array, Shapes
 from .formats import SIMILAR, TWINS
 from .index import index, kin
 from .kinship import apart, generation, relation, slowed
-from .profile import NEARNESS, OTHERS, SAME_MAKER, SIBLINGS, Entry, Error
+from .profile import (
+    ANOTHER_KERNEL,
+    ANOTHER_LIBRARY,
+    ANOTHER_TYPE,
+    NEARNESS,
+    NO_KERNEL,
+    OTHERS,
+    SAME_MAKER,
+    SIBLINGS,
+    Entry,
+    Error,
+)
 from .residual import NEIGHBOURS, Residual
-from .sources import unknown
+from .sources import CALIBRATED, FOR_OTHERS, NOT_MEASURED, STAND_IN, TRANSFERRED, unknown
 
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
-FOR_OTHERS: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
 _RELATIVES: Final = 5  # stacks that are asked at most
 _ALIKE: Final = 5  # of the numbers that say how far away a stack is, those before its architecture's
 _FADES: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
@@ -53,15 +63,21 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The entries whose parameters are used for a stack on a device, with their error and source."""
+    """The entries whose parameters are used for a stack on a device, with their error and source.
+
+    traffic  whether no such operation was measured, so that they are of additions
+    """
 
     entries: tuple[Entry, ...]
     error: Error
     source: str
+    traffic: bool = False
 
 
-def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) -> Choice:
+def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry], *, unknown: bool = False) -> Choice:
     """The parameters to use for a stack: its own on the device; else those of its library there; else of relatives.
+
+    unknown  whether the stack's library is a guess, so that intervals are those of another library
 
     On the device, a twin of the data type is preferred to other devices, with the error of a transfer (element-wise
     kernels, for which only the width of a type matters: with its own error). On other devices, the library's kernels
@@ -75,11 +91,24 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
     if calibrated := _calibrated(of_family, device, stack):
         return calibrated
     if others := _others(of_family, device, stack):
-        return _carried_over(others, device, stack)
+        return _carried_over(others, device, stack, unknown=unknown)
     if name == "elementwise" and stack.kernel.rpartition(" ")[2] != _PLAIN:
-        plain = choose(name, device, replace(stack, kernel=f"{EAGER} {_PLAIN}" if stack.eager else _PLAIN), entries)
-        return replace(plain, error=_UNKNOWN, source=f"{plain.source}, as {_PLAIN}")
+        return _as_traffic(stack, choose(name, device, _plain(stack), entries))
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
+
+
+def _plain(stack: Stack) -> Stack:
+    return replace(stack, kernel=f"{EAGER} {_PLAIN}" if stack.eager else _PLAIN)
+
+
+def _as_traffic(stack: Stack, plain: Choice) -> Choice:
+    """What an addition of as many bytes says of another operation, by how many times longer such kernels take."""
+    known, operation = index().errors, stack.kernel.removeprefix(f"{EAGER} ")
+    keys = (("elementwise", part, NO_KERNEL) for part in (operation, "all"))
+    error = next((known[key] for key in keys if key in known), _UNKNOWN)
+    whose = plain.source.removeprefix(CALIBRATED).removeprefix(TRANSFERRED)
+    times = f"{error.scale:.2g} times an addition on {whose}"
+    return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", traffic=True)
 
 
 def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> Choice | None:
@@ -94,7 +123,7 @@ def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> Cho
             known = found is exact or first.family == "elementwise"
             error = first.held_out if known else _measured_error(first.family, stack, SIBLINGS)
             note = "" if found is exact else f" in {first.stack.dtype}"
-            return Choice(entries=(first,), error=error, source=f"calibrated on {_named(first)}{note}")
+            return Choice(entries=(first,), error=error, source=f"{CALIBRATED}{_named(first)}{note}")
     return None
 
 
@@ -112,9 +141,10 @@ def _others(of_family: Sequence[Entry], device: Device, stack: Stack) -> list[En
     return alike if alike and alike[0].family == "elementwise" else []
 
 
-def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
+def _carried_over(found: Sequence[Entry], device: Device, stack: Stack, *, unknown: bool) -> Choice:
     near = [_launched(e, found, stack) for e in _nearest(found, device, stack)]
-    error = _measured_error(near[0].family, stack, nearness(near[0], device))
+    asked = replace(stack, library="") if unknown and twins(near[0], stack) else stack
+    error = _measured_error(near[0].family, stack, source_class(near[0], device, asked))
     launched = near[0].family == "elementwise" and near[0].stack.eager
     if launched and not stack.eager:  # what is left of a start is a guess
         error = replace(error, short=_UNKNOWN.short, mape_short=_UNKNOWN.mape_short)
@@ -135,17 +165,21 @@ def _launched(entry: Entry, found: Sequence[Entry], stack: Stack) -> Entry:
 
 
 def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
-    """Whose parameters stand in, those of one device together: other libraries' or types', of the device itself or of
-    its relatives.
-    """
+    """Label of the devices and libraries whose parameters are used, those of one device together."""
+    dtype = near[0].stack.dtype
+    others = f"{FOR_OTHERS}{dtype}" if dtype != stack.dtype else ""
     if near[0].device != device.name:
         libraries: dict[str, dict[str, None]] = {}
         for e in near:
             libraries.setdefault(e.device, {})[e.stack.library] = None
-        return "transferred from " + ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
+        names = ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
+        return f"{TRANSFERRED}{names}{others if not twins(near[0], stack) else ''}"
     names = " and ".join(_named(e).removeprefix(f"{device.name} ") for e in near)
-    dtype = near[0].stack.dtype
-    return f"calibrated on {device.name} {names}" + (f"{FOR_OTHERS}{dtype}" if dtype != stack.dtype else "")
+    instead = stand_in(near[0], stack)
+    if not instead:
+        return f"{CALIBRATED}{device.name} {names}{others}"
+    of = f" of {stack.library}" if instead == ANOTHER_KERNEL else ""
+    return f"{STAND_IN} on {device.name}: {instead}{of} ({names}{others})"
 
 
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
@@ -182,10 +216,12 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 
 
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
-    """Whether few rows of it tell more than many of others: what only sends is told by links, which go with memory."""
-    other = kin(entry.device)
-    own, asked = (generation(d) if FAMILIES[entry.family].computes else d.stacked for d in (other, device))
-    return entry.stack.library == stack.library and own == asked
+    """Whether few rows of it tell more than many of others: of the same kernel, or of what only sends, which is told by
+    links, which go with memory.
+    """
+    other, computes = kin(entry.device), FAMILIES[entry.family].computes
+    own, asked = (generation(d) if computes else d.stacked for d in (other, device))
+    return entry.stack.library == stack.library and own == asked and not (computes and stand_in(entry, stack))
 
 
 def _count(entry: Entry) -> int:
@@ -198,9 +234,10 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     says no more than other libraries' do.
     """
     other, family = kin(entry.device), FAMILIES[entry.family]
-    maker, *near = relation(other, device)
+    maker, *near = relation(other, device, computes=family.computes)
     if not family.aged:
-        return (maker, int(stack.eager and not entry.stack.eager), near[0], int(entry.stack.eager and not stack.eager))
+        memory = int(other.stacked != device.stacked)
+        return (maker, int(stack.eager and not entry.stack.eager), memory, int(entry.stack.eager and not stack.eager))
     weak = family.computes and not family.halves and slowed(other) != slowed(device)
     paced = entry.stack.eager != stack.eager
     library, kernel = entry.stack.library != stack.library, entry.stack.kernel != stack.kernel
@@ -241,11 +278,32 @@ def sibling(entry: Entry, device: Device) -> bool:
     """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
     since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
     """
-    return not over_host(entry, device) and _same(entry, device)
+    memory = kin(entry.device).stacked == device.stacked
+    return memory and not over_host(entry, device) and _same(entry, device)
 
 
 def _same(entry: Entry, device: Device) -> bool:
-    return max(relation(kin(entry.device), device)) <= 0
+    return max(relation(kin(entry.device), device, computes=FAMILIES[entry.family].computes)) <= 0
+
+
+def source_class(entry: Entry, device: Device, stack: Stack) -> str:
+    """The class of an entry as a source for a stack on a device: of NEARNESS, of a stand-in, or both; "" for the stack
+    itself.
+    """
+    where = "" if entry.device == device.name else nearness(entry, device)
+    return ", ".join(filter(None, (where, stand_in(entry, stack))))
+
+
+def stand_in(entry: Entry, stack: Stack) -> str:
+    """What an entry is of that a stack is not: another data type, library or kernel; "" if its kernel is the same."""
+    if FAMILIES[entry.family].alike:
+        return ""
+    if not twins(entry, stack):
+        return ANOTHER_TYPE
+    if entry.stack.library != stack.library:
+        return ANOTHER_LIBRARY
+    name = stack.kernel.removesuffix(stack.kind).strip()
+    return "" if not name or _of_name(entry, stack) else ANOTHER_KERNEL
 
 
 def nearness(entry: Entry, device: Device) -> str:
@@ -255,11 +313,21 @@ def nearness(entry: Entry, device: Device) -> str:
     return SAME_MAKER if kin(entry.device).vendor == device.vendor else OTHERS
 
 
-def _measured_error(name: str, stack: Stack, near: str) -> Error:
-    """That of transfers from as near, or else from further away, of a kind of attention or a data type."""
-    known, further = index().errors, NEARNESS[NEARNESS.index(near) :]
-    keys = [(name, of, which) for which in further for of in (stack.kind or stack.dtype, "all")]
+def _measured_error(name: str, stack: Stack, which: str) -> Error:
+    """The error of a class of sources, or else of the next from further away, of a kind of attention or a data type."""
+    near, *instead = which.split(", ")
+    if near not in NEARNESS:  # a stand-in on the device itself
+        near, instead = "", [near]
+    further = [*NEARNESS[NEARNESS.index(near) :]] if near else ["", *NEARNESS]
+    classes = [", ".join(filter(None, (each, *instead))) for each in further if each != OTHERS]
+    known = index().errors
+    keys = [(name, of, each) for each in (*classes, OTHERS) for of in (stack.kind or stack.dtype, "all")]
     return next((known[key] for key in keys if key in known), _UNKNOWN)
+
+
+def stand_in_error(family: str, instead: str) -> Error:
+    """The error of kernels of a family that stand in for work that they do not do."""
+    return index().errors.get((family, "all", instead), _UNKNOWN)
 
 
 def _named(entry: Entry) -> str:
@@ -303,7 +371,7 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
         for p, e, trend in zip(parameters, choice.entries, trends, strict=True)
     ]
     fixed = [family.fixed(p, features[e.variant]) for p, e in zip(parameters, choice.entries, strict=True)]
-    expected = np.exp(_between(choice, device, logs))
+    expected = np.exp(_between(choice, device, logs)) * choice.error.scale
     low, high = choice.error.interval(expected)
     found = Expectation(
         bound=np.zeros_like(expected),

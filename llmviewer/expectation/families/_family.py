@@ -89,6 +89,7 @@ class Family(ABC):
     alone       variants whose kernels say little about others, since nobody tuned them
     columns     shape columns that a row must have
     groups      columns that make a shape family; rows of one are held out together
+    alike       libraries do not differ in these kernels
     computes    the kernels multiply matrices, so they have a place on the roofline
     halves      the model itself accounts for GeForce cards, which accumulate in fp32 at half rate
     aged        how well kernels use a device depends on its generation, not on its kind of memory alone
@@ -109,6 +110,7 @@ class Family(ABC):
     columns: ClassVar[tuple[str, ...]]
     optional: ClassVar[Mapping[str, float]] = {}
     groups: ClassVar[tuple[str, ...]]
+    alike: ClassVar[bool] = False
     computes: ClassVar[bool] = True
     halves: ClassVar[bool] = False
     aged: ClassVar[bool] = True

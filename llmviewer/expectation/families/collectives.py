@@ -30,6 +30,7 @@ class Collectives(Family):
     name = "collectives"
     columns = ("num_gpus", "bytes")
     groups = ("num_gpus",)
+    alike = True
     computes = False
     steady = True
     optional: ClassVar = {}

@@ -35,6 +35,7 @@ class Elementwise(Family):
     optional: ClassVar = {"cols": 1.0}
     groups = ("cols",)
     variants = ("", "long")
+    alike = True
     computes = False
     aged = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
     parameters = (

@@ -20,20 +20,23 @@ from ...operators.masks import Across, Causal, Everything
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
+from ..profile import ANOTHER_KERNEL, ANOTHER_TYPE
 from ._attention import attention, indexer, scores
 from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
 from ._kernel import Kernel, Launch, Sending
-from ._movers import STREAMS, mover
+from ._movers import STREAMS, mover, unmeasured
 from ._products import ALONE, gemm, products
 from ._whole import AMOUNTS, WHOLE, by_amounts
 from ._work import Work, stream_of
 
 __all__ = ["AMOUNTS", "STRAIGHT", "Kernel", "Launch", "Sending", "counted", "launches"]
 
-_INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or of its bytes alone"
+_INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or memory traffic only"
 _LEAST_CACHED: Final = 8  # bits of the caches that were measured
 _WIDER_CACHE: Final = "as with a cache of 8 bits, since none of fewer was measured"
+_FP8_CACHE: Final = "as with a cache in fp8, since none in int8 was measured"
+_FP8_QUERIES: Final = "as with queries in fp8, since none of other types of 8 bits or fewer were measured"
 
 
 def counted(plan: Plan) -> Form:
@@ -94,6 +97,16 @@ def _of_block(
         yield replace(known[same], members=members)
 
 
+def _other_types(op: FlashAttention) -> str:
+    """A remark where the types of attention are not those of measured kernels; "" if they are."""
+    queries, cache = (t.format for t in op.inputs[:2])
+    if queries.bits <= _LEAST_CACHED and (queries.bits < _LEAST_CACHED or queries.compute != "fp8"):
+        return _FP8_QUERIES
+    if cache.bits > _LEAST_CACHED:
+        return ""
+    return _WIDER_CACHE if cache.bits < _LEAST_CACHED else "" if cache.compute == "fp8" else _FP8_CACHE
+
+
 def _launch(place: int, work: Work) -> Launch:
     """The launch of an operator that has a kernel to itself."""
     op, members = work.op, (place,)
@@ -107,13 +120,14 @@ def _launch(place: int, work: Work) -> Launch:
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
         known = isinstance(op.heads.mask, Causal | Everything | Across)
-        narrow = op.inputs[1].format.bits < _LEAST_CACHED
-        remarks = ("" if known else "such masks were not measured", _WIDER_CACHE if narrow else "")
-        return Launch(members=members, kernels=kernels, remark="; ".join(filter(None, remarks)))
-    if isinstance(op, QK | SV):
-        return Launch(members=members, kernels=tuple(scores(op, work.part(spans), work) for spans in work.groups))
+        types = _other_types(op)
+        remark = ", ".join(filter(None, ("" if known else "such masks were not measured", types)))
+        instead = "" if not remark else ANOTHER_TYPE if known else ANOTHER_KERNEL
+        return Launch(members=members, kernels=kernels, remark=remark, instead=instead)
     if isinstance(op, Indexer | BlockIndexer):
-        return Launch(members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER)
-    alike = isinstance(op, Softmax) or op.kind in STREAMS
-    remark = "" if alike else f"its bytes alone, as no {op.kind} was measured"
-    return Launch(members=members, kernels=(mover(op, work),), remark=remark)
+        return Launch(members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, instead=ANOTHER_KERNEL)
+    if isinstance(op, QK | SV):
+        kernels = tuple(scores(op, work.part(spans), work) for spans in work.groups)
+    else:
+        kernels = (mover(op, work),) if isinstance(op, Softmax) or op.kind in STREAMS else unmeasured(op, work)
+    return Launch(members=members, kernels=kernels)

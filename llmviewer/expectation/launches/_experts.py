@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Final
 
 import numpy as np
 
-from ...forms import Num
+from ...forms import Num, total
+from ...operators.base import Operator
 from ...operators.collectives import Collective
 from ...operators.elementwise import Combine, Permute
-from ...operators.linear import ExpertsLinear
+from ...operators.linear import ExpertsLinear, Linear
 from ..families import Stack
+from ..profile import ANOTHER_TYPE
 from ._kernel import Kernel, Launch
-from ._products import product
+from ._products import product, whole
 from ._work import Work
+
+_AS_DENSE: Final = "as dense experts of as many bytes of weights"
 
 
 def experts(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
@@ -26,29 +31,41 @@ def experts(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
         reads = any(t.name in inside for t in op.inputs)
         if isinstance(op, Collective):
             inside |= {t.name for t in op.outputs} if reads else set()
-        elif isinstance(op, Permute | ExpertsLinear) or reads:
+        elif isinstance(op, Permute) or _expert(op) or reads:
             found[-1].append(place)
             inside |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
             if isinstance(op, Combine):
                 found.append([])
-    return [tuple(members) for members in found if sum(isinstance(works[m].op, ExpertsLinear) for m in members) > 1]
+    return [tuple(members) for members in found if sum(_expert(works[m].op) is not None for m in members) > 1]
+
+
+def _expert(op: Operator) -> ExpertsLinear | None:
+    """The product of experts that an operator is, or replaces; None for others."""
+    dense = whole(op) if isinstance(op, Linear) else op
+    return dense if isinstance(dense, ExpertsLinear) else None
 
 
 def moe(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
-    products = [(op, works[m]) for m in members if isinstance(op := works[m].op, ExpertsLinear)]
+    products = [dense for m in members if (dense := _expert(works[m].op))]
+    last = [m for m in members if _expert(works[m].op)][-1]
     chosen = next((op.chosen for m in members if isinstance(op := works[m].op, Combine)), 1)
-    down, work = products[-1]
+    down, run, work = products[-1], works[last].op, works[last]
     count, hidden, inner = down.weight.shape[0], down.weight.shape[1], prod(down.weight.shape[2:])
-    up = sum(op.weight.numel for op, _ in products[:-1]) / (count * hidden)
-    copies = np.divide(work.ops, 2.0 * hidden * inner)
+    up = sum(op.weight.numel for op in products[:-1]) / (count * hidden)
+    ops = work.ops if run is down else work.of(total(down.arithmetic().values()))
+    copies = np.divide(ops, 2.0 * hidden * inner)
+    stored = sum(w.format.stored_bits for w in run.weights) / sum(w.format.stored_bits for w in down.weights)
     shapes: dict[str, Num] = {
         "tokens": np.maximum(np.rint(np.divide(copies, chosen)), 1),
         "hidden": hidden,
-        "inter": inner,
+        "inter": inner * stored,
         "topk": np.minimum(chosen, np.maximum(copies, 1)),  # of a token, fewer than it chose may be on this device
         "experts": count,
         "gated": float(up > inner),
         "reached": work.of(down.weight.rows) if down.weight.rows else count,
     }
     stack = Stack(library=work.library, dtype=product(down, work.half))
-    return Launch(members=members, kernels=(Kernel(family="moe", stack=stack, shapes=shapes),))
+    kernels = (Kernel(family="moe", stack=stack, shapes=shapes),)
+    if run is down:
+        return Launch(members=members, kernels=kernels)
+    return Launch(members=members, kernels=kernels, remark=_AS_DENSE, instead=ANOTHER_TYPE)

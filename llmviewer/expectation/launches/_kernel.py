@@ -20,7 +20,9 @@ class Kernel:
 
     where   the workloads in which it runs
     instead another kernel for the same work in some of them, which runs if it takes less time
+    apart   the same for one query at a time, which some libraries run, if it is of a few queries of each sequence
     hosted  whether messages go through the host although devices also have links of their own
+    traffic whether no kernel of such work was measured, so that its bound and its bytes are all that is known
     """
 
     family: str
@@ -28,7 +30,9 @@ class Kernel:
     shapes: Mapping[str, Num]
     where: Num = True
     instead: Kernel | None = None
+    apart: Kernel | None = None
     hosted: bool = False
+    traffic: bool = False
 
     @cached_property
     def identity(self) -> tuple[Hashable, ...]:
@@ -72,6 +76,7 @@ class Launch:
     beside   kernels that run at the same time
     sending  how they send, for a collective
     remark   what the measured kernels lack
+    instead  the class of stand-ins that the kernels are of, if they were measured for other work; "" if not
     partial  whether the kernels are only a part of what runs, of the rest of which just the bound is known
     often    the part of passes in which they run at all, for operators that only some tokens reach
     """
@@ -81,14 +86,15 @@ class Launch:
     beside: tuple[Kernel, ...] = ()
     sending: Sending | None = None
     remark: str = ""
+    instead: str = ""
     partial: bool = False
     often: Num = 1.0
 
     @cached_property
     def every(self) -> tuple[Kernel, ...]:
         """All kernels that may run."""
-        instead = (kernel.instead for kernel in self.kernels if kernel.instead)
-        return *self.kernels, *instead, *self.beside
+        others = (other for kernel in self.kernels for other in (kernel.instead, kernel.apart) if other)
+        return *self.kernels, *others, *self.beside
 
 
 def _content(name: str, size: Num) -> Hashable:

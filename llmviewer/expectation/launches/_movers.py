@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,12 +22,28 @@ _MOVERS: Final[Mapping[str, str]] = {
     "rope": "attn_rope",
     "embedding": "emb",
 }
+_STEPPED: Final = ("scan", "conv")  # which have other kernels for steps than for prompts
+_CHUNK: Final = 64  # tokens from which scans are computed in chunks: chunk_size of flash-linear-attention's kernels
 STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
 
 
-def mover(op: Operator, work: Work, *, where: Num = True) -> Kernel:
-    """The kernel of an operator whose time is that of its bytes."""
-    name, dtype = ("softmax", "fp32") if isinstance(op, Softmax) else (_MOVERS.get(op.kind, "add"), "fp16")
+def unmeasured(op: Operator, work: Work) -> tuple[Kernel, ...]:
+    """The kernels of an operator of a kind that profiles lack: an operation of its kind, or one for single tokens, one
+    for a few and one for prompts.
+    """
+    if op.kind not in _STEPPED:
+        return (replace(mover(op, work, name=op.kind), traffic=True),)
+    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
+    few = np.less(longest, _CHUNK)
+    kinds = {"step": np.less_equal(longest, 1), "verify": np.greater(longest, 1) & few, "": np.logical_not(few)}
+    names = ((f"{op.kind} {which}".strip(), where) for which, where in kinds.items())
+    return tuple(replace(mover(op, work, where=where, name=name), traffic=True) for name, where in names)
+
+
+def mover(op: Operator, work: Work, *, where: Num = True, name: str = "") -> Kernel:
+    """The kernel of an operator whose time is that of its bytes; `name` if it is not that of its kind."""
+    softmax = isinstance(op, Softmax)
+    name, dtype = ("softmax", "fp32") if softmax else (name or _MOVERS.get(op.kind, "add"), "fp16")
     moved = work.nbytes
     shapes: dict[str, Num] = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
     if isinstance(op, Softmax):

@@ -17,6 +17,7 @@ from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
 from ..families import Stack
 from ..formats import kernel_type
+from ..profile import ANOTHER_TYPE
 from ._kernel import Kernel, Launch
 from ._work import Work
 
@@ -56,18 +57,18 @@ def _linears(op: Operator) -> tuple[Linear, ...]:
     """The products with dense weights in a launch of `op`; none if it has others, or none."""
     parts = op.parts if isinstance(op, Fused) else (op,)
     found = tuple(part for part in parts if isinstance(part, Linear))
-    dense = all(_whole(part).dense and not isinstance(_whole(part), ChosenLinear) for part in found)
+    dense = all(whole(part).dense and not isinstance(whole(part), ChosenLinear) for part in found)
     return found if dense else ()
 
 
 def _plain(op: Operator) -> bool:
-    return isinstance(op, Linear) and type(_whole(op)) is Linear and _shape(_whole(op))[0] == 1
+    return isinstance(op, Linear) and type(whole(op)) is Linear and _shape(whole(op))[0] == 1
 
 
-def _whole(op: Linear) -> Linear:
+def whole(op: Linear) -> Linear:
     """The product that `op` is a part of or contains; `op` itself if it stands for none."""
     of = getattr(op, "of", None)
-    return _whole(of) if of else op
+    return whole(of) if of else op
 
 
 def _reads(op: Operator, writer: Operator) -> bool:
@@ -87,18 +88,18 @@ def _shape(op: Linear) -> tuple[int, float, float]:
 def gemm(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
     linears = [(op, works[m]) for m in members for op in _linears(works[m].op)]
     first, work = linears[0]
-    whole = _whole(first)
-    batch, n, k = _shape(whole)
+    dense = whole(first)
+    batch, n, k = _shape(dense)
     depth: Num = k
-    if whole is not first:
-        read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(whole))
+    if dense is not first:
+        read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(dense))
         depth = k * np.where(np.greater(read, 0), read, 1.0)[()]
     ops = work.ops if work.op is first else work.of(total(first.arithmetic().values()))
     rows = np.maximum(np.divide(ops, 2.0 * batch * n * depth), 1)  # none where weights alone are read
     columns: dict[str, float] = {}
     for op, _ in linears:
         dtype = product(op, work.half)
-        columns[dtype] = columns.get(dtype, 0) + _shape(_whole(op))[1]
+        columns[dtype] = columns.get(dtype, 0) + _shape(whole(op))[1]
     return Launch(
         members=members,
         kernels=tuple(
@@ -109,7 +110,8 @@ def gemm(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
             )
             for dtype, n in columns.items()
         ),
-        remark="" if whole is first else "as a whole product of as many OPs and bytes of weights",
+        remark="" if dense is first else "as a dense product of as many OPs and bytes of weights",
+        instead="" if dense is first else ANOTHER_TYPE,
     )
 
 
@@ -120,21 +122,41 @@ def _bytes(op: Linear) -> float:
 
 def product(op: Linear, half: str) -> str:
     """The data type of a product with a weight, as tables of measurements call it."""
-    return _type(op.inputs[0].format, _whole(op).weight.format, half)
+    return _type(op.inputs[0].format, whole(op).weight.format, half)
 
 
 def _type(x: Format, weight: Format, half: str) -> str:
     floats, bits = weight.compute.startswith("fp"), _code_bits(weight)
+    if bits > 8:  # narrower activations are widened
+        return "fp32" if bits > 16 else half
     if x.bits > 8:
-        wide = "fp32" if bits > 16 else half
-        narrow = "w4a16_mxfp4" if floats else "int4_wo"
-        return wide if bits > 8 else "int8_wo" if bits > 4 else narrow
+        return _weights_only(weight, bits, floats=floats)
     if x.bits > 4 and x.compute == "fp8":
-        narrow = "w4a8_mxfp4_mxfp8" if floats else "w4afp8"
-        return narrow if bits <= 4 else "fp8_block" if weight.group else "fp8"
-    if x.bits > 4 or not floats:
-        return "sq" if bits > 4 or x.bits <= 4 else "int4_wo"
-    return "nvfp4" if weight.name == "nvfp4" else "fp4"
+        return _with_fp8(weight, bits, floats=floats)
+    if x.bits > 4:
+        narrow = "w2a8_int8" if bits <= 2 else "w4a8_int8"
+        return narrow if bits <= 4 else "w8a8_mixed" if floats else "sq"
+    if floats:
+        return "nvfp4" if weight.name == "nvfp4" else "fp4"
+    return "w4a4_int4" if bits <= 4 else "sq"
+
+
+def _weights_only(weight: Format, bits: float, *, floats: bool) -> str:
+    """The type of products of narrow weights with activations of 16 bits."""
+    if bits > 4:
+        return "w6a16" if bits <= 6 else "w8a16_fp8" if floats else "int8_wo"
+    if bits <= 3:
+        return "w3a16" if bits > 2 else "w2a16"
+    return "w4a16_nf4" if weight.compute == "table" else "w4a16_mxfp4" if floats else "int4_wo"
+
+
+def _with_fp8(weight: Format, bits: float, *, floats: bool) -> str:
+    """The type of products with activations in fp8."""
+    if not floats:
+        return "w4afp8" if bits <= 4 else "w8a8_mixed"
+    if bits <= 6:
+        return "w6a8_fp8" if bits > 4 else "w4a8_mxfp4_mxfp8"
+    return "w8a8_mxfp8" if weight.name == "mxfp8" else "fp8_block" if weight.group else "fp8"
 
 
 def _code_bits(weight: Format) -> float:

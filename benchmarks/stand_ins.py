@@ -1,0 +1,248 @@
+"""How far kernels are from those that stand in for them: writes profiles/stand_ins.yaml.
+
+    python benchmarks/stand_ins.py FOLDER    # with gemm.parquet, moe.parquet, ... of docs/measurements.md
+
+It also writes the part of docs/accuracy.md on them.
+
+Nothing is fitted. Each measured stack is expected from the profiles that ship, of which those are left out that are
+nearer than a class of stand-ins: the stack itself, so that another kernel of the library remains; its library; its data
+type; each also without the device, and without siblings of the device. A cache in fp8 is expected from the same kernel
+with one in bf16, and the other way round. The error of a class is that of all its stacks, each of which counts equally,
+as do parts of any error.
+
+Operators of which profiles have no kernel are expected from their memory traffic: as an addition of as many bytes, or
+of as many as memory moves in the time of their bound, times the median of measured / expected. FOLDER/linear_attention
+and mhc.parquet have rows of such operators, of aiconfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0: gdn,
+kda, mamba2 and mhc_module), with their least bytes and their bound; experts and element-wise operations, each as if it
+were an addition, are the others. The error of all of them but experts is that of kinds without rows.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from llmviewer.errors import InputError
+from llmviewer.expectation.device import Device, find
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families._family import MICROSECOND
+from llmviewer.expectation.profile import (
+    ANOTHER_TYPE,
+    FOLDER,
+    NO_KERNEL,
+    OTHERS,
+    STAND_INS,
+    Entry,
+    Error,
+    error_of,
+    plain_error,
+    shipped,
+)
+from llmviewer.expectation.rows import Rows, read
+from llmviewer.expectation.transfer import choose, expect, reached, sibling, source_class, twins
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "accuracy.md"
+TITLE = "## Stand-ins"
+NEXT = "## Fifty rows, and thousands"
+ALIKE = ("elementwise", "collectives")  # whose kernels libraries share
+ROWS = 500  # of a stack
+LEAST = 40
+FEWER = 10  # of operators without a kernel
+STACKS = 6  # from which a class of one data type or kind of attention has an error of its own
+_KINDS = {"scan": "scan", "conv": "conv", "mhc": "hyper_connection"}  # of operators, by the first word of operations
+Times = tuple[np.ndarray, np.ndarray]  # expected and measured [s]
+_Kept = Callable[[Entry], bool]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    groups = [rows for name in FAMILIES if name not in ALIKE for rows in measured(folder / f"{name}.parquet")]
+    errors: dict[str, dict[str, dict[str, object]]] = defaultdict(lambda: defaultdict(dict))
+    found = classes(groups, shipped()) | traffic(folder, [rows for rows in groups if rows.family.name == "moe"])
+    for (family, which, part), error in found.items():
+        errors[family][which][part] = plain_error(error)
+    about = "Errors of stand-ins: python benchmarks/stand_ins.py, from the measurements that the profiles name.\n"
+    plain = {family: dict(found) for family, found in errors.items()}
+    text = yaml.safe_dump({"errors": plain}, sort_keys=False, width=120, default_flow_style=None)
+    (FOLDER / STAND_INS).write_text(f"# {about}{text}", encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, after = page.partition(TITLE if TITLE in page else NEXT)
+    after = after[after.index("\n## ") + 1 :] if TITLE in page else NEXT + after
+    PAGE.write_text(before + "\n".join(section(found)) + after, encoding="utf-8")
+
+
+def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
+    """The part of the page on stand-ins."""
+    lines = [
+        TITLE,
+        "",
+        "Written by `python benchmarks/stand_ins.py FOLDER`, which fits nothing. Where the kernel, the library or",
+        "the data type that is asked for was not measured, another stands in. Its error is found by leaving out of",
+        "the profiles that ship whatever is nearer to each measured stack: its kernel, its library, its data type,",
+        "and each of these without the device, or without its siblings. Each stack counts equally. `10 to 90 %` are",
+        "measured / expected of kernels of 20 us or more, of which intervals of such sources are made; `in 80 %` is",
+        "learned from the other stacks. Intervals are as wide as kernels differ: one of a library may be a fallback",
+        "that it rarely runs.",
+        "",
+        "| family | source | median error, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|",
+    ]
+    for (family, which, part), error in errors.items():
+        if part == "all" and which != NO_KERNEL:
+            lines.append(f"| {family} | {which} | {_shown(error)} |")
+    lines += [
+        "",
+        "Operators without any measured kernel are expected from memory traffic alone: as an addition of as many",
+        "bytes, or of as many as memory moves in the time of their bound, times a factor: the median of measured /",
+        "expected of kernels of that kind (public rows of scans, convolutions and hyper-connections; experts), or",
+        "else of all kinds.",
+        "",
+        "| operator | factor | median error, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|",
+    ]
+    for (_, which, part), error in errors.items():
+        if which == NO_KERNEL:
+            lines.append(f"| {'any other' if part == 'all' else part} | {error.scale:.2f} | {_shown(error)} |")
+    return [*lines, "", ""]
+
+
+def _shown(error: Error) -> str:
+    low, high = error.long
+    return f"{100 * error.median:.0f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f}"
+
+
+def measured(path: Path) -> Iterator[Rows]:
+    """The stacks of a table, each with so few rows that all count alike."""
+    for rows in read(path).rows:
+        kept = np.flatnonzero(rows.timed & rows.family.kept(rows.shapes))
+        if len(kept) >= LEAST:
+            yield rows.take(np.sort(np.random.default_rng(0).permutation(kept)[:ROWS]))
+
+
+def classes(groups: Sequence[Rows], entries: Sequence[Entry]) -> dict[tuple[str, str, str], Error]:
+    """The error of each class of stand-ins, by family and by data type or kind of attention."""
+    found: dict[tuple[str, str, str], list[Times]] = defaultdict(list)
+    for rows in groups:
+        seen = set()
+        for left_out in without(rows, [e for e in entries if e.family == rows.family.name]):
+            try:
+                choice = choose(rows.family.name, rows.device, rows.stack, left_out)
+            except InputError:
+                continue
+            which = source_class(choice.entries[0], rows.device, rows.stack)
+            if which in seen:
+                continue
+            seen.add(which)
+            expected = expect(rows.family.name, rows.shapes, rows.device, rows.stack, left_out).expected
+            for part in ("all", rows.stack.kind or rows.stack.dtype):
+                found[rows.family.name, which, part].append((expected, rows.measured))
+        other = [replace(e, stack=rows.stack) for e in entries if _of_another_cache(e, rows)]
+        if other:
+            expected = expect(rows.family.name, rows.shapes, rows.device, rows.stack, other).expected
+            found[rows.family.name, ANOTHER_TYPE, "all"].append((expected, rows.measured))
+    return {
+        key: pooled(times)
+        for key, times in sorted(found.items())
+        if "another" in key[1] and not key[1].startswith(OTHERS) and len(times) >= STACKS
+    }
+
+
+def _of_another_cache(entry: Entry, rows: Rows) -> bool:
+    own, other = rows.stack, entry.stack
+    alike = (entry.family, entry.device) == (rows.family.name, rows.device.name)
+    return alike and own != other == replace(own, kv_dtype=other.kv_dtype)
+
+
+def traffic(folder: Path, experts: Sequence[Rows]) -> dict[tuple[str, str, str], Error]:
+    """The error of operators of which only memory traffic and bounds are known, by kind."""
+    found: dict[str, list[Times]] = defaultdict(list)
+    for rows in experts:
+        found["experts"].append((_added(rows.device, _moved(rows), rows.shapes["tokens"]), rows.measured))
+    for name in ("linear_attention", "mhc"):
+        frame = pd.read_parquet(folder / f"{name}.parquet").query("stat != 'mean_eager'")
+        labels = [label for label in ("family", "op", "gpu", "framework") if label in frame]
+        for label, group in frame.groupby(labels):
+            device, kind = find(label[-2]), _KINDS.get(label[-3].partition("_")[0], "")
+            if not kind or len(group) < FEWER:
+                continue
+            own = group.sample(min(len(group), ROWS), random_state=0)
+            which = label[-3].rpartition("_")[2]
+            step = f" {which}" if which in ("step", "verify") else ""
+            seconds = own["bound_us"].to_numpy() * MICROSECOND
+            nbytes = np.maximum(own["bytes"].to_numpy(float), seconds * device.bandwidth)
+            tokens = own["tokens"] if name == "mhc" else own["batch"] * own["q_len"]
+            times = _added(device, nbytes, tokens.to_numpy(float)), own["time_us"].to_numpy() * MICROSECOND
+            found[kind + step].append(times)
+    for rows in measured(folder / "elementwise.parquet"):
+        if not rows.stack.kernel.endswith("add"):
+            stack = replace(rows.stack, kernel="eager add" if rows.stack.eager else "add")
+            choice = choose("elementwise", rows.device, stack, shipped())
+            times = reached(choice, rows.family, rows.shapes, rows.device, stack).expected
+            found[rows.stack.kernel].append((times, rows.measured))
+    kinds = {"all": [_joined(own) for kind, own in found.items() if kind != "experts"]}
+    kinds |= {kind: own for kind, own in found.items() if kind.partition(" ")[0] in {"experts", *_KINDS.values()}}
+    return {("elementwise", NO_KERNEL, kind): scaled(own) for kind, own in sorted(kinds.items())}
+
+
+def _moved(rows: Rows) -> np.ndarray:
+    """The bytes that memory moves in the time of the bound of each row."""
+    plain = {**rows.shapes, "loop": np.zeros(len(rows))}
+    return rows.family.bound(plain, rows.device, rows.stack) * rows.device.bandwidth
+
+
+def _added(device: Device, nbytes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The time of an addition that moves as many bytes, again and again. [s]"""
+    stack = Stack(library="", dtype="fp16", kernel="add")
+    shapes = {"rows": np.maximum(rows, 1), "bytes": nbytes, "cols": np.ones(len(rows)), "loop": np.ones(len(rows))}
+    choice = choose("elementwise", device, stack, shipped())
+    return reached(choice, FAMILIES["elementwise"], shapes, device, stack).expected
+
+
+def scaled(times: Sequence[Times]) -> Error:
+    """The error of expected times that are multiplied by the median of measured / expected, at least 1."""
+    ratios = np.concatenate([took / expected for expected, took in times])
+    weights = np.concatenate([np.full(len(took), 1 / len(took)) for _, took in times])
+    scale = max(float(np.quantile(ratios, 0.5, weights=weights, method="inverted_cdf")), 1.0)
+    return replace(pooled([(scale * expected, took) for expected, took in times]), scale=scale)
+
+
+def without(rows: Rows, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """The entries that classes of stand-ins leave, nearer classes first."""
+    own = rows.stack
+    devices: tuple[_Kept, ...] = (
+        lambda e: True,
+        lambda e: e.device != rows.device.name,
+        lambda e: e.device != rows.device.name and not sibling(e, rows.device),
+    )
+    stacks: tuple[_Kept, ...] = (
+        lambda e: (e.stack.library, e.stack.kernel) != (own.library, own.kernel),
+        lambda e: e.stack.library != own.library,
+        lambda e: not twins(e, own),
+    )
+    for of_stack in stacks:
+        for of_device in devices:
+            yield [e for e in entries if of_stack(e) and of_device(e)]
+
+
+def _joined(times: Sequence[Times]) -> Times:
+    """The times of a kind on all devices, as those of one part."""
+    return np.concatenate([each[0] for each in times]), np.concatenate([each[1] for each in times])
+
+
+def pooled(times: Sequence[Times]) -> Error:
+    expected, took = (np.concatenate([each[i] for each in times]) for i in (0, 1))
+    return error_of(expected, took, np.repeat(np.arange(len(times)), [len(each[0]) for each in times]))
+
+
+if __name__ == "__main__":
+    main()

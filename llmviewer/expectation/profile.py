@@ -71,6 +71,14 @@ class Error:
         ratio = measured / expected
         return np.where(expected < SHORT_S, _distance(ratio, self.short), _distance(ratio, self.long))
 
+    def or_wider(self, other: Error) -> Error:
+        """The same with intervals that hold another's."""
+        short, long = (
+            (min(own[0], theirs[0]), max(own[1], theirs[1]))
+            for own, theirs in ((self.short, other.short), (self.long, other.long))
+        )
+        return replace(self, short=short, long=long)
+
     def widened(self, power: float) -> Error:
         """The same with the interval raised to a power."""
         return replace(self, short=_widened(self.short, power), long=_widened(self.long, power))

@@ -314,15 +314,18 @@ def nearness(entry: Entry, device: Device) -> str:
 
 
 def _measured_error(name: str, stack: Stack, which: str) -> Error:
-    """The error of a class of sources, or else of the next from further away, of a kind of attention or a data type."""
-    near, *instead = which.split(", ")
-    if near not in NEARNESS:  # a stand-in on the device itself
-        near, instead = "", [near]
-    further = [*NEARNESS[NEARNESS.index(near) :]] if near else ["", *NEARNESS]
-    classes = [", ".join(filter(None, (each, *instead))) for each in further if each != OTHERS]
-    known = index().errors
-    keys = [(name, of, each) for each in (*classes, OTHERS) for of in (stack.kind or stack.dtype, "all")]
-    return next((known[key] for key in keys if key in known), _UNKNOWN)
+    """The error of a class of sources, or else of the next from further away, of a kind of attention or a data type. A
+    stand-in on another device is no surer than the kernel itself is there.
+    """
+    near, _, instead = which.rpartition(", ")
+    if which in NEARNESS:
+        near, instead = which, ""
+    further = NEARNESS[NEARNESS.index(near) :] if near else ("", *NEARNESS)
+    parts, known = (stack.kind or stack.dtype, "all"), index().errors
+    classes = [", ".join(filter(None, (each, instead))) for each in further if each != OTHERS]
+    keys = [(name, of, each) for each in (*classes, OTHERS) for of in parts]
+    error = next((known[key] for key in keys if key in known), _UNKNOWN)
+    return error.or_wider(_measured_error(name, stack, near)) if near and instead else error
 
 
 def stand_in_error(family: str, instead: str) -> Error:

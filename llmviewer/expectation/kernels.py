@@ -119,6 +119,8 @@ class Kernels(Times):
         laid  result of laid(), if known
         """
         bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
+        size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
+        bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
         found = self.laid(rows, workload) if laid is None else laid
         return next(self.passes([Launched(operators=rows, launches=found, bounds=bounds)]))
 

@@ -499,5 +499,5 @@ def _mostly_bf16(model_type: str) -> bool:
 
 def _text(config: Section) -> Section:
     """The section of a config for the decoder: text_config in multimodal models."""
-    key = config.first("text_config", "llm_config", "thinker_config")
+    key = config.first("text_config", "llm_config", "language_config", "thinker_config")
     return _text(config.section(key)) if config.get(key) is not None else config

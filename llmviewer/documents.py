@@ -223,8 +223,8 @@ class Defaults(Protocol):
     def names(self, key: str) -> tuple[str, ...]:
         """Other names of a key."""
 
-    def value(self, key: str) -> Any:
-        """The value of a key that is left out; None if there is none."""
+    def value(self, key: str, given: Collection[str]) -> Any:
+        """The value of a key that is left out where the keys `given` are not; None if there is none."""
 
     def inside(self, key: str, data: Mapping[str, Any]) -> Defaults:
         """Those of the mapping `data` under a key."""
@@ -275,11 +275,17 @@ class Section:
             yield from chain.from_iterable(map(self._defaults.names, usual))
 
     def get(self, key: str) -> Any:
-        """The value of a key, unchecked; if it is absent, its default; None if it is null or has no default."""
+        """The value of a key, unchecked; if it is absent, its default; None if it is null or has no default.
+
+        The default of a mapping is for section() alone.
+        """
         written = self._written(key)
         self.asked.update((key, written))
         value = self.data.get(written)
-        return self._default(key) if value is None else value
+        if value is None:
+            value = self._default(key)
+            return None if isinstance(value, Mapping) else value
+        return value
 
     def unread(self, known: Collection[str] = ()) -> list[str]:
         """Keys with a value that were never read and are not `known`, here and in sections opened."""
@@ -294,8 +300,10 @@ class Section:
         self.asked.update(keys, (self._written(key) for key in keys))
 
     def first(self, *keys: str) -> str:
-        """The first of several equivalent keys that is present; the first key if none is."""
-        return next((key for key in keys if self.data.get(key) is not None), keys[0])
+        """The first of several equivalent keys that is present, or else has a default; the first key if none is."""
+        given = (key for key in keys if self.data.get(key) is not None)
+        defaulted = (key for key in keys if self._defaults and self._defaults.value(key, self.data) is not None)
+        return next(chain(given, defaulted), keys[0])
 
     def __contains__(self, key: str) -> bool:
         return key in self.data
@@ -314,7 +322,12 @@ class Section:
                 raise self.error(str(key), f"unknown key; {suggest(str(key), known)}")
 
     def section(self, key: str) -> Section:
-        value = self._required(key)
+        value = self.get(key)
+        if value is None and isinstance(self._default(key), Mapping):
+            value = self._default(key)
+            self.assumed[f"{self.at}{key}"] = "as a whole"
+        if value is None:
+            raise self.error(key, "is missing")
         if not isinstance(value, Mapping):
             raise self.error(key, f"must be a mapping; got {shown(value)}")
         opened = self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
@@ -382,7 +395,7 @@ class Section:
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key)
         if value is None:
-            return default
+            return default and not any(name in self.data for name in self._names(key))  # null is false, as in Python
         if not isinstance(value, bool):
             raise self.error(key, f"must be true or false; got {shown(value)}")
         return value
@@ -412,4 +425,5 @@ class Section:
         names = tuple(self._names(key))
         if self._defaults is None or any(name in self.data for name in names):
             return None
-        return next((value for value in map(self._defaults.value, names) if value is not None), None)
+        values = (self._defaults.value(name, self.data) for name in names)
+        return next((value for value in values if value is not None), None)

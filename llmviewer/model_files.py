@@ -49,13 +49,13 @@ _COSTLESS_FIELDS: Final = """
     initializer_range init_std attention_dropout attn_pdrop dropout embd_pdrop resid_pdrop hidden_dropout
     activation_dropout layerdrop bias_dropout_fusion
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon layer_norm_elementwise_affine
+    rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon
     rope_theta rope_scaling rope_parameters rotary scale_attn_weights scale_attn_by_inverse_layer_idx
     reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion slow_but_exact offset_alibi
     apply_residual_connection_post_layernorm skip_bias_add skip_bias_add_qkv n_ctx prefix
     max_position_embeddings n_positions seq_length max_seq_len model_max_length
     is_llama_config rope_interleaved sliding_window max_window_layers use_sliding_window
-    add_cross_attention chunk_size_feed_forward diversity_penalty do_sample early_stopping
+    chunk_size_feed_forward diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size id2label is_encoder_decoder label2id length_penalty max_length min_length
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
     output_scores pruned_heads remove_invalid_values repetition_penalty return_dict return_dict_in_generate
@@ -370,6 +370,9 @@ def _from_config(
     if config.assumed:
         values = ", ".join(f"{key} {value}" for key, value in sorted(config.assumed.items()))
         notes = (*notes, f"left out of {config.file}, so as the class has it in transformers: {values}")
+    towers = ClassDefaults(config.text("model_type")).left_out([*config, *config.assumed]) if classed else ()
+    if towers:
+        notes = (*notes, f"without {', '.join(towers)}: counts as the rest of the model alone")
     model = Model(
         name=name,
         title=title or name,

@@ -377,7 +377,7 @@ def test_the_text_part_of_gemma_3_with_pictures(tmp_path) -> None:
     path.write_text(json.dumps(config))
     model = load_model(str(path))
     assert model.graph == load_model("gemma-3-4b").graph
-    assert model.notes == ()
+    assert model.notes == ("without vision_config: counts as the rest of the model alone",)
 
 
 @pytest.mark.parametrize(

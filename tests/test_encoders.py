@@ -334,11 +334,12 @@ def test_words_are_put_out_at_every_token_and_pooled_ones_for_every_sequence():
     ("config", "line"),
     [
         (
-            BERT | {"architectures": ["BertForMultipleChoice"]},
+            BERT | {"architectures": ["BertForWhatever"]},
             (
                 "config.json: architectures: must end with one of ForMaskedLM, LMHeadModel, ForPreTraining, "
-                "ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, Model; "
-                "got 'BertForMultipleChoice'"
+                "ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, ForMultipleChoice, "
+                "ForNextSentencePrediction, Model; "
+                "got 'BertForWhatever'"
             ),
         ),
         (

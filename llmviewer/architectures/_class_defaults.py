@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 _SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_ALIASES: Final = "~"  # key of other names of fields in class_defaults.json
+_ALIASES: Final = "~"  # keys of class_defaults.json: other names of fields
+_TOWER_SECTIONS: Final = frozenset(("vision_config", "audio_config"))
+_SECTIONS: Final = "="  # fields of sections that are left out
 
 
 def _table(fields: tuple[str, ...], rows: Mapping[str, tuple[Any, ...]]) -> dict[str, dict[str, Any]]:
@@ -113,9 +115,21 @@ class ClassDefaults:
         canonical = other.get(key, key)
         return tuple(name for name in (canonical, *other) if name != key and other.get(name, name) == canonical)
 
-    def value(self, key: str) -> Any:
-        found = _fields_of(self.model_type, self.within).get(key)
-        return None if isinstance(found, Mapping) else found
+    def value(self, key: str, given: Collection[str]) -> Any:
+        fields = _fields_of(self.model_type, self.within)
+        found = fields.get(key)
+        if not isinstance(found, Mapping):
+            return found
+        flat = (found.keys() - fields.keys()).intersection(given)  # fields of the section stand beside it instead
+        return None if flat else fields.get(_SECTIONS, {}).get(key)
+
+    def left_out(self, given: Collection[str]) -> list[str]:
+        """Towers of the class whose sections are not among the keys `given`."""
+        return [
+            key
+            for key in _fields_of(self.model_type, self.within).get(_SECTIONS, {})
+            if key in _TOWER_SECTIONS - set(given)
+        ]
 
     def inside(self, key: str, data: Mapping[str, Any]) -> ClassDefaults:
         own = data.get("model_type")

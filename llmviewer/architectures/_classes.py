@@ -14,7 +14,7 @@ from math import inf
 from typing import Final
 
 from ..documents import Section
-from ..forms import SEQUENCES, TOKENS, Form
+from ..forms import SEQUENCES, TARGET, TOKENS, Form
 from ..graph import Block, Graph
 from ..operators.attention import Attention
 from ..operators.base import Operator, Role, Tensor
@@ -22,13 +22,13 @@ from ..operators.elementwise import Rope
 from ..operators.linear import LMHead
 from ..operators.masks import Causal, Everything, Mask, Once
 from ..precision import Format
-from ._fields import labels_of
+from ._fields import labels_of, without
 from ._names import draft_type
 from ._parts import Parts, result, with_rows
 
 _GENERATING: Final = (  # endings of classes with a head of words
     "CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq",
-    "ForSpeechSeq2Seq", "ForSeq2SeqLM", "ForMultimodalLM", "ForMaskedLM", "ForPreTraining", "MTModel", "ChatModel",
+    "ForSpeechSeq2Seq", "ForSeq2SeqLM", "ForMultimodalLM", "ForMaskedLM", "ForPreTraining", "MTModel", "VLChatModel",
     "ModelLM",
 )  # fmt: skip
 _WHOLE: Final = (  # classes that have a head of words though they are named as those without
@@ -96,6 +96,10 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
     Raises InputError for a class that is part of a model, and for bidirectional attention that is not known.
     """
     named = next(iter(config.texts("architectures")), "")
+    if any(block.stream == TARGET for block in graph.blocks):
+        config.costless("add_cross_attention")
+    else:
+        without(config, "add_cross_attention", "cross-attention of a decoder by itself is not known")
     both_ways = _both_ways(config, named)
     if both_ways:
         seen = partial(_seen_both_ways, halved=_halved(config))

@@ -54,6 +54,7 @@ class Experts:
     gated        whether the activation of a gate scales the up projection
     bias         whether the projections of experts have biases
     latent       width that tokens are projected to before the experts, and back from after them; 0: not projected
+    latent_bias  whether the projections to it and back have biases
     latent_norm  whether a norm precedes the projection back
     shared       shared expert, which every token uses, at the hidden width; its result is added
     shared_gate  whether the result of the shared expert is scaled by a sigmoid of x
@@ -73,6 +74,7 @@ class Experts:
     groups: Groups = UNGROUPED
     router_bias: bool = False
     latent: int = 0
+    latent_bias: bool = False
     latent_norm: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
@@ -99,7 +101,7 @@ class Experts:
 
     def _entering(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         """Brings tokens to the latent space; none where there is none."""
-        return (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
+        return (parts.project("fc1_latent_proj", x, self.latent, bias=self.latent_bias),) if self.latent else ()
 
     def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         """The router; its result is "route"."""
@@ -121,7 +123,7 @@ class Experts:
             Combine(name="combine", inputs=chosen, outputs=(out,), chosen=summed),
             *((parts.norm("latent_norm", out),) if self.latent_norm else ()),
         )
-        made = (*made, parts.project("fc2_latent_proj", result(made), x.width, bias=self.bias))
+        made = (*made, parts.project("fc2_latent_proj", result(made), x.width, bias=self.latent_bias))
         return (*made, parts.add("shared_add", result(made), *beside)) if beside else made
 
     def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:

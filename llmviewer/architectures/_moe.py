@@ -52,10 +52,13 @@ def latent_attention(
     rope_dim: int | None = 64,
     value_dim: int | None = 128,
 ) -> _L:
-    """With such sizes where the config does not say them; what is None has to be said."""
+    """With such sizes where the config does not say them; what is None has to be said. A q_lora_rank of null is none:
+    queries are projected directly.
+    """
+    direct = "q_lora_rank" in config and config.get("q_lora_rank") is None
     return kind(
         num_heads=config.integer("num_attention_heads"),
-        q_rank=config.integer("q_lora_rank", q_rank),
+        q_rank=0 if direct else config.integer("q_lora_rank", q_rank),
         kv_rank=config.integer("kv_lora_rank", kv_rank),
         nope_dim=config.integer("qk_nope_head_dim", nope_dim),
         rope_dim=config.integer("qk_rope_head_dim", rope_dim),

@@ -51,11 +51,13 @@ def heads_of(
     window: float = inf,
 ) -> Heads:
     """The heads that a config describes: `key` says how many, and head_dim how wide; without it they are as wide as
-    `head_dim`, the class's, or else share `hidden`, which is hidden_size where it is not given.
+    `head_dim`, the class's, or else share `hidden`, which is hidden_size where it is not given. Null shares it too.
 
     Raises InputError where they cannot be: a width that is no whole number, or KV heads that cannot be shared evenly.
     """
     num_heads, hidden = config.integer(key), hidden or config.integer("hidden_size")
+    if "head_dim" in config and config.get("head_dim") is None:
+        head_dim = None
     if config.get("head_dim") is None and head_dim is None and hidden % num_heads:
         raise config.error(key, f"must divide the hidden size {hidden} where there is no head_dim; got {num_heads}")
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads

@@ -30,6 +30,8 @@ _TASKS: Final = {
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "token",
     "ForQuestionAnswering": "answer",
+    "ForMultipleChoice": "choice",
+    "ForNextSentencePrediction": "next",
     "Model": "bare",
 }
 _COSTLESS: Final = """
@@ -65,12 +67,10 @@ def build_distilbert(config: Section, fmt: Format) -> Graph:
     """BERT with half the layers, no token types and no pooler (arXiv:1910.01108)."""
     plain = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
     renamed = plain | {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
-    data = {renamed.get(key, key): value for key, value in config.data.items()} | {"type_vocab_size": None}
+    said = {new: value for old, new in renamed.items() if (value := config.get(old)) is not None}
+    data = {**config.data, **said, "type_vocab_size": None}
     config.costless(*renamed)
-    as_bert = Section(data, config.file, config.at)
-    graph = encoder(as_bert, fmt, pooler=False, pool_act="relu", types=0)
-    config.costless(*as_bert.asked)
-    return graph
+    return encoder(config.with_data(data), fmt, pooler=False, pool_act="relu", types=0)
 
 
 @architecture("albert")
@@ -163,15 +163,17 @@ def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: 
     )
     pooled = Head(first=True, dense=hidden, act=pool_act)
     labels = labels_of(config)
-    discriminates = config.text("model_type") == "electra"
+    kind = config.text("model_type")
     made = {
         "words": (words,),
         "pretraining": (Head(dense=hidden, act=act, classes=1),)
-        if discriminates
-        else (words, replace(pooled, classes=2)),
+        if kind == "electra"
+        else (words, replace(pooled, classes=labels if kind == "albert" else 2)),
         "sequence": (replace(pooled, classes=labels),),
         "token": (Head(classes=labels),),
         "answer": (Head(classes=labels),),
+        "choice": (replace(pooled, classes=1),),
+        "next": (replace(pooled, classes=2),),
         "bare": (pooled,) if pooler else (),
     }
     return made[task(config, _TASKS, "Model")]

@@ -180,15 +180,14 @@ def _graph(
 
 
 def _attention(config: Section) -> LatentAttention:
-    direct = "q_lora_rank" in config and config.get("q_lora_rank") is None  # null: queries have no latent
     said = dict.fromkeys(("kv_rank", "nope_dim", "rope_dim", "value_dim"))
-    return latent_attention(config, LatentAttention, q_rank=0 if direct else 1536, **said)
+    return latent_attention(config, LatentAttention, q_rank=1536, **said)
 
 
 @architecture("minicpm3")
 def build_minicpm3(config: Section, fmt: Format) -> Graph:
     """Latent attention and an MLP; embeddings, branches and logits are scaled by constants."""
     config.costless("scale_emb", "scale_depth", "dim_model_base", "qk_head_dim", "head_dim", "num_key_value_heads")
-    mixer = latent_attention(config, LatentAttention, q_rank=768, kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64)
+    mixer = latent_attention(config, LatentAttention, q_rank=0, kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64)
     layer = Layer(mixer=mixer, feed_forward=gated_mlp(config))
     return decoder(config, layer, tied=True).graph(fmt)

@@ -21,7 +21,7 @@ from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder, rotary_dim, without
 from ._hyper_connections import HyperConnections
-from ._moe import costless, experts_beside_shared, integers, kinds
+from ._moe import costless, experts, integers, kinds
 from ._parts import Parts
 
 _WINDOW: Final = "sliding_attention"
@@ -138,4 +138,7 @@ def _index(config: Section) -> Index:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size", 2048)
-    return experts_beside_shared(config, "n_routed_experts", usual=1, inner=inner)
+    config.costless("n_shared_experts")  # the class has one, whatever it says
+    made = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=inner)
+    assert made.shared
+    return replace(made, shared=replace(made.shared, bias=config.flag("mlp_bias", default=False)))

@@ -16,20 +16,17 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Prediction, Residual
-from ._feed_forward import Mlp
-from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
-from ._parts import NormKind, activation
+from ._parts import NormKind
 
 _WINDOW = 4096
 
 
 @architecture("exaone")
 def build_exaone(config: Section, fmt: Format) -> Graph:
-    heads = grouped_heads(config)
-    act = activation(config, "activation_function", "silu")
-    mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
-    layer = Layer(mixer=SelfAttention(heads=heads, rotary_dim=heads.head_dim), feed_forward=mlp)
+    mlp = gated_mlp(config, key=config.first("activation_function", "hidden_act"))
+    layer = Layer(mixer=attention(config), feed_forward=mlp)
     config.costless("embed_dropout")
     return decoder(config, [layer] * config.count(config.first("num_layers", "num_hidden_layers"))).graph(fmt)
 

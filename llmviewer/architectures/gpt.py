@@ -203,6 +203,7 @@ def build_opt(config: Section, fmt: Format) -> Graph:
     hidden = config.integer("hidden_size")
     bias = config.flag("enable_bias", default=True)
     before = config.flag("do_layer_norm_before", default=True)
+    learned = config.flag("layer_norm_elementwise_affine", default=True)
     heads = heads_of(config, hidden, "num_attention_heads")
     mlp = Mlp(inner=config.integer("ffn_dim"), act=activation(config, "activation_function", "relu"), bias=bias)
     layer = Layer(
@@ -214,7 +215,7 @@ def build_opt(config: Section, fmt: Format) -> Graph:
         config,
         layer,
         hidden=hidden,
-        norm=NormKind.LAYER,
+        norm=NormKind.LAYER if learned else NormKind.PLAIN,
         tied=True,
         positions=config.integer("max_position_embeddings") + _POSITION_OFFSET,
         embed_width=config.integer("word_embed_proj_dim", hidden),

@@ -80,7 +80,8 @@ def _prediction(config: Section, kinds: Mapping[str, Callable[[Section], Layer]]
 
 
 def _pattern(config: Section) -> tuple[str, str]:
-    return _letters(config, "hybrid_override_pattern", "layers_block_type", "layer_types")
+    keys = ("hybrid_override_pattern", "layers_block_type", "layer_types")
+    return _letters(config, *keys) if config.get(config.first(*keys)) is not None else (keys[0], "ME*-")
 
 
 def _letters(config: Section, *keys: str) -> tuple[str, str]:
@@ -108,8 +109,9 @@ def _mamba(config: Section) -> Layer:
         taps=config.integer("conv_kernel", 4),
         chunk=config.integer("chunk_size", 128),
         conv_bias=config.flag("use_conv_bias", default=True),
-        bias=config.flag("mamba_proj_bias", default=False),
+        bias=config.flag("use_bias", default=False),
     )
+    config.costless("mamba_proj_bias")
     return Layer(mixer=mixer, feed_forward=None, name="mamba")
 
 
@@ -122,8 +124,8 @@ def _attention(config: Section) -> Layer:
     )
     if heads.num_heads % heads.num_kv_heads:
         raise config.error("num_attention_heads", f"must be a multiple of the {heads.num_kv_heads} key-value heads")
-    bias = config.flag("attention_bias", default=False)
-    return Layer(mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias), feed_forward=None, name="attention")
+    config.costless("attention_bias")  # the class has none, whatever it says
+    return Layer(mixer=SelfAttention(heads=heads), feed_forward=None, name="attention")
 
 
 def _mlp(config: Section) -> Layer:
@@ -132,8 +134,7 @@ def _mlp(config: Section) -> Layer:
 
 def _experts(config: Section) -> Layer:
     mlp = _feed_forward(config, config.integer("moe_intermediate_size"))
-    shared_inner = config.integer("moe_shared_expert_intermediate_size", mlp.inner)
-    shared = config.integer("n_shared_experts", 1, least=0) * shared_inner
+    shared = config.integer("moe_shared_expert_intermediate_size", mlp.inner)  # one, whatever n_shared_experts says
     number = config.integer("n_routed_experts")
     chosen = at_most(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok"))
     experts = Experts(
@@ -143,9 +144,9 @@ def _experts(config: Section) -> Layer:
         inner=mlp.inner,
         act=mlp.act,
         gated=False,
-        bias=mlp.bias,
+        latent_bias=mlp.bias,
         latent=config.integer("moe_latent_size", 0, least=0),
-        shared=_feed_forward(config, shared) if shared else None,
+        shared=_feed_forward(config, shared),
     )
     return Layer(mixer=None, feed_forward=experts, name="moe")
 
@@ -160,7 +161,7 @@ def _costless(config: Section) -> None:
         "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "norm_eps",
         "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_limit",
         "time_step_rank", "num_logits_to_keep", "partial_rotary_factor", "n_group", "topk_group", "norm_topk_prob",
-        "routed_scaling_factor", "use_bias", "moe_shared_expert_overlap", "num_nextn_predict_layers",
+        "routed_scaling_factor", "moe_shared_expert_overlap", "num_nextn_predict_layers",
         "mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_experts_per_tok",
         "moe_shared_expert_intermediate_size", "moe_latent_size", "n_routed_experts", "n_shared_experts",
         "output_router_logits",

@@ -70,7 +70,7 @@ def build_nomic(config: Section, fmt: Format) -> Graph:
         without(config, key, "no published model of this architecture is so")
     gated, act = _nomic_act(config)
     named = {_NOMIC.get(key, key): value for key, value in config.data.items()} | {"hidden_act": act}
-    renamed = Section(named, config.file, config.at)
+    renamed = config.with_data(named)
     bias = config.flag("qkv_proj_bias", default=False)
     mlp_bias = config.flag("mlp_fc1_bias", default=False)
     if config.flag("mlp_fc2_bias", default=mlp_bias) != mlp_bias:
@@ -88,9 +88,7 @@ def build_nomic(config: Section, fmt: Format) -> Graph:
         replace(plain, feed_forward=networks[sparse], name="moe" if sparse else "layer")
         for sparse in (every > 0 and index % every == 1 for index in range(renamed.count("num_hidden_layers")))
     ]
-    graph = encoder(renamed, fmt, pooler=False, positions=0, layers=layers)
-    config.costless(*renamed.asked)
-    return graph
+    return encoder(renamed, fmt, pooler=False, positions=0, layers=layers)
 
 
 def _nomic_act(config: Section) -> tuple[bool, str]:

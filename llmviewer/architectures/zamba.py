@@ -30,7 +30,7 @@ _MAMBA = ("mamba", "linear_attention")
 _HYBRID = "hybrid"
 _EMBEDDED = "embed_tokens"  # left by the block before the layers
 _COSTLESS = """
-    attention_head_dim attention_hidden_size attn_layer_offset attn_layer_period ffn_hidden_size hybrid_layer_ids
+    attention_hidden_size attn_layer_offset attn_layer_period ffn_hidden_size hybrid_layer_ids
     kv_channels mamba_headdim use_associative_scan hidden_mamba_act num_logits_to_keep num_query_groups
     time_step_floor time_step_limit time_step_max time_step_min use_conv_bias use_long_context use_mamba_kernels
     use_mem_eff_path conv_kernel d_model d_state expand
@@ -225,13 +225,14 @@ def _mamba2(config: Section, hidden: int) -> Mamba2:
 def _shared(config: Section, hidden: int, *, heads: int) -> SharedBlock:
     count = config.integer("num_attention_heads", heads)
     kv_heads = config.integer("num_key_value_heads", count)
-    if 2 * hidden % count or count % kv_heads:
+    key = config.first("attention_head_dim", "head_dim")
+    if (2 * hidden % count and config.get(key) is None) or count % kv_heads:
         raise config.error(
             "num_attention_heads",
             f"must divide twice the hidden size {hidden} and be a multiple of {kv_heads} key-value heads; got {count}",
         )
     return SharedBlock(
-        heads=Heads(num_heads=count, num_kv_heads=kv_heads, head_dim=2 * hidden // count),
+        heads=Heads(num_heads=count, num_kv_heads=kv_heads, head_dim=config.integer(key, 2 * hidden // count)),
         inner=config.integer("intermediate_size", 4 * hidden),
         act=activation(config, "hidden_act", "gelu"),
     )

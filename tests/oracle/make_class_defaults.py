@@ -1,7 +1,8 @@
 """Write llmviewer/architectures/class_defaults.json: defaults of the config classes of transformers.
 
-By model_type: numbers, flags, texts and flat lists that are the default of a field, sections within, and under "~"
-other names of fields (attribute_map). Fields whose default is null, which a class derives from others, are left out.
+By model_type: numbers, flags, texts and flat lists that are the default of a field, and sections within; under "~"
+other names of fields (attribute_map), under "=" what sections have that are left out. Fields whose default is null,
+which a class derives from others, are left out.
 
     python tests/oracle/make_class_defaults.py           rewrite class_defaults.json
     python tests/oracle/make_class_defaults.py --check   exit 1 with one line for each difference
@@ -28,11 +29,13 @@ _COMMON = {field.name for field in dataclasses.fields(PretrainedConfig)} - {"tie
 def defaults(cls: type[PretrainedConfig]) -> dict[str, Any]:
     """Defaults of the fields of one class, and of the classes of its sections."""
     found: dict[str, Any] = {}
+    made = _instance(cls)
     for field in dataclasses.fields(cls):
-        part = cls.sub_configs.get(field.name)
-        if part is not None:
-            if dataclasses.is_dataclass(part):
-                found[field.name] = defaults(part)
+        if field.name in cls.sub_configs:
+            part = vars(made).get(field.name) if made else None
+            if isinstance(part, PretrainedConfig):
+                found[field.name] = defaults(type(part))
+                found.setdefault("=", {})[field.name] = _own(part, found[field.name])
             continue
         value = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -42,6 +45,20 @@ def defaults(cls: type[PretrainedConfig]) -> dict[str, Any]:
     if cls.attribute_map:
         found["~"] = dict(cls.attribute_map)
     return found
+
+
+def _instance(cls: type[PretrainedConfig]) -> PretrainedConfig | None:
+    try:
+        return cls()
+    except Exception:  # noqa: BLE001 a class that cannot do without fields
+        return None
+
+
+def _own(part: PretrainedConfig, usual: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a section that is left out, where they are not the defaults of its class."""
+    values = {field.name: vars(part).get(field.name) for field in dataclasses.fields(part)}
+    kept = {name: value for name, value in values.items() if name not in _COMMON and _plain(value)}
+    return {"model_type": part.model_type, **{k: v for k, v in kept.items() if usual.get(k) != v}}
 
 
 def _plain(value: Any) -> bool:

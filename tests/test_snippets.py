@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmviewer.cli import main
+import click
+
+from llmviewer.cli import cli, main
 
 ROOT = Path(__file__).parents[1]
 OF_A_GPU = "kernels.md"
@@ -74,6 +76,50 @@ def test_commands_print_what_the_documentation_shows(capsys, monkeypatch):
         for command, shown in re.findall(r"```\n\$ llmviewer ([^\n]*)\n(.*?)```", page.read_text(), re.DOTALL):
             if RECORDED_ELSEWHERE not in command:
                 assert (page.name, missing(command, shown, capsys)) == (page.name, [])
+
+
+COMMAND = re.compile(r"^(?:\w+=\S+ )*llmviewer (\S.*?)(?:\s+#.*)?$", re.MULTILINE)
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(_[A-Z]+)?\b(?!_)|\[|\.\.\.")  # MODEL, [--batch 8]; MXFP4_MOE is a file type
+MADE_BEFORE = ("mine.yaml", "measured/", "m/", "my_models", "shortlist.py", "gpt2.json")  # files that a command before makes, or a reader
+LASTING = ("measure", "web")
+WRITTEN = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "reports").rglob("*.md"))]
+
+
+def commands(page):
+    """Commands in the blocks of a page, without those whose output is shown."""
+    for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL):
+        yield from COMMAND.findall(block.replace("\\\n", " "))
+
+
+def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    run = 0
+    for page in WRITTEN:
+        for command in commands(page):
+            words = shlex.split(command)
+            if PLACEHOLDER.search(command) or words[0] in LASTING or any(name in command for name in MADE_BEFORE):
+                continue
+            if "-o" in words:
+                place = words.index("-o") + 1
+                words[place] = str(tmp_path / words[place].replace("/", "_"))
+            assert (command, main(words)) == (command, 0), capsys.readouterr().err
+            run += 1
+    assert run > 20
+
+
+def test_options_that_the_documentation_names_exist():
+    """In blocks and in lines, with what stands for a value."""
+    named = 0
+    for page in WRITTEN:
+        lines = re.findall(r"`llmviewer (\S[^`]*)`", page.read_text())
+        for words in (re.split(r"[\s\[\]|]+", text) for text in (*commands(page), *lines)):
+            command = cli.get_command(click.Context(cli), words[0])
+            if words[0] not in ("COMMAND", "--help"):
+                known = {*(option for one in command.params for option in (*one.opts, *one.secondary_opts)), "--help"}
+                given = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+                assert (page.name, words, given - known) == (page.name, words, set())
+                named += len(given)
+    assert named > 100
 
 
 def missing(command, shown, capsys):

@@ -132,8 +132,7 @@ class Setting:
         """
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
-            passes = arranges([one])
-            if passes and not self.model.generates:
+            if not self.model.generates and (one.decode_alone or arranges([one])):
                 raise InputError(
                     f"{one.name}: {self.model.name} does not generate, so it has no decode passes to change"
                 )

@@ -278,6 +278,7 @@ def analyzed(
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
     schedule = setting.schedule(**asked) if setting.techniques else None
     answer = _answer(setting, schedule, batch=batch, gen=written, **read)
+    compared = _effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
@@ -291,9 +292,10 @@ def analyzed(
             *(_said(setting, batch=batch, tokens=prompt + longest, tpot=tpot) if searched else _tight(footprint)),
             *acted(setting.model, answer, written),
             *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
+            *(_without_effect(setting, compared) if compared else ()),
             *(() if setting.bound else unmodelled(phases)),
         ),
-        effect=_effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None,
+        effect=compared,
         measured=rate(took, answer, setting),
         rivals=partial(faster, setting, phases, workloads, batch),
     )
@@ -377,6 +379,15 @@ def _tight(held: Memory) -> Iterator[str]:
     if 0 <= spare < _CONTEXT:
         kept = "memory of allocators, engines and drivers (0.3 to 1 GB for a CUDA context) is not counted"
         yield f"{si(spare)}B of free memory may be too little: {kept}"
+
+
+def _without_effect(setting: Setting, compared: Effect) -> list[str]:
+    """A note where techniques change neither times nor work nor memory."""
+    if compared.result != compared.without or compared.expected_speed_up not in (None, 1.0):
+        return []
+    have = "have" if len(setting.techniques) > 1 else "has"
+    named = " and ".join(str(one) for one in setting.techniques)
+    return [f"{named} {have} no effect on {setting.model.name} here: times, work and memory are those without"]
 
 
 def _effect(

@@ -67,6 +67,7 @@ NAMED: Final[dict[str, Format]] = {
         Format("int8", 8, "int8"),
         Format("int4", 4, "int4"),
         Format("nf4", 4, "table", group=64, scale_bits=32),  # arXiv:2305.14314, section 3, without double quantization
+        Format("nf4dq", 4, "table", group=64, scale_bits=8 + 32 / 256),  # ... with it: a scale of 256 scales of 8 bits
         Format("mxfp8", 8, "fp8", group=32, scale_bits=8),  # OCP Microscaling Formats v1.0, table 1
         Format("mxfp6", 6, "fp6", group=32, scale_bits=8),
         Format("mxfp4", 4, "fp4", group=32, scale_bits=8),
@@ -76,7 +77,7 @@ NAMED: Final[dict[str, Format]] = {
 _SYNONYMS: Final = {"fp8": "fp8_e4m3", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "half": "fp16"}
 _ALONE: Final = {  # operands of a format named without W, A or KV, by common usage
     "fp16": "WA", "bf16": "WA", "fp32": "WA", "fp8_e4m3": "WA", "fp8_e5m2": "WA", "int8": "WA", "int4": "W",
-    "nf4": "W", "mxfp8": "WA", "mxfp6": "W", "mxfp4": "W", "nvfp4": "WA",
+    "nf4": "W", "nf4dq": "W", "mxfp8": "WA", "mxfp6": "W", "mxfp4": "W", "nvfp4": "WA",
 }  # fmt: skip
 
 

@@ -249,7 +249,7 @@ EVIDENCE: Final = (
     Evidence(
         id="Q-S4-07", technique="quantized:scheme=qlora", ours=_weights_gb,
         words="weights {:.1f} GB with scales and adapters",
-        least=30, most=40, theirs="65 billion parameters in 30 GB", source=f"{_S4}, section 5.2.1", model="llama-65b",
+        least=30, most=37, theirs="65 billion parameters in 30 GB", source=f"{_S4}, section 5.2.1", model="llama-65b",
     ),
     Evidence(
         id="Q-S4-07", technique="quantized:scheme=billm", ours=_weights_part, words="weights {:.3f} times the bytes",

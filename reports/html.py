@@ -174,7 +174,7 @@ def memory_cards(analysis: Analysis) -> list[Card]:
         Card(
             label="largest batch",
             value=_largest(memory.max_batch),
-            about=f"sequences of {asked.prompt + (asked.gen or 0):,} tokens",
+            about=f"sequences of {asked.longest:,} tokens",
             alarm=memory.max_batch == 0,
         ),
         Card(

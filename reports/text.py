@@ -139,7 +139,7 @@ def of_each(analysis: Analysis) -> str:
 def largest_line(analysis: Analysis) -> str:
     """How far batch and context can grow."""
     memory, asked = analysis.memory, analysis.inputs
-    length = f"{asked.prompt + (asked.gen or 0):,} tokens"
+    length = f"{asked.longest:,} tokens"
     sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch:,}"
     context = "any context" if memory.max_context is None else f"{memory.max_context:,} tokens"
     tokens = context if memory.max_context != 0 else "no context"

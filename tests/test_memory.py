@@ -14,6 +14,7 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model_files import load_model
+from llmviewer.reports.text import render_text
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -274,3 +275,11 @@ def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
         assert why in capsys.readouterr().err
     assert main(["sweep", "gpt2", "l4", "--over", "batch=max"]) == 2
     assert "--over batch=max: must be whole numbers" in capsys.readouterr().err
+
+
+def test_the_largest_batch_is_of_sequences_as_long_as_the_context_that_is_given():
+    found = analyze("llama-2-13b", "rtx-a6000", kv_len=30_000)
+    assert found.inputs.longest == 30_000
+    assert found.memory.max_batch == analyze("llama-2-13b", "rtx-a6000", gen=30_000 - 1024).memory.max_batch == 1
+    assert "batch 1 at 30,000 tokens" in " ".join(render_text(found).split())
+    assert analyze("llama-2-13b", "rtx-a6000").inputs.longest == 1024 + 128

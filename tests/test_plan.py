@@ -683,3 +683,14 @@ def test_a_single_batch_may_be_tried():
     assert found.best
     assert found.best.limit == 8
     assert not plan("llama-3.1-8b", rate=50, hardware=["h100-sxm"], batches=[8], max_devices=1, bound=True).best
+
+
+def test_a_rate_that_is_a_reason_is_less_than_what_is_needed():
+    """A closed form of full steps gave 10.88 requests/s here, which a steady state does not sustain."""
+    asked = {"hardware": ["l4"], "layouts": ["tp=4 pp=2"], "quants": ["fp8KV8"], "prompt": 1024, "gen": 256}
+    (slow,) = plan("llama-3.1-8b", rate=10, max_devices=8, **asked).rejected
+    assert slow.factor == "rate"
+    assert 9 < slow.max_rate < 10
+    assert slow.reason.endswith("requests/s at most on 8 devices, of 10 asked")
+    (able,) = plan("llama-3.1-8b", rate=0.99 * slow.max_rate, max_devices=8, **asked).able
+    assert able.rate_within == pytest.approx(slow.max_rate, rel=0.01)

@@ -80,7 +80,14 @@ def test_commands_print_what_the_documentation_shows(capsys, monkeypatch):
 
 COMMAND = re.compile(r"^(?:\w+=\S+ )*llmviewer (\S.*?)(?:\s+#.*)?$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(_[A-Z]+)?\b(?!_)|\[|\.\.\.")  # MODEL, [--batch 8]; MXFP4_MOE is a file type
-MADE_BEFORE = ("mine.yaml", "measured/", "m/", "my_models", "shortlist.py", "gpt2.json")  # files that a command before makes, or a reader
+MADE_BEFORE = (
+    "mine.yaml",
+    "measured/",
+    "m/",
+    "my_models",
+    "shortlist.py",
+    "gpt2.json",
+)  # files that a command before makes, or a reader
 LASTING = ("measure", "web")
 WRITTEN = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "reports").rglob("*.md"))]
 

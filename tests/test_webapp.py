@@ -758,7 +758,7 @@ def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
         ("quant", "W17", "bits must be"), ("ep", 3, "ep must divide"), ("batch", 0, "whole number from 1"),
         ("batch", None, "whole number from 1"), ("offload", "all", "must be weights=PART"), ("tp", 10**9, "1,024"),
         ("techniques", "nothing", "no technique"), ("skew", -1, "number from 0 to 10"),
-        ("measured", "tpot=fast", "tpot must be seconds, such as"), ("measured", "speed=1", "no quantity 'speed'"),
+        ("measured", "tpot=fast", "tpot must be a time with its unit"), ("measured", "speed=1", "no quantity 'speed'"),
     ):  # fmt: skip
         before, kept = browser.props["link"]["data"], browser.props[name].get("value")
         browser.set(name, value)

@@ -94,6 +94,11 @@ class Inputs:
             **said,
         )
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the sequences whose memory is counted: the whole generation, or a longer context that was given."""
+        return max(self.prompt + (self.gen or 0), self.kv_len or 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:

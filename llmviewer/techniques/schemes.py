@@ -113,12 +113,13 @@ SCHEMES: Final = {
     "atom": Scheme(quant="W4A4KV4", outliers=0.03, source="arXiv:2310.19102: 128 of 4096 columns stay apart, recalled"),
     "llm-fp4": Scheme(quant="Wmxfp4Amxfp4", source="arXiv:2310.16836: fp4; scales as those of MXFP4"),
     "wkvquant": Scheme(quant="W4A16KV4", source="arXiv:2402.12065"),
-    "kvquant": Scheme(quant="KV3", source="arXiv:2401.18079: 3 bits of the 2 to 4 that it has; outliers left out"),
+    "kvquant": Scheme(quant="KV2", source="arXiv:2401.18079: the 2 of its 2 to 4 bits with which a cache of a million "
+        "tokens fits an A100; outliers left out"),
     "kivi": Scheme(quant="", beside=(KvQuant(),), source="arXiv:2402.02750"),
     "fp8-kv": Scheme(quant="KVfp8", source="arXiv:2407.09111, section 2.4: the cache of vLLM in fp8"),
     "qlora": Scheme(
-        quant="nf4", beside=(Lora(rank=64),),
-        source="arXiv:2305.14314, section 3, without double quantization; rank recalled",
+        quant="nf4dq", beside=(Lora(rank=64),),
+        source="arXiv:2305.14314, section 3, with double quantization; rank recalled",
     ),
     "loftq": Scheme(quant="nf4", beside=(Lora(rank=16),), source="arXiv:2310.08659; rank recalled"),
     "lq-lora": Scheme(

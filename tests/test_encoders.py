@@ -495,10 +495,10 @@ def test_generation_over_arrays_of_prompts_has_each_prompts_own_cross_attention(
 
 GOLDEN = {
     ("bert-base-uncased", "--batch", "8", "--prompt", "512"): [
-        "one pass           1.41 ms, 2,898,",
-        "One pass: 4096 tokens at a context of 512, at least 1.41 ms; expect",
+        "one pass           1.34 ms, 3,046,",
+        "One pass: 4096 tokens at a context of 512, at least 1.34 ms; expect",
         "attention    12 78.8G     -  302M  -   261 memory  fp16 90.1us",
-        "lm_head       1  192G 46.9M  256M  -   633 compute fp16  194us",
+        "lm_head       1  192G 46.9M  256M  -   633 compute fp16  179us",
     ],
     ("t5-base", "--prompt", "512", "--gen", "64"): [
         "time to first token    264 us; expect",

@@ -38,6 +38,7 @@ _CONTEXT: Final = (
     "seq_length",
     "max_seq_len",
     "model_max_length",
+    "max_sequence_length",
     "max_source_positions",
 )
 _PREDICTING: Final = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")
@@ -188,6 +189,8 @@ def _from_path(name: str) -> Model | None:
     if not is_there(name) or not Path(name).is_dir():
         return None
     _check_adapter(Path(name), name)
+    if (Path(name) / "model_index.json").is_file() and (Path(name) / "transformer" / "config.json").is_file():
+        return _from_folder(Path(name) / "transformer")  # of a pipeline of diffusers
     if not (Path(name) / "config.json").is_file():
         raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
     return _from_folder(Path(name))
@@ -438,6 +441,8 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
     if isinstance(policy, str) and config.get("input_features") is not None:
         note = f"a LeRobot policy of type {policy}: what its config does not say is as its class has it"
         return Section({**config.data, "model_type": policy}, config.file, config.at), (note,)
+    if config.get("_class_name") is not None:
+        return _of_diffusers(config), ()
     from .architectures import model_types
     from .architectures._nearest import class_name
 
@@ -447,6 +452,20 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
         return config, ()
     note = f"no model_type in its config: counts as {found[0]}, as its class is named"
     return Section({**config.data, "model_type": found[0]}, config.file, config.at), (note,)
+
+
+def _of_diffusers(config: Section) -> Section:
+    """`config` of the diffusers library, with its class as model_type.
+
+    Raises InputError if that is no denoising transformer that is known.
+    """
+    from .architectures import diffusers
+
+    named = config.text("_class_name")
+    if named not in diffusers.CLASSES:
+        known = ", ".join(diffusers.CLASSES)
+        raise config.error("_class_name", f"is a diffusers config of {named}, which is not analyzed; {known} are")
+    return Section({**config.data, "model_type": named}, config.file, config.at)
 
 
 def _says_quantization(config: Section) -> bool:

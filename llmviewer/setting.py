@@ -132,7 +132,7 @@ class Setting:
         """
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
-            if not self.model.generates and (one.decode_alone or arranges([one])):
+            if not self.model.generates and not one.one_pass and (one.decode_alone or arranges([one])):
                 raise InputError(
                     f"{one.name}: {self.model.name} does not generate, so it has no decode passes to change"
                 )
@@ -276,8 +276,9 @@ class Setting:
         return made
 
     def bare(self) -> Self:
-        """The setting without techniques."""
-        return replace(self, techniques=(), quantization=self.unnamed or self.quantization, unnamed=None)
+        """The setting without techniques, but for those that count the passes of a model that does not generate."""
+        kept = tuple(one for one in self.techniques if one.one_pass)
+        return replace(self, techniques=kept, quantization=self.unnamed or self.quantization, unnamed=None)
 
     def planned(self, graph: Graph) -> Plan:
         """The plan of a lowered graph on the device."""

@@ -63,7 +63,11 @@ the claim. Our numbers are bounds, so measured gains are lower. If a gain was me
 gives the ratio of ours to it.
 """
 _MODEL: Final = "llama-2-7b"
-_MODELS: Final = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b"}  # if _MODEL has nothing to change
+_MODELS: Final = {  # if _MODEL has nothing to change
+    "mtp": "deepseek-v3",
+    "expert-capacity": "mixtral-8x7b",
+    "denoising": "llada-8b",
+}
 _HARDWARE: Final = "a100-sxm-80gb"
 _ASKED: Final = {"batch": 2, "prompt": 3999, "gen": 128}
 EXAMPLES: Final = {  # required parameters
@@ -137,7 +141,7 @@ What each technique lowers (-), raises (+) or leaves unchanged (·), in this ord
 - **memory**: weights, cache, live activations.
 - **answer**: passes of the model after the first token, OPs, bytes.
 
-The setting is {_MODEL} (mtp: {_MODELS["mtp"]}, expert-capacity: {_MODELS["expert-capacity"]}) on {_HARDWARE} with
+The setting is {_MODEL} ({", ".join(f"{name}: {model}" for name, model in _MODELS.items())}) on {_HARDWARE} with
 {_ASKED["batch"]} prompts of {_ASKED["prompt"]} tokens and {_ASKED["gen"]} generated. `quantized` is compared with the
 same formats.
 """

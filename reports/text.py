@@ -202,20 +202,29 @@ def sentence(text: str) -> str:
 
 def summary(analysis: Analysis) -> Lines:
     """The headline numbers."""
-    whole = analysis.generation
-    times: Lines = (
-        ("time to first token", seconds(whole.ttft_s) + also_expected(whole, "ttft")),
-        ("time per output token", seconds(whole.tpot_s) + also_expected(whole, "tpot")),
-        ("generation", pace(whole)),
-    )
     return (
-        *(times if analysis.model.generates else (("one pass", pace(whole)),)),
+        *_whole_times(analysis),
         *((measured_label(one), one.said) for one in analysis.measured),
         *(effect_lines(analysis.effect) if analysis.effect else ()),
         ("memory", memory_line(analysis)),
         ("largest that fits", largest_line(analysis)),
         ("these times", f"lower bounds: {unbeaten(analysis)}" + _what_is_expected(analysis)),
     )
+
+
+def _whole_times(analysis: Analysis) -> Lines:
+    whole, effect = analysis.generation, analysis.effect
+    each: Lines = (
+        ("time to first token", seconds(whole.ttft_s) + also_expected(whole, "ttft")),
+        ("time per output token", seconds(whole.tpot_s) + also_expected(whole, "tpot")),
+        ("generation", pace(whole)),
+    )
+    if analysis.model.generates:
+        return each
+    passes = sum(run.passes for run in effect.runs) if effect else 1
+    if whole.tpot_s is not None:  # denoised by blocks
+        return (("first block", each[0][1]), *each[1:])
+    return ((f"{passes:,.0f} passes" if passes > 1 else "one pass", pace(whole)),)
 
 
 def measured_label(one: Rated) -> str:
@@ -272,7 +281,9 @@ def effect_lines(effect: Effect) -> Lines:
         ratios.append(f"further ones {fold(bare.tpot_s / found.tpot_s)}")
     amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))
     others = (f"{fold(getattr(found, key) / getattr(bare, key))} the {name}" for name, key in amounts)
-    lines = [("passes", f"{each}{', '.join(counted)}"), ("techniques gain", f"{', '.join((*ratios, *others))}")]
+    lines = [("passes", f"{each}{', '.join(counted)}")]
+    if found != bare:
+        lines.append(("techniques gain", f"{', '.join((*ratios, *others))}"))
     return (*lines, *((("" if i else "to know"), text) for i, text in enumerate(effect.said)))
 
 

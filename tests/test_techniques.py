@@ -1221,6 +1221,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "beam": "==== ++++ =+= =++",
     "best-of": "==== ++++ =+= =++",
     "contextual-sparsity": "==== -?+= +== =-?",
+    "denoising": "==== ==== === -??",
     "eagle": "==== ++++ ++= -+-",
     "early-exit": "==== -?-- === =--",
     "lookahead": "==== ++++ === -+?",
@@ -1280,7 +1281,7 @@ def changing(asked):
     return setting(asked, of=OTHER.get(asked, LLAMA))
 
 
-OTHER = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b"}
+OTHER = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b", "denoising": "llada-8b"}
 
 
 @given(st.text(max_size=30) | st.from_regex(r"(sparsity|window|speculative)(:[a-z]+=[a-z0-9.]+(,[a-z]+=[0-9.]+)?)?"))

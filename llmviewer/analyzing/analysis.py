@@ -331,7 +331,7 @@ def _answer(
     setting: Setting, schedule: Schedule | None, *, batch: int, prompt: int, gen: int, images: int
 ) -> GenerationResult:
     """The whole generation; `schedule` has its passes if techniques change them."""
-    if schedule and gen and arranges(setting.techniques):
+    if schedule and arranges(setting.techniques):
         return scheduled(setting, schedule)
     return generated(setting, batch=batch, prompt=prompt, gen=gen, images=images)
 
@@ -402,7 +402,9 @@ def _effect(
     from .effect import effect  # few analyses have techniques
 
     found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
-    without = generated(setting.bare(), **asked).expected_latency_s if with_it else None
+    bare = setting.bare()
+    plain = _answer(bare, bare.schedule(**asked) if bare.techniques else None, **asked) if with_it else None
+    without = plain.expected_latency_s if plain else None
     return replace(found, expected_speed_up=without / with_it) if with_it and without else found
 
 

@@ -68,7 +68,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
         adds = f"; each adds {model.image_tokens} tokens to the prompt" if model.image_tokens else ""
         inputs = "audio clips of 30 s and their encoder" if model.hears else "images and their encoder"
         found.append(f"text only: to count {inputs}, give --images{adds}")
-    if not model.generates:
+    if not model.generates and not any(one.one_pass for one in setting.techniques):
         found.append(f"{model.name} does not generate: it runs one pass over the prompt and no decode steps")
     context = max(prompt, written) if model.encodes else prompt + written  # encoder and decoder each count their own
     if model.max_context and context > model.max_context:

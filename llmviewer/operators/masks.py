@@ -218,6 +218,30 @@ class WholePrompt(Everything):
 
 
 @dataclass(frozen=True)
+class Beside(Mask):
+    """Whole sequences and `tokens` further tokens of another input beside each, all of which see each other."""
+
+    keeps: ClassVar[bool] = False
+
+    tokens: int
+
+    @property
+    def pairs(self) -> Form:
+        return all_pairs() + 2 * self.tokens * TOKENS + self.tokens**2 * SEQUENCES
+
+    @property
+    def cells(self) -> Form:
+        return self.pairs
+
+    @property
+    def read(self) -> Form:
+        return TOKENS + self.tokens * SEQUENCES
+
+    def __str__(self) -> str:
+        return f"both ways, with {self.tokens} beside"
+
+
+@dataclass(frozen=True)
 class Tiled(Mask):
     """Windows of an image whose tokens see each other: `seen` (query, key) pairs per image."""
 

@@ -32,7 +32,7 @@ def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: 
             raise InputError(
                 f"{one.name}: is {one.quant}, and the axis quant also sets the precision; give one of the two"
             )
-        if arranges([one]) and gen is None and "gen" not in over:
+        if arranges([one]) and not one.one_pass and gen is None and "gen" not in over:
             raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
 
 

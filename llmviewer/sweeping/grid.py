@@ -286,7 +286,8 @@ def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
         time = setting.expected_time("decode", step, batch)
         rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
         columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
-    return columns | (_expected_answers(setting, at) if gen is not None else {})
+    passes = gen is not None or (arranges(setting.techniques) and not setting.model.generates)
+    return columns | (_expected_answers(setting, at) if passes else {})
 
 
 def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
@@ -298,12 +299,15 @@ def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[st
     parts: list[dict[str, Num | str]] = []
     for batch, own in zip(batches, lengths, strict=True):
         first, rest = expected_answer(setting, batch=batch, **own)
-        steps = own["gen"] - 1
+        steps, tokens = own["gen"] - 1, own["gen"]
+        if not setting.model.generates:
+            schedule = setting.schedule(batch=1, **own)
+            steps, tokens = int(schedule.steps), int(schedule.answer)
         whole = first.join(rest, add) if first and rest else None if steps else first
         found = _interval("expected_ttft", first)
         found |= _interval("expected_tpot", rest.map(lambda s, n=steps: s / n) if rest else None)  # type: ignore[misc]
         found |= _interval("expected_latency", whole)
-        parts.append(found | {"expected_tokens_per_s": batch * own["gen"] / whole.expected if whole else np.nan})
+        parts.append(found | {"expected_tokens_per_s": batch * tokens / whole.expected if whole else np.nan})
     return {name: _joined(places, [part[name] for part in parts]) for name in parts[0]}
 
 

@@ -140,6 +140,7 @@ class Technique:
     touches: ClassVar[Touches]
     predicts: ClassVar[bool] = False  # runs the multi-token prediction layers, though not in every pass
     scheduled: ClassVar[bool] = False  # `drafter`, `step`, `leaves`, `known` describe all its changes to passes
+    one_pass: ClassVar[bool] = False  # arranges the passes of models that do not generate token by token
     order: ClassVar[int] = 0  # lower ones apply first
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ PAGE = ROOT / "docs" / "parameters.md"
 
 # model_type: (that of transformers with the same matrices, its fields by the names they have here, fields besides)
 TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
+    "Dream": ("qwen2", {}, {}),
     "baichuan": ("llama", {}, {}),
     "bailing_moe": (
         "glm4_moe",
@@ -54,6 +55,17 @@ TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
         {},
     ),
     "kimi_k2": ("deepseek_v3", {}, {}),
+    "llada": (
+        "llama",
+        {
+            "d_model": "hidden_size",
+            "mlp_hidden_size": "intermediate_size",
+            "n_heads": "num_attention_heads",
+            "n_kv_heads": "num_key_value_heads",
+            "n_layers": "num_hidden_layers",
+        },
+        {"tie_word_embeddings": False},
+    ),
     "mimo": ("qwen2", {}, {}),
     "minicpm": ("llama", {}, {}),
     "minimax_m1": ("minimax", {}, {}),
@@ -64,6 +76,7 @@ TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
 BEYOND: Mapping[str, str] = {
     "kimi_linear": "attn_res_block_size",
     "bailing_hybrid": "q_lora_rank",
+    "llada": "num_experts",
     "nomic_bert": "num_experts",
 }
 # model_type: its class in transformers, which has no head, as it stands for a part of a model that sees

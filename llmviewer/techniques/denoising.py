@@ -1,0 +1,79 @@
+"""Denoising: the passes of a model that makes all of its answer at once, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..operators.linear import LMHead
+from ..workload import Spans, Workload
+from . import technique
+from ._parameters import parameter
+from ._schedule import Run, Schedule, each
+from ._technique import Kind, Machine, Technique, Touches
+
+
+@technique("denoising")
+@dataclass(frozen=True, kw_only=True)
+class Denoising(Technique):
+    """Denoising: a diffusion model processes the same tokens again and again until no noise is left.
+
+    Effect: the one pass of the model runs `steps` times. A language model has `tokens` masked tokens after its prompt,
+    and every pass processes both; a block of them is final after its share of the passes. Guidance without a classifier
+    takes a second sequence for each request.
+    Formula: time = steps x pass of batch x (1 + guidance) sequences of prompt + tokens; the first block is there after
+    steps x block / tokens passes.
+    Source: arXiv:2502.09992, section 2.4 (masked diffusion of text, by blocks); arXiv:2207.12598 (guidance).
+    Use when: the model is a diffusion transformer of images (FLUX, Stable Diffusion 3, PixArt, DiT) or a diffusion
+    language model (LLaDA, Dream): a pass alone is one step.
+    Not modeled: encoders of text, the autoencoder, the choice of tokens between passes, and caches of finished blocks
+    (arXiv:2505.22618).
+    """
+
+    kind = Kind.DECODING
+    touches = Touches.NOTHING
+    one_pass = True
+
+    steps: int = parameter("passes", 50, least=1, most=100_000)
+    tokens: int = parameter("masked tokens after the prompt; 0 for images", 0, unit="tokens", least=0, most=1_000_000)
+    block: int = parameter(
+        "tokens that become final together; 0: all of them", 0, unit="tokens", least=0, most=1_000_000
+    )
+    guidance: bool = parameter("whether guidance without a classifier doubles the sequences", default=False)
+
+    @property
+    def blocks(self) -> int:
+        return self.tokens // self.block if self.block else 1
+
+    def prefill(self, workload: Workload) -> Workload:
+        def longer(s: Spans) -> Spans:
+            return replace(
+                s, batch=s.batch * (1 + self.guidance), q_len=s.q_len + self.tokens, kv_len=s.kv_len + self.tokens
+            )
+
+        return each(workload, longer)
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+        (run,) = schedule.first
+        return replace(
+            schedule,
+            first=(self._passes(run, self.steps / self.blocks),),
+            rest=(self._passes(run, self.steps - self.steps / self.blocks),) if self.blocks > 1 else (),
+            answer=schedule.answer * (self.tokens or run.workload.groups[0].q_len),
+            steps=self.tokens - self.block if self.blocks > 1 else 0,
+        )
+
+    def _passes(self, run: Run, times: float) -> Run:
+        return replace(run, name="denoising", workload=self.prefill(run.workload), times=times)
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        model = machine.model
+        if model.generates:
+            return f"{model.name} generates token by token; a model that denoises keeps no cache"
+        if self.tokens and not any(isinstance(op, LMHead) for _, op in model.graph):
+            return f"tokens must be 0: {model.name} has no prediction head"
+        if self.block and (not self.tokens or self.tokens % self.block):
+            return f"block must divide the {self.tokens} tokens; got {self.block}"
+        if self.steps % self.blocks:
+            return f"steps must be a multiple of the {self.blocks} blocks; got {self.steps}"
+        return ""

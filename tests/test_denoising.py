@@ -1,0 +1,157 @@
+"""Denoising transformers of images and diffusion language models: parameters and OPs by another count, and passes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmviewer import analyze, sweep
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.model_files import load_model
+from llmviewer.operators.attention import QK, SV
+from llmviewer.operators.linear import Linear
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+SD3 = {
+    "_class_name": "SD3Transformer2DModel",
+    "attention_head_dim": 64,
+    "caption_projection_dim": 1536,
+    "num_attention_heads": 24,
+    "num_layers": 24,
+}
+PIXART = {"_class_name": "PixArtTransformer2DModel", "attention_bias": True, "_diffusers_version": "0.25.0"}
+DIT = {"_class_name": "DiTTransformer2DModel", "attention_bias": True, "out_channels": 8}
+FLUX = {"_class_name": "FluxTransformer2DModel", "guidance_embeds": True, "axes_dims_rope": [16, 56, 56]}
+COUNTED = [
+    # parameters and OPs of matrix products for one image of so many patches, as diffusers 0.42.1 builds these classes
+    # on the meta device and torch.utils.flop_counter counts a pass with as many tokens of text as `text_tokens`
+    (FLUX, 4096, 11_901_408_320, 74_384_653_418_496),
+    (SD3, 4096, 2_028_328_000, 8_904_337_539_072),
+    (
+        SD3 | {"num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "qk_norm": "rms_norm"},
+        4096,
+        8_056_627_520,
+        31_121_114_907_648,
+    ),
+    (SD3 | {"qk_norm": "rms_norm", "dual_attention_layers": [*range(13)]}, 4096, 2_243_171_520, 11_249_573_707_776),
+    (PIXART, 4096, 611_349_152, 6_509_523_566_592),
+    (PIXART | {"use_additional_conditions": False}, 4096, 610_856_096, 6_633_579_773_952),
+    (DIT, 256, 749_826_464, 237_333_676_032),
+]
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    def load(config):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return load_model(str(path))
+
+    return load
+
+
+@pytest.mark.parametrize(("config", "patches", "parameters", "ops"), COUNTED)
+def test_diffusers_classes_are_counted_as_diffusers_does(loaded, config, patches, parameters, ops):
+    model, one = loaded(config), Workload.prefill(batch=1, prompt=patches)
+    products = (b.repeat * op.work().ops for b, op in model.graph if isinstance(op, Linear | QK | SV))
+    assert model.parameters == parameters
+    assert sum(evaluate(product, one) for product in products) == ops
+    assert not model.generates
+    assert not [note for note in model.notes if "nothing here reads" in note]
+
+
+def test_text_stands_beside_every_image(loaded):
+    """A pass of two images has text of each; twice the text doubles the products of text alone."""
+    few, many = (loaded(FLUX | {"text_tokens": tokens}) for tokens in (256, 512))
+    two = Workload.prefill(batch=2, prompt=4096)
+
+    def ops(model, name):
+        return next(evaluate(op.work().ops, two) for block, op in model.graph if op.name == name)
+
+    assert ops(many, "context_q_proj") == 2 * ops(few, "context_q_proj") == 2 * 2 * 512 * 3072 * 3072
+    assert ops(many, "q_proj") == ops(few, "q_proj") == 2 * 2 * 4096 * 3072 * 3072
+    pairs = 2 * (4096 + 512) ** 2
+    assert ops(many, "qk_matmul") == 2 * pairs * 3072
+
+
+def test_other_classes_of_diffusers_are_named(loaded):
+    for name in ("UNet2DConditionModel", "AutoencoderKL"):
+        with pytest.raises(InputError) as caught:
+            loaded({"_class_name": name, "_diffusers_version": "0.6.0"})
+        known = "DiTTransformer2DModel, FluxTransformer2DModel, PixArtTransformer2DModel, SD3Transformer2DModel are"
+        said = f"_class_name: is a diffusers config of {name}, which is not analyzed; {known}"
+        assert str(caught.value).endswith(said)
+
+
+def test_the_folder_of_a_pipeline_is_its_transformer(tmp_path):
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "model_index.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "transformer" / "config.json").write_text(json.dumps(FLUX), encoding="utf-8")
+    assert load_model(str(tmp_path)).parameters == 11_901_408_320
+
+
+def test_llada_attends_to_all_tokens_and_keeps_none():
+    model = load_model("llada-8b")
+    d, inner = 4096, 12288
+    assert model.parameters == 2 * 126464 * d + 32 * (4 * d * d + 3 * d * inner + 2 * d) + d
+    assert (model.attention, model.generates, model.kv_bytes_per_token) == ("MHA both ways", False, 0)
+
+
+def test_fields_of_llada_that_no_model_has_are_refused(loaded):
+    config = {"model_type": "llada", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 100}
+    assert loaded(config).parameters == 2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 256 + 2 * 64) + 64
+    with pytest.raises(InputError, match=r"alibi: must be false; no published model has it$"):
+        loaded(config | {"alibi": True})
+    with pytest.raises(
+        InputError, match=r"n_heads: must divide d_model, 64, and be a multiple of n_kv_heads, 5; got 5$"
+    ):
+        loaded(config | {"n_heads": 5})
+
+
+def test_an_answer_takes_steps_passes_over_prompt_and_masked_tokens():
+    text = "denoising:steps=64,tokens=128,block=32,guidance=true"
+    found = analyze("llada-8b", "h100-sxm", batch=2, prompt=512, techniques=[text])
+    one = analyze("llada-8b", "h100-sxm", batch=4, prompt=512 + 128).phases.prefill.total.bound_time_s
+    assert found.generation.latency_s == pytest.approx(64 * one, rel=1e-12)
+    assert found.generation.ttft_s == pytest.approx(16 * one, rel=1e-12)  # of 4 blocks
+    assert found.generation.tpot_s == pytest.approx(48 * one / (128 - 32), rel=1e-12)
+    assert found.generation.tokens_per_s == pytest.approx(2 * 128 / (64 * one), rel=1e-12)
+    assert found.effect.speed_up == 1
+    assert [run.passes for run in found.effect.runs] == [16, 48]
+    expected = found.generation
+    assert expected.expected_ttft_s < expected.expected_latency_s == pytest.approx(4 * expected.expected_ttft_s)
+    assert found.memory.kv_cache_bytes == 0
+
+
+def test_a_picture_takes_steps_passes():
+    found = analyze("flux.1-schnell", "h100-sxm", prompt=4096, techniques=["denoising:steps=4"])
+    one = analyze("flux.1-schnell", "h100-sxm", prompt=4096)
+    assert found.generation.latency_s == pytest.approx(4 * one.generation.latency_s, rel=1e-12)
+    assert found.generation.tpot_s is None
+    assert not [note for note in found.notes if "one pass" in note]
+
+
+def test_sweeps_count_the_passes_too():
+    asked = ["denoising:steps=64,tokens=128,block=32"]
+    rows = sweep("llada-8b", "h100-sxm", {"batch": [1, 2]}, prompt=512, techniques=asked, expected=True)
+    found = analyze("llada-8b", "h100-sxm", batch=2, prompt=512, techniques=asked).generation
+    for name in ("ttft_s", "tpot_s", "latency_s", "tokens_per_s"):
+        assert rows.columns[name][1] == pytest.approx(getattr(found, name), rel=1e-12)
+        assert rows.columns[f"expected_{name}"][1] == pytest.approx(getattr(found, f"expected_{name}"), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "error"),
+    [
+        ("llama-2-7b", "", "llama-2-7b generates token by token; a model that denoises keeps no cache"),
+        ("flux.1-dev", ":tokens=8", "tokens must be 0: flux.1-dev has no prediction head"),
+        ("llada-8b", ":tokens=100,block=32", "block must divide the 100 tokens; got 32"),
+        ("llada-8b", ":tokens=96,block=32,steps=50", "steps must be a multiple of the 3 blocks; got 50"),
+    ],
+)
+def test_passes_that_cannot_be_are_refused(model, asked, error):
+    with pytest.raises(InputError, match=f"^denoising: {error}$"):
+        Setting.of(model, "h100-sxm", techniques=[f"denoising{asked}"])

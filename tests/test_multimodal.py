@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from llmviewer.architectures import builder
+from llmviewer.architectures import builder, model_types
+from llmviewer.architectures._kinds import _KINDS, _LANGUAGE, kind_of
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, images
@@ -122,3 +123,32 @@ def test_fields_that_no_encoder_has_are_refused(config, what):
     with pytest.raises(InputError) as error:
         graph_of(config)
     assert str(error.value) == f"config.json: {what}"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [
+        ("detr", "an object detector; give package.module:callable to trace its module"),
+        ("timesfm", "a forecaster of time series; give package.module:callable to trace its module"),
+        ("encodec", "a codec of speech or sound; give package.module:callable to trace its module"),
+        ("sam_mask_decoder", ("a part of sam, a segmentation model; give package.module:callable to trace its module")),
+        ("qwen3_vl_vision", "a part of qwen3_vl; give the config of the whole model"),
+        ("act", "a policy for robots of a kind that is not modelled; give package.module:callable to trace its module"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_with_what_it_is(model_type, what):
+    with pytest.raises(InputError) as error:
+        graph_of({"model_type": model_type, "hidden_size": 64})
+    assert str(error.value) == f"config.json: model_type: no architecture for {model_type!r}, {what}"
+
+
+def test_every_type_of_transformers_is_analyzed_or_said_to_be_of_a_kind():
+    """Needs transformers, of the extra `oracle`."""
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    known = {*model_types(), "xlstm"}
+    assert [name for name in auto.CONFIG_MAPPING_NAMES if name not in known and not kind_of(name, known)] == []
+
+
+def test_no_type_that_is_analyzed_is_said_to_be_of_a_kind_that_is_not():
+    listed = {name for table in (_KINDS, _LANGUAGE) for names in table.values() for name in names.split()}
+    assert not listed.intersection(model_types())

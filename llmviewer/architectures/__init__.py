@@ -66,9 +66,13 @@ def build(config: Section, fmt: Format) -> tuple[Graph, tuple[str, ...]]:
 
 def _unknown(config: Section, model_type: str) -> str:
     """The error for an unknown architecture: the nearest ones, and what else to do."""
+    from ._kinds import kind_of
     from ._nearest import class_name, nearest_family
 
-    parts = [f"no architecture for {model_type!r}"]
+    kind = kind_of(model_type, _BUILDERS)
+    parts = [f"no architecture for {model_type!r}" + (f", {kind.what}" if kind else "")]
+    if kind and kind.instead:
+        return f"{parts[0]}; {kind.instead}"
     named, nearest = class_name(config.data), nearest_family(config.data)
     if nearest:
         kind, shared = nearest

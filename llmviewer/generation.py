@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, pairwise
 from math import inf
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from .forms import PERIODIC, STEADY, TARGET, WHOLE, Feature, Num
 from .parallel.layout import ALONE, Layout
 from .roofline import Plan
 from .workload import Workload
+
+_AT_ONCE: Final = 1 << 16  # points of a workload that are computed together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, 
     prompt  tokens processed by the encoder, if the model has one
     images  images per prompt
     """
+    if plan.fetches:
+        return _step_by_step(plan, first, last, batch=batch, prompt=prompt, images=images)
     bends, periods = _bends(plan.features, prompt)
     result: Num = 0.0
     while np.any(np.less_equal(first, last)):
@@ -94,6 +99,20 @@ def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, 
             end = np.minimum(end, np.ceil(first / period) * period)
         result = result + _segment(plan, first, end, batch=batch, prompt=prompt, images=images)
         first = end + 1
+    return result
+
+
+def _step_by_step(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
+    """decode_s of offloaded data, for which a pass waits as a whole: its time is no sum over operators."""
+    steps, shape = int(np.max(last - first, initial=-1)) + 1, np.broadcast_shapes(*map(np.shape, (first, last)))
+    at_once = max(_AT_ONCE // max(int(np.prod(shape)), 1), 1)
+    start, end = (np.asarray(each)[..., None] for each in (first, last))
+    given = {name: np.asarray(value)[..., None] for name, value in sequences.items()}
+    result: Num = 0.0
+    for before in range(0, steps, at_once):
+        lengths = start + np.arange(before, min(before + at_once, steps))
+        each = plan.time_s(Workload.decode(kv_len=np.minimum(lengths, np.maximum(start, end)), **given))
+        result = result + np.sum(np.where(lengths <= end, each, 0.0), axis=-1)
     return result
 
 

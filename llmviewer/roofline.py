@@ -15,7 +15,8 @@ from .devices.hardware import Hardware
 from .forms import Feature, Form, Num, Stream, total
 from .graph import Block, Graph
 from .operators.base import Operator, Work
-from .resource import MEMORY, Resource, Unit, link
+from .operators.transfer import EXPOSED
+from .resource import MEMORY, Resource, Unit, link, vector
 from .workload import Workload
 
 
@@ -28,6 +29,7 @@ class PlannedOperator:
     work: Work
     busy_s: Mapping[Resource, Form]  # busy time of each resource per launch [s]
     compute: Resource  # unit and data type of the device that does most of the arithmetic
+    fetch_s: Mapping[Resource, Form] = field(default_factory=dict)  # of links, for its offloaded data [s]
 
 
 Lane: TypeAlias = tuple[int, bool]
@@ -56,6 +58,7 @@ class OperatorEstimate:
     busy_s: Mapping[Resource, Num]  # busy time of each resource [s]
     wanted: Resource  # unit and data type of the operands
     compute: Resource  # unit and data type that do it on the device
+    fetch_s: Mapping[Resource, Num] = field(default_factory=dict)  # of links, for its offloaded data [s]
 
     @property
     def repeat(self) -> int:
@@ -70,6 +73,11 @@ class OperatorEstimate:
     def time_s(self) -> Num:
         """The bound: no kernel that does this work on this device is faster. [s]"""
         return reduce(np.maximum, self.busy_s.values())
+
+    @property
+    def unprefetched_s(self) -> Num:
+        """The bound of a launch during which its offloaded data arrives, as engines without prefetching have it. [s]"""
+        return reduce(np.maximum, self.fetch_s.values(), self.time_s)
 
     def repeated_s(self, hardware: Hardware) -> Num:
         """The bound of a launch that finds in the last cache what that holds of its tensors. [s]"""
@@ -99,24 +107,36 @@ class OperatorEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Lower bounds of one pass, operator by operator."""
+    """Lower bounds of one pass, operator by operator.
+
+    exposed  of each pipeline stage, the wait for transfers of offloaded data that outlast its launches
+    """
 
     operators: tuple[OperatorEstimate, ...]
+    exposed: tuple[OperatorEstimate, ...] = ()
+
+    @property
+    def rows(self) -> tuple[OperatorEstimate, ...]:
+        """Launches and waits, whose times add up to that of the pass."""
+        return (*self.operators, *self.exposed)
 
     def sum(self, field: str) -> Num:
-        """The sum of a field, such as an amount or `time_s`, over all launches."""
-        return sum((row.repeat * getattr(row, field) for row in self.operators), start=0.0)
+        """The sum of a field, such as an amount or `time_s`, over all launches and waits."""
+        return sum((row.repeat * getattr(row, field) for row in self.rows), start=0.0)
 
     @property
     def time_s(self) -> Num:
-        """Time of all launches in sequence; within a launch, all resources overlap. [s]"""
+        """Time of all launches in sequence; within a launch, all resources overlap.
+
+        Offloaded data comes and goes during all launches of a stage, so only what outlasts them adds time. [s]
+        """
         return self.sum("time_s")
 
     @property
     def waits_s(self) -> dict[str, float]:
         """Time by bound ("memory", "link" or "compute"), of a single workload. [s]"""
         found: dict[str, float] = {}
-        for row in self.operators:
+        for row in self.rows:
             bound = max(row.busy_s, key=row.busy_s.__getitem__).bound
             found[bound] = found.get(bound, 0.0) + float(row.repeat * row.time_s)
         return found
@@ -147,7 +167,8 @@ class Plan:
             operators=tuple(
                 OperatorEstimate(operator=row.operator, block=row.block, **amounts[id(row.work)])
                 for row in self.operators
-            )
+            ),
+            exposed=tuple(_exposed(stage, values) for stage in self._fetching),
         )
 
     @cached_property
@@ -177,10 +198,38 @@ class Plan:
 
     def seconds(self, values: Mapping[Feature, Num]) -> Num:
         """Estimate.time_s, computed once for equal operators. [s]"""
+        return self.launches_s(values) + self.exposed_s(values)
+
+    def launches_s(self, values: Mapping[Feature, Num]) -> Num:
+        """Time of all launches, without waits for offloaded data. [s]"""
         result: Num = 0.0
         for forms, launches in self.alike:
             result = result + launches * reduce(np.maximum, (form(values) for form in forms))
         return result
+
+    def exposed_s(self, values: Mapping[Feature, Num]) -> Num:
+        """Time that stages wait for offloaded data after all of their launches. [s]"""
+        return sum((_exposed(stage, values).time_s for stage in self._fetching), start=0.0)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether any data is offloaded."""
+        return bool(self._fetching)
+
+    @cached_property
+    def fetch_s(self) -> Mapping[Resource, Form]:
+        """Busy time of links for offloaded data. [s]"""
+        found: dict[Resource, Form] = {}
+        for row in self.operators:
+            for resource, form in row.fetch_s.items():
+                found[resource] = found.get(resource, Form()) + row.block.repeat * form
+        return found
+
+    @cached_property
+    def _fetching(self) -> tuple[Plan, ...]:
+        """The stages with offloaded data."""
+        any_fetched = any(row.fetch_s for row in self.operators)
+        return tuple(stage for stage in self.stages if stage.fetch_s) if any_fetched else ()
 
     def time_s(self, workload: Workload) -> Num:
         """The bound of one pass. [s]"""
@@ -243,7 +292,19 @@ def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
             supplied = hardware.supply(wanted)
             held_up = kept_busy(supplied, busy)
             busy[held_up] = busy.get(held_up, Form()) + form / hardware.limit(supplied)
-    return PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=hardware.supply(work.wanted))
+    fetch = {resource: form / hardware.limit(resource) for resource, form in work.fetched}
+    compute = hardware.supply(work.wanted)
+    return PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute, fetch_s=fetch)
+
+
+def _exposed(stage: Plan, values: Mapping[Feature, Num]) -> OperatorEstimate:
+    """The wait of a pipeline stage for transfers that take longer than its launches."""
+    launches_s = stage.launches_s(values)
+    waits = {link: np.maximum(form(values) - launches_s, 0.0) for link, form in stage.fetch_s.items()}
+    block = replace(stage.operators[0].block, name=EXPOSED.name, operators=(EXPOSED,), layers=())
+    unit = vector("fp32")
+    none = dict.fromkeys(("ops", "conversion_ops", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes"), 0.0)
+    return OperatorEstimate(operator=EXPOSED, block=block, busy_s=waits, wanted=unit, compute=unit, **none)
 
 
 def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:
@@ -280,6 +341,7 @@ def _amounts(row: PlannedOperator, values: Mapping[Feature, Num]) -> dict[str, A
         "kv_bytes": work.kv_bytes(values),
         "link_bytes": work.link_bytes(values),
         "busy_s": {resource: form(values) for resource, form in row.busy_s.items()},
+        "fetch_s": {resource: form(values) for resource, form in row.fetch_s.items()},
         "wanted": work.wanted,
         "compute": row.compute,
     }

@@ -52,8 +52,7 @@ def test_a_token_of_offloaded_weights_is_no_faster_than_the_host_link():
     """OPT-30B on a T4, the setting of FlexGen (arXiv:2303.06865)."""
     setting = Setting.of("opt-30b", T4, offload="weights=1")
     read = OPT_30B - 2050 * 7168 * 2 + 4 * 7168 * 2 * 2
-    cached = 4 * 513 * CACHE / 320e9  # attention runs while nothing is fetched: launches follow each other
-    assert float(setting.decode_plan.time_s(STEP)) == pytest.approx(read / PCIE + cached, rel=1e-4)
+    assert float(setting.decode_plan.time_s(STEP)) == pytest.approx(read / PCIE, rel=1e-4)
     assert analyze("opt-30b", T4, offload="weights=1").memory.host_bytes == OPT_30B
 
 
@@ -101,6 +100,35 @@ def test_of_several_devices_each_fetches_its_own_part():
     whole, part = (_crossed(s, STEP, "decode") for s in (one, two))
     assert part["host"] == pytest.approx(whole["host"] / 2, rel=1e-3)  # norms are on both
     assert part["to host"] == whole["to host"] / 2
+
+
+def test_a_pass_takes_as_long_as_its_launches_or_the_transfers_on_a_link():
+    plain = Setting.of("llama-2-7b", "h100-sxm")
+    for text in ("kv=0.05", "kv=1", "weights=0.01", "weights=0.5 kv=0.5", "weights=0.3 kv=1"):
+        setting = Setting.of("llama-2-7b", "h100-sxm", offload=text)
+        for phase, workload in (("prefill", PROMPT), ("decode", STEP)):
+            estimate = setting.plan_of(phase).estimate(workload)
+            launches = plain.plan_of(phase).time_s(workload)
+            links = [
+                nbytes / setting.linked.rates[link(way)] for way, nbytes in _crossed(setting, workload, phase).items()
+            ]
+            assert estimate.time_s == pytest.approx(max(launches, *links, 0))
+            assert setting.plan_of(phase).time_s(workload) == pytest.approx(estimate.time_s)
+            found = analyze("llama-2-7b", "h100-sxm", offload=text, batch=4, prompt=512, gen=2)
+            shown = getattr(found.phases, phase)
+            assert sum(op.bound_time_s for op in shown.operators) == pytest.approx(shown.total.bound_time_s)
+
+
+def test_expected_launches_wait_for_their_own_data():
+    """Attention of all layers fetches the whole cache, and nothing else runs meanwhile."""
+    found = analyze("llama-2-7b", "h100-sxm", offload="kv=1", batch=16, prompt=2048, gen=2).phases.decode
+    fetched = 16 * 2049 * load_model("llama-2-7b").kv_bytes_per_token / load_hardware("h100-sxm").fact("host.bandwidth")
+    here = analyze("llama-2-7b", "h100-sxm", batch=16, prompt=2048, gen=2).phases.decode
+    attention = next(op for op in found.operators if op.name == "attention")
+    others = here.expected_time_s - next(op.expected_time_s for op in here.operators if op.name == "attention")
+    assert attention.expected_time_s == pytest.approx(fetched)
+    assert found.expected_time_s == pytest.approx(fetched + others)
+    assert found.time_s == pytest.approx(fetched)
 
 
 # Laws.

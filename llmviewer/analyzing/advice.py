@@ -228,7 +228,7 @@ def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
 def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
     """The share of time spent on links to other devices or to offloaded data, and the slowest link."""
     links: dict[Resource, float] = {}
-    for row in estimate.operators:
+    for row in estimate.rows:
         if row.limiting.unit is Unit.LINK:
             links[row.limiting] = links.get(row.limiting, 0.0) + float(row.repeat * row.time_s)
     slowest = max(links, key=links.__getitem__)

@@ -175,12 +175,16 @@ def phase(
     cures             computes those of advise()
     """
     (sequences,) = workload.groups
-    rows = setting.plan_of(name).estimate(workload).operators
-    estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # operators that run in this pass
+    whole_pass = setting.plan_of(name).estimate(workload)
+    estimate = Estimate(  # what runs in this pass
+        operators=tuple(row for row in whole_pass.operators if row.unprefetched_s > 0),
+        exposed=tuple(row for row in whole_pass.exposed if row.time_s > 0),
+    )
     found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
     whole = setting.expected(name, found, batch) if found and found.modelled else None
     total = _total(estimate, found, unknown(setting.why_bound_alone))
     launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
+    expected = [*launches, *[None] * len(estimate.exposed)]  # expected launches wait for their own data
     return Phase(
         devices=setting.layout.devices,
         stages=setting.layout.pp,
@@ -190,7 +194,7 @@ def phase(
         **_expected(whole),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),
-        operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
+        operators=tuple(_operator(row, each, total) for row, each in zip(estimate.rows, expected, strict=True)),
         total=total,
         advises=lambda: advise(
             setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures()
@@ -233,7 +237,9 @@ def _operator(row: OperatorEstimate, each: ExpectedLaunch | None, phase: Total) 
 
 
 def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
-    return LATENCY if each.latency[0] else str(row.limiting.bound)
+    if each.latency[0]:
+        return LATENCY
+    return "link" if row.unprefetched_s > row.time_s else str(row.limiting.bound)
 
 
 def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Total:

@@ -114,11 +114,11 @@ class Kernels(Times):
     def expect(
         self, rows: Sequence[OperatorEstimate], workload: Workload, laid: Sequence[Launch] | None = None
     ) -> ExpectedPass:
-        """Expected time of one launch of every operator; at least its bound.
+        """Expected time of one launch of every operator; at least its bound, without prefetching of offloaded data.
 
         laid  result of laid(), if known
         """
-        bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
+        bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
         size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
         bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
         found = self.laid(rows, workload) if laid is None else laid

@@ -122,6 +122,7 @@ class Work:
     kv_bytes: Form
     wanted: Resource  # unit and data type of the arithmetic; of the matrix part if there is one
     amounts: tuple[tuple[Resource, Form], ...]  # OPs per unit and data type, bytes per memory and link
+    fetched: tuple[tuple[Resource, Form], ...] = ()  # bytes per link of offloaded data, which other launches overlap
 
     @property
     def nbytes(self) -> Form:
@@ -138,23 +139,24 @@ class Work:
             activation_bytes=self.activation_bytes.on(stream),
             kv_bytes=self.kv_bytes.on(stream),
             amounts=tuple((resource, form.on(stream)) for resource, form in self.amounts),
+            fetched=tuple((resource, form.on(stream)) for resource, form in self.fetched),
         )
 
     @property
     def link_bytes(self) -> Form:
         """Bytes sent over links. [B]"""
-        return total(form for resource, form in self.amounts if resource.unit is Unit.LINK)
+        return total(form for resource, form in (*self.amounts, *self.fetched) if resource.unit is Unit.LINK)
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return (self.ops, self.conversion_ops, *(form for _, form in self.amounts))
+        return (self.ops, self.conversion_ops, *(form for _, form in (*self.amounts, *self.fetched)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """A kernel launch that reads `inputs` and `weights` and writes `outputs`; intermediate results stay on the chip.
 
-    transfers  bytes per link to and from offloaded parts of its tensors, while it runs
+    transfers  bytes per link to and from offloaded parts of its tensors
     """
 
     name: str
@@ -199,8 +201,12 @@ class Operator:
         return self.outputs
 
     def sent(self) -> dict[Resource, Form]:
-        """Bytes per link, and consecutive messages per link."""
-        return dict(self.transfers)
+        """Bytes per link, and consecutive messages per link, while it runs."""
+        return {}
+
+    def fetched(self) -> tuple[tuple[Resource, Form], ...]:
+        """Bytes per link that come before it runs, or go afterwards."""
+        return self.transfers
 
     def state(self) -> tuple[Tensor, ...]:
         """The KV cache or state of the operator, which stays in memory between passes."""
@@ -244,6 +250,7 @@ class Operator:
             kv_bytes=kv_bytes,
             wanted=min(arithmetic),  # "matrix" sorts before "vector"
             amounts=tuple(amounts.items()),
+            fetched=self.fetched(),
         )
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -1,4 +1,4 @@
-"""Transfers of offloaded tensors as launches of their own."""
+"""Transfers of offloaded tensors: launches of their own, and what other launches do not overlap."""
 
 from __future__ import annotations
 
@@ -17,3 +17,22 @@ class Transfer(Operator):
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
+
+    def sent(self) -> dict[Resource, Form]:
+        return dict(self.transfers)
+
+    def fetched(self) -> tuple[tuple[Resource, Form], ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposed(Operator):
+    """The wait for transfers that take longer than all launches of a pass together."""
+
+    kind: str = "exposed"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): Form()}
+
+
+EXPOSED = Exposed(name="offload_wait", inputs=(), outputs=())

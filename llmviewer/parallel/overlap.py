@@ -64,6 +64,7 @@ def _joined(block: Block) -> Block:
                 inputs=before.inputs,
                 outputs=(*before.outputs, *op.outputs),
                 weights=before.weights,
+                transfers=before.transfers,
                 first=before,
                 then=op,
             )

@@ -12,6 +12,7 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.lowering import Accounting, Attention
 from llmviewer.operators.base import KEPT, Role, Tensor
+from llmviewer.operators.transfer import EXPOSED
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.marks import identity
@@ -72,7 +73,7 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
     """The operator called `op`, or where there is none such the one that takes longest."""
     name = answer.phase_name(phase)
     shown = answer.phase(phase)
-    rows = merged(shown)
+    rows = [row for row in merged(shown) if row.whole.kind != EXPOSED.kind]
     chosen = next((row for row in rows if any(identity(part) == op for part in row.parts)), None)
     result = (chosen or max(rows, key=lambda row: row.whole.share)).whole
     workload = asked(answer, phase)

@@ -111,6 +111,7 @@ def waits(plan: Plan, pass_: Workload) -> dict[str, Num]:
             own = np.equal(time_s, longest) & np.logical_not(taken)
             taken = np.logical_or(taken, own)
             found[resource.bound] = found[resource.bound] + row.block.repeat * np.where(own, longest, 0.0)
+    found["link"] = found["link"] + plan.exposed_s(values)
     return found
 
 

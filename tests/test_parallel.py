@@ -227,11 +227,15 @@ def test_ranks_and_groups_that_do_not_divide_each_other_are_refused():
     )
 
 
-def test_a_scan_whose_heads_are_not_known_runs_whole():
-    setting = Setting.of("llama-2-7b", H100, layout="tp=2", techniques=["linear-attention"])
-    (scan,) = (op for _, op in setting.graph.check() if isinstance(op, Scan))
-    assert scan.heads == 0  # its state has a vector besides the matrix of each head
-    assert scan.outputs[0].width == 4096
+def test_linear_attention_is_divided_by_heads_and_key_heads_are_copied():
+    for ranks, key_heads in ((2, 4), (8, 1), (16, 1)):  # of 8, with 32 of queries
+        setting = Setting.of("llama-3.1-8b", H100, layout=f"tp={ranks}", techniques=["linear-attention"])
+        ops = {op.name: op for block in setting.graph.check().blocks if block.layers for op in block.operators}
+        scan = ops["scan"]
+        assert [t.width for t in scan.inputs] == [4096 // ranks, *2 * [128 * key_heads], key_heads * 128 * 129]
+        assert [t.width for t in scan.outputs] == [4096 // ranks, key_heads * 128 * 129]
+        assert ops["v_proj"].weight.shape == (128 * key_heads, 4096)
+        assert ops["o_proj"].weight.shape == (4096, 4096 // ranks)
 
 
 def test_low_ranks_stay_whole_and_what_comes_of_them_is_cut():

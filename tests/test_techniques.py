@@ -20,6 +20,7 @@ from llmviewer.analyzing.effect import changes
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
 from llmviewer.generation import generation
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
@@ -27,12 +28,14 @@ from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role
 from llmviewer.reports import techniques as report
 from llmviewer.reports import text
+from llmviewer.resource import Unit
 from llmviewer.setting import Setting
 from llmviewer.techniques import (
     Kind,
     Technique,
     Touches,
     about,
+    altered,
     parse_technique,
     parse_techniques,
     techniques,
@@ -1274,6 +1277,30 @@ def test_what_a_technique_lowers_and_what_it_conserves(asked, batch, prompt, gen
     found = astuple(changes(changing(asked), batch=batch, prompt=prompt, gen=gen))
     for told, sign in zip(CHANGES[asked].replace(" ", ""), "".join(found), strict=True):
         assert told in ("?", sign), found
+
+
+# Products that ranks of tensor parallelism replicate, as engines do: those to and from narrow tensors.
+REPLICATED = {
+    "contextual-sparsity": "predictor_in", "mla": "kv_a_proj",
+    "lora": r"([qkv]|gate|up)_proj_lora_in|(o|down)_proj_lora_out",
+    "low-rank": r"([qkv]|gate|up)_proj_in|(o|down)_proj",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [name for name in CHANGES if altered(parse_technique(name), "network", "lowered")])
+def test_ranks_of_tensor_parallelism_divide_every_product(asked):
+    """Two ranks together do the OPs of one, and again those of the products that are named above."""
+    workload = Workload.decode(batch=4, kv_len=513)
+    for phase in ("prefill", "decode"):
+        ops = {}
+        for layout in ("", "tp=2"):
+            for row in setting(asked, of=OTHER.get(asked, LLAMA), layout=layout).plan_of(phase).operators:
+                twice = re.fullmatch(REPLICATED.get(asked, "") + "|router|kv_a_proj|q_a_proj", row.operator.name)
+                forms = [form for unit, form in row.work.amounts if unit.unit is Unit.MATRIX]
+                key = layout, bool(twice)
+                ops[key] = ops.get(key, 0.0) + row.block.repeat * sum(float(evaluate(f, workload)) for f in forms)
+        assert 2 * ops["tp=2", False] == pytest.approx(ops["", False])
+        assert ops.get(("tp=2", True), 0) == pytest.approx(ops.get(("", True), 0))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Operators with a state of fixed size: causal convolutions and scans."""
+"""Operators with a state of fixed size: causal convolutions, scans and linear attention."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Self
 
 from ..forms import TOKENS, Form, chunk_pairs
 from ..resource import Resource, matrix, vector
+from .attention import Heads
 from .base import KEPT, Operator, Tensor
 
 
@@ -23,6 +24,32 @@ class CausalConv(Operator):
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (2 * self.taps + 4) * self.outputs[0].elements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScan(Operator):
+    """out = phi(q) (phi(k)^T v), normalized, in chunks; each key head has a state of key x (value + 1) elements.
+
+    Inputs are queries, keys, values and the state; outputs the result and the state. OPs: 4 per element of queries and
+    keys for phi, elu(x) + 1; per token a multiply-add per element of state, of each key head to update it and of each
+    query head to read it; and per pair within a chunk products of query and key and with the value, of each query head.
+
+    ranks  devices among which the tokens are divided
+    """
+
+    heads: Heads
+    chunk: int
+    ranks: int = 1
+
+    kind: str = "scan"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        heads = self.heads
+        state = heads.head_dim * (heads.out_dim + 1)
+        a_token = 2 * state * (heads.num_heads + heads.num_kv_heads) + 4 * (heads.q_width + heads.kv_width)
+        a_pair = 2 * heads.num_heads * (heads.head_dim + heads.out_dim)
+        ops = a_pair * chunk_pairs(self.chunk) + a_token * TOKENS
+        return {matrix(self.inputs[0].format.compute): ops / self.ranks}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,12 @@ from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Ro
 from ..operators.embedding import Embedding
 from ..operators.linear import BlockLinear, ExpertsLinear, LatentExpansion, Linear, LMHead
 from ..operators.recurrence import LongConv
-from ..operators.state_space import CausalConv, Scan
+from ..operators.state_space import CausalConv, LinearScan, Scan
 from ..precision import FP32
 from .experts import ExpertPlaces
 from .layout import nearest_divisors
 
-_ATTENTION: Final = (QK, Softmax, SV, FlashAttention)
+_ATTENTION: Final = (QK, Softmax, SV, FlashAttention, LinearScan)
 
 
 class _State(StrEnum):
@@ -103,7 +103,7 @@ class Placement:
         match op:
             case QK() if index > 1 and op.inputs[1].width < op.heads.kv_width:
                 pass  # the part of keys that all heads share
-            case Rope() | QK() | SV() | FlashAttention():
+            case Rope() | QK() | SV() | FlashAttention() | LinearScan():
                 split = _Split(units=op.heads.num_kv_heads if index else op.heads.num_heads)
             case Scan() if op.has_part(t):
                 split = _Split(units=op.heads, shared=0 if index else op.shared, groups=op.groups)
@@ -231,7 +231,7 @@ class Placement:
             case Linear() if type(op) in (Linear, LatentExpansion):
                 self._none_partial(op)
                 self._linear(op)
-            case Rope() | QK() | Softmax() | SV() | FlashAttention():
+            case Rope() | QK() | Softmax() | SV() | FlashAttention() | LinearScan():
                 self._none_partial(op)
                 self._attention(op)
             case Scan():
@@ -299,8 +299,10 @@ class Placement:
         if isinstance(op, Rope):
             outputs = tuple(self._put(t, replace(t, width=x.width)) for t, x in zip(op.outputs, inputs, strict=True))
         else:
-            width = local.num_heads * local.out_dim if isinstance(op, SV | FlashAttention) else local.num_heads
-            outputs = (self._put(op.outputs[0], replace(op.outputs[0], width=width)),)
+            summed = isinstance(op, SV | FlashAttention | LinearScan)
+            width = local.num_heads * (local.out_dim if summed else 1)
+            kept = tuple(self._borrowed(t, heads, local) for t in op.outputs[1:])
+            outputs = (self._put(op.outputs[0], replace(op.outputs[0], width=width)), *kept)
         weights = tuple(_share(w, heads.num_heads, local.num_heads) for w in op.weights)
         self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights, heads=local))  # type: ignore[call-arg]
 

@@ -23,7 +23,7 @@ from ..operators.elementwise import Elementwise
 from ..operators.linear import LatentExpansion
 from ..operators.masks import Part, PartOfQueries
 from ..operators.recurrence import LongConv
-from ..operators.state_space import Scan
+from ..operators.state_space import LinearScan, Scan
 from ..precision import FP32
 
 _HEAD = LOGITS.features() | WANTED.features()
@@ -96,6 +96,8 @@ def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
                 return _masked(op, PartOfQueries, ranks)
             case Scan():
                 return replace(op, token_ops=op.token_ops / ranks, pair_ops=op.pair_ops / ranks)
+            case LinearScan():
+                return replace(op, ranks=ranks * op.ranks)
             case LongConv():
                 return replace(op, channels=op.channels / ranks)
         return op

@@ -10,7 +10,7 @@ from ..graph import Block, Graph
 from ..operators.attention import QK, SV, Softmax
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal
-from ..operators.state_space import Scan
+from ..operators.state_space import LinearScan
 from ..precision import FP32
 from . import technique
 from ._masks import causal
@@ -18,22 +18,19 @@ from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 from .split_kv import SplitKv
 
-_FEATURE_OPS = 4  # elu(x) + 1 of a query or key: compare, exp, subtract, add one
-
 
 @technique("linear-attention")
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention(Technique):
     """Linear attention: without a softmax, keys and values sum up in a state of fixed size.
 
-    Effect: a state replaces cache and query-key pairs: each head keeps a key x value matrix and a normalizer vector,
-    which every pass reads and writes. Prompts are processed in chunks, within which pairs are computed.
-    Formula: out = phi(Q) (phi(K)^T V): 4 x key x (value + 1) OPs per token and head, 4 per element of queries and keys
-    for phi, and 2 x (key + value) per pair within a chunk.
+    Effect: a state replaces cache and query-key pairs: each key head keeps a key x value matrix and a normalizer
+    vector, which every pass reads and writes. Prompts are processed in chunks, within which pairs are computed.
+    Formula: out = phi(Q) (phi(K)^T V): 2 x key x (value + 1) OPs per token, once for each key head and once for each
+    query head, 4 per element of queries and keys for phi, and 2 x (key + value) per pair within a chunk and query head.
     Source: arXiv:2006.16236, equations 4 to 6; in chunks: arXiv:2312.06635.
     Use when: contexts are long: step time and memory do not grow with them.
     Limits: the model must be trained with it. At short contexts a step reads more state than it would read cache.
-    Not modeled: dividing the state by tensor parallelism: every rank holds and computes all of it.
     """
 
     kind = Kind.ATTENTION
@@ -59,20 +56,12 @@ class LinearAttention(Technique):
 
         return replace(block, operators=tuple(op.with_tensors(used) for op in operators))
 
-    def _scan(self, qk: QK, sv: SV) -> Scan:
+    def _scan(self, qk: QK, sv: SV) -> LinearScan:
         heads, (query, key), value, out = qk.heads, qk.inputs, sv.inputs[1], sv.result
-        width = heads.num_heads * heads.head_dim * (heads.out_dim + 1)
+        width = heads.num_kv_heads * heads.head_dim * (heads.out_dim + 1)
         state = Tensor(name="scan_state", width=width, format=FP32, rows=SEQUENCES, role=Role.STATE)
-        inputs = (query, *(replace(t, rows=query.rows) for t in (key, value)))
-        features = _FEATURE_OPS * (heads.q_width + heads.kv_width)
-        return Scan(
-            name="scan",
-            inputs=(*inputs, state),
-            outputs=(out, state),
-            pair_ops=heads.num_heads * 2 * (heads.head_dim + heads.out_dim),
-            token_ops=heads.num_heads * 4 * heads.head_dim * (heads.out_dim + 1) + features,
-            chunk=self.chunk,
-        )
+        inputs = (query, *(replace(t, rows=query.rows) for t in (key, value)), state)
+        return LinearScan(name="scan", inputs=inputs, outputs=(out, state), heads=heads, chunk=self.chunk)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if not list(causal(machine.model.graph)):

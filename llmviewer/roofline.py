@@ -301,7 +301,8 @@ def _exposed(stage: Plan, values: Mapping[Feature, Num]) -> OperatorEstimate:
     """The wait of a pipeline stage for transfers that take longer than its launches."""
     launches_s = stage.launches_s(values)
     waits = {link: np.maximum(form(values) - launches_s, 0.0) for link, form in stage.fetch_s.items()}
-    block = replace(stage.operators[0].block, name=EXPOSED.name, operators=(EXPOSED,), layers=())
+    first = stage.operators[0].block
+    block = replace(first, name=f"stage_{first.stage}", operators=(EXPOSED,), layers=())
     unit = vector("fp32")
     none = dict.fromkeys(("ops", "conversion_ops", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes"), 0.0)
     return OperatorEstimate(operator=EXPOSED, block=block, busy_s=waits, wanted=unit, compute=unit, **none)

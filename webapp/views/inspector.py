@@ -29,6 +29,7 @@ from .formulas import formula
 
 _WORTH: Final = 1.05  # a change that helps by less is not told
 _DOES: Final = {
+    EXPOSED.kind: "Waits for offloaded data that is still on its way after all launches of the pass.",
     "linear": "Matrix product: every new token with the weight.",
     "lm_head": "Matrix product: hidden states to a score for each word of the vocabulary.",
     "attention": "Every new token compared with the keys before it, and their values weighed by that.",
@@ -73,10 +74,12 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
     """The operator called `op`, or where there is none such the one that takes longest."""
     name = answer.phase_name(phase)
     shown = answer.phase(phase)
-    rows = [row for row in merged(shown) if row.whole.kind != EXPOSED.kind]
+    rows = merged(shown)
     chosen = next((row for row in rows if any(identity(part) == op for part in row.parts)), None)
     result = (chosen or max(rows, key=lambda row: row.whole.share)).whole
     workload = asked(answer, phase)
+    if result.kind == EXPOSED.kind:
+        return _waited_for(answer, name, result, workload)
     row = _planned(answer.setting, name, result)
     assert row is not None
     work = row.work
@@ -100,6 +103,23 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
         busy=tuple((_called(r), s, s / longest) for r, s in sorted(busy.items(), key=lambda one: -one[1]) if s),
         times=_times(result, shown),
         helps=tuple(_helps(answer, name, result, workload)),
+    )
+
+
+def _waited_for(answer: Answer, phase: str, result: OperatorResult, workload: Workload) -> Inspected:
+    """The wait for offloaded data, which is no launch: how long each link is busy beyond all launches."""
+    rows = answer.setting.plan_of(phase).estimate(workload).exposed
+    busy = {link: float(time) for row in rows for link, time in row.busy_s.items() if float(time)}
+    return Inspected(
+        title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
+        does=_DOES[EXPOSED.kind],
+        bound=result.bound,
+        position=_position(answer, result),
+        formulas=(),
+        tensors=(),
+        busy=tuple((_called(r), s, s / max(busy.values())) for r, s in sorted(busy.items(), key=lambda one: -one[1])),
+        times=_times(result, answer.phase(phase)),
+        helps=(),
     )
 
 

@@ -27,6 +27,8 @@ from .transfer import Choice, Expectation, choose, reached
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
 _TIMES: Final = ("expected", "low", "high", "latency")
+_OTHER_VERSIONS: Final = "other versions of the library within the interval"
+_OTHER_LIBRARIES: Final = "other libraries within the interval"
 _AT_ONCE: Final = 1 << 11  # points that are worked out together: so few that a core's cache holds them
 # Powers of their number by which devices on one host get in each other's way: from none, where each has its own way
 # through switches, to somewhat more than measured of eight L40S on two sockets (1.84). A ring passes each link once, so
@@ -206,27 +208,34 @@ class _Alternative:
 
     def or_better(self, other: _Alternative, starts: Sequence[int]) -> _Alternative:
         """For each shape the kernel that was measured nearer to it; else in a newer version of the library; else the
-        faster one. Of several libraries any may run, so intervals are of all.
+        faster one. Of several libraries or versions any may run, so intervals are of all that were measured as near.
         """
         first, second, alone = self.found, other.found, self.library == other.library
-        newer = (self.release < other.release) if alone else np.zeros_like(self.release, dtype=bool)
-        as_new = (self.release == other.release) if alone else ~newer
+        newer = (self.release < other.release) & alone
+        as_new = (self.release == other.release) | (not alone)
         nearer, as_near = self.beyond < other.beyond, self.beyond == other.beyond
         stays = nearer | (as_near & (newer | (as_new & (first.expected <= second.expected))))
         keys = ("bound", "expected", "low", "high", "fixed")
         best = {key: np.where(stays, getattr(first, key), getattr(second, key)) for key in keys}
-        if not alone:
-            best["low"] = np.where(as_near, np.minimum(first.low, second.low), best["low"])
-            best["high"] = np.where(as_near, np.maximum(first.high, second.high), best["high"])
-        mostly = 2 * np.add.reduceat(stays.astype(int), starts) >= np.diff([*starts, len(stays)])
-        sources = zip(self.sources, other.sources, mostly, strict=True)
+        either = as_near & ((self.release != other.release) | (not alone))
+        best["low"] = np.where(either, np.minimum(first.low, second.low), best["low"])
+        best["high"] = np.where(either, np.maximum(first.high, second.high), best["high"])
+        counts = np.diff([*starts, len(stays)])
+        mostly, widened = (2 * np.add.reduceat(chosen.astype(int), starts) >= counts for chosen in (stays, either))
+        told = _OTHER_VERSIONS if alone else _OTHER_LIBRARIES
+        sources = zip(self.sources, other.sources, mostly, widened, strict=True)
         return replace(
             self,
             found=replace(first, **best),
             beyond=np.where(stays, self.beyond, other.beyond),
             release=np.where(stays, self.release, other.release),
-            sources=[one if keeps else two for one, two, keeps in sources],
+            sources=[_with(one if keeps else two, told if wide else "") for one, two, keeps, wide in sources],
         )
+
+
+def _with(source: str, remark: str) -> str:
+    """A source with a remark, once."""
+    return source if not remark or remark in source else f"{source}; {remark}"
 
 
 def _best(

@@ -305,7 +305,7 @@ def _from_hub(name: str, nearest: str) -> Model:
     config = _fetched(path, f"{name} config.json")
     beside: Section | None = None
     notes: tuple[str, ...] = ()
-    if not _says_quantization(config):
+    if not _says_quantization(config) or _by_modelopt(config):
         try:
             path = fetch(name, _MODELOPT)
         except InputError as error:
@@ -367,6 +367,7 @@ def _from_config(
     fmt, guessed = _format(config)
     graph, classed_as = _graph(config, fmt)
     stored = _published(config, beside)
+    graph = stored.applied(graph) if stored else graph
     quantization = _quantization(stored, graph, fmt)
     unread = config.unread(_COSTLESS | {"quantization_config"})  # _published reports what is not supported
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
@@ -471,6 +472,12 @@ def _of_diffusers(config: Section) -> Section:
 def _says_quantization(config: Section) -> bool:
     keys = ("quantization_config", "quantization")
     return any(section.get(key) is not None for section in (config, _text(config)) for key in keys)
+
+
+def _by_modelopt(config: Section) -> bool:
+    """Whether ModelOpt wrote its quantization; the format of the cache is then only in a file beside it."""
+    places = [section.get("quantization_config") for section in (config, _text(config))]
+    return any(isinstance(place, Mapping) and place.get("quant_method") == "modelopt" for place in places)
 
 
 def _published(config: Section, beside: Section | None) -> Stored | None:

@@ -53,7 +53,7 @@ MATRICES = {  # module: rows, columns
     "mlp.up_proj": (INNER, HIDDEN),
     "mlp.down_proj": (HIDDEN, INNER),
 }
-SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "U8": 1, "I8": 1}
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "I32": 4, "U32": 4, "I16": 2, "U8": 1, "I8": 1}
 
 
 def _mixed():
@@ -350,6 +350,20 @@ def test_a_checkpoint_of_many_files(checkpoint, tmp_path):
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": False},
+        }
+    },
+}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+MLX = {"quant_method": "mlx", "group_size": 64, "bits": 4, "lm_head": False, "model.embed_tokens": False}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 
@@ -365,14 +379,45 @@ BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_typ
                                      "weight.absmax": ("F32", [rows * columns // 64]),
                                      "weight.quant_map": ("F32", [16]),
                                      "weight.quant_state.bitsandbytes__nf4": ("U8", [80])}, "nf4"),
+        (AWQ, lambda rows, columns: {"qweight": ("I32", [columns, rows // 8]),
+                                     "qzeros": ("I32", [columns // 128, rows // 8]),
+                                     "scales": ("F16", [columns // 128, rows])}, "int4 g128"),
+        (PACKED, lambda rows, columns: {"weight_packed": ("I32", [rows, columns // 8]),
+                                        "weight_scale": ("BF16", [rows, columns // 128]),
+                                        "weight_zero_point": ("I32", [rows // 8, columns // 128]),
+                                        "weight_shape": ("I64", [2])}, "int4 g128"),
+        (NVFP4, lambda rows, columns: {"weight": ("U8", [rows, columns // 2]),
+                                       "weight_scale": ("F8_E4M3", [rows, columns // 16]),
+                                       "weight_scale_2": ("F32", []), "input_scale": ("F32", [])}, "nvfp4"),
+        (NVFP4, lambda rows, columns: {"weight_packed": ("U8", [rows, columns // 2]),
+                                       "weight_scale": ("F8_E4M3", [rows, columns // 16]),
+                                       "weight_global_scale": ("F32", [1]),
+                                       "input_global_scale": ("F32", [1])}, "nvfp4"),
+        (MXFP4, lambda rows, columns: {"weight_blocks": ("U8", [rows, columns // 32, 16]),
+                                       "weight_scales": ("U8", [rows, columns // 32])}, "mxfp4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True},
+         lambda rows, columns: {"weight": ("I8", [rows, columns]), "SCB": ("F32", [rows]),
+                                "weight_format": ("U8", [])}, "int8"),
+        (MLX, lambda rows, columns: {"weight": ("U32", [rows, columns // 8]), "scales": ("BF16", [rows, columns // 64]),
+                                     "biases": ("BF16", [rows, columns // 64])}, "int4 g64"),
         ({"quant_method": "novel"}, lambda rows, columns: {"qweight": ("I32", [columns // 8, rows])}, "packed"),
+        ({"quant_method": "novel"}, lambda rows, columns: {"W_q": ("U8", [rows * columns // 2]),
+                                                           "scale": ("F16", [rows * columns // 64]),
+                                                           "zero": ("F16", [rows * columns // 64])}, "packed"),
+        ({"quant_method": "novel"}, lambda rows, columns: {"weight._data": ("I8", [rows, columns]),
+                                                           "weight._scale": ("F16", [rows, 1]),
+                                                           "input_scale": ("F16", []), "output_scale": ("F16", [])},
+         "int8"),
+        ({"quant_method": "novel"}, lambda rows, columns: {"codes": ("U8", [rows, columns // 8, 1]),
+                                                           "codebooks": ("F16", [1, 256, 1, 8]),
+                                                           "scales": ("F16", [rows, 1, 1, 1])}, "packed"),
         ({"quant_method": "novel"}, lambda rows, columns: {"weight": ("F8_E4M3", [rows, columns])}, "fp8_e4m3"),
     ],
 )  # fmt: skip
 def test_memory_is_that_of_the_tensors(checkpoint, quantization, change, fmt):
     tensors = _matrices(change)
     model = load_model(checkpoint(tensors, quantization=quantization))
-    assert weight_bytes(_graph(model)) == pytest.approx(_nbytes(tensors), rel=2e-5)
+    assert weight_bytes(_graph(model)) == pytest.approx(_nbytes(tensors), rel=1e-12)
     assert not [note for note in model.notes if "holds" in note]
     formats = _formats(model)
     assert formats["q_proj"] == {fmt: [0, 1, 2, 3]}
@@ -386,6 +431,27 @@ def test_a_matrix_that_the_file_has_in_full_is_in_full_whatever_the_config_says(
     tensors = _matrices(change)
     model = load_model(checkpoint(tensors, quantization=FP8))
     assert weight_bytes(_graph(model)) == _nbytes(tensors)
+
+
+def test_embeddings_that_mlx_quantizes(checkpoint):
+    def packed(rows, columns):
+        return {
+            "weight": ("U32", [rows, columns // 8]),
+            **dict.fromkeys(("scales", "biases"), ("BF16", [rows, columns // 64])),
+        }
+
+    tensors = _matrices(packed)
+    for name in ("lm_head", "model.embed_tokens"):
+        del tensors[f"{name}.weight"]
+        tensors |= {f"{name}.{leaf}": part for leaf, part in packed(VOCAB, HIDDEN).items()}
+    quantization = {"group_size": 64, "bits": 4}
+    model = load_model(checkpoint(tensors, quantization=quantization))
+    assert weight_bytes(model.published) == _nbytes(tensors)
+    assert model.notes == ()
+    tied = {name: part for name, part in tensors.items() if "lm_head" not in name}
+    folder = checkpoint(tied, quantization=quantization, config={"tie_word_embeddings": True})
+    assert weight_bytes(load_model(folder).published) == weight_bytes(load_model(f"{folder}/config.json").published)
+    assert weight_bytes(load_model(folder).published) == _nbytes(tied)
 
 
 def test_modules_that_are_fused_in_the_file_are_shared_out(checkpoint):

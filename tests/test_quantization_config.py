@@ -172,14 +172,14 @@ def test_a_config_that_says_nothing_is_as_published(load):
 
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])
-def test_mlx_says_bits_and_a_group_and_quantizes_the_head_too(load, key):
+def test_mlx_says_bits_and_a_group_and_quantizes_head_and_embedding_too(load, key):
     said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}
     model = load(of=DENSE | {key: said})
-    table = WIDE - 2 * VOCAB * HIDDEN
-    own = table + (LAYERS * (ATTENTION + MLP) + VOCAB * HIDDEN) * 4.5 / 8 + HIDDEN * INNER * 4 / 8
-    assert weight_bytes(_graph(model)) == own
-    (note,) = model.notes
-    assert "the table of words, which MLX quantizes too" in note
+    norms = WIDE - 2 * 2 * VOCAB * HIDDEN
+    own = norms + (LAYERS * (ATTENTION + MLP) + 2 * VOCAB * HIDDEN) * 4.5 / 8 + HIDDEN * INNER * 4 / 8
+    assert (weight_bytes(_graph(model)), model.notes) == (own, ())
+    tied = load(of=DENSE | {key: said, "tie_word_embeddings": True})
+    assert weight_bytes(_graph(tied)) == own - VOCAB * HIDDEN * 4.5 / 8
 
 
 def test_what_quark_says_of_some_modules_holds_for_them(load):
@@ -420,6 +420,8 @@ def test_hf_quant_config_beside_a_config(load):
     model = load(beside=file)
     assert str(model.quantization) == "published: fp8 per tensor, fp8_e4m3 KV cache"
     assert str(load({"quant_method": "mxfp4"}, beside=file).quantization) == "published: mxfp4 weights"
+    model = load({"quant_method": "modelopt", "quant_algo": "NVFP4"}, beside=file)  # the cache is only in the file
+    assert str(model.quantization) == "published: nvfp4 weights and activations, fp8_e4m3 KV cache"
 
 
 def test_the_quantization_of_the_text_part_of_a_config(load):

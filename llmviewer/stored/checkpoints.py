@@ -43,6 +43,8 @@ class Checkpoint:
 
     def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
         said = self.schemes.of(naming, block, op)
+        if op.weight.tied:  # in the format of the table that it shares
+            return dict.fromkeys(said)
         return said if op.left_as_published else {i: self._scheme(block, op, i, said[i]) for i in said}
 
     def _scheme(self, block: Block, op: Linear, layer: int | None, said: Scheme | None) -> Scheme | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 from ..graph import Block, Graph
+from ..operators.base import Operator, Weight
+from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, Format, Scheme
 from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
@@ -47,6 +50,8 @@ class Stored:
     """Rules on the formats of a checkpoint; the last rule that matches a module applies.
 
     unknown  settings that are not supported, so that weights may have another size; "": none
+    layout   names of the modules of the architecture
+    tables   whether the rules apply to embeddings too
     """
 
     rules: tuple[Rule, ...] = ()
@@ -54,31 +59,68 @@ class Stored:
     unknown: str = ""
     notes: tuple[str, ...] = ()
     layout: Layout = Layout({})  # noqa: RUF009  # it is frozen
+    tables: bool = False
 
-    def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
+    def of(self, naming: Naming, block: Block, op: Operator) -> dict[int | None, Scheme | None]:
         found: dict[int | None, Scheme | None] = dict.fromkeys(block.layers or (None,))
         listed = any(rule.names for rule in self.rules)
         modules = {layer: naming.modules(block, op, layer) for layer in found} if listed else {}
         for rule in self.rules:
             if rule.names is None:
-                named = [] if op.left_as_published else list(found)
+                named = [] if isinstance(op, Linear) and op.left_as_published else list(found)
             else:
                 named = [i for i in found if any(rule.names.matching_entries(modules[i], i))]
             found.update(dict.fromkeys(named, rule.scheme))
         return found
 
+    def applied(self, graph: Graph) -> Graph:
+        """`graph` with quantized embeddings, and heads that share them."""
+        if not self.tables:
+            return graph
+        naming = Naming(self.layout, graph)
+        formats: dict[tuple[int, ...], Format] = {}
+        for block, op in graph:
+            if isinstance(op, Embedding):
+                scheme = self.of(naming, block, op).get(None)
+                if scheme and scheme.weight:
+                    formats |= dict.fromkeys((w.shape for w in op.weights), scheme.weight)
+
+        def change(w: Weight) -> Weight:
+            return replace(w, format=formats[w.shape]) if w.shape in formats else w
+
+        def changed(block: Block) -> Block:
+            return block.map(lambda op: op.with_weights(change) if _shares(op) else op)
+
+        return Graph(tuple(map(changed, graph.blocks)), tuple(map(changed, graph.prediction)))
+
     def unmatched(self, graph: Graph) -> list[str]:
-        """The entries of its lists that name no module of `graph`, without those of modules that it does not model."""
+        """The entries of its lists that name no module of `graph`, without those of parts that it does not model.
+
+        Entries that differ in the number of a layer count as one.
+        """
         lists = [rule.names for rule in self.rules if rule.names]
-        left = {canonical(p): p for names in lists for p in names.patterns if not _ELSEWHERE.search(p)}
+        left: dict[str, str] = {}
+        for entry in (p for names in lists for p in names.patterns if not _ELSEWHERE.search(p)):
+            left.setdefault(_any_layer(entry), entry)
         naming = Naming(self.layout, graph)
         for block, op in graph if left else ():
             for layer in block.layers or (None,):
                 modules = naming.modules(block, op, layer)
                 for names in lists:
                     for entry in names.matching_entries(modules, layer):
-                        left.pop(canonical(entry), None)
+                        left.pop(_any_layer(entry), None)
         return list(left.values())
+
+
+@lru_cache(maxsize=1 << 16)
+def _any_layer(entry: str) -> str:
+    """The canonical form of an entry without its numbers."""
+    return re.sub(r"\d+", "#", canonical(entry))
+
+
+def _shares(op: Operator) -> bool:
+    """Whether an operator reads a table of embeddings: its own, or the one that a head shares."""
+    return isinstance(op, Embedding) or any(w.tied for w in op.weights)
 
 
 def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:

@@ -27,12 +27,13 @@ USUAL: Final = """
     attn_post_norm=.post_attention_layernorm b_proj=.linear_attn.in_proj_b conv=.linear_attn.conv1d
     cross_k_proj=.encoder_attn.k_proj cross_norm=.encoder_attn_layer_norm cross_o_proj=.encoder_attn.out_proj
     cross_q_proj=.encoder_attn.q_proj cross_v_proj=.encoder_attn.v_proj down_proj=.mlp.down_proj
-    dt_bias=.linear_attn.dt_bias embed_norm=embeddings.LayerNorm embed_positions=embeddings.position_embeddings
-    embed_tokens=embed_tokens embed_types=embeddings.token_type_embeddings
-    expert_down_proj=.mlp.experts.*.down_proj expert_down_proj.weight=.mlp.experts.down_proj
-    expert_gate_proj=.mlp.experts.*.gate_proj expert_gate_proj.weight=.mlp.experts.gate_up_proj
-    expert_up_proj=.mlp.experts.*.up_proj expert_up_proj.weight=.mlp.experts.gate_up_proj final_norm=norm
-    g_proj=.self_attn.g_proj gate_proj=.mlp.gate_proj gate_up_proj=.mlp.gate_up_proj gated_norm=.linear_attn.norm
+    dt_bias=.linear_attn.dt_bias eh_proj=.eh_proj embed_norm=embeddings.LayerNorm
+    embed_positions=embeddings.position_embeddings embed_tokens=embed_tokens
+    embed_types=embeddings.token_type_embeddings enorm=.enorm expert_down_proj=.mlp.experts.*.down_proj
+    expert_down_proj.weight=.mlp.experts.down_proj expert_gate_proj=.mlp.experts.*.gate_proj
+    expert_gate_proj.weight=.mlp.experts.gate_up_proj expert_up_proj=.mlp.experts.*.up_proj
+    expert_up_proj.weight=.mlp.experts.gate_up_proj final_norm=norm g_proj=.self_attn.g_proj
+    gate_proj=.mlp.gate_proj gate_up_proj=.mlp.gate_up_proj gated_norm=.linear_attn.norm hnorm=.hnorm
     index_k_norm=.self_attn.indexer.k_norm index_k_proj=.self_attn.indexer.wk index_q_proj=.self_attn.indexer.wq_b
     index_weights=.self_attn.indexer.weights_proj k_norm=.self_attn.k_norm k_proj=.self_attn.k_proj
     kv_a_norm=.self_attn.kv_a_layernorm kv_a_proj=.self_attn.kv_a_proj_with_mqa kv_b_proj=.self_attn.kv_b_proj
@@ -41,11 +42,21 @@ USUAL: Final = """
     q_a_proj=.self_attn.q_a_proj q_b_proj=.self_attn.q_b_proj q_norm=.self_attn.q_norm q_proj=.self_attn.q_proj
     qkv_proj=.linear_attn.in_proj_qkv router=.mlp.gate shared_down_proj=.mlp.shared_experts.down_proj
     shared_gate=.mlp.shared_expert_gate shared_gate_proj=.mlp.shared_experts.gate_proj
-    shared_up_proj=.mlp.shared_experts.up_proj up_proj=.mlp.up_proj v_proj=.self_attn.v_proj
-    z_proj=.linear_attn.in_proj_z
+    shared_head_norm=.shared_head.norm shared_up_proj=.mlp.shared_experts.up_proj up_proj=.mlp.up_proj
+    v_proj=.self_attn.v_proj z_proj=.linear_attn.in_proj_z
 """
 
 LAYOUTS: Final = """
+Emu3 arcee aya_vision blip-2 chameleon cohere cohere2 cohere2_moe cohere2_vision cohere_compass cohere_compass_text
+cwm deci deepseek_ocr2 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl deepseek_vl_hybrid
+described dots1 eagle emu3 emu3_text_model ernie4_5 eurobert exaone_moe gemma glm glm4_moe glm4_moe_lite glm4v_moe
+glm4v_moe_text got_ocr2 granite granite_speech helium idefics2 idefics3 instructblip instructblipvideo internlm
+internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr llama llava llava_next llava_next_video
+llava_onevision mellum mimo minicpm minicpm3 minicpmv4_6 minicpmv4_7 ministral ministral3 mistral mistral3 mistral4
+nemotron nemotron-nas olmo olmoe ovis2 paddleocr_vl paligemma qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl
+qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text qwen3_asr qwen3_moe qwen3_omni_moe
+qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm
+solar_open video_llava vipllava vlm voxtral youtu:
 RefinedWeb RefinedWebModel falcon:
     layers=h.{} attn_norm=.ln_attn|.input_layernorm down_proj=.mlp.dense_4h_to_h embed_tokens=word_embeddings
     final_norm=ln_f mlp_norm=.ln_mlp|.post_attention_layernorm o_proj=.self_attention.dense
@@ -63,15 +74,6 @@ albert:
 apertus apertus1p5 apertus1p5_text:
     attn_norm=.attention_layernorm mlp_act.alpha_n=.mlp.act_fn.alpha_n mlp_act.alpha_p=.mlp.act_fn.alpha_p
     mlp_norm=.feedforward_layernorm
-arcee aya_vision cohere cohere2 cohere2_moe cohere2_vision cohere_compass cohere_compass_text cwm deci deepseek_ocr2
-deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl described dots1 ernie4_5 eurobert exaone_moe gemma
-glm glm4_moe glm4_moe_lite glm4v_moe glm4v_moe_text glm_moe_dsa got_ocr2 granite helium idefics2 idefics3 internlm
-internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr llama llava llava_next llava_next_video
-llava_onevision mellum mimo minicpm minicpm3 minicpmv4_6 minicpmv4_7 ministral ministral3 mistral mistral3 mistral4
-nemotron nemotron-nas olmo olmoe ovis2 paddleocr_vl paligemma qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl
-qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text qwen3_moe qwen3_omni_moe
-qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm
-solar_open video_llava vipllava vlm voxtral youtu:
 axk1:
     experts_norm=.post_mlp_layernorm
 axk2:
@@ -99,7 +101,7 @@ bamba falcon_h1:
     A_log=.mamba.A_log D=.mamba.D conv=.mamba.conv1d down_proj=.feed_forward.down_proj dt_bias=.mamba.dt_bias
     final_norm=final_layernorm gate_proj=.feed_forward.gate_proj gated_norm=.mamba.norm in_proj=.mamba.in_proj
     mlp_norm=.pre_ff_layernorm out_proj=.mamba.out_proj up_proj=.feed_forward.up_proj
-bart blenderbot blenderbot-small m2m_100 marian mbart pegasus plbart:
+bart blenderbot blenderbot-small florence2 m2m_100 marian mbart pegasus plbart:
     layers=@.layers.{} attn_norm=.self_attn_layer_norm down_proj=.fc2 embed_norm=@.layernorm_embedding
     embed_positions=@.embed_positions embed_tokens=shared final_norm=@.layer_norm mlp_norm=.final_layer_norm
     o_proj=.self_attn.out_proj up_proj=.fc1
@@ -114,10 +116,6 @@ biogpt xglm:
     mlp_norm=.final_layer_norm o_proj=.self_attn.out_proj up_proj=.fc1
 bitnet:
     attn_sub_norm=.self_attn.attn_sub_norm mlp_sub_norm=.mlp.ffn_sub_norm
-blip-2 opt:
-    layers=decoder.layers.{} attn_norm=.self_attn_layer_norm down_proj=.fc2 embed_positions=decoder.embed_positions
-    embed_tokens=decoder.embed_tokens final_norm=decoder.final_layer_norm mlp_norm=.final_layer_norm
-    o_proj=.self_attn.out_proj project_in=decoder.project_in project_out=decoder.project_out up_proj=.fc1
 bloom:
     layers=h.{} down_proj=.mlp.dense_4h_to_h embed_norm=word_embeddings_layernorm embed_tokens=word_embeddings
     final_norm=ln_f o_proj=.self_attention.dense qkv_proj=.self_attention.query_key_value up_proj=.mlp.dense_h_to_4h
@@ -200,6 +198,8 @@ dory:
     v_proj=.self_attn.v_proj|layers.{even}.mixer.v_proj
 dots3_note dots3_note_text:
     k_rope_norm=.self_attn.k_rope_only_layernorm
+eagle3:
+    layers=midlayer embed_norm=.input_layernorm fc=fc hidden_norm=.hidden_norm
 electra:
     layers=encoder.layer.{} attn_norm=.attention.output.LayerNorm down_proj=.output.dense
     embed_project=embeddings_project embed_tokens=embeddings.word_embeddings head_dense=generator_predictions.dense
@@ -262,6 +262,8 @@ glm5_next glm5_next_text:
     g_b_proj=.self_attn.g_b_proj index_entries.position_bias=.self_attn.indexer.index_kpool_compress_ape
     index_gate_proj.weight=.self_attn.indexer.index_kpool_compress_gate mlp_hc.base=.hc_ffn_base
     mlp_hc.fn=.hc_ffn_fn mlp_hc.scale=.hc_ffn_scale o_norm=.self_attn.o_norm
+glm_moe_dsa:
+    index_weights=.self_attn.indexer.weights_proj|.self_attn.indexers_proj
 gpt-sw3 gpt2 gpt_bigcode:
     layers=h.{} attn_norm=.ln_1 down_proj=.mlp.c_proj embed_positions=wpe embed_tokens=wte final_norm=ln_f
     mlp_norm=.ln_2 o_proj=.attn.c_proj qkv_proj=.attn.c_attn up_proj=.mlp.c_fc
@@ -301,7 +303,8 @@ grok-1:
     router=.moe_block.gate v_proj=.attn.v_proj
 gte new:
     layers=encoder.layer.{}|layers.{} attn_norm=.attn_ln embed_tokens=embeddings.word_embeddings
-    gate_proj=.mlp.up_gate_proj|.mlp.gate_proj k_proj=.attention.qkv_proj|.self_attn.k_proj mlp_norm=.mlp_ln
+    gate_proj=.mlp.up_gate_proj|.mlp.gate_proj head_dense=lm_head.dense head_norm=lm_head.layer_norm
+    k_proj=.attention.qkv_proj|.self_attn.k_proj lm_head=lm_head|lm_head.decoder mlp_norm=.mlp_ln
     o_proj=.attention.o_proj|.self_attn.o_proj q_proj=.attention.qkv_proj|.self_attn.q_proj
     up_proj=.mlp.up_gate_proj|.mlp.up_proj v_proj=.attention.qkv_proj|.self_attn.v_proj
 hrm_text:
@@ -418,6 +421,10 @@ kimi_k3 kimi_linear minimax_m2 mixtral:
     up_proj=.block_sparse_moe.up_proj|.mlp.up_proj
 kolibri1:
     attn_post_norm=.post_attn_norm mlp_post_norm=.post_ffn_norm
+kosmos-2 kosmos-2.5:
+    attn_inner_norm=.self_attn.inner_attn_ln attn_norm=.self_attn_layer_norm down_proj=.ffn.fc2
+    final_norm=layer_norm mlp_inner_norm=.ffn.ffn_layernorm mlp_norm=.final_layer_norm o_proj=.self_attn.out_proj
+    segments=segment_emb up_proj=.ffn.fc1
 laguna:
     router.bias=.mlp.experts.e_score_correction_bias|.mlp.gate.e_score_correction_bias
     shared_down_proj=.mlp.shared_expert.down_proj|.mlp.shared_experts.down_proj
@@ -571,6 +578,10 @@ olmo_hybrid:
 openai-gpt:
     layers=h.{} attn_norm=.ln_1 down_proj=.mlp.c_proj embed_positions=positions_embed embed_tokens=tokens_embed
     mlp_norm=.ln_2 o_proj=.attn.c_proj qkv_proj=.attn.c_attn up_proj=.mlp.c_fc
+opt:
+    layers=decoder.layers.{} attn_norm=.self_attn_layer_norm down_proj=.fc2 embed_positions=decoder.embed_positions
+    embed_tokens=decoder.embed_tokens final_norm=decoder.final_layer_norm mlp_norm=.final_layer_norm
+    o_proj=.self_attn.out_proj project_in=decoder.project_in project_out=decoder.project_out up_proj=.fc1
 phi:
     down_proj=.mlp.fc2 final_norm=final_layernorm o_proj=.self_attn.dense up_proj=.mlp.fc1
 phi4mm:

@@ -6,7 +6,7 @@ Names are canonical: without the names of wrappers before them, such as "model.l
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import translate
@@ -174,14 +174,16 @@ def known_layouts() -> Collection[str]:
 
 
 def layout_of(config: Section | None) -> Layout:
-    """The layout of a config's model type, or of that of its text part; else the usual one."""
-    while config is not None:
-        kind = config.get("model_type")
-        if kind in _layouts():
-            return _layouts()[kind]
-        key = config.first("text_config", "llm_config", "thinker_config")
-        config = config.section(key) if isinstance(config.get(key), Mapping) else None
-    return _layouts()["llama"]
+    """The layout of a config: of its model type, or of its text part where that has names of its own."""
+    layouts, usual = _layouts(), _layouts()["llama"]
+    if config is None:
+        return usual
+    named = config.get("architectures")
+    if isinstance(named, list) and any("Eagle3" in str(name) for name in named):
+        return layouts["eagle3"]
+    layout = layouts.get(str(config.get("model_type")), usual)
+    key = config.first("text_config", "llm_config", "thinker_config")
+    return layout_of(config.section(key)) if layout is usual and isinstance(config.get(key), Mapping) else layout
 
 
 class Matching(Enum):
@@ -192,6 +194,16 @@ class Matching(Enum):
     MARKED = "marked"  # compressed-tensors: the same after "re:"
     SKIPPED = "skipped"  # transformers: a regular expression up to the end of a part, or the end of a name
     INSIDE = "inside"  # AutoAWQ: any part of a name
+
+
+_SPECIAL: Final = re.compile(r"[*?\[\]()|^$+\\]")
+_FORMS: Final[Mapping[Matching, Callable[[str, bool], str]]] = {  # by pattern, and whether it has special characters
+    Matching.GLOB: lambda p, special: f"{translate(p)}|{translate(p + '.*')}" if special else "",
+    Matching.REGEX: lambda p, _: p,
+    Matching.MARKED: lambda _p, _: "",
+    Matching.SKIPPED: lambda p, special: rf"(?:{p})(?:(?<=\.)|(?=\.|$))" if special else rf".*{re.escape(p)}$",
+    Matching.INSIDE: lambda p, _: f".*{re.escape(p)}",
+}
 
 
 @dataclass(frozen=True)
@@ -240,17 +252,7 @@ def _expression(pattern: str, matching: Matching) -> str:
     """The regular expression of an entry; "": it is a plain name."""
     if pattern.startswith("re:"):
         return pattern[3:]
-    special = re.search(r"[*?\[\]()|^$+\\]", pattern) is not None
-    forms = {
-        (Matching.GLOB, True): f"{translate(pattern)}|{translate(pattern + '.*')}",
-        (Matching.REGEX, True): pattern,
-        (Matching.REGEX, False): pattern,
-        (Matching.SKIPPED, True): rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))",
-        (Matching.SKIPPED, False): rf".*{re.escape(pattern)}$",
-        (Matching.INSIDE, True): f".*{re.escape(pattern)}",
-        (Matching.INSIDE, False): f".*{re.escape(pattern)}",
-    }
-    return forms.get((matching, special), "")
+    return _FORMS[matching](pattern, _SPECIAL.search(pattern) is not None)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -11,7 +11,7 @@ from ..documents import Section
 from ..errors import InputError
 from .formats import Stored
 from .module_names import layout_of
-from .quantization_methods import READERS
+from .quantization_methods import READERS, kv_cache
 
 MLX: Final = "quantization"  # the key of mlx-lm, the only one in older versions
 # Fields without effect on counts: calibration, and memory layouts of kernels.
@@ -58,6 +58,8 @@ def read_published(config: Section, beside: Section | None = None) -> Stored:
     """The stored formats of a config or of the file `beside` it; without rules if neither has any."""
     quantized = quantization_section(config, beside)
     stored = read_stored(quantized, config) if quantized else Stored()
+    if quantized and beside and _method(quantized) == "modelopt" and stored.kv_cache is None:
+        stored = replace(stored, kv_cache=kv_cache(beside.section("quantization")))
     return replace(stored, layout=layout_of(config))
 
 

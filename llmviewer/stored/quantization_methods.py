@@ -125,9 +125,9 @@ def _fp8(q: Section, config: Section) -> Stored:
         rules.append(Rule(scheme(NAMED["mxfp4"], whole.activation), names))
     excluded = _excluding(q, *rules, keys=(*_SKIPPED, "ignored_layers"), matching=Matching.SKIPPED)
     if q.get("quantized_layers") is None:
-        return Stored(rules=excluded, kv_cache=_kv_cache(q))
+        return Stored(rules=excluded, kv_cache=kv_cache(q))
     q.costless("config_groups", "ignore", "quant_algo", "group_size")  # copies of quantized_layers
-    return Stored(rules=(*excluded, *_listed(q)), kv_cache=_kv_cache(q))
+    return Stored(rules=(*excluded, *_listed(q)), kv_cache=kv_cache(q))
 
 
 def _blocks(base: Format, rows: int, columns: int, *, activations: bool = True) -> Scheme:
@@ -195,17 +195,15 @@ _ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # by modelopt's n
 def _modelopt(q: Section, _: Section) -> Stored:
     algorithm = q.text("quant_algo", "NONE").upper()
     q.costless("config_groups", "quantized_layers")  # copies, if there is one algorithm
-    kv_cache = _kv_cache(q)
+    cache = kv_cache(q)
     if algorithm == "MIXED_PRECISION":
         q.costless("ignore", "exclude_modules")  # unlisted modules are not quantized
-        return Stored(rules=_listed(q), kv_cache=kv_cache)
+        return Stored(rules=_listed(q), kv_cache=cache)
     if algorithm not in _ALGORITHMS:
         said = f"{q.at}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
-        return Stored(unknown=f"{q.file}: {said}", kv_cache=kv_cache)
+        return Stored(unknown=f"{q.file}: {said}", kv_cache=cache)
     rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
-    return Stored(
-        rules=_excluding(q, rule, keys=("ignore", "exclude_modules"), matching=Matching.GLOB), kv_cache=kv_cache
-    )
+    return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules"), matching=Matching.GLOB), kv_cache=cache)
 
 
 def _listed(q: Section) -> tuple[Rule, ...]:
@@ -217,7 +215,7 @@ def _listed(q: Section) -> tuple[Rule, ...]:
     return tuple(Rule(_ALGORITHMS[name](group), ModuleNames.of(found)) for (name, group), found in modules.items())
 
 
-def _kv_cache(q: Section) -> Format | None:
+def kv_cache(q: Section) -> Format | None:
     """The cache format: of a name such as "FP8", or of bits and a type."""
     value = q.get(q.first("kv_cache_scheme", "kv_cache_quant_algo"))
     q.costless("kv_cache_scheme", "kv_cache_quant_algo")
@@ -262,7 +260,7 @@ def _compressed(q: Section, _: Section) -> Stored:
             rules.append(Rule(scheme(weight, activation), ModuleNames.of(modules, Matching.MARKED)))
     return Stored(
         rules=_excluding(q, *rules, keys=("ignore",), matching=Matching.MARKED),
-        kv_cache=_kv_cache(q) if q.get("kv_cache_scheme") is not None else None,
+        kv_cache=kv_cache(q) if q.get("kv_cache_scheme") is not None else None,
         unknown=unknown,
     )
 
@@ -333,7 +331,7 @@ def _quark_cache(q: Section) -> Format | None:
 
 
 def _mlx(q: Section, _: Section) -> Stored:
-    """Apple MLX: a 16-bit scale and bias per group, or a microscaling format; the head too."""
+    """Apple MLX: a 16-bit scale and bias per group, or a microscaling format; heads, routers and tables too."""
 
     def own(part: Section) -> Scheme:
         kind = part.choice("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")
@@ -342,14 +340,13 @@ def _mlx(q: Section, _: Section) -> Stored:
         return scheme(replace(integer(_bits(part, "bits"), group=_group(part, "group_size") or 64), zero_bits=16))
 
     whole = own(q)
-    rules = [Rule(whole), Rule(whole, ModuleNames.of(("lm_head",)))]
+    rules = [Rule(whole, ModuleNames.of(("*",)))]
     for name in q:
         if isinstance(q.get(name), Mapping):
             rules.append(Rule(own(q.section(name)), ModuleNames.of((name,))))
         elif q.get(name) is False:
             rules.append(Rule(None, ModuleNames.of((name,))))
-    said = "the table of words, which MLX quantizes too, counts as it was before: give the checkpoint itself"
-    return Stored(rules=tuple(rules), notes=(f"{q.file}: {q.at.rstrip('.')}: {said}",))
+    return Stored(rules=tuple(rules), tables=True)
 
 
 READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {

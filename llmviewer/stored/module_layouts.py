@@ -52,11 +52,11 @@ cwm deci deepseek_ocr2 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 d
 described dots1 eagle emu3 emu3_text_model ernie4_5 eurobert exaone_moe gemma glm glm4_moe glm4_moe_lite glm4v_moe
 glm4v_moe_text got_ocr2 granite granite_speech helium idefics2 idefics3 instructblip instructblipvideo internlm
 internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr llama llava llava_next llava_next_video
-llava_onevision mellum mimo minicpm minicpm3 minicpmv4_6 minicpmv4_7 ministral ministral3 mistral mistral3 mistral4
-nemotron nemotron-nas olmo olmoe ovis2 paddleocr_vl paligemma qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl
-qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text qwen3_asr qwen3_moe qwen3_omni_moe
-qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm
-solar_open video_llava vipllava vlm voxtral youtu:
+llava_onevision mellum mimo minicpm minicpm3 minicpmo minicpmv minicpmv4_6 minicpmv4_7 ministral ministral3 mistral
+mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla ovis2 paddleocr_vl paligemma prismatic qwen2 qwen2_5_omni
+qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text
+qwen3_asr qwen3_moe qwen3_omni_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
+sarvam_mla seed_oss smollm3 smolvlm solar_open video_llava vipllava vlm voxtral youtu:
 RefinedWeb RefinedWebModel falcon:
     layers=h.{} attn_norm=.ln_attn|.input_layernorm down_proj=.mlp.dense_4h_to_h embed_tokens=word_embeddings
     final_norm=ln_f mlp_norm=.ln_mlp|.post_attention_layernorm o_proj=.self_attention.dense
@@ -166,6 +166,8 @@ deepseek_ref deepseek_v4:
     shared_down_proj=.ffn.shared_experts.w2|.mlp.shared_experts.down_proj
     shared_gate_proj=.ffn.shared_experts.w1|.mlp.shared_experts.gate_proj
     shared_up_proj=.ffn.shared_experts.w3|.mlp.shared_experts.up_proj sinks=.attn.attn_sink
+deepseek_vl_v2:
+    wrapper=language
 diffllama:
     lambda_k1=.self_attn.lambda_k1 lambda_k2=.self_attn.lambda_k2 lambda_q1=.self_attn.lambda_q1
     lambda_q2=.self_attn.lambda_q2
@@ -280,6 +282,18 @@ gpt_oss granite_swa:
 gptj:
     layers=h.{} attn_norm=.ln_1 down_proj=.mlp.fc_out embed_tokens=wte final_norm=ln_f k_proj=.attn.k_proj
     o_proj=.attn.out_proj q_proj=.attn.q_proj up_proj=.mlp.fc_in v_proj=.attn.v_proj
+gr00t_n1_5:
+    wrapper=backbone.eagle_model expert_attn_modulation=action_head.model.transformer_blocks.{}.norm1.linear
+    expert_cross_k_proj=action_head.model.transformer_blocks.{}.attn1.to_k
+    expert_cross_o_proj=action_head.model.transformer_blocks.{}.attn1.to_out.0
+    expert_cross_q_proj=action_head.model.transformer_blocks.{}.attn1.to_q
+    expert_cross_v_proj=action_head.model.transformer_blocks.{}.attn1.to_v
+    expert_down_proj=action_head.model.transformer_blocks.{}.ff.net.2
+    expert_k_proj=action_head.model.transformer_blocks.{}.attn1.to_k
+    expert_o_proj=action_head.model.transformer_blocks.{}.attn1.to_out.0
+    expert_q_proj=action_head.model.transformer_blocks.{}.attn1.to_q
+    expert_up_proj=action_head.model.transformer_blocks.{}.ff.net.0.proj
+    expert_v_proj=action_head.model.transformer_blocks.{}.attn1.to_v
 granitemoe granitemoehybrid granitemoeshared:
     A_log=.mamba.A_log D=.mamba.D conv=.mamba.conv1d down_proj=.shared_mlp.output_linear dt_bias=.mamba.dt_bias
     expert_down_proj=.block_sparse_moe.output_linear expert_down_proj.weight=.block_sparse_moe.experts.down_proj
@@ -526,6 +540,10 @@ modernbert-decoder:
     attn_norm=.attn_norm down_proj=.mlp.Wo embed_norm=embeddings.norm embed_tokens=embeddings.tok_embeddings
     final_norm=final_norm gate_up_proj=.mlp.Wi head_dense=lm_head.dense head_norm=lm_head.norm k_proj=.attn.k_proj
     lm_head=decoder mlp_norm=.mlp_norm o_proj=.attn.Wo q_proj=.attn.q_proj v_proj=.attn.v_proj
+molmo:
+    layers=blocks.{} additional_tokens.weight=wte.new_embedding attn_norm=.attn_norm down_proj=.ff_out
+    embed_tokens.weight=wte.embedding final_norm=ln_f gate_up_proj=.ff_proj lm_head=ff_out mlp_norm=.ff_norm
+    o_proj=.attn_out qkv_proj=.att_proj
 molmo2:
     layers=blocks.{}|layers.{} additional_tokens.weight=wte.new_embedding attn_norm=.attn_norm down_proj=.mlp.ff_out
     embed_tokens.weight=wte.embedding final_norm=ln_f gate_proj=.mlp.ff_proj k_proj=.self_attn.att_proj
@@ -591,6 +609,19 @@ phi4mm:
 phimoe:
     expert_down_proj=.block_sparse_moe.experts.*.w2 expert_gate_proj=.block_sparse_moe.experts.*.w1
     expert_up_proj=.block_sparse_moe.experts.*.w3 router=.block_sparse_moe.gate|.mlp.router
+pi0 pi05 pi0_fast:
+    expert_action_in_proj=action_in_proj expert_action_out_proj=action_out_proj
+    expert_action_time_mlp_in=action_time_mlp_in expert_action_time_mlp_out=action_time_mlp_out
+    expert_attn_norm=paligemma_with_expert.gemma_expert.model.layers.{}.input_layernorm
+    expert_down_proj=paligemma_with_expert.gemma_expert.model.layers.{}.mlp.down_proj
+    expert_final_norm=paligemma_with_expert.gemma_expert.model.norm
+    expert_gate_proj=paligemma_with_expert.gemma_expert.model.layers.{}.mlp.gate_proj
+    expert_k_proj=paligemma_with_expert.gemma_expert.model.layers.{}.self_attn.k_proj
+    expert_mlp_norm=paligemma_with_expert.gemma_expert.model.layers.{}.post_attention_layernorm
+    expert_o_proj=paligemma_with_expert.gemma_expert.model.layers.{}.self_attn.o_proj
+    expert_q_proj=paligemma_with_expert.gemma_expert.model.layers.{}.self_attn.q_proj expert_state_proj=state_proj
+    expert_up_proj=paligemma_with_expert.gemma_expert.model.layers.{}.mlp.up_proj
+    expert_v_proj=paligemma_with_expert.gemma_expert.model.layers.{}.self_attn.v_proj
 qianfan_ocr:
     layers=encoder.layers.{}|layers.{}
 qwen3_5_moe qwen3_5_moe_text:
@@ -666,6 +697,21 @@ siglip_vision_model:
     patch_embed=embeddings.patch_embedding positions=embeddings.position_embedding post_norm=post_layernorm
     probe.weight=head.probe q_proj.bias=.self_attn.q_proj.bias|head.attention.in_proj_bias
     q_proj.weight=.self_attn.q_proj.weight|head.attention.in_proj_weight up_proj=.mlp.fc1|head.mlp.fc1
+smolvla:
+    expert_action_in_proj=action_in_proj expert_action_out_proj=action_out_proj
+    expert_action_time_mlp_in=action_time_mlp_in expert_action_time_mlp_out=action_time_mlp_out
+    expert_attn_norm=vlm_with_expert.lm_expert.layers.{}.input_layernorm
+    expert_cross_k_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.k_proj
+    expert_cross_v_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.v_proj
+    expert_down_proj=vlm_with_expert.lm_expert.layers.{}.mlp.down_proj
+    expert_final_norm=vlm_with_expert.lm_expert.norm
+    expert_gate_proj=vlm_with_expert.lm_expert.layers.{}.mlp.gate_proj
+    expert_k_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.k_proj
+    expert_mlp_norm=vlm_with_expert.lm_expert.layers.{}.post_attention_layernorm
+    expert_o_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.o_proj
+    expert_q_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.q_proj
+    expert_up_proj=vlm_with_expert.lm_expert.layers.{}.mlp.up_proj
+    expert_v_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.v_proj
 stablelm stablelm_epoch:
     k_norm=.self_attn.k_layernorm.norms.* q_norm=.self_attn.q_layernorm.norms.*
 starcoder2:

@@ -14,6 +14,7 @@ from functools import cache, cached_property, lru_cache
 from typing import Final
 
 from ..documents import Section
+from ..forms import SOURCE
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
 from .module_layouts import LAYOUTS, USUAL
@@ -89,7 +90,7 @@ class Naming:
 
     def tensors(self, block: Block, weight: Weight, layer: int | None) -> tuple[str, ...]:
         """Possible names of the tensors that hold a weight of `block` in `layer`; none for towers beside a decoder."""
-        if not block.main and not any("@" in prefix for prefix in self.layout.layers):
+        if not block.main and block.stream != SOURCE:
             return ()
         side, other = _SIDES if block.name.startswith(_SIDES[0]) else _SIDES[::-1]
         names = self.layout.templates(weight)

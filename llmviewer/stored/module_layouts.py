@@ -11,8 +11,8 @@ stacks   names of equal stacks that share the layers, for {stack} in `layers`
 wrapper  a leading name that only this architecture has
 
 "@" is "encoder" or "decoder", by the block of the operator. "*" is any number, such as that of an expert. {-1} is the
-number of the previous layer, {last} that of the last part of a T5 layer. Leading names of wrappers, such as "model."
-and "language_model.", are left out.
+number of the previous layer, {last} that of the last part of a T5 layer, {nth} the place of a layer in its block if
+that is not the first one. Leading names of wrappers, such as "model." and "language_model.", are left out.
 
 `tests/oracle/make_modules.py` compares the names with those of the classes in transformers. Of types that are not
 there, they are those of the published checkpoints.
@@ -47,20 +47,59 @@ USUAL: Final = """
 """
 
 LAYOUTS: Final = """
-Emu3 arcee aya_vision blip-2 chameleon cohere cohere2 cohere2_moe cohere2_vision cohere_compass cohere_compass_text
-cwm deci deepseek_ocr2 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl deepseek_vl_hybrid
-described dots1 eagle emu3 emu3_text_model ernie4_5 eurobert exaone_moe gemma glm glm4_moe glm4_moe_lite glm4v_moe
-glm4v_moe_text got_ocr2 granite granite_speech helium idefics2 idefics3 instructblip instructblipvideo internlm
-internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr llama llava llava_next llava_next_video
-llava_onevision mellum mimo minicpm minicpm3 minicpmo minicpmv minicpmv4_6 minicpmv4_7 ministral ministral3 mistral
-mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla ovis2 paddleocr_vl paligemma prismatic qwen2 qwen2_5_omni
-qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text
-qwen3_asr qwen3_moe qwen3_omni_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
-sarvam_mla seed_oss smollm3 smolvlm solar_open video_llava vipllava vlm voxtral youtu:
+DiTTransformer2DModel PixArtTransformer2DModel:
+    layers=transformer_blocks.{} aspect_ratio_linear_1=adaln_single.emb.aspect_ratio_embedder.linear_1
+    aspect_ratio_linear_2=adaln_single.emb.aspect_ratio_embedder.linear_2
+    caption_linear_1=caption_projection.linear_1 caption_linear_2=caption_projection.linear_2
+    cross_k_proj=.attn2.to_k cross_o_proj=.attn2.to_out.0 cross_q_proj=.attn2.to_q cross_v_proj=.attn2.to_v
+    down_proj=.ff.net.2 final_linear=proj_out_2 k_proj=.attn1.to_k
+    modulation=.norm1.linear|adaln_single.linear|proj_out_1 o_proj=.attn1.to_out.0 patch_embed=pos_embed.proj
+    q_proj=.attn1.to_q resolution_linear_1=adaln_single.emb.resolution_embedder.linear_1
+    resolution_linear_2=adaln_single.emb.resolution_embedder.linear_2
+    scale_shift_table=.scale_shift_table|scale_shift_table time_linear_1=adaln_single.emb.timestep_embedder.linear_1
+    time_linear_2=adaln_single.emb.timestep_embedder.linear_2 up_proj=.ff.net.0.proj v_proj=.attn1.to_v
+Dream Emu3 arcee aya_vision blip-2 chameleon cohere cohere2 cohere2_moe cohere2_vision cohere_compass
+cohere_compass_text cwm deci deepseek_ocr2 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl
+deepseek_vl_hybrid described dots1 eagle emu3 emu3_text_model ernie4_5 eurobert exaone_moe gemma glm glm4_moe
+glm4_moe_lite glm4v_moe glm4v_moe_text got_ocr2 granite granite_speech helium idefics2 idefics3 instructblip
+instructblipvideo internlm internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr llama llava
+llava_next llava_next_video llava_onevision mellum mimo minicpm minicpm3 minicpmo minicpmv minicpmv4_6 minicpmv4_7
+ministral ministral3 mistral mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla ovis2 paddleocr_vl paligemma
+prismatic qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3
+qwen3_5 qwen3_5_text qwen3_asr qwen3_moe qwen3_omni_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text
+qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm solar_open video_llava vipllava vlm voxtral youtu:
+FluxTransformer2DModel:
+    layers=transformer_blocks.{} context_down_proj=.ff_context.net.2 context_k_norm=.attn.norm_added_k
+    context_k_proj=.attn.add_k_proj context_modulation=.norm1_context.linear context_o_proj=.attn.to_add_out
+    context_q_norm=.attn.norm_added_q context_q_proj=.attn.add_q_proj context_up_proj=.ff_context.net.0.proj
+    context_v_proj=.attn.add_v_proj down_proj=.ff.net.2|single_transformer_blocks.{nth}.proj_out
+    guidance_linear_1=time_text_embed.guidance_embedder.linear_1
+    guidance_linear_2=time_text_embed.guidance_embedder.linear_2
+    k_norm=.attn.norm_k|single_transformer_blocks.{nth}.attn.norm_k
+    k_proj=.attn.to_k|single_transformer_blocks.{nth}.attn.to_k
+    modulation=.norm1.linear|single_transformer_blocks.{nth}.norm.linear|norm_out.linear o_proj=.attn.to_out.0
+    q_norm=.attn.norm_q|single_transformer_blocks.{nth}.attn.norm_q
+    q_proj=.attn.to_q|single_transformer_blocks.{nth}.attn.to_q text_linear_1=time_text_embed.text_embedder.linear_1
+    text_linear_2=time_text_embed.text_embedder.linear_2 time_linear_1=time_text_embed.timestep_embedder.linear_1
+    time_linear_2=time_text_embed.timestep_embedder.linear_2
+    up_proj=.ff.net.0.proj|single_transformer_blocks.{nth}.proj_mlp
+    v_proj=.attn.to_v|single_transformer_blocks.{nth}.attn.to_v
 RefinedWeb RefinedWebModel falcon:
     layers=h.{} attn_norm=.ln_attn|.input_layernorm down_proj=.mlp.dense_4h_to_h embed_tokens=word_embeddings
     final_norm=ln_f mlp_norm=.ln_mlp|.post_attention_layernorm o_proj=.self_attention.dense
     qkv_proj=.self_attention.query_key_value up_proj=.mlp.dense_h_to_4h
+SD3Transformer2DModel:
+    layers=transformer_blocks.{} context_down_proj=.ff_context.net.2 context_k_norm=.attn.norm_added_k
+    context_k_proj=.attn.add_k_proj context_modulation=.norm1_context.linear context_o_proj=.attn.to_add_out
+    context_q_norm=.attn.norm_added_q context_q_proj=.attn.add_q_proj context_up_proj=.ff_context.net.0.proj
+    context_v_proj=.attn.add_v_proj down_proj=.ff.net.2 guidance_linear_1=time_text_embed.guidance_embedder.linear_1
+    guidance_linear_2=time_text_embed.guidance_embedder.linear_2 k_norm=.attn.norm_k k_proj=.attn.to_k
+    modulation=.norm1.linear|norm_out.linear o_proj=.attn.to_out.0 patch_embed=pos_embed.proj q_norm=.attn.norm_q
+    q_proj=.attn.to_q self_k_norm=.attn2.norm_k self_k_proj=.attn2.to_k self_o_proj=.attn2.to_out.0
+    self_q_norm=.attn2.norm_q self_q_proj=.attn2.to_q self_v_proj=.attn2.to_v
+    text_linear_1=time_text_embed.text_embedder.linear_1 text_linear_2=time_text_embed.text_embedder.linear_2
+    time_linear_1=time_text_embed.timestep_embedder.linear_1
+    time_linear_2=time_text_embed.timestep_embedder.linear_2 up_proj=.ff.net.0.proj v_proj=.attn.to_v
 afmoe:
     mlp_norm=.pre_mlp_layernorm mlp_post_norm=.post_mlp_layernorm q_proj=.self_attn.gate_proj|.self_attn.q_proj
     router=.mlp.router.gate router.bias=.mlp.expert_bias
@@ -465,6 +504,12 @@ lfm3 lfm3_vl:
     final_norm=embedding_norm g_proj=.self_attn.gate_proj|.self_attn.g_proj gate_proj=.feed_forward.w1
     in_proj=.conv.in_proj mlp_norm=.ffn_norm mlp_post_norm=.post_ffn_norm out_proj=.conv.out_proj
     up_proj=.feed_forward.w3
+llada llada_moe lladamoe:
+    layers=blocks.{}|layers.{} attn_norm=.attn_norm|.input_layernorm down_proj=.ff_out|.mlp.down_proj
+    embed_tokens=wte|embed_tokens final_norm=ln_f|norm gate_proj=.ff_proj|.mlp.gate_proj
+    k_proj=.k_proj|.self_attn.k_proj lm_head=ff_out|lm_head mlp_norm=.ff_norm|.post_attention_layernorm
+    o_proj=.attn_out|.self_attn.o_proj q_proj=.q_proj|.self_attn.q_proj up_proj=.up_proj|.mlp.up_proj
+    v_proj=.v_proj|.self_attn.v_proj
 llama4 llama4_text:
     down_proj=.feed_forward.down_proj expert_down_proj=.feed_forward.experts.*.down_proj
     expert_down_proj.weight=.feed_forward.experts.down_proj expert_gate_proj=.feed_forward.experts.*.gate_proj

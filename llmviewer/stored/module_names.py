@@ -100,11 +100,13 @@ class Naming:
         if layer is None:
             names = [name for name in names if "{" not in name]
             return tuple(name.replace("@", side) for name in names)
+        nth = [name for name in inside if "{nth}" in name]
+        inside = nth if nth and block.layers[0] else [name for name in inside if name not in nth]
         last = str(2 if side == _SIDES[1] else 1)
         inside = [name.replace("@", side).replace("{last}", last) for name in inside]
-        filled = tuple(self._filled(name, layer) for name in inside) or tuple(names)
+        filled = tuple(self._filled(name, layer, block) for name in inside) or tuple(names)
         if block.name.startswith("mtp"):
-            filled = (*filled, *(f"mtp.{self._filled(name, layer - self.graph.layers)}" for name in inside))
+            filled = (*filled, *(f"mtp.{self._filled(name, layer - self.graph.layers, block)}" for name in inside))
         return filled
 
     def modules(self, block: Block, op: Operator, layer: int | None) -> tuple[str, ...]:
@@ -132,11 +134,13 @@ class Naming:
         again = sorted(passes)
         return places | {layer: places.get(layer - len(again), layer) for layer in again}
 
-    def _filled(self, name: str, layer: int) -> str:
+    def _filled(self, name: str, layer: int, block: Block) -> str:
         place = self._own.get(layer, layer)
         if self.layout.stacks:
             stack, layer = divmod(place, len(self._own) // len(self.layout.stacks))
             name = name.replace("{stack}", self.layout.stacks[stack])
+        if "{nth}" in name and layer in block.layers:
+            name = name.replace("{nth}", str(block.layers.index(layer)))
         numbers = {"{}": layer, "{-1}": place - 1, "{place}": place, "{even}": 2 * place, "{odd}": 2 * place + 1}
         for key, number in numbers.items():
             name = name.replace(key, str(number))
@@ -182,7 +186,7 @@ def layout_of(config: Section | None) -> Layout:
     named = config.get("architectures")
     if isinstance(named, list) and any("Eagle3" in str(name) for name in named):
         return layouts["eagle3"]
-    layout = layouts.get(str(config.get("model_type")), usual)
+    layout = layouts.get(str(config.get("model_type") or config.get("_class_name")), usual)
     key = config.first("text_config", "llm_config", "thinker_config")
     return layout_of(config.section(key)) if layout is usual and isinstance(config.get(key), Mapping) else layout
 

@@ -200,6 +200,30 @@ def test_what_a_link_says_wrongly_is_told_in_the_words_of_the_page():
 
 
 @pytest.mark.parametrize(
+    ("query", "then", "told"),
+    [
+        ("batch=64&quant=zzz&tp=2", "?batch=64&tp=2", ["quant: quantization must be bits"]),
+        ("tp=16&model=gpt2&batch=8", "?model=gpt2&batch=8", ["tp: tp=16 does not divide the 12 heads"]),
+        ("ep=3&dp=4&batch=2", "?batch=2&dp=4", ["ep: ep must divide tp x dp = 4"]),
+        ("quant=zzz&techniques=nonsense|medusa&tp=2", "?tp=2&techniques=medusa",
+         ["techniques: no technique 'nonsense'", "quant: quantization must be"]),
+        ("set=h100-sxm:memory.bandwidth=fast|h100-sxm:memory.capacity=2x&batch=4",
+         "?set=h100-sxm:memory.capacity=2x&batch=4", ["set: memory.bandwidth=fast: must be"]),
+        ("on=h100-sxm|nothing|l4&batch=4", "?on=h100-sxm|l4&batch=4", ["on: no 'nothing'"]),
+        ("on=nothing&batch=x&tp=2", "?tp=2", ["on: no 'nothing'", "batch: must be a whole number"]),
+        ("model=gpt2&images=3&mtp=1&batch=7", "?model=gpt2&batch=7", ["mtp: mtp: gpt2 has no", "images: images must"]),
+    ],
+)  # fmt: skip
+def test_a_field_of_a_link_that_cannot_be_used_leaves_the_others(query, then, told):
+    found, notices = State.of_link(query)
+    shown, more = answers.settled(found)
+    assert shown.link == then
+    said = (*notices, *more)
+    assert len(said) == len(told)
+    assert all(line.startswith(f"link: {start}") for line, start in zip(sorted(said), sorted(told), strict=True))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "skeleton:outline=1e9",

@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ if not shutil.which("chromium"):
     pytest.skip("no chromium on this machine", allow_module_level=True)
 pytest.importorskip("playwright")
 
-from llmviewer.webapp import options
+from llmviewer.webapp import answers, options
 from llmviewer.webapp.screenshots import browsing, open_page, serving, settled
 from llmviewer.webapp.state import TABS
 
@@ -574,3 +575,72 @@ def test_a_trace_is_dropped_in_and_stays_while_settings_change(page, server, tmp
     page.click("#tab >> text=Glossary")
     page.wait_for_selector(".terms")
     assert not page.is_visible("#traced")
+
+
+# When the server does not answer
+
+
+def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_is_gone(browser, monkeypatch):
+    def faint(what):
+        return float(page.evaluate(f"getComputedStyle(document.querySelector('{what}')).opacity")) < 1
+
+    def change(batch):
+        page.fill("#batch", batch)
+        page.press("#batch", "Enter")
+
+    def recover(batch):
+        page.click("#try-again")
+        page.locator("#answer h2", has_text=f"batch {batch},").wait_for()
+        settled(page)
+        page.wait_for_selector("#connection", state="hidden")
+        assert not faint("#answer")
+        assert not faint("#content")
+
+    right, slow, wrong = answers.analyzed, threading.Event(), threading.Event()
+
+    def analyzed(*given, **asked):
+        if asked["batch"] == 5:
+            slow.wait(30)
+        return right(*given, **asked)
+
+    def fail(error=None):
+        if wrong.is_set():
+            raise RuntimeError("of the test")
+
+    monkeypatch.setattr(answers, "analyzed", analyzed)
+    context = browser.new_context()
+    page = context.new_page()
+    with serving(lambda server: server.before_request(fail)) as url:
+        open_page(page, url)
+        assert page.is_hidden("#connection")
+        change("5")  # which takes long
+        page.wait_for_selector("#connection", state="visible")
+        assert page.inner_text("#connection") == "Working; what is faint is of earlier settings."
+        assert "batch 1," in page.inner_text("#answer h2")
+        assert faint("#answer")
+        assert faint("#content")
+        slow.set()
+        page.locator("#answer h2", has_text="batch 5,").wait_for()
+        settled(page)
+        page.wait_for_selector("#connection", state="hidden")
+        wrong.set()
+        change("6")  # with which the server fails
+        page.wait_for_selector("#connection.failed")
+        assert page.inner_text("#connection").startswith(
+            "The server failed (status 500); its log says why. What is faint"
+        )
+        assert "batch 5," in page.inner_text("#answer h2")
+        assert faint("#answer")
+        assert faint("#content")
+        wrong.clear()
+        recover(6)
+    change("7")  # of a server that is gone
+    page.wait_for_selector("#connection.failed")
+    assert page.inner_text("#connection").startswith("The server cannot be reached. What is faint below is of earlier")
+    assert page.input_value("#batch") == "7"
+    assert "batch 6," in page.inner_text("#answer h2")
+    assert faint("#answer")
+    assert faint("#content")
+    with serving(port=int(url.rsplit(":", 1)[1].strip("/"))):
+        recover(7)
+    context.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Final
@@ -23,11 +23,17 @@ from llmviewer.setting import Setting
 from llmviewer.techniques import about, techniques
 
 from .state import LARGEST_FILE, MINE, File, State
+from .work import TooMuchWorkError, begin_again, check_work
 
 _LOG: Final = logging.getLogger(__name__)
 WORDS_OF_TECHNIQUES: Final = ("draft_quant", "scorer_quant", "targets", "tree")  # texts that are read as they stand
 _MOST_OF_ALL: Final = 131_072  # of a number of a technique; more takes long to step through
 _MOST: Final = {"gamma": 64}
+# Fields of a question whose values may not go together, the likeliest mistakes first.
+_MISTAKEN: Final = (
+    "measured", "techniques", "quant", "offload", "set", "library", "engine", "attention", "mla", "accounting", "skew",
+    "mtp", "images", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
+)  # fmt: skip
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}")
 
 
@@ -58,13 +64,18 @@ def answers(state: State) -> tuple[Answer, ...]:
 
 def why_not(state: State) -> str:
     """Why a question has no answer, in one line; nothing where it has one."""
+    problem = _problem(state)
+    return str(problem) if problem else ""
+
+
+def _problem(state: State) -> InputError | None:
     try:
         answers(state)
     except InputError as error:
-        return str(error)
+        return error
     except Exception:  # noqa: BLE001 - the page stays
-        return fault(state.link)
-    return ""
+        return InputError(fault(state.link))
+    return None
 
 
 def fault(what: str) -> str:
@@ -74,20 +85,50 @@ def fault(what: str) -> str:
 
 
 def settled(state: State) -> tuple[State, tuple[str, ...]]:
-    """`state` where it has an answer; else one near it that has, with a notice."""
-    found = ""
+    """`state` where it has an answer; else without the fields that have none, with a notice for each."""
+    notices: list[str] = []
+    problem = _problem(state)
+    while problem:
+        found = _without(state, problem)
+        if found is None:
+            notices.append(f"link: cannot be answered, and another page is shown: {problem}")
+            return State(tab=state.tab), tuple(notices)
+        name, state, left = found
+        notices.append(f"link: {name}: {problem}; the usual one is shown")
+        problem = left
+    return state, tuple(notices)
+
+
+def _without(state: State, problem: InputError) -> tuple[str, State, InputError | None] | None:
+    """A field that has `problem`, the state as usual in it, and what is still wrong then.
+
+    That without which all is well, or else without which something else is wrong; None if there is none.
+    """
+    other = None
+    for name, near in _nearer(state, texts=not isinstance(problem, TooMuchWorkError)):
+        begin_again()
+        left = _problem(near)
+        if left is None:
+            return name, near, None
+        if other is None and str(left) != str(problem):
+            other = name, near, left
+    return other
+
+
+def _nearer(state: State, *, texts: bool) -> Iterator[tuple[str, State]]:
+    """States with one field as usual, the likeliest mistake first: texts, then numbers, then model and devices.
+
+    texts  whether each field is tried, rather than those that take most work
+    """
     usual = State()
-    for near in (
-        state,
-        replace(usual, model=state.model, on=state.on, files=state.files, tab=state.tab),
-        replace(usual, model=state.model, files=state.files, tab=state.tab),
-        replace(usual, tab=state.tab),
-    ):
-        problem = why_not(near)
-        if not problem:
-            return near, (f"link: cannot be answered, and another page is shown: {found}",) if found else ()
-        found = found or problem
-    raise AssertionError("the usual state has an answer")
+    for name in (*_MISTAKEN, "model", "on") if texts else ("techniques", "on"):
+        given = getattr(state, name)
+        if given == getattr(usual, name):
+            continue
+        if isinstance(given, tuple) and len(given) > 1:
+            fewer = (given[:place] + given[place + 1 :] for place in range(len(given))) if texts else [given[:1]]
+            yield from ((name, replace(state, **{name: one}).having(state.files)) for one in fewer)
+        yield name, replace(state, **{name: getattr(usual, name)}).having(state.files)
 
 
 def model_file(name: str, text: str) -> File:
@@ -159,6 +200,7 @@ def _of_one(state: State, name: str) -> State:
 
 @lru_cache(maxsize=512)
 def _answer(question: State) -> Answer:
+    check_work()
     (name,) = question.on
     setting = _setting(replace(question, batch=1, prompt=1, gen=1, context=0, images=0, measured=""))
     analysis = analyzed(

@@ -34,6 +34,7 @@ from .tabs import TABS
 from .tabs._parts import in_browser
 from .tabs.timeline import TRACE
 from .views import overview
+from .work import MOST_OF_CHANGE_S, begin
 
 _SHOWN: Final = tuple(fields.values(PageState()))  # ids of what shows a part of the state
 
@@ -95,6 +96,7 @@ def _asking(app: Dash) -> None:
     def change(  # noqa: PLR0917 - Dash gives what it names
         search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, link: str | None, files: Any
     ) -> dict[str, Any]:
+        begin(MOST_OF_CHANGE_S)
         trigger = {one.partition(".")[0] for one in ctx.triggered_prop_ids}
         held = files_of(files)
         if link is None or trigger == {"url"}:

@@ -14,6 +14,7 @@ from .fields import FIELDS
 from .payloads import decoded, label
 from .state import LARGEST_FILE, MINE, MOST_FILES, FieldError, File, State
 from .words import CONTROLS
+from .work import begin_again
 
 
 def dropped(
@@ -75,7 +76,8 @@ def changed(
     blamed = next((name for name in FIELDS if name in own), "model")
     unread = errors.get(blamed)  # what is wrong with it by itself
     problem = ""
-    for near in (now, replace(before, **touched).having(held)):
+    for near in dict.fromkeys((now, replace(before, **touched).having(held))):
+        begin_again()
         found = why_not(near)
         if found:
             problem = problem or found

@@ -107,8 +107,8 @@ def link(tab: str, *, asked: State = ASKED) -> str:
 
 
 @contextmanager
-def serving(prepare: Callable[[Flask], None] = lambda server: None) -> Iterator[str]:
-    """The address of a page that is served for a while, once `prepare` has seen its server."""
+def serving(prepare: Callable[[Flask], None] = lambda server: None, port: int = 0) -> Iterator[str]:
+    """The address of a page that is served for a while, once `prepare` has seen its server; 0 takes a free port."""
     from werkzeug.serving import make_server
 
     from .app import create
@@ -116,7 +116,7 @@ def serving(prepare: Callable[[Flask], None] = lambda server: None) -> Iterator[
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     pages = create().server
     prepare(pages)
-    server = make_server("127.0.0.1", 0, pages, threaded=True)
+    server = make_server("127.0.0.1", port, pages, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -15,6 +15,7 @@ from flask import Flask, Response, abort, request
 from llmviewer.errors import InputError
 
 from .payloads import checked
+from .work import begin, end
 
 LARGEST_REQUEST: Final = 80_000_000  # with the files of a page, as the browser sends them: by 4/3 larger [B]
 _MOST_PARTS: Final = 2_000_000  # braces and commas of a request: what they hold takes some 100 bytes each
@@ -72,10 +73,15 @@ def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
         if site not in (None, "same-origin", "none") or (names and origin and not _is_among(origin, names)):
             abort(403, "requests of other sites are refused")
         if request.path == _UPDATE:
+            begin()
             body = _body()
             new = checked(body, app.callback_map)  # in place, as Dash reads the same object
             body.clear()
             body.update(new)
+
+    @server.teardown_request
+    def end_work(_error: BaseException | None) -> None:
+        end()
 
     @server.after_request
     def set_headers(response: Response) -> Response:

@@ -279,8 +279,10 @@ class State:
                 if key == "file":
                     one = _unpacked(text)
                     held[one.name] = one
-                elif key in KINDS:
-                    found[key] = KINDS[key].check(KINDS[key].read(text))
+                elif isinstance(kind := KINDS.get(key), List):
+                    found[key] = kind.check(_usable(key, kind, kind.read(text), notices))
+                elif kind:
+                    found[key] = kind.check(kind.read(text))
                 else:
                     notices.append(f"link: no setting {key[:40]!r}; {_setting_like(key)}")
             except ValueError as error:
@@ -381,6 +383,22 @@ def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:
     if "on" in found:
         found["on"] = found["on"].replace(",", "|")  # as a command line has them
     return [*files, *((key, text) for key, text in found.items() if key != "file")]
+
+
+def _usable(key: str, kind: List, given: list[str], notices: list[str]) -> list[str]:
+    """Those of several values that can be used, with a notice for each other; `given` if none can."""
+    usable, problems = [], []
+    for one in dict.fromkeys(given):
+        try:
+            usable.append(kind.kind.check(one))
+        except ValueError as error:
+            problems.append(f"link: {key}: {error}; it is left out")
+    if len(usable) < kind.least:
+        return given
+    if len(usable) > kind.most:
+        problems.append(f"link: {key}: must be {kind.least} to {kind.most} of them; the first are shown")
+    notices.extend(problems)
+    return usable[: kind.most]
 
 
 def _written(value: object) -> str:

@@ -171,9 +171,32 @@ def _drafts(drafter: Drafter, run: Run) -> Run:
     """The passes of the drafter before a verification for each step of `run`."""
     times = np.repeat(run.times, len(drafter.widths), axis=-1) if np.ndim(run.times) else run.times
     passes = drafter.passes(run.workload)
-    return Run(
+    drafts = Run(
         name=drafter.name, plan=drafter.network.decode_plan, workload=passes, times=times, parts=run.parts, main=False
     )
+    return _merged(drafts)
+
+
+def _merged(run: Run) -> Run:
+    """The run with equal passes merged into one, repeated as often.
+
+    The drafts of consecutive steps have nearly the same lengths: gamma times as many passes as lengths.
+    """
+    group, *others = run.workload.groups
+    if others or np.ndim(group.kv_len) != 1 or np.ndim(run.times) > 1:
+        return run
+    lengths = np.asarray(group.kv_len - np.min(group.kv_len), dtype=np.intp)
+    width, which = np.unique(group.q_len, return_inverse=True)
+    span = int(np.max(lengths)) + 1
+    if np.any(lengths + np.min(group.kv_len) != group.kv_len) or span > len(lengths):  # few passes are equal
+        return run
+    places = lengths + span * which
+    number = np.bincount(places)
+    kept = np.flatnonzero(number)
+    new = width[kept // span] if np.ndim(group.q_len) else group.q_len
+    merged = replace(group, q_len=new, kv_len=np.min(group.kv_len) + kept % span, logits=new)
+    times = np.bincount(places, weights=np.broadcast_to(run.times, places.shape))[kept]
+    return replace(run, workload=Workload((merged,)), times=times)
 
 
 def _reads(drafter: Drafter, run: Run) -> Run:

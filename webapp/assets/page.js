@@ -1,5 +1,5 @@
 /* What a browser does by itself: copy the link, save a figure as SVG, enlarge a drawing, search lists, close the settings
-   on a phone, and refuse files that are too large. */
+   on a phone, refuse files that are too large, and say when what is shown is not of the current controls. */
 const copied = async (text) => { // browsers give the clipboard only to pages of this machine and of https
   try {
     await navigator.clipboard.writeText(text);
@@ -107,3 +107,80 @@ new MutationObserver(() => {
   closed = true;
   if (window.innerWidth < 900) settings.open = false;
 }).observe(document, { childList: true, subtree: true });
+
+/* Results are of the current controls only once every request is answered. Until then they are dimmed, and a bar says why:
+   a request takes longer than a moment, or the server refused it, failed or could not be reached. */
+const NOTICED_MS = 400; // after which a wait is shown
+const asking = "link"; // the part of the page whose request turns controls into a question, on which all results rest
+const RESULTS = ["answer", "content", "timeline-result", "inspector", "changes"];
+const waiting = new Map(); // requests under way: the results that they bring
+const unanswered = new Map(); // by output, what went wrong and what asked for it
+const parts = (output) => {
+  const names = output.split(/\.{2,3}/).map((part) => part.split(".")[0]);
+  return names.includes(asking) ? ["all", ...RESULTS] : RESULTS.filter((name) => names.includes(name));
+};
+const bar = document.createElement("div");
+bar.id = "connection";
+bar.hidden = true;
+bar.setAttribute("role", "alert");
+const report = document.createElement("span");
+const again = document.createElement("button");
+Object.assign(again, { type: "button", textContent: "Try again", id: "try-again" });
+bar.append(report, again);
+document.addEventListener("DOMContentLoaded", () => document.body.append(bar));
+
+const showConnection = () => {
+  const now = performance.now();
+  const late = [...waiting.values()].filter(({ since }) => now - since >= NOTICED_MS);
+  const [problem] = [...unanswered.values()];
+  const stale = new Set([...unanswered.keys()].flatMap(parts));
+  const awaited = new Set(late.flatMap(({ output }) => parts(output)));
+  document.body.dataset.stale = [...stale].join(" ");
+  document.body.dataset.awaited = [...awaited].join(" ");
+  const old = stale.size ? " What is faint below is of earlier settings, not of the controls." : "";
+  const said = problem ? problem.said + old : awaited.size ? "Working; what is faint is of earlier settings." : "";
+  if (report.textContent !== said) report.textContent = said;
+  bar.className = problem ? "failed" : "";
+  bar.hidden = !said;
+  again.hidden = !problem || late.length > 0;
+};
+
+again.addEventListener("click", () => {
+  for (const { changed } of [...unanswered.values()]) for (const [id, value] of changed) window.dash_clientside.set_props(id, value);
+});
+
+const changedBy = (request) => // properties as they were sent, by the identifiers of their components
+  (request.inputs || [])
+    .flat()
+    .filter(({ id, property }) => typeof id === "string" && (request.changedPropIds || []).includes(`${id}.${property}`))
+    .map(({ id, property, value }) => [id, { [property]: value }]);
+
+const refused = async (response) => {
+  const text = (response.headers.get("Content-Type") || "").startsWith("text/plain") ? (await response.clone().text()).trim() : "";
+  if (response.status < 500) return `The server refused this (status ${response.status})${text ? `: ${text.slice(0, 300)}` : ""}.`;
+  return `The server failed (status ${response.status}); its log says why.`;
+};
+
+const plainFetch = window.fetch.bind(window);
+window.fetch = async (resource, options) => {
+  if (!String(resource.url || resource).includes("/_dash-update-component") || !options?.body) return plainFetch(resource, options);
+  const request = JSON.parse(options.body);
+  const token = {};
+  waiting.set(token, { output: request.output, since: performance.now() });
+  const timer = setTimeout(showConnection, NOTICED_MS);
+  let said = "";
+  try {
+    const response = await plainFetch(resource, options);
+    if (!response.ok) said = await refused(response);
+    return response;
+  } catch (error) {
+    said = "The server cannot be reached.";
+    throw error;
+  } finally {
+    clearTimeout(timer);
+    waiting.delete(token);
+    if (said) unanswered.set(request.output, { said, changed: changedBy(request) });
+    else unanswered.delete(request.output);
+    showConnection();
+  }
+};

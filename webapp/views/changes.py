@@ -13,10 +13,11 @@ from llmviewer.reports.techniques import describe
 from llmviewer.reports.text import between
 from llmviewer.techniques import techniques
 from llmviewer.transforms.quantize import AS_IT_IS, as_typed, parse_quantization
-from llmviewer.units import fold, seconds, si
+from llmviewer.units import counted, fold, seconds, si
 
 from ..answers import Answer, answers, why_not
 from ..state import State
+from ..work import TooMuchWorkError, check_work
 
 _PRECISIONS: Final = {
     "W4A16g128": "4-bit weights in groups of 128",
@@ -28,6 +29,7 @@ _PRECISIONS: Final = {
 _DEGREES: Final = (2, 8)
 _SAME: Final = 1.005  # gains nearer to 1 are none
 _WORTH: Final = 1.05  # less than that is no help
+_NO_TIME: Final = "one request takes no more of the server's time; choose fewer devices, or try again"
 
 
 class Offer(NamedTuple):
@@ -122,9 +124,12 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
             bought.setdefault(one.offer, {})[answer.name] = one
         for offer, why in others:
             refused.setdefault((offer.name, why), []).append(answer.name)
-    lines = [
+    untried = sum(len(on) for (_, why), on in refused.items() if why == _NO_TIME)
+    lines = [f"{counted(untried, 'step')} not tried: {_NO_TIME}"] * bool(untried)
+    lines += [
         f"{name}: {why}" if len(on) == len(found) else f"{name} on {' and '.join(on)}: {why}"
         for (name, why), on in refused.items()
+        if why != _NO_TIME
     ]
     return sorted((Step(*one) for one in bought.items()), key=lambda one: -one.most), lines
 
@@ -162,8 +167,13 @@ def changes(answer: Answer, state: State, asked: Sequence[Offer]) -> tuple[list[
     """What each of `asked` would buy, the most first; and why others cannot be had."""
     found: list[Change] = []
     refused: list[tuple[Offer, str]] = []
-    for offer in asked:
+    for place, offer in enumerate(asked):
         alone = replace(offer.state, on=(answer.name,))
+        try:
+            check_work()
+        except TooMuchWorkError:
+            refused += [(one, _NO_TIME) for one in asked[place:]]
+            break
         problem = why_not(alone)
         if problem:
             refused.append((offer, problem))

@@ -1,0 +1,122 @@
+"""The work that a request to the dashboard may take."""
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dash")
+
+from llmviewer.setting import Setting
+from llmviewer.webapp import answers, work
+from llmviewer.webapp.state import State
+from llmviewer.webapp.views import changes
+
+from .fuzz_page import Server
+
+DRAFTED = "?model=llama-2-7b&gen=65536&techniques=speculative:draft=llama-68m,gamma=64,alpha=0.8"
+
+
+@pytest.fixture(scope="module")
+def server():
+    return Server()
+
+
+@pytest.fixture
+def no_time():
+    """A request whose time is used up."""
+    work.begin(-1.0)
+    yield
+    work.end()
+
+
+def test_an_ordinary_link_with_many_drafts_takes_little(server):
+    for output in ("answer.children", "content.children"):
+        status, _, cpu_s = server.post(server.body(output, {("asked", "data"): DRAFTED}))
+        assert status == 200
+        assert cpu_s < 4  # as a rule 1; each of 4 million drafts by itself took 17
+
+
+@pytest.mark.parametrize("technique", ["gamma=8,alpha=0.8", "tree=3x2x2,alpha=0.6"])
+def test_drafts_of_equal_lengths_are_one_pass_repeated(technique):
+    """By steps: the passes of each step are those of its draft, one by one."""
+    setting = Setting.of("llama-2-7b", "h100-sxm", techniques=[f"speculative:draft=llama-68m,{technique}"])
+    steps, prompt = 40, 300
+    schedule = setting.schedule(batch=3, prompt=prompt, gen=steps + 1, images=0)
+    (drafts,) = [run for run in schedule.rest if run.name.startswith("draft")]
+    drafter = setting.techniques[0].drafter(setting)
+    expected: dict[tuple[float, float], float] = {}
+    tokens = setting.techniques[0].tokens
+    for step in range(1, steps + 1):
+        read = prompt + step
+        for width, before in zip(drafter.widths, drafter.before, strict=True):
+            key = (width, read + before + width - 1)
+            expected[key] = expected.get(key, 0.0) + 1 / tokens
+    (group,) = drafts.workload.groups
+    widths = np.broadcast_to(group.q_len, np.shape(group.kv_len))
+    found = {(q, kv): times for q, kv, times in zip(widths, group.kv_len, drafts.times, strict=True)}
+    assert found == pytest.approx(expected)
+    assert np.sum(drafts.passes) == pytest.approx(steps * len(drafter.widths) / tokens)
+
+
+def test_work_is_counted_by_the_thread(monkeypatch):
+    work.begin(0.05)
+    try:
+        work.check_work()
+        time.sleep(0.1)  # others work
+        work.check_work()
+        until = time.thread_time() + 0.06
+        while time.thread_time() < until:
+            pass
+        with pytest.raises(
+            work.TooMuchWorkError, match=r"^this takes more than 0\.05 s of the server's time; choose fewer"
+        ):
+            work.check_work()
+        work.begin_again()
+        work.check_work()
+    finally:
+        work.end()
+    work.check_work()
+
+
+def test_a_question_that_takes_too_much_is_refused_in_a_line(no_time):
+    assert answers.why_not(State(batch=78)).endswith(
+        "choose fewer devices, pins or techniques, or fewer generated tokens"
+    )
+
+
+def test_a_link_that_takes_too_much_shows_a_part_of_it(monkeypatch):
+    def check_work():
+        if len(seen) > 1 and seen[-1] > 1:
+            raise work.TooMuchWorkError("this takes too long")
+
+    seen = []
+    monkeypatch.setattr(answers, "check_work", check_work)
+    monkeypatch.setattr(
+        answers, "_of_one", lambda state, name, of=answers._of_one: seen.append(len(state.on)) or of(state, name)
+    )
+    found, notices = answers.settled(State(on=("l4", "t4", "a10"), batch=79, techniques=("medusa",)))
+    assert (found.on, found.batch) == (("l4",), 79)
+    assert notices == ("link: on: this takes too long; the usual one is shown",)
+
+
+def test_a_request_has_its_own_time(server):
+    assert server.post(server.body("answer.children", {("asked", "data"): "?batch=80"}))[0] == 200
+    work.check_work()
+    assert work._until_s.get() is None
+
+
+def test_steps_for_which_there_is_no_time_are_counted():
+    state = State(batch=3)
+    found = answers.answers(state)
+    work.begin(-1.0)
+    try:
+        steps, refused = changes.steps(found, state, every=True)
+    finally:
+        work.end()
+    assert not steps
+    (line,) = refused
+    assert line.endswith(
+        "not tried: one request takes no more of the server's time; choose fewer devices, or try again"
+    )
+    assert int(line.split()[0]) > 40

@@ -158,7 +158,7 @@ def json_of(document: object) -> str:
 
 
 def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A line of heads, which are the keys of all rows, and a line for each; at least one."""
+    """A line of heads, which are the keys of the first row, and a line for each row, empty where it lacks a key."""
     listed = list(rows)
     heads = list(listed[0])
-    return csv_text([heads, *([row[head] for head in heads] for row in listed)])
+    return csv_text([heads, *([row.get(head, "") for head in heads] for row in listed)])

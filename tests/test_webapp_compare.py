@@ -110,10 +110,11 @@ def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
     )
 
 
-def test_too_many_pins_or_too_long_ones_are_none_with_a_notice():
-    for pins in ("|".join(f"batch={i}" for i in range(1, MOST_PINS + 2)), "x" * 5000):
+def test_of_too_many_pins_the_first_are_shown_and_of_too_long_ones_none():
+    many = [f"batch={i}" for i in range(1, MOST_PINS + 2)]
+    for pins, kept in (("|".join(many), tuple(many[:MOST_PINS])), ("x" * 5000, ())):
         state, notices = State.of_link(f"?pins={pins.replace('=', '%3D')}")
-        assert state == State()
+        assert state.pins == kept
         assert notices[0].startswith("link: pins: must be ")
 
 
@@ -162,7 +163,7 @@ def test_words_say_by_how_much_and_why():
     ("before", "after", "message"),
     [
         ({}, {"on": ("l40s",)}, r"3\.88x slower decode.*: memory bandwidth 0\.258x\."),
-        ({}, {"on": ("l40s",)}, r"[\d.]+x slower prefill.*: memory bandwidth 0\.258x, peak 0\.366x.*"),
+        ({}, {"on": ("l40s",)}, r"[\d.]+x slower prefill.*: memory bandwidth 0\.258x, peak 0\.342x.*"),
         ({}, {"batch": 64}, r".* 64x the sequences\."),
         ({}, {"batch": 64}, r"1\.64x slower decode.*: KV cache moved 64x, activations moved 64x\."),
         ({"prompt": 16}, {"prompt": 16, "batch": 1024}, r".*memory- to compute-bound\."),
@@ -170,7 +171,7 @@ def test_words_say_by_how_much_and_why():
         ({}, {"set": ("h100-sxm:memory.bandwidth=2x",)}, r"[\d.]+x faster prefill.*: memory bandwidth 2x\."),
         ({}, {"tp": 8}, r"[\d.]+x faster decode.*: 1 to 8 devices, weights read on each 0\.125x.*"),
         ({}, {"pp": 2}, r"decode as fast: 1 to 2 devices\."),
-        ({}, {"offload": "weights=0.5"}, r".* decode.*: 0% to 100% of the time for links, memory- to link-bound\."),
+        ({}, {"offload": "weights=0.5"}, r".* decode.*: 0% to 96% of the time for links, memory- to link-bound\."),
         ({"batch": 64}, {"model": "mixtral-8x7b", "batch": 64}, r"[\d.]+x slower decode.*: weights read 6\.\d+x.*"),
         (
             {"prompt": 8192},

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import Analysis, analyzed
@@ -125,10 +125,11 @@ def _nearer(state: State, *, texts: bool) -> Iterator[tuple[str, State]]:
         given = getattr(state, name)
         if given == getattr(usual, name):
             continue
+        values: list[Any] = []
         if isinstance(given, tuple) and len(given) > 1:
-            fewer = (given[:place] + given[place + 1 :] for place in range(len(given))) if texts else [given[:1]]
-            yield from ((name, replace(state, **{name: one}).having(state.files)) for one in fewer)
-        yield name, replace(state, **{name: getattr(usual, name)}).having(state.files)
+            values = [given[:place] + given[place + 1 :] for place in range(len(given))] if texts else [given[:1]]
+        for value in (*values, getattr(usual, name)):
+            yield name, replace(state, **{name: value}).having(state.files)
 
 
 def model_file(name: str, text: str) -> File:

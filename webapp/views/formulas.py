@@ -42,6 +42,7 @@ STREAMS: Final[Mapping[str, str]] = {  # the parts of a pass that some blocks se
     "images": "of pictures of {0:,g} patches",
     "texts": "that are no pictures, of {0:,g} tokens each",
     "seeing": "beside pictures of {0:,g} tokens",
+    "acting": "of the action decoder over {0:,g} tokens",
     "replicas": "of {0:,g} ranks together",
     "sampled": "of {0:.3g} of the tokens",
     "together": "of {0:.3g} of the passes",

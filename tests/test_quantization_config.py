@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.analyzing.facts import describe_model
 from llmviewer.architectures import builder
-from llmviewer.documents import Section
+from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
@@ -131,6 +132,16 @@ def _formats(model):
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4",
           "bnb_4bit_use_double_quant": True}, 4 + (8 + 32 / 256) / 64,
          "published: bitsandbytes fp4 weights, quantized twice"),
+        ({"quant_method": "hqq", "skip_modules": ["lm_head"],
+          "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}}, 4.5,
+         "published: HQQ int4 g64 weights"),
+        ({"quant_method": "quanto", "weights": "int4"}, 4.25, "published: Quanto int4 g128 weights"),
+        ({"quant_method": "quanto", "weights": "float8", "activations": "float8"}, 8,
+         "published: Quanto fp8_e4m3 weights"),
+        ({"quant_method": "eetq", "weights": "int8"}, 8, "published: EETQ int8 weights"),
+        ({"quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1, "num_codebooks": 1,
+          "nbits_per_codebook": 16, "linear_weights_not_to_quantize": ["lm_head.weight"]}, 2,
+         "published: AQLM weights of 2 bits"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0}, 8,
          "published: LLM.int8() weights and activations"),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
@@ -412,6 +423,17 @@ def test_experts_in_four_bits_of_a_model_in_eight(load):
     assert bits["o_proj"] == {8 + 32 / 16384: [0, 1, 2]}  # `ignore` is of the four bits
 
 
+def test_bitsandbytes_quantizes_layers_of_a_vision_tower_unless_it_is_skipped(load):
+    config = read_yaml(data_dir("models") / "qwen2.5-vl-7b.yaml").section("config").data
+    nf4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    whole = load({**nf4, "llm_int8_skip_modules": ["lm_head", "merger"]}, of=config)
+    skipped = load({**nf4, "llm_int8_skip_modules": ["lm_head", "visual"]}, of=config)
+    layers = 32 * (4 * 1280 * 1280 + 3 * 1280 * 3420)  # attention and MLP of the tower
+    assert weight_bytes(skipped.published) - weight_bytes(whole.published) == layers * (16 - 4.5) / 8
+    awq = load({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, of=config)
+    assert {w.format for b, op in awq.published if op.name == "vision_o_proj" for w in op.weights} == {BF16}
+
+
 def test_hf_quant_config_beside_a_config(load):
     file = {
         "producer": {"name": "modelopt", "version": "0.19.0"},
@@ -470,7 +492,7 @@ METHODS = "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, g
 @pytest.mark.parametrize(
     ("quantization", "said"),
     [
-        ({"quant_method": "hqq", "nbits": 4}, f"quant_method 'hqq' is not supported ({METHODS})"),
+        ({"quant_method": "torchao", "nbits": 4}, f"quant_method 'torchao' is not supported ({METHODS})"),
         ({"bits": 4}, "names no quant_method"),
         ({}, "names no quant_method"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
+from ..forms import SOURCE
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
 from ..operators.embedding import Embedding
@@ -17,6 +18,7 @@ from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
 from .module_names import Layout, ModuleNames, Naming, canonical
 
 _FEW = 6  # operators in a text
+_TOWER = re.compile(r"vis(?:ion|ual)|image|audio|sound|speech|radio|\bvit\b")  # in entries for encoders
 _ELSEWHERE = re.compile(  # parts of checkpoints without operators of their own names: towers, heads, further tokens
     r"vis(?:ion|ual)|audio|image|project|merger|aligner|connector|patch|mm_|mtp|nextn|eagle|talker|code2wav|radio"
     r"|embed|norm|conv|wte|lm_head|score|head$"
@@ -25,10 +27,18 @@ _ELSEWHERE = re.compile(  # parts of checkpoints without operators of their own 
 
 @dataclass(frozen=True)
 class Rule:
-    """A scheme for the modules in `names`, or for all matrices but routers and heads; scheme None: not quantized."""
+    """A scheme for the modules in `names`, or for all matrices but routers and heads; scheme None: not quantized.
+
+    towers  whether "all" includes the layers of encoders of images and sound
+    """
 
     scheme: Scheme | None
     names: ModuleNames | None = None
+    towers: bool = False
+
+    def of_tower(self) -> bool:
+        """Whether the rule is for encoders of images and sound: their modules are known by the entry of the whole."""
+        return self.towers or any(_TOWER.search(p) for p in (self.names.patterns if self.names else ()))
 
 
 class Says(Protocol):
@@ -65,8 +75,11 @@ class Stored:
         found: dict[int | None, Scheme | None] = dict.fromkeys(block.layers or (None,))
         listed = any(rule.names for rule in self.rules)
         modules = {layer: naming.modules(block, op, layer) for layer in found} if listed else {}
+        tower = not block.main and block.stream != SOURCE
         for rule in self.rules:
-            if rule.names is None:
+            if tower:
+                named = list(found) if block.layers and rule.of_tower() else []
+            elif rule.names is None:
                 named = [] if isinstance(op, Linear) and op.left_as_published else list(found)
             else:
                 named = [i for i in found if any(rule.names.matching_entries(modules[i], i))]

@@ -1,7 +1,9 @@
 """Quantization methods of checkpoints, each with the fields of its quantization_config.
 
-Routers and prediction heads are not quantized unless a config names them, as in serving engines. Not counted, because
-negligible: the column order of GPTQ (desc_act), and scales of whole tensors, rows and channels.
+Routers and prediction heads are not quantized unless a config names them, as in serving engines, and encoders of images
+and sound only where transformers itself quantizes, as with bitsandbytes: makers of checkpoints leave them out, and not
+all say so (Kimi K2.5). Not counted, because negligible: the column order of GPTQ (desc_act), and scales of whole
+tensors, rows and channels.
 """
 
 from __future__ import annotations
@@ -159,13 +161,13 @@ def _bitsandbytes(q: Section, _: Section) -> Stored:
     """A scale per 64 weights; with double quantization 8 bits, and 32 bits per 256 scales (arXiv:2305.14314)."""
     q.costless("_load_in_4bit", "_load_in_8bit")
     if q.flag("load_in_8bit", default=False):
-        rule = Rule(scheme(NAMED["int8"], NAMED["int8"], "LLM.int8() weights and activations"))
+        rule = Rule(scheme(NAMED["int8"], NAMED["int8"], "LLM.int8() weights and activations"), towers=True)
     elif q.flag("load_in_4bit", default=False):
         kind = q.choice("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
         twice = q.flag("bnb_4bit_use_double_quant", default=False)
         fmt = Format(kind, 4, "table", group=64, scale_bits=8 + 32 / 256 if twice else 32)
         text = f"bitsandbytes {kind} weights" + (", quantized twice" if twice else "")
-        rule = Rule(scheme(fmt, text=text))
+        rule = Rule(scheme(fmt, text=text), towers=True)
     else:
         return Stored(
             notes=(f"{q.file}: {q.at}load_in_4bit: neither it nor load_in_8bit is true: nothing is quantized",)
@@ -349,16 +351,56 @@ def _mlx(q: Section, _: Section) -> Stored:
     return Stored(rules=tuple(rules), tables=True)
 
 
+def _hqq(q: Section, _: Section) -> Stored:
+    """Half-quadratic quantization: a 16-bit scale and a 16-bit zero per group."""
+    part = q.section("quant_config").section("weight_quant_params")
+    fmt = replace(integer(_bits(part, "nbits"), group=_group(part, "group_size") or 64), zero_bits=16)
+    rule = Rule(scheme(fmt, text=f"HQQ {fmt} weights"), towers=True)
+    return Stored(rules=_excluding(q, rule, keys=("skip_modules", *_SKIPPED), matching=Matching.SKIPPED))
+
+
+def _quanto(q: Section, _: Section) -> Stored:
+    """Optimum Quanto: eight bits per row, fewer per group of 128 with a 16-bit scale and shift."""
+    formats = {
+        "int8": NAMED["int8"],
+        "float8": _FP8,
+        **{f"int{bits}": replace(integer(bits, group=128), zero_bits=16) for bits in (2, 4)},
+    }
+    fmt = formats[q.choice("weights", formats, "int8")]
+    kind = q.choice("activations", ("int8", "float8"), "") if q.get("activations") else ""
+    rule = Rule(scheme(fmt, formats[kind] if kind else None, text=f"Quanto {fmt} weights"), towers=True)
+    return Stored(rules=_excluding(q, rule, keys=_SKIPPED, matching=Matching.SKIPPED))
+
+
+def _eetq(q: Section, _: Section) -> Stored:
+    q.choice("weights", ("int8",), "int8")
+    rule = Rule(scheme(NAMED["int8"], text="EETQ int8 weights"), towers=True)
+    return Stored(rules=_excluding(q, rule, keys=_SKIPPED, matching=Matching.SKIPPED))
+
+
+def _aqlm(q: Section, _: Section) -> Stored:
+    """Additive quantization (arXiv:2401.06118): codes of groups of weights; code books and scales are negligible."""
+    group = q.integer("in_group_size", 8) * q.integer("out_group_size", 1)
+    bits = q.integer("num_codebooks", 1) * q.integer("nbits_per_codebook", 16) / group
+    rule = Rule(scheme(Format("aqlm", bits, "table"), text=f"AQLM weights of {bits:g} bits"))
+    names = ("linear_weights_not_to_quantize",)
+    return Stored(rules=_excluding(q, rule, keys=names, matching=Matching.MARKED))
+
+
 READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {
+    "aqlm": _aqlm,
     "auto-round": _auto_round,
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
+    "eetq": _eetq,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _gptq,
+    "hqq": _hqq,
     "mlx": _mlx,
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
+    "quanto": _quanto,
     "quark": _quark,
 }

@@ -486,7 +486,10 @@ def test_deepseek_v3_takes_a_byte_a_weight_and_its_scales(load):
     assert model.parameters == 671_026_404_352
 
 
-METHODS = "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mlx, modelopt, mxfp4, quark"
+METHODS = (
+    "aqlm, auto-round, awq, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, fp8, gptq, hqq, mlx, modelopt, mxfp4, "
+    "quanto, quark"
+)
 
 
 @pytest.mark.parametrize(

@@ -591,12 +591,17 @@ class Hang(BaseException):
     """Raised by a timer in what takes too long."""
 
 
+def _stop(*_: object) -> None:
+    raise Hang
+
+
 REFUSED: Final = "refused"  # as an input may be
 
 
 def check(run: Run, *, strict: bool) -> str:
     """The fault of an input, or REFUSED; "" if it is used."""
     began = time.process_time()
+    signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
     try:
         with warnings.catch_warnings():
@@ -611,7 +616,7 @@ def check(run: Run, *, strict: bool) -> str:
     except Hang:
         return f"more than {HANG_SECONDS} s"
     except Fault as fault:
-        return re.sub(r"[\d.e+-]+", "N", str(fault))
+        return re.sub(r"-?\d[\d.e+-]*", "N", str(fault))
     except BaseException as error:  # whatever an input causes
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -654,10 +659,6 @@ def run(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
-    def stop(*_: object) -> None:
-        raise Hang
-
-    signal.signal(signal.SIGPROF, stop)
     kinds, began = given.kind or list(KINDS), time.monotonic()
     found = fuzz(kinds, range(given.seed, given.seed + given.runs), strict=given.strict, verbose=given.runs == 1)
     refused = Counter({kind: number for (kind, fault), number in found.items() if fault == REFUSED})

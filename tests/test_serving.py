@@ -1086,3 +1086,24 @@ def test_rates_have_no_exponent(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert ", 2,000 a second, " in said
     assert "e+" not in said
+
+
+@pytest.mark.parametrize(("bound", "copies"), [(True, 1), (False, 2)])
+def test_progress_counts_finished_requests_up_to_all(bound, copies):
+    told = []
+    simulate(
+        "llama-68m", "h100-sxm", rate=50, prompt_lengths=64, gen_lengths=8, requests=40, copies=copies, bound=bound,
+        progress=lambda done, requests: told.append((done, requests)),
+    )  # fmt: skip
+    every = 40 if bound else 80
+    assert {requests for _, requests in told} == {every}
+    assert sorted(told) == told
+    assert told[-1] == (every, every)
+
+
+def test_a_long_simulation_tells_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("llmviewer.cli.progress._SHORT_S", 0)
+    monkeypatch.setattr("llmviewer.cli.progress._QUIET_S", 0)
+    assert main(["simulate", "llama-68m", "h100-sxm", "--rate", "50", "--requests", "20", "--gen-lengths", "8"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "40 of 40 requests done"

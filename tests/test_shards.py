@@ -438,6 +438,21 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     assert contents(folder) == contents(tmp_path / "alone")
 
 
+def test_a_dask_cluster_without_workers_is_not_waited_for(tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(shards, "_WITHOUT_WORKERS_S", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    notices = []
+    with (
+        process("dask", "scheduler", "--host", address, "--no-dashboard"),
+        pytest.raises(InputError, match=rf"^--dask {address}: must have workers; it has had none for 1 s; start "),
+    ):
+        run(tmp_path, design(), dask=address, notice=notices.append)
+    assert notices == [f"waiting for workers of {address}, which has none"]
+
+
 def test_a_dask_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(shards, "_PATIENCE_S", 1)

@@ -77,7 +77,7 @@ def build_distilbert(config: Section, fmt: Format) -> Graph:
 def build_albert(config: Section, fmt: Format) -> Graph:
     """Layers that share their weights, narrow embeddings (arXiv:1909.11942)."""
     count, groups = config.count("num_hidden_layers"), config.count("num_hidden_groups", 1)
-    inner = config.count("inner_group_num", 1)
+    inner = config.count("inner_group_num", 1, times=count)
     layer = _layer(config, act="gelu_new")
     group = [index * groups // count for index in range(count)]
     first = [index == 0 or group[index] != group[index - 1] for index in range(count)]

@@ -152,7 +152,7 @@ def _runs(config: Section) -> list[tuple[int, bool]]:
             "n_recurrent_layers", f"must, with {first} layers before and {last} after, make {layers}; got {middle}"
         )
     inner = range(first, first + middle)
-    loops = config.count("n_recurrent_loops", 2)
+    loops = config.count("n_recurrent_loops", 2, times=max(middle, 1))
     repeated = [(place, loop > 0) for loop in range(loops) for place in inner]
     return [
         *((place, False) for place in range(first)),

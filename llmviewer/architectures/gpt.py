@@ -87,7 +87,8 @@ def _local(config: Section) -> list[bool]:
     layers = config.count(config.first("num_layers", "num_hidden_layers"))
     given: Any = _NEO_LAYERS if config.get("attention_types") is None else config.get("attention_types")
     try:
-        kinds = [kind for some, times in given for _ in range(times) for kind in some]
+        sizes = [len(some) * times for some, times in given]
+        kinds = [kind for some, times in given for _ in range(times) for kind in some] if sum(sizes) == layers else []
     except (TypeError, ValueError):
         kinds = []
     if len(kinds) != layers or not set(kinds) <= {"global", "local"}:

@@ -75,7 +75,8 @@ def build(config: Section, fmt: Format) -> Graph:
 def _runs(config: Section, plain: Layer) -> list[StackLayer]:
     """Layers in the order in which they run: the fast stack L_cycles times, then the slow one, H_cycles times."""
     layers = config.count(config.first("num_layers_per_stack", "num_hidden_layers"))
-    slow, fast = config.count("H_cycles", 2), config.count("L_cycles", 3)
+    slow = config.count("H_cycles", 2, times=layers)
+    fast = config.count("L_cycles", 3, times=layers * slow)
     reused = [cycle > 0 or run not in (0, fast) for cycle in range(slow) for run in range(fast + 1)]
 
     def layer(place: int, *, reused: bool) -> StackLayer:

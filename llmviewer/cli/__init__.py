@@ -69,12 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.filename is not None:  # of a file, which whoever opened it should have told
-            raise
-        click.echo(f"llmviewer: cannot write to standard output: {error.strerror}", err=True)
-        if not isinstance(sys.stdout, _Closed):
+        if error.filename is None and not isinstance(sys.stdout, _Closed):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest is flushed at exit
-        return 2
+        return _refused(f"{error.filename or 'cannot write to standard output'}: {error.strerror}")
     return 0
 
 

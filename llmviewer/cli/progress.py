@@ -10,7 +10,10 @@ from typing import Final, TypeVar
 
 import click
 
+from ..units import counted
+
 _QUIET_S: Final = 10  # between two lines where there is no terminal
+_SHORT_S: Final = 2  # what takes less long is not told of
 
 _T = TypeVar("_T")
 
@@ -38,6 +41,27 @@ class Ticker:
     def say(self, line: str, *, last: bool = False) -> None:
         """`line` in place of that before, where there is a terminal."""
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=last or not self.live)
+
+
+def told_now_and_then(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
+    """`run`, which may take minutes: after some seconds, lines on standard error tell how much of it is done."""
+    ticker = Ticker()
+    began, said = time.monotonic(), False
+
+    def progress(done: int, things: int) -> None:
+        nonlocal said
+        if time.monotonic() - began > _SHORT_S and ticker.due():
+            ticker.say(f"{done:,} of {counted(things, noun)} done")
+            said = True
+
+    def running(*arguments: object, **options: object) -> _T:
+        try:
+            return run(*arguments, **options, progress=progress)
+        finally:
+            if said and ticker.live:
+                ticker.say("", last=True)
+
+    return running
 
 
 def on_a_bar(label: str, run: Callable[..., _T]) -> _T:

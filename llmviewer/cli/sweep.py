@@ -169,11 +169,15 @@ def _fill(
     )
     folder, part, told = Path(output), _part(shard or "1/1"), _Progress()
     try:
-        run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
+        run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told, notice=_notice)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"finished shards are in {folder}; the same command goes on from there") from None
     shards = len(range(part[0] - 1, design.shards, part[1]))
     click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
+
+
+def _notice(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:

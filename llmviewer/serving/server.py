@@ -7,7 +7,7 @@ time of a step is linear in them.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, inf, sqrt
@@ -31,18 +31,20 @@ SPARE: Final = 0.01  # of the memory for caches that stays free when a request i
 
 
 def serve(
-    steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int, read_elsewhere: bool = False
-) -> Served:
+    steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int, read_elsewhere: bool = False,
+    progress: Callable[[int], object] = lambda finished: None,
+) -> Served:  # fmt: skip
     """All requests of `traffic`, until the last is done.
 
     max_batch       sequences at a time, of each rank that has sequences of its own
     block           tokens of a block of the cache
     read_elsewhere  caches and first tokens come with the requests
+    progress        called after each step with the number of finished requests
 
     Raises InputError where a request does not fit alone.
     """
     passes = np.full(len(traffic), int(read_elsewhere), dtype=np.int64)
-    return _Server(steps, traffic, policy, max_batch, block, passes=passes).run()
+    return _Server(steps, traffic, policy, max_batch, block, passes=passes).run(progress)
 
 
 def saturate(
@@ -122,7 +124,7 @@ class _Server:
         """Sequences that are worked on."""
         return sum(lane.held for lane in self.lanes)
 
-    def run(self) -> Served:
+    def run(self, progress: Callable[[int], object]) -> Served:
         while self.come < len(self.arrival) or self.waiting or self.held:
             self._arrive()
             if not (self.waiting or self.held):
@@ -130,6 +132,7 @@ class _Server:
                 continue
             self._take_up()
             self._step()
+            progress(self.come - len(self.waiting) - self.held)
         return Served(
             arrival_s=self.arrival, start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap,
             preempted=self.preempted, known=self.known, usage=self._usage(self.spent),

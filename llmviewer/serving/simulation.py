@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import accumulate
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -78,6 +79,7 @@ def simulate(
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
+    progress: Callable[[int, int], object] = lambda finished, requests: None,
 ) -> Simulation:
     """Serves requests step by step, once with steps at their lower bounds and once at their expected times.
 
@@ -105,6 +107,7 @@ def simulate(
     engine            one of ENGINES: its kernels, host overhead, and default policy, block and max_batch
     profiles          files that `llmviewer calibrate` wrote; they take precedence over shipped ones
     bound             lower bounds only
+    progress          called with the number of finished requests, and of all; requests are served twice unless `bound`
 
     Raises InputError if an argument is invalid, or a request does not fit the memory.
     """
@@ -152,8 +155,13 @@ def simulate(
     else:
         run = partial(_alone, setting, chosen, common)
     unknown = "" if bound else Steps(setting).unknown or (Steps(reads).unknown if readers else "")
-    found = run(expected=False)
-    return replace(found, unknown=unknown, expected=None if bound or unknown else run(expected=True))
+    count, times = len(traffic), 1 if bound or unknown else 2
+
+    def served(time: int) -> Simulation:
+        return run(expected=time > 0, progress=lambda finished: progress(time * count + finished, times * count))
+
+    found = served(0)
+    return replace(found, unknown=unknown, expected=served(1) if times > 1 else None)
 
 
 def _traffic(
@@ -266,12 +274,14 @@ def _check_readers(readers: int, apart: Mapping[str, object], policy: object) ->
         raise InputError("policy must be left out beside readers: no device both reads and decodes")
 
 
-def _alone(setting: Setting, policy: Policy, common: dict[str, Any], *, expected: bool) -> Simulation:
+def _alone(
+    setting: Setting, policy: Policy, common: dict[str, Any], *, expected: bool, progress: Callable[[int], object]
+) -> Simulation:
     """Every copy reads and decodes."""
     steps, traffic = Steps(setting, expected), common["traffic"]
     most: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
     servers, offered = common["copies"] * steps.apart, traffic.rate / common["copies"]
-    served = _shared(steps, traffic, servers, block=common["block"], **most)
+    served = _shared(steps, traffic, servers, progress, block=common["block"], **most)
     had = replace(traffic, cached=served.known) if traffic.blocks else traffic
     known = not traffic.in_flight and isfinite(offered) and steps.ranks == 1
     closed = steady(steps, had, rate=offered, **most) if known else None
@@ -292,6 +302,7 @@ def _apart(
     travel_s: Times,
     overlapped: bool,
     expected: bool,
+    progress: Callable[[int], object],
 ) -> Simulation:
     """Prompts are read by some, and answered by others."""
     traffic: Traffic = common["traffic"]
@@ -302,7 +313,7 @@ def _apart(
     ready = replace(traffic.only(order), arrival_s=read.ready_s[order], blocks=None)
     servers = common["copies"] * writer.apart
     served = _shared(
-        writer, ready, servers, policy=policy, max_batch=common["max_batch"], block=common["block"],
+        writer, ready, servers, progress, policy=policy, max_batch=common["max_batch"], block=common["block"],
         read_elsewhere=True,
     )  # fmt: skip
     back = np.argsort(order)
@@ -314,11 +325,18 @@ def _apart(
     )  # fmt: skip
 
 
-def _shared(steps: Steps, traffic: Traffic, copies: int, **how: Any) -> Served:
+def _shared(steps: Steps, traffic: Traffic, copies: int, progress: Callable[[int], object], **how: Any) -> Served:
     """What several copies make of the requests, which they get in turn."""
     used = min(copies, traffic.in_flight or len(traffic))
     each = [np.arange(copy, len(traffic), used) for copy in range(used)]
-    parts = [serve(steps, traffic.only(own), **how) for own in each]
+    before = (0, *accumulate(map(len, each)))
+
+    def since(start: int) -> Callable[[int], object]:
+        return lambda finished: progress(start + finished)
+
+    parts = [
+        serve(steps, traffic.only(own), progress=since(start), **how) for own, start in zip(each, before, strict=False)
+    ]
     if len(parts) == 1:
         return parts[0]
     columns = {}

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from ..documents import LARGEST, Section, read_json
+from ..documents import LARGEST, Section, is_there, read_json
 from ..errors import InputError
 from ..precision import BF16, FP16, FP32, NAMED, Format
 from .gguf_files import StoredTensor
@@ -47,7 +47,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     for name in names:
         if Path(name).name != name:
             raise index.error("weight_map", f"must name files beside it; got {name!r}")
-        if not (folder / name).is_file():
+        if not is_there(str(folder / name)):
             raise index.error("weight_map", f"names {name}, which is missing; download it, or give the config.json")
     return {name: tensor for file in names for name, tensor in read_safetensors(folder / file).items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -37,6 +38,8 @@ _EXPECTED: Final = (  # columns of expected times
 )  # fmt: skip
 _ROW_GROUP: Final = 2**17  # rows written and read at a time
 _PATIENCE_S: Final = 10  # timeout of a Dask scheduler
+_WITHOUT_WORKERS_S: Final = 60  # that a Dask cluster may have no workers
+_POLL_S: Final = 0.5  # between two questions to a Dask cluster
 
 Progress = Callable[[int, int], object]
 _T = TypeVar("_T", Model, Hardware)
@@ -132,12 +135,14 @@ def run(
     shard: tuple[int, int] = (1, 1),
     dask: str | None = None,
     progress: Progress = lambda done, points: None,
+    notice: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Computes the missing shards of a design, or with `shard` = (i, n) those of the i-th of n processes.
 
     workers   processes on this machine
     dask      address of a Dask scheduler, whose workers have `folder` under the same path
     progress  called with the number of finished points, and of all; first with the points of existing shards
+    notice    called with a line if the run has to wait
     """
     begin(folder, design)
     mine = range(shard[0] - 1, design.shards, shard[1])
@@ -146,7 +151,7 @@ def run(
     done = points - sum(map(design.points_of, todo))
     progress(done, points)
     if dask:
-        doing = _on_dask(dask, folder, design, todo)
+        doing = _on_dask(dask, folder, design, todo, notice)
     elif workers > 1:
         doing = _in_pool(min(workers, len(todo)), folder, design, todo)
     else:
@@ -195,7 +200,9 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _on_dask(address: str, folder: Path, design: Design, todo: Sequence[int]) -> Iterator[int]:
+def _on_dask(
+    address: str, folder: Path, design: Design, todo: Sequence[int], notice: Callable[[str], object]
+) -> Iterator[int]:
     """Numbers of shards as workers of a Dask cluster finish them; shards of a lost worker go to another."""
     try:
         from distributed import Client, KilledWorker, as_completed
@@ -210,9 +217,21 @@ def _on_dask(address: str, folder: Path, design: Design, todo: Sequence[int]) ->
         raise InputError(f"--dask {address}: no scheduler there: {problem}") from None
     with client:
         futures = client.map(partial(write_shard, folder.resolve(), key=design.key), todo, pure=False)
+        completed, seen, told = as_completed(futures, loop=client.loop), time.monotonic(), False
         try:
-            for future in as_completed(futures, loop=client.loop):
-                yield future.result()
+            while completed.count():
+                batch = completed.next_batch(block=False)
+                yield from (future.result() for future in batch)
+                if batch or client.ncores():
+                    seen, told = time.monotonic(), False
+                elif not told:
+                    notice(f"waiting for workers of {address}, which has none")
+                    told = True
+                elif time.monotonic() - seen > _WITHOUT_WORKERS_S:
+                    must = f"must have workers; it has had none for {_WITHOUT_WORKERS_S} s"
+                    raise InputError(f"--dask {address}: {must}; start some with `dask worker {address}`")
+                if not batch:
+                    time.sleep(_POLL_S)
         except KilledWorker as error:
             raise InputError(f"--dask {address}: {error}; run the same command to resume") from None
 

@@ -1,0 +1,106 @@
+"""Every documented choice of every technique in the commands that take one: a result, or one line that refuses it.
+
+Defaults and choices in words meet analyze, compare and sweep. All choices, also numbers at their limits and the named
+methods of quantization, meet one of the six commands in turn; the slow ones, plan and advise, have fewer turns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields
+from itertools import cycle
+
+import pytest
+
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.reports.data import render_csv, render_json
+from llmviewer.reports.html import render_html
+from llmviewer.reports.markdown import render_markdown
+from llmviewer.reports.text import render_text
+from llmviewer.techniques import about, parse_technique, techniques
+
+MODEL, DEVICE = "llama-68m", "h100-sxm"
+SIZE = ("--prompt", "300", "--gen", "20")
+NEEDED = {"draft": "llama-68m", "size": "256", "scheme": "half"}
+TEXTS = {"tree": ("4x2x2",), "scorer": ("opt-125m",), "targets": ("*", "q_proj+v_proj"), "draft": ("opt-125m",),
+         "scorer_quant": ("W8A8",), "draft_quant": ("W4A16g128",)}  # fmt: skip
+COMMANDS = {
+    "analyze": ("analyze", MODEL, DEVICE, *SIZE, "--batch", "2"),
+    "compare": ("compare", MODEL, DEVICE, "l40s", *SIZE, "--bound"),
+    "sweep": ("sweep", MODEL, DEVICE, "--over", "batch=1,4", "--over", "prompt=100,300", "--gen", "20"),
+    "simulate": ("simulate", MODEL, DEVICE, *SIZE, "--rate", "5", "--requests", "10", "--bound"),
+    "plan": ("plan", MODEL, "--hardware", "l40s", *SIZE, "--rate", "1", "--bound"),
+    "advise": ("advise", MODEL, DEVICE, *SIZE, *(word for kind in ("answers", "draft", "model")
+                                                 for word in ("--without", kind))),
+}  # fmt: skip
+TURNS = (*("analyze", "compare", "sweep", "simulate") * 3, "plan", "advise")
+FORMATS = ("text", "markdown", "json", "csv")
+WORDS = ("str", "bool")
+
+
+def values(field):
+    """What is documented that a parameter can be: its choices, or its limits."""
+    if field.name in TEXTS:
+        return TEXTS[field.name]
+    kind, limits = str(field.type), about(field)
+    if limits.choices:
+        return limits.choices
+    if kind == "bool":
+        return ("true", "false")
+    if kind.startswith("str"):
+        return ()
+    step = 0 if not limits.open else 1 if kind.startswith("int") else 0.001
+    return [f"{end:g}" for end in (limits.least + step, limits.most - step) if math.isfinite(end)]
+
+
+def specs(lengths):
+    """(whether it is in words, text) of each documented value of a parameter, and of the defaults of each technique."""
+    for name, kind in techniques().items():
+        needed = {f.name: NEEDED.get(f.name, lengths) for f in fields(kind) if f.default is MISSING}
+        given = [(True, {}), *((str(f.type) in WORDS, {f.name: value}) for f in fields(kind) for value in values(f))]
+        for in_words, values_given in given:
+            parameters = ",".join(f"{key}={value}" for key, value in {**needed, **values_given}.items())
+            yield in_words and "scheme" not in values_given, f"{name}:{parameters}".removesuffix(":")
+
+
+@pytest.fixture(scope="module")
+def every_choice(tmp_path_factory):
+    path = tmp_path_factory.mktemp("choices") / "lengths.txt"
+    path.write_text("100\n200\n300\n")
+    return list(specs(path))
+
+
+def test_the_choices_are_those_of_all_techniques(every_choice):
+    texts = {text for _, text in every_choice}
+    assert {text.partition(":")[0] for text in texts} == set(techniques())
+    assert {"beam:prompt=read-once", "best-of:prompt=read-once", "fusion:qkv=false"} <= texts
+    assert all(map(parse_technique, texts))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_choice_ends_in_a_result_or_in_one_line(every_choice, capsys, tmp_path, command):
+    accepted = 0
+    for number, (in_words, text) in enumerate(every_choice):
+        if TURNS[number % len(TURNS)] != command and not (in_words and command in ("compare", "sweep")):
+            continue
+        form = FORMATS[number % len(FORMATS)]
+        written = ("-o", str(tmp_path / "s.csv")) if command == "sweep" else ("--format", form)
+        code = main([*COMMANDS[command], *written, "--with", text])
+        lines = capsys.readouterr().err.splitlines()
+        assert code in (0, 2), text
+        assert code == 0 or len(lines) == 1, (text, lines)
+        accepted += code == 0
+    assert accepted > 5
+
+
+def test_each_choice_in_words_is_written(every_choice):
+    others = cycle((render_html, *(render_json, render_csv) * 7))
+    for text in (text for in_words, text in every_choice if in_words):
+        try:
+            analysis = analyze(MODEL, DEVICE, prompt=300, gen=20, batch=2, techniques=[text])
+        except InputError:
+            continue
+        for render in (render_text, render_markdown, next(others)):
+            assert render(analysis), text

@@ -97,6 +97,7 @@ class Encoder:
     positions    rows of the table of learned positions; 0: none
     types        rows of the table of token types; 0: none
     embed_width  width of embeddings, if they are projected to `hidden`
+    projected    whether they are projected though they are as wide
     embed_norm   whether a norm follows the embedding
     final_norm   whether a norm follows the layers
     held         shapes of weights that all layers share, by name
@@ -109,6 +110,7 @@ class Encoder:
     positions: int = 0
     types: int = 0
     embed_width: int = 0
+    projected: bool = False
     embed_norm: bool = False
     final_norm: bool = False
     held: Mapping[str, tuple[int, ...]] | None = None
@@ -143,7 +145,7 @@ class Encoder:
         operators: tuple[Operator, ...] = (parts.embed("embed_tokens", tables, width),)
         if self.embed_norm:
             operators = (*operators, parts.norm("embed_norm", result(operators)))
-        if width != self.hidden:
+        if width != self.hidden or self.projected:
             operators = (*operators, parts.project("embed_project", result(operators), self.hidden, bias=True))
         if self.held and not self.final_norm:
             operators = (*operators[:-1], holding(operators[-1], parts, self.held))

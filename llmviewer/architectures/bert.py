@@ -134,6 +134,7 @@ def encoder(
         positions=config.integer("max_position_embeddings", positions) if positions else 0,
         types=config.integer("type_vocab_size", types, least=0) if types else 0,
         embed_width=width,
+        projected=config.text("model_type") == "albert",
         embed_norm=True,
         held=held,
         heads=_heads(config, hidden, width, pooler=pooler, pool_act=pool_act, act=act),

@@ -188,6 +188,8 @@ def _attention(config: Section) -> LatentAttention:
 def build_minicpm3(config: Section, fmt: Format) -> Graph:
     """Latent attention and an MLP; embeddings, branches and logits are scaled by constants."""
     config.costless("scale_emb", "scale_depth", "dim_model_base", "qk_head_dim", "head_dim", "num_key_value_heads")
-    mixer = latent_attention(config, LatentAttention, q_rank=0, kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64)
+    value_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    sizes = {"q_rank": 768, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": value_dim}
+    mixer = latent_attention(config, LatentAttention, **sizes)
     layer = Layer(mixer=mixer, feed_forward=gated_mlp(config))
     return decoder(config, layer, tied=True).graph(fmt)

@@ -33,6 +33,7 @@ from ._moe import (
 )
 from ._parts import Parts
 from ._recurrent import Kda
+from ._tower import filled
 
 _KINDS = ("linear_attention", "full_attention")
 _NETWORKS = ("dense", "sparse")
@@ -73,7 +74,8 @@ def build(config: Section, fmt: Format) -> Graph:
         Layer(mixer=mixers[kind], feed_forward=networks[network], name=f"{_name(kind)}_{network}")
         for kind, network in zip(_layer_types(config), _mlp_layer_types(config), strict=True)
     ]
-    plain, run = decoder(config, layers), config.integer("attn_res_block_size", 0, least=0)
+    untied = filled(config, instead={"tie_word_embeddings": False})  # its class ties nothing, whatever that says
+    plain, run = decoder(untied, layers), config.integer("attn_res_block_size", 0, least=0)
     return (sourced(plain, run) if run else plain).graph(fmt)
 
 

@@ -20,7 +20,7 @@ from ._fields import decoder
 from ._moe import at_most, groups
 from ._parts import activation
 from ._state_space import Mamba2
-from ._tower import language
+from ._tower import filled, language
 
 _MEDIA: Final = """
     vision_config audio_config sound_config force_image_size downsample_ratio projector_hidden_size vision_hidden_size
@@ -57,7 +57,8 @@ def build(config: Section, fmt: Format) -> Graph:
     layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
     prediction = _prediction(config, kinds)
     _costless(config)
-    return decoder(config, [layers[kind] for kind in pattern], prediction=prediction).graph(fmt)
+    untied = filled(config, instead={"tie_word_embeddings": False})  # its class ties nothing, whatever that says
+    return decoder(untied, [layers[kind] for kind in pattern], prediction=prediction).graph(fmt)
 
 
 def _prediction(config: Section, kinds: Mapping[str, Callable[[Section], Layer]]) -> Prediction | None:

@@ -3,13 +3,19 @@
 For each model_type a legal small config is drawn from the fields of its class in transformers: sizes at random,
 booleans either way, some values null, and some fields left out, so that the defaults of the class hold. The class is
 built on the meta device (shapes only), and the same fields, as a config.json with that class in `architectures`, are
-read here. Parameters must be equal: tied weights count once, buffers not. What is peculiar to transformers is in
-`PECULIAR`, with the reason. A config that transformers refuses is drawn again.
+read here. Parameters must be equal: tied weights count once, buffers not. With --ops, so must the matrix products of
+linear layers, experts and attention in one pass, by torch's counter and the conventions of make_flops.py; types whose
+attention chooses keys are left out of that. A config that transformers refuses is drawn again.
+
+Peculiar to transformers, and taken off its counts: weights of experts that return their input (LongCat), and the second
+bias of untied heads of words (BERT and its kin), which no pass reads. What else is peculiar is not drawn (`FIXED`) or
+not run (`NOT_RUN`).
 
     python tests/oracle/compare_configs.py                        every type, three draws of each class
     ... --only llama,qwen2_moe --classes ForCausalLM --draws 50   of some types and classes
     ... --seed 7                                                  other configs
     ... --saved                                                   as config.json files have it after save_pretrained
+    ... --ops                                                     matrix products of decoders too
 
 Exits with 1 if there is a difference; prints the fewest fields that still differ.
 """
@@ -20,23 +26,33 @@ import argparse
 import dataclasses
 import json
 import random
+import re
 import sys
 import types
 import typing
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
+from make_flops import PRODUCTS, grouped_mm_flops, own_flops
+from make_parameters import idle
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from llmviewer.architectures import model_types
 from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
+from llmviewer.operators.attention import QK, SV, Attention, Indexer
+from llmviewer.operators.linear import ChosenLinear, Linear
+from llmviewer.operators.masks import Causal, Everything
+from llmviewer.workload import Workload
 
 Fields = dict[str, Any]
 
@@ -49,6 +65,8 @@ AUTO = (
 BASE = {field.name for field in dataclasses.fields(PretrainedConfig)} - {"id2label"}
 LEFT_OUT, FLIPPED, NULL = 0.3, 0.4, 0.1  # probabilities
 REDRAWS = 60
+LINEAR = re.compile(f"{PRODUCTS.pattern}|Conv1D")  # that of GPT-2 is a linear layer
+TOKENS = 12  # of the pass whose matrix products are counted
 SIZES: Mapping[str, tuple[int, ...]] = {  # by the end of a field's name
     "hidden_size": (128, 256, 384), "d_model": (128, 256), "n_embd": (128, 256), "embedding_size": (32, 64, 128),
     "intermediate_size": (96, 160, 224), "ffn_dim": (96, 160), "d_ff": (96, 160), "n_inner": (96, 160),
@@ -66,6 +84,15 @@ SIZES: Mapping[str, tuple[int, ...]] = {  # by the end of a field's name
     "patch_size": (14, 28), "n_positions": (64, 96), "index_n_heads": (2, 4), "index_head_dim": (16, 32),
     "index_topk": (8, 16), "num_nextn_predict_layers": (0, 1), "num_mel_bins": (16, 80),
 }  # fmt: skip
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "helium": ("head_dim",),  # its class does not run unless heads are as wide together as the layer
+    "mpt": ("no_bias", "attn_config"),  # llm-foundry reads no_bias and qk_ln, the class in transformers does not
+    "zamba": ("attention_hidden_size", "tie_word_embeddings"),  # twice hidden_size; untied, it unties shared blocks too
+}
+NOT_RUN = (  # matrix products that the class makes outside of linear layers, or twice
+    "mamba", "falcon_mamba", "zamba",  # dt_proj, and x_proj
+    "diffllama",  # scores, for each half of the values
+)  # fmt: skip
 ALWAYS = ("hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "_layers")  # nearly: sizes of classes are slow
 
 
@@ -87,7 +114,7 @@ def draw(cls: type, rng: random.Random, *, nested: bool = False) -> Fields:
     fields: Fields = {}
     for field in dataclasses.fields(cls):
         name = field.name
-        if name in BASE and name != "tie_word_embeddings":
+        if (name in BASE and name != "tie_word_embeddings") or name in FIXED.get(cls.model_type, ()):
             continue
         if name in parts:
             sub = parts[name]
@@ -141,6 +168,7 @@ def _fit(fields: Fields, rng: random.Random) -> None:
 def theirs(model_type: str, name: str, fields: Fields) -> tuple[Any, Fields]:
     """Module of a class on the meta device, and the fields as they are saved. Raises what transformers raises."""
     config = AutoConfig.for_model(model_type, **copied(fields))
+    config._attn_implementation = "eager"
     saved = config.to_dict()
     with torch.device("meta"):
         module = getattr(transformers, name)(config)
@@ -163,7 +191,47 @@ def ours(model_type: str, name: str, fields: Fields) -> Any:
 
 
 def counted(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    """Parameters, without those that no pass reads."""
+    return sum(parameter.numel() for parameter in module.parameters()) - idle(module) - second_biases(module)
+
+
+def second_biases(module: Any) -> int:
+    """Biases of words beside the one that an untied head reads."""
+    heads = (part for part in module.modules() if hasattr(part, "decoder") and hasattr(part, "bias"))
+    pairs = ((part.bias, getattr(part.decoder, "bias", None)) for part in heads)
+    return sum(one.numel() for one, other in pairs if one is not None and other is not None and one is not other)
+
+
+def products(module: Any) -> int:
+    """FLOPs of linear layers, experts and attention of one pass."""
+    kept = {
+        path
+        for path, part in module.named_modules()
+        if isinstance(part, torch.nn.Linear) or LINEAR.search(type(part).__name__)
+    }
+    tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
+    experts = {torch.ops.aten._grouped_mm: grouped_mm_flops}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=experts) as counter:
+        module.eval()(input_ids=tokens)
+    return sum(own_flops(counter, kept).values())
+
+
+def our_products(model: Any) -> int | None:
+    """The same of our graph, every token with a head and every query with every key; None if that is not known."""
+    w = Workload.prefill(batch=1, prompt=TOKENS)
+    total = Fraction(0)
+    for block, op in model.graph:
+        if isinstance(op, Indexer) or (
+            isinstance(op, Attention) and not isinstance(op.heads.mask, Causal | Everything)
+        ):
+            return None
+        ops = block.repeat * Fraction(evaluate(op.work().on(block.stream).ops, w))
+        if isinstance(op, QK | SV):
+            total += ops * TOKENS * TOKENS / Fraction(int(evaluate(op.heads.mask.pairs, w)))
+        elif isinstance(op, Linear | ChosenLinear):
+            wanted = evaluate(op.inputs[0].rows, w) == 1 and not op.name.startswith(("pooler", "classifier"))
+            total += ops * (TOKENS if wanted else 1)
+    return int(total)
 
 
 def legal(model_type: str, name: str, rng: random.Random) -> tuple[Fields, Any, Fields]:
@@ -178,19 +246,27 @@ def legal(model_type: str, name: str, rng: random.Random) -> tuple[Fields, Any, 
     raise RuntimeError(f"{model_type} {name}: no legal config in {REDRAWS} draws: {last}")
 
 
-def difference(model_type: str, name: str, fields: Fields, module: Any) -> str:
+def difference(model_type: str, name: str, fields: Fields, module: Any, *, ops: bool) -> str:
     """How the two counts differ; "" if they are equal, or how the config is refused."""
     try:
-        found = ours(model_type, name, fields).parameters
+        model = ours(model_type, name, fields)
+        found = model.parameters
     except InputError as error:
         return f"refused: {error}"
     except Exception as error:  # noqa: BLE001 a traceback here is a fault that is reported
         return f"crash: {error!r}"
     expected = counted(module)
-    return "" if found == expected else f"ours {found:,}, theirs {expected:,}, {found - expected:+,}"
+    if found != expected:
+        return f"ours {found:,}, theirs {expected:,}, {found - expected:+,}"
+    made = our_products(model) if ops and model_type not in NOT_RUN else None
+    try:
+        expected = products(module) if made is not None else 0
+    except Exception:  # noqa: BLE001 a class that does not run on the meta device, or not with these fields
+        return ""
+    return "" if made in (None, expected) else f"OPs {made:,}, theirs {expected:,}, {made - expected:+,}"
 
 
-def fewest(model_type: str, name: str, fields: Fields, said: str) -> Fields:
+def fewest(model_type: str, name: str, fields: Fields, said: str, *, ops: bool) -> Fields:
     """Fields without those that the difference does not need."""
     kind = said.partition(" ")[0]
     for key in list(fields):
@@ -201,12 +277,15 @@ def fewest(model_type: str, name: str, fields: Fields, said: str) -> Fields:
             module, _ = theirs(model_type, name, less)
         except Exception:  # noqa: BLE001 as above
             continue
-        if difference(model_type, name, less, module).partition(" ")[0] == kind:
+        if difference(model_type, name, less, module, ops=ops).partition(" ")[0] == kind:
             fields = less
     return fields
 
 
-def compare(model_type: str, name: str, *, seed: int, draws: int, saved: bool, shrink: bool) -> Iterator[str]:
+def compare(
+    model_type: str, name: str, *, seed: int, draws: int, saved: bool = False, ops: bool = False
+) -> Iterator[str]:
+    """Differences of `draws` random configs; at most two of a kind."""
     rng = random.Random(f"{seed} {model_type} {name}")
     seen: Counter[str] = Counter()
     for _ in range(draws):
@@ -215,13 +294,14 @@ def compare(model_type: str, name: str, *, seed: int, draws: int, saved: bool, s
         except RuntimeError as error:
             yield str(error)
             return
-        said = difference(model_type, name, written if saved else fields, module)
-        if not said or seen[said.partition(",")[0] if said.startswith("refused") else ""] >= 2:
+        said = difference(model_type, name, written if saved else fields, module, ops=ops)
+        kind = re.sub(r"/\S*|\d+", "", said)[:60]
+        if not said or seen[kind] >= 2:
             continue
-        seen[said.partition(",")[0] if said.startswith("refused") else ""] += 1
-        few = fewest(model_type, name, fields, said) if shrink and not saved else {}
+        seen[kind] += 1
+        few = {} if saved else fewest(model_type, name, fields, said, ops=ops)
         if few:
-            said = difference(model_type, name, few, theirs(model_type, name, few)[0])
+            said = difference(model_type, name, few, theirs(model_type, name, few)[0], ops=ops)
         yield f"{model_type} {name}: {said}  {few}"
 
 
@@ -232,7 +312,8 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--saved", action="store_true")
-    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--ops", action="store_true")
+    parser.add_argument("--refused", action="store_true", help="also configs that are refused here")
     args = parser.parse_args()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -240,11 +321,11 @@ def main() -> int:
     for model_type in args.only or (kind for kind in model_types() if kind in CONFIG_MAPPING):
         names = [n for n in class_names(model_type) if not args.classes or n.endswith(tuple(args.classes))]
         for name in names:
-            for line in compare(
-                model_type, name, seed=args.seed, draws=args.draws, saved=args.saved, shrink=not args.no_shrink
-            ):
-                bad += 1
-                print(line, flush=True)
+            for line in compare(model_type, name, seed=args.seed, draws=args.draws, saved=args.saved, ops=args.ops):
+                refused = ": refused: " in line or ": no legal config" in line
+                bad += not refused
+                if args.refused or not refused:
+                    print(line, flush=True)
     print(f"{bad} differences")
     return 1 if bad else 0
 

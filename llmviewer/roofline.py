@@ -304,8 +304,10 @@ def _exposed(stage: Plan, values: Mapping[Feature, Num]) -> OperatorEstimate:
     first = stage.operators[0].block
     block = replace(first, name=f"stage_{first.stage}", operators=(EXPOSED,), layers=())
     unit = vector("fp32")
-    none = dict.fromkeys(("ops", "conversion_ops", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes"), 0.0)
-    return OperatorEstimate(operator=EXPOSED, block=block, busy_s=waits, wanted=unit, compute=unit, **none)
+    return OperatorEstimate(
+        operator=EXPOSED, block=block, ops=0.0, conversion_ops=0.0, weight_bytes=0.0, activation_bytes=0.0,
+        kv_bytes=0.0, link_bytes=0.0, busy_s=waits, wanted=unit, compute=unit,
+    )  # fmt: skip
 
 
 def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:

@@ -124,15 +124,12 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences(Spans):
-    """Validated spans.
+    """Validated spans; all fields become floats, because products of integers overflow in numpy.
 
     Raises InputError if batch or q_len is below 1, kv_len below q_len, or logits outside 0..q_len.
     """
 
     def __post_init__(self) -> None:
-        for name, value in tuple(vars(self).items()):
-            if isinstance(value, np.ndarray | np.generic):  # small integer types would overflow
-                object.__setattr__(self, name, np.asarray(value, dtype=np.float64)[()])
         for name in ("batch", "q_len"):
             if not np.greater_equal(getattr(self, name), 1).all():
                 raise InputError(f"{name} must be at least 1; got {_least(getattr(self, name))}")
@@ -143,6 +140,9 @@ class Sequences(Spans):
             )
         if not (np.greater_equal(self.logits, 0) & np.less_equal(self.logits, self.q_len)).all():
             raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
+        for name, value in tuple(vars(self).items()):
+            exact = np.asarray(value, dtype=np.float64)[()]
+            object.__setattr__(self, name, exact if np.ndim(exact) else float(exact))
 
     def times(self, number: Num) -> Spans:
         return Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)}).times(number)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.devices.hardware import Hardware
 from llmviewer.forms import Form, evaluate
@@ -21,6 +22,7 @@ from llmviewer.operators.base import Role, Tensor
 from llmviewer.operators.elementwise import Add
 from llmviewer.precision import FP16, FP32
 from llmviewer.roofline import plan
+from llmviewer.sweeping.grid import sweep
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Sequences, Thinned, Workload
@@ -32,8 +34,8 @@ windows = st.one_of(st.just(inf), st.integers(1, 130).map(float))
 
 def _seen(s, window):
     """For each new token of one sequence, the positions of the keys that it attends to."""
-    past = s.kv_len - s.q_len
-    return [[key for key in range(past + i + 1) if past + i - key < window] for i in range(s.q_len)]
+    past, new = int(s.kv_len - s.q_len), int(s.q_len)
+    return [[key for key in range(past + i + 1) if past + i - key < window] for i in range(new)]
 
 
 @given(sequences(), windows)
@@ -49,7 +51,7 @@ def test_kv_tokens_are_the_keys_that_any_query_sees(s, window):
 @given(sequences(), windows, st.integers(1, 70).map(float), st.integers(0, 130).map(float))
 def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees_unless_all_can_stay(s, window, tile, resident):
     seen = _seen(s, window)
-    tiles = [seen[i : i + int(tile)] for i in range(0, s.q_len, int(tile))]
+    tiles = [seen[i : i + int(tile)] for i in range(0, int(s.q_len), int(tile))]
     tiled = sum(len({key for keys in rows for key in keys}) for rows in tiles)
     once = len({key for keys in seen for key in keys})
     assert s.kv_streams(tile, resident, window) == (once if once <= resident else tiled)
@@ -71,8 +73,8 @@ def test_tiles_of_tokens_that_take_part_stream_those_that_do(past, new, window):
 
 @given(sequences(), st.integers(1, 130))
 def test_chunked_keys_are_those_of_the_chunk_of_each_query(s, chunk):
-    past = s.kv_len - s.q_len
-    seen = [[key for key in range(p + 1) if key // chunk == p // chunk] for p in range(past, s.kv_len)]
+    past, total = int(s.kv_len - s.q_len), int(s.kv_len)
+    seen = [[key for key in range(p + 1) if key // chunk == p // chunk] for p in range(past, total)]
     assert s.chunked_pairs(chunk) == sum(map(len, seen))
     assert s.chunked_kv(chunk) == len({key for keys in seen for key in keys})
 
@@ -103,7 +105,7 @@ def test_an_encoder_reads_the_source_once_and_its_decoder_what_it_writes(source,
 
 @given(workloads(), windows, st.integers(1, 70).map(float))
 def test_a_pass_has_what_its_sequences_have(w, window, tile):
-    one_by_one = [s for s in w.groups for _ in range(s.batch)]
+    one_by_one = [s for s in w.groups for _ in range(int(s.batch))]
     assert w.sequences() == len(one_by_one)
     assert w.tokens() == sum(s.q_len for s in one_by_one)
     assert w.logits() == sum(s.logits for s in one_by_one)
@@ -262,3 +264,14 @@ def test_no_step_of_a_generation_is_free(graph: Graph, hardware: Hardware):
     laid_out = plan(graph.then(flash_attention(inf)), hardware)
     two, three = (generation(laid_out, batch=1, prompt=5, gen=gen) for gen in (2, 3))
     assert three.latency_s > two.latency_s
+
+
+@pytest.mark.parametrize(("prompt", "batch"), [(2**53 - 9, 1), (3_037_000_500, 1), (4 * 10**9, 10**6)])
+def test_no_count_is_negative_at_sizes_beyond_those_of_64_bit_integers(prompt, batch):
+    """(query, key) cells of eager attention with a window are more than 2^63; analyze and sweep agree on them."""
+    found = analyze("mistral-7b-v0.1", "h100-sxm", attention="eager", prompt=prompt, batch=batch, gen=2, bound=True)
+    assert all(min(op.ops, op.bytes, op.bound_time_s) >= 0 for _, phase in found.phases for op in phase.operators)
+    (qk,) = (op for op in found.phases.prefill.operators if op.name == "qk_matmul")
+    assert qk.bytes >= 2 * 32 * 32 * batch * prompt * prompt  # scores of 32 heads in 32 layers
+    swept = sweep("mistral-7b-v0.1", "h100-sxm", {"prompt": [prompt]}, batch=batch, gen=2, attention="eager")
+    assert swept.columns["ttft_s"][0] == pytest.approx(found.generation.ttft_s)

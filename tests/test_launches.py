@@ -951,3 +951,14 @@ def test_few_tokens_of_a_sequence_cut_a_long_cache_as_single_ones_do(device, lib
     together = attention(np.array([1.0, 4.0, 128.0]), keys)
     alone = [float(attention(n, keys).expected[0]) for n in (1.0, 4.0, 128.0)]
     assert together.expected == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize(("device", "library"), [("l40s", "sglang"), ("a100-sxm-80gb", "vllm")])
+def test_few_queries_of_latent_attention_take_no_longer_than_the_fewest_measured_of_prompts(device, library):
+    """From 127 to 128 queries after 4,096 cached tokens, expected times do not fall, nor for any fewer."""
+    setting = Setting.of("deepseek-v3", device, library=library)
+    queries = np.arange(100.0, 130.0)
+    found = setting.kernels.run(setting.decode_plan, Workload.chunk(batch=1, chunk=queries, past=4096))
+    attention = [i for i, row in enumerate(found.operators) if row.operator.name == "attention"]
+    times = np.broadcast_to(found.launches[attention[0]].expected, queries.shape)
+    assert np.all(times[1:] >= times[:-1] * (1 - 1e-9))

@@ -112,6 +112,12 @@ class ExpectedLaunch:
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         return self.taking(self.expected, low, high, self.often)
 
+    def at_most(self, more: ExpectedLaunch, able: Num) -> ExpectedLaunch:
+        """The same, no longer than a launch that does `more` work where it is `able` to."""
+        shorter = np.broadcast_to(able, self.expected.shape) & (more.expected < self.expected)
+        expected = np.where(shorter, more.expected, self.expected)
+        return self.taking(expected, np.where(shorter, np.minimum(self.low, more.low), self.low), self.high, self.often)
+
     def widened(self, error: Error) -> ExpectedLaunch:
         """The same with an interval of no less than an error's."""
         low, high = error.interval(self.expected)

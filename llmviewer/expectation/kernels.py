@@ -211,6 +211,7 @@ def _run(kernel: Kernel, times: Mapping[int, ExpectedLaunch | None], *, by_query
     instead, apart = (times[id(other)] if other else None for other in (kernel.instead, kernel.apart))
     if found and apart:
         most = apart.up_to(found) if by_query else found.up_to(apart)
+        most = most.at_most(instead, kernel.instead.where) if kernel.instead and instead else most
         why = "a query at a time" if by_query else "few queries as so many heads"
         return replace(most, source=for_other_work(f"{why}, of which no kernel was measured with several", most.source))
     return found.or_sooner(instead, kernel.instead.where) if found and kernel.instead and instead else found

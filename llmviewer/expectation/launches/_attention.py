@@ -25,7 +25,8 @@ _FEWEST_READ: Final = 128  # queries of a sequence in what was measured of promp
 def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kernel]:
     """A kernel for prompts and one for single tokens, for groups of like sequences; the workload decides which of them
     runs. A few new tokens, as in a pass that verifies a draft, may run as so many more heads of a single token: the
-    decode kernel, which cuts a long cache among cores. Of latent attention they may also run one by one.
+    decode kernel, which cuts a long cache among cores. Of latent attention they may also run one by one, and take no
+    longer than the fewest that were measured of prompts.
     """
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _seen(mask, alike)
@@ -56,6 +57,7 @@ def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kerne
         kernel="mla_absorb" if absorbed else "",
     )  # fmt: skip
     yield Kernel(family="attention_decode", stack=single, shapes=shapes, where=once)
+    prompts = Stack(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
     instead, many = None, ~once
     if causal and kind != "mla_unabsorbed":
         side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
@@ -63,9 +65,14 @@ def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kerne
         instead = Kernel(family="attention_decode", stack=single, shapes=side, where=few)
         if absorbed:
             alone = {**shapes, "batch": batch * np.maximum(queries, 1)}
-            yield replace(instead, apart=Kernel(family="attention_decode", stack=single, shapes=alone, where=few))
+            padded = np.maximum(_FEWEST_READ - queries, 0)
+            more = {**shapes, "q_len": queries + padded, "kv_len": keys + padded}
+            yield replace(
+                instead,
+                apart=Kernel(family="attention_decode", stack=single, shapes=alone, where=few),
+                instead=Kernel(family="attention_prefill", stack=prompts, shapes=more, where=few),
+            )
             instead, many = None, many & ~few
-    prompts = Stack(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
     yield Kernel(family="attention_prefill", stack=prompts, shapes=shapes, where=many, instead=instead)
 
 

@@ -655,8 +655,9 @@ phimoe:
     expert_down_proj=.block_sparse_moe.experts.*.w2 expert_gate_proj=.block_sparse_moe.experts.*.w1
     expert_up_proj=.block_sparse_moe.experts.*.w3 router=.block_sparse_moe.gate|.mlp.router
 pi0 pi05 pi0_fast:
-    expert_action_in_proj=action_in_proj expert_action_out_proj=action_out_proj
-    expert_action_time_mlp_in=action_time_mlp_in expert_action_time_mlp_out=action_time_mlp_out
+    wrapper=paligemma_with_expert.paligemma expert_action_in_proj=action_in_proj
+    expert_action_out_proj=action_out_proj expert_action_time_mlp_in=action_time_mlp_in
+    expert_action_time_mlp_out=action_time_mlp_out
     expert_attn_norm=paligemma_with_expert.gemma_expert.model.layers.{}.input_layernorm
     expert_down_proj=paligemma_with_expert.gemma_expert.model.layers.{}.mlp.down_proj
     expert_final_norm=paligemma_with_expert.gemma_expert.model.norm
@@ -743,7 +744,7 @@ siglip_vision_model:
     probe.weight=head.probe q_proj.bias=.self_attn.q_proj.bias|head.attention.in_proj_bias
     q_proj.weight=.self_attn.q_proj.weight|head.attention.in_proj_weight up_proj=.mlp.fc1|head.mlp.fc1
 smolvla:
-    expert_action_in_proj=action_in_proj expert_action_out_proj=action_out_proj
+    wrapper=vlm_with_expert.vlm expert_action_in_proj=action_in_proj expert_action_out_proj=action_out_proj
     expert_action_time_mlp_in=action_time_mlp_in expert_action_time_mlp_out=action_time_mlp_out
     expert_attn_norm=vlm_with_expert.lm_expert.layers.{}.input_layernorm
     expert_cross_k_proj=vlm_with_expert.lm_expert.layers.{}.self_attn.k_proj

@@ -70,7 +70,7 @@ class Layout:
 
     def canonical(self, name: str) -> str:
         """The canonical form of a name in a checkpoint."""
-        return canonical(name.removeprefix(f"{self.wrapper}.") if self.wrapper else name)
+        return canonical(canonical(name).removeprefix(f"{self.wrapper}.")) if self.wrapper else canonical(name)
 
     def templates(self, weight: Weight) -> list[str]:
         """Names of the tensors that may hold a weight, before the layer is filled in."""

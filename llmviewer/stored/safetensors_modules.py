@@ -16,7 +16,7 @@ from ..precision import Format
 from .checkpoints import Checkpoint, Spot, disagreement
 from .formats import Stored
 from .gguf_files import StoredTensor
-from .module_names import Layout, Naming, canonical
+from .module_names import Layout, Naming
 
 _STORED_WITH: Final = re.compile(  # the end of the name of a tensor that is stored with a matrix, or in its place
     r"(?P<matrix>.+?)(?:\.weight)?[._](?:"
@@ -78,10 +78,10 @@ def safetensors_checkpoint(
     left = _sorted_in(tensors, parts, naming.layout)
     parts = {name: part for name, part in parts.items() if part.names}
     if not naming.looped:
-        _check_layers((*parts, *map(canonical, left)), graph.layers, predicting, file)
+        _check_layers((*parts, *map(naming.layout.canonical, left)), graph.layers, predicting, file)
     _check_sizes(parts, weights, file)
     missing = {spot: weight for spot, (weight, names) in weights.items() if not any(name in parts for name in names)}
-    others = _others(left, missing, parts, tensors, graph)
+    others = _others(left, missing, parts, tensors, naming)
     bits: dict[Spot, float] = {}
     formats: dict[Spot, Format | None] = {}
     for part in (*parts.values(), *others):
@@ -125,7 +125,7 @@ def _sorted_in(tensors: Mapping[str, StoredTensor], parts: Mapping[str, _Part], 
             left.append(name)
     names = sorted(name for name, part in parts.items() if part.names)
     for name in loose if names else ():
-        plain = canonical(name)
+        plain = layout.canonical(name)
         place = bisect(names, plain)
         nearest = max(names[max(place - 1, 0) : place + 1], key=partial(_alike, plain))
         parts[nearest].add(tensors[name], matrix=False)
@@ -188,19 +188,19 @@ def _others(
     missing: Mapping[Spot, Weight],
     parts: Iterable[str],
     tensors: Mapping[str, StoredTensor],
-    graph: Graph,
+    naming: Naming,
 ) -> list[_Part]:
     """Tensors without an operator of their name, as one matrix of all weights that are missing, if sizes agree.
 
     They are those of encoders of images and sound, whose names are not known, and those of the main network.
     """
-    main = {block.name for block in graph.blocks if block.main}
+    main = {block.name for block in naming.graph.blocks if block.main}
     roots = {name.partition(".")[0] for name in parts}
     found = []
     for inside in (True, False):
         whole = _Part(claims={spot: w.numel for spot, w in missing.items() if (spot[0] in main) == inside})
         for name in left:
-            root = canonical(name).partition(".")[0]
+            root = naming.layout.canonical(name).partition(".")[0]
             if root != "mtp" and (root in roots) == inside:
                 whole.add(tensors[name], matrix=not _STORED_WITH.fullmatch(name))
         size = sum(whole.claims.values())

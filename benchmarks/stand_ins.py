@@ -4,11 +4,14 @@
 
 It also writes the part of docs/accuracy.md on them.
 
-Nothing is fitted. Each measured stack is expected from the profiles that ship, of which those are left out that are
-nearer than a class of stand-ins: the stack itself, so that another kernel of the library remains; its library; its data
-type; each also without the device, and without siblings of the device. A cache in fp8 is expected from the same kernel
-with one in bf16, and the other way round. The error of a class is that of all its stacks, each of which counts equally,
-as do parts of any error.
+Each measured stack is expected from the profiles that ship, without fits; those are left out that are nearer than a
+class of stand-ins: the stack itself, so that another kernel of the library remains; its library; its data type; each
+also without the device, and without siblings of the device. A cache in fp8 is expected from the same kernel with one in
+bf16, and the other way round. The error of a class is that of all its stacks, each of which counts equally, as do parts
+of any error.
+
+Sizes beyond those that a kernel was measured with: every ninth stack is fitted to its rows of the lower 60 % of one
+size, and expected at twice that and more. That takes some minutes.
 
 Operators of which profiles have no kernel are expected from their memory traffic: as an addition of as many bytes, or
 of as many as memory moves in the time of their bound, times the median of measured / expected. FOLDER/linear_attention
@@ -31,11 +34,13 @@ import pandas as pd
 import yaml
 
 from llmviewer.errors import InputError
+from llmviewer.expectation.calibrate import entry_of
 from llmviewer.expectation.device import Device, find
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.families._family import MICROSECOND
 from llmviewer.expectation.profile import (
     ANOTHER_TYPE,
+    BEYOND,
     FOLDER,
     NO_KERNEL,
     OTHERS,
@@ -47,7 +52,7 @@ from llmviewer.expectation.profile import (
     shipped,
 )
 from llmviewer.expectation.rows import Rows, read
-from llmviewer.expectation.transfer import choose, expect, reached, sibling, source_class, twins
+from llmviewer.expectation.transfer import Choice, choose, expect, reached, sibling, source_class, twins
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -58,6 +63,8 @@ ROWS = 500  # of a stack
 LEAST = 40
 FEWER = 10  # of operators without a kernel
 STACKS = 6  # from which a class of one data type or kind of attention has an error of its own
+NINTH = 9
+_GROWING = {"gemm": "M", "moe": "tokens", "attention_decode": "kv_len", "attention_prefill": "q_len"}
 _KINDS = {"scan": "scan", "conv": "conv", "mhc": "hyper_connection"}  # of operators, by the first word of operations
 Times = tuple[np.ndarray, np.ndarray]  # expected and measured [s]
 _Kept = Callable[[Entry], bool]
@@ -65,9 +72,11 @@ _Kept = Callable[[Entry], bool]
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    groups = [rows for name in FAMILIES if name not in ALIKE for rows in measured(folder / f"{name}.parquet")]
+    tables = [folder / f"{name}.parquet" for name in FAMILIES if name not in ALIKE]
+    groups = [rows for path in tables for rows in measured(path)]
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(lambda: defaultdict(dict))
-    found = classes(groups, shipped()) | traffic(folder, [rows for rows in groups if rows.family.name == "moe"])
+    experts = [rows for rows in groups if rows.family.name == "moe"]
+    found = classes(groups, shipped()) | beyond(groups) | traffic(folder, experts)
     for (family, which, part), error in found.items():
         errors[family][which][part] = plain_error(error)
     about = "Errors of stand-ins: python benchmarks/stand_ins.py, from the measurements that the profiles name.\n"
@@ -86,13 +95,13 @@ def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
     lines = [
         TITLE,
         "",
-        "Written by `python benchmarks/stand_ins.py FOLDER`, which fits nothing. Where the kernel, the library or",
-        "the data type that is asked for was not measured, another stands in. Its error is found by leaving out of",
-        "the profiles that ship whatever is nearer to each measured stack: its kernel, its library, its data type,",
-        "and each of these without the device, or without its siblings. Each stack counts equally. `10 to 90 %` are",
-        "measured / expected of kernels of 20 us or more, of which intervals of such sources are made; `in 80 %` is",
-        "learned from the other stacks. Intervals are as wide as kernels differ: one of a library may be a fallback",
-        "that it rarely runs.",
+        "Written by `python benchmarks/stand_ins.py FOLDER`. Where the kernel, the library or the data type that is",
+        "asked for was not measured, another stands in. Its error is found by leaving out of the profiles that ship",
+        "whatever is nearer to each measured stack: its kernel, its library, its data type, and each of these",
+        "without the device, or without its siblings. Each stack counts equally. `10 to 90 %` are measured / expected",
+        "of kernels of 20 us or more, of which intervals of such sources are made; `in 80 %` is learned from the",
+        "other stacks. Intervals are as wide as kernels differ: one of a library may be a fallback that it rarely",
+        "runs. Sizes beyond those measured: every ninth stack, fitted to the lower 60 % of one size.",
         "",
         "| family | source | median error, % | 10 to 90 % | in 80 %, % |",
         "|---|---|---|---|---|",
@@ -155,6 +164,22 @@ def classes(groups: Sequence[Rows], entries: Sequence[Entry]) -> dict[tuple[str,
         for key, times in sorted(found.items())
         if "another" in key[1] and not key[1].startswith(OTHERS) and len(times) >= STACKS
     }
+
+
+def beyond(groups: Sequence[Rows]) -> dict[tuple[str, str, str], Error]:
+    """The error of sizes beyond those that a kernel was fitted to, by family."""
+    found: dict[str, list[Times]] = defaultdict(list)
+    for family in dict.fromkeys(rows.family.name for rows in groups):
+        for rows in [rows for rows in groups if rows.family.name == family and len(rows) == ROWS][::NINTH]:
+            sizes = rows.shapes[_GROWING[family]]
+            most = np.quantile(sizes, 0.6)
+            kept, further = (rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= most, sizes >= 2 * most))
+            entry = entry_of(kept)
+            if entry and len(further) >= LEAST:
+                made = reached(Choice(entries=(entry,), error=entry.held_out, source=""), rows.family, further.shapes,
+                               rows.device, rows.stack)  # fmt: skip
+                found[family].append((made.expected, further.measured))
+    return {(family, BEYOND, "all"): pooled(times) for family, times in found.items()}
 
 
 def _of_another_cache(entry: Entry, rows: Rows) -> bool:

@@ -192,3 +192,17 @@ def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
     (place,) = (i for i, row in enumerate(before.operators) if row.operator.name == "up_proj")
     assert after.operators[place].time_s < before.operators[place].time_s
     assert after.launches[place].expected == pytest.approx(before.launches[place].expected)
+
+
+def test_beyond_the_sizes_that_were_measured_little_is_as_sure():
+    sizes = {"kv_len": [100_000, 900_000], "batch": 4, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    near, far = estimate_kernel("attention", "h100-sxm", sizes, library="vllm")
+    beyond = transferred()["attention_decode", "all", "beyond the measured sizes"]
+    reach, usual = (each.expected_high_s / each.expected_time_s for each in (far, near))
+    assert reach >= 0.999 * beyond.long[1] > usual
+    (operator,) = (
+        op
+        for op in analyze("llama-3.1-8b", "h100-sxm", library="vllm", prompt=900_000, gen=2).phases.decode.operators
+        if op.name == "attention"
+    )
+    assert operator.expectation_source.endswith("; beyond the measured sizes")

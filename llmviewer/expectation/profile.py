@@ -451,6 +451,7 @@ ANOTHER_KERNEL: Final = "another kernel"
 ANOTHER_LIBRARY: Final = "another library"
 ANOTHER_TYPE: Final = "another data type"
 NO_KERNEL: Final = "no kernel"
+BEYOND: Final = "beyond the measured sizes"
 
 
 @cache
@@ -460,7 +461,8 @@ def transferred() -> Mapping[tuple[str, str, str], Error]:
 
     Classes of devices are those of NEARNESS: a sibling, of the same architecture and kind of memory; another of the
     same maker; or one of another. Classes of stand-ins are another kernel of the library, another library and another
-    data type, on the device itself or, after the class of a device and a comma, on another.
+    data type, on the device itself or, after the class of a device and a comma, on another. Further classes are
+    operators without a kernel, and sizes beyond those that a kernel was measured with.
     """
     paths = [path for name in (TRANSFERRED, STAND_INS) if (path := FOLDER / name).exists()]
     files = [read_yaml(path).section("errors") for path in paths]

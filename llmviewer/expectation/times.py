@@ -21,8 +21,8 @@ from .families import FAMILIES, Stack
 from .families._family import Array
 from .launches import Kernel
 from .library import ALIKE, Library, key_of
-from .profile import Entry, Profile
-from .transfer import Choice, Expectation, choose, reached
+from .profile import BEYOND, Entry, Profile
+from .transfer import Choice, Expectation, choose, reached, widens_beyond
 
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
@@ -197,13 +197,16 @@ class _Alternative:
 
     @classmethod
     def of(
-        cls, found: Expectation, entry: Entry, columns: Mapping[str, Array], *, release: int, count: int
+        cls, found: Expectation, entry: Entry, columns: Mapping[str, Array], *, release: int, starts: Sequence[int]
     ) -> _Alternative:
-        """One kernel, for `count` that are asked for."""
+        """One kernel, for those that are asked for, each from one of `starts` to the next."""
         shape = found.expected.shape
+        beyond = np.broadcast_to(entry.beyond(columns), shape)
+        wide = (beyond > 0) & widens_beyond(entry.family)
+        far = 2 * np.add.reduceat(wide.astype(int), starts) >= np.diff([*starts, len(beyond)])
         return cls(
-            found=found, library=entry.stack.library, beyond=np.broadcast_to(entry.beyond(columns), shape),
-            release=np.full(shape, release), sources=[found.source] * count,
+            found=found, library=entry.stack.library, beyond=beyond, release=np.full(shape, release),
+            sources=[_with(found.source, BEYOND if most else "") for most in far],
         )  # fmt: skip
 
     def or_better(self, other: _Alternative, starts: Sequence[int]) -> _Alternative:
@@ -246,7 +249,7 @@ def _best(
     libraries: dict[str, _Alternative] = {}
     for found, entry in able:
         release = releases.index(entry.release)
-        one = _Alternative.of(found, entry, columns, release=release, count=len(starts))
+        one = _Alternative.of(found, entry, columns, release=release, starts=starts)
         known = libraries.get(one.library)
         libraries[one.library] = known.or_better(one, starts) if known else one
     return reduce(lambda one, other: one.or_better(other, starts), libraries.values())

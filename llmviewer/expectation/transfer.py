@@ -20,6 +20,7 @@ from .profile import (
     ANOTHER_KERNEL,
     ANOTHER_LIBRARY,
     ANOTHER_TYPE,
+    BEYOND,
     NEARNESS,
     NO_KERNEL,
     OTHERS,
@@ -328,6 +329,11 @@ def _measured_error(name: str, stack: Stack, which: str) -> Error:
     return error.or_wider(_measured_error(name, stack, near)) if near and instead else error
 
 
+def widens_beyond(family: str) -> bool:
+    """Whether the error of a family beyond the sizes that its kernels were measured with is known."""
+    return (family, "all", BEYOND) in index().errors
+
+
 def stand_in_error(family: str, instead: str) -> Error:
     """The error of kernels of a family that stand in for work that they do not do."""
     return index().errors.get((family, "all", instead), _UNKNOWN)
@@ -376,6 +382,10 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     fixed = [family.fixed(p, features[e.variant]) for p, e in zip(parameters, choice.entries, strict=True)]
     expected = np.exp(_between(choice, device, logs)) * choice.error.scale
     low, high = choice.error.interval(expected)
+    further, far = index().errors.get((family.name, "all", BEYOND)), choice.entries[0].beyond(shapes) > 0
+    if further and np.any(far):
+        ends = further.or_wider(choice.error).interval(expected)
+        low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
     found = Expectation(
         bound=np.zeros_like(expected),
         expected=expected,

@@ -7,6 +7,7 @@ import pytest
 from llmviewer import analyze, estimate_kernel
 from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.kernels import Kernels
+from llmviewer.units import si
 
 _STANDS_IN = "no kernel of "
 _MOST = "q_proj, k_proj, v_proj, o_proj and 3 more"
@@ -117,3 +118,16 @@ def test_little_to_spare_is_told_where_the_batch_was_given():
     assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB of free memory may be too little: {kept}"]
     assert not any(kept in note for note in notes("", "deepseek-v3", "h200-sxm", **asked))
     assert not any(kept in note for note in notes("", "llama-3.1-8b", "h100-sxm", batch="max"))
+
+
+def test_models_that_the_last_cache_holds_are_named():
+    small = analyze("llama-68m", "mi300x", quant="bf16")
+    held = small.memory.weight_bytes + small.memory.kv_cache_bytes
+    assert held < 256 * 2**20
+    (note,) = (note for note in small.notes if "fit in the" in note)
+    assert note == (
+        f"weights and cache, {si(held)}B, fit in the 256 MiB L3 of mi300x: passes that find them there can beat the "
+        "bounds, which read them from memory"
+    )
+    for larger in ({}, {"quant": "bf16", "batch": 64}, {"quant": "bf16", "offload": "weights=0.5"}):
+        assert not any("fit in the" in note for note in analyze("llama-68m", "mi300x", **larger).notes)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
+import numpy as np
+
 from ..devices.keys import ON_CHIP
 from ..expectation.formats import TYPES
 from ..expectation.kernels import Kernels
@@ -27,6 +29,7 @@ from ..parallel.overlap import Overlapped
 from ..precision import NAMED, Format
 from ..resource import Unit, link
 from ..setting import Setting
+from ..transforms.offload import ON_DEVICE
 from ..transforms.skew import chooses, skew
 from ..units import counted, seconds, si
 from ..workload import Workload
@@ -60,6 +63,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     found += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
     found += [*_to_mxfp8(setting), *_other_libraries(setting, read, prompt), *_other_types(setting, read)]
     found += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
+    found += _cached(setting, batch=batch, prompt=prompt, written=written)
     if model.picture and prompt != model.picture:
         found.append(
             f"{model.name} reads an image as {model.picture} tokens: --prompt {model.picture} counts one image"
@@ -117,6 +121,19 @@ def acted(model: Model, answer: GenerationResult, written: int) -> list[str]:
 
 def _acting(latency: float, actions: int) -> str:
     return f"{1 / latency:,.4g} inferences/s, {actions / latency:,.4g} actions/s"
+
+
+def _cached(setting: Setting, *, batch: int, prompt: int, written: int) -> list[str]:
+    """Models so small that the last cache keeps them from one pass to the next, which bounds do not assume."""
+    name, capacity = setting.hardware.last_cache
+    if not capacity or setting.offload != ON_DEVICE:
+        return []
+    weights, cache, _ = setting.footprint.parts(batch=float(batch), prompt=prompt, gen=written)
+    held = float(np.max(weights) + np.max(cache))
+    if held > capacity:
+        return []
+    fit = f"weights and cache, {si(held)}B, fit in the {capacity / 2**20:,.0f} MiB {name} of {setting.hardware.name}"
+    return [f"{fit}: passes that find them there can beat the bounds, which read them from memory"]
 
 
 def _fp32_weights(setting: Setting) -> list[str]:

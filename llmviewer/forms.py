@@ -68,6 +68,7 @@ def together(share: float) -> Stream:
 
 
 SINGLE: Final = Stream("single")  # each sequence as a single token
+ENDING: Final = Stream("ending")  # new tokens whose logits are needed
 
 
 def evicted(budget: float) -> Stream:

@@ -42,7 +42,7 @@ class Block:
     @property
     def main(self) -> bool:
         """Whether it processes the generated sequence, not the input of an encoder or images."""
-        return self.stream in (WHOLE, TARGET) or self.stream.name in ("seeing", "acting")
+        return self.stream in (WHOLE, TARGET) or self.stream.name in ("seeing", "acting", "ending")
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))

@@ -39,6 +39,7 @@ _CONTEXT: Final = (
     "max_seq_len",
     "model_max_length",
     "max_sequence_length",
+    "max_context_length",
     "max_source_positions",
 )
 _PREDICTING: Final = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")

@@ -235,6 +235,10 @@ class Workload:
         """The sequences with images, which attend to `tokens` per image besides their own."""
         return _Target(tuple(s.of_seen(tokens) for s in self.groups))
 
+    def ending(self) -> Workload:
+        """The last new tokens of each sequence, whose logits are needed; all of a decode step."""
+        return _Part(tuple(replace(s, q_len=np.minimum(s.logits, s.q_len)) for s in self.groups))
+
     def replicas(self, ranks: float) -> Workload:
         """The passes of `ranks` devices with equal work, together."""
         return _Part(tuple(s.times(ranks) for s in self.groups))

@@ -355,12 +355,11 @@ class _Net:
         made = self._scores(query, (key,), (v.result,))
         up = self._linear("up_proj", result(normed), 4 * self.hidden)
         mid = self.parts.activate("mlp_act", "gelu_tanh", up.result)
-        both = (result(made), mid.result)
-        out = self.stream("down_proj", self.hidden)
-        down = self.parts.linear("down_proj", replace(mid.result, width=5 * self.hidden), out, bias=True)
-        down = replace(down, inputs=both)
-        add = self._added("mlp_add", x, (down.result,), own, rows=self.rows)
-        return (act, own, *normed, q, k, v, *prepared, *made, up, mid, down, add)
+        # one matrix for both, whose parts are two products here
+        down = self._linear("down_proj", mid.result, self.hidden)
+        o_proj = self.parts.linear("o_proj", result(made), self.stream("o_proj", self.hidden))
+        add = self._added("mlp_add", x, (o_proj.result, down.result), own)
+        return (act, own, *normed, q, k, v, *prepared, *made, up, mid, o_proj, down, add)
 
     def tabled(self) -> tuple[Operator, ...]:
         """Attention to the image, to the text, and an MLP; modulated by the sum of shared numbers and a table."""
@@ -444,7 +443,9 @@ class _Net:
         out = with_rows(self.parts.tensor(name, self.hidden), rows or x.rows)
         gates = [self.each(op.result.name, self.hidden) for op in numbers]
         x = with_rows(x, rows or x.rows)
-        return Add(name=name, inputs=(x, *branches, *gates), outputs=(out,), ops_per_element=2)
+        # branches of image and text have rows of their own: an Add would sum their parts on several devices
+        kind = Add if len({branch.rows for branch in branches}) == 1 else Elementwise
+        return kind(name=name, inputs=(x, *branches, *gates), outputs=(out,), ops_per_element=2)
 
     def _mlp(self, prefix: str, x: Tensor) -> tuple[Operator, ...]:
         up = self._linear(f"{prefix}up_proj", x, 4 * self.hidden)

@@ -14,6 +14,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._borrowed import BorrowedAttention
 from ._decoder import Layer, Prediction, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import attention, decoder, grouped_heads, rotated, sliding_window
@@ -115,13 +116,14 @@ def build_grok(config: Section, fmt: Format) -> Graph:
     return decoder(config, layer, tied=True).graph(fmt)
 
 
-@architecture("hunyuan_v1_moe")
+@architecture("hunyuan_v1_moe", "hunyuan")
 def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
-    """Hunyuan-A13B: a shared expert, and norms of queries and keys. Fields that may differ by layer are numbers, or
-    lists with one for each.
+    """Hunyuan-A13B and Hunyuan-Large: a shared expert, and norms of queries and keys. Fields that may differ by layer
+    are numbers, or lists with one for each. With cross-layer attention (arXiv:2411.02265, section 2.3.2), the first of
+    so many layers has keys and values for all of them.
     """
-    costless(config, "eod_token_id", "attention_head_dim", "use_mixed_mlp_moe")
-    for flag in ("use_cla", "use_mla", "mlp_bias"):
+    costless(config, "eod_token_id", "attention_head_dim", "use_mixed_mlp_moe", "cla_share_factor")
+    for flag in ("use_mla", "mlp_bias"):
         if config.flag(flag, default=False):
             raise config.error(flag, "must be false; it is not modelled")
     if config.integer("moe_layer_num_skipped", 0, least=0):
@@ -137,9 +139,11 @@ def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
             ("num_shared_expert", 1),
         )
     )
+    every = config.integer("cla_share_factor", 1) if config.flag("use_cla", default=False) else 1
+    borrowing = BorrowedAttention(heads=mixer.heads, rotary_dim=mixer.rotary_dim, qk_norm=norm, o_bias=mixer.o_bias)
     layers = [
         Layer(
-            mixer=mixer,
+            mixer=borrowing if index % every else mixer,
             feed_forward=Experts(
                 experts=count,
                 chosen=at_most(config, "moe_topk", "num_experts", chosen[index]),
@@ -147,7 +151,7 @@ def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
                 act=act,
                 shared=Mlp(inner=shared[index] * config.integer("intermediate_size"), act=act, gated=True),
             ),
-            name="moe",
+            name="borrowing" if index % every else "moe",
         )
         for index in range(config.count("num_hidden_layers"))
     ]

@@ -178,6 +178,40 @@ class Chosen(Mask):
 
 
 @dataclass(frozen=True)
+class Strided(Mask):
+    """The last `window` keys, and of those before them one block in `stride` (arXiv:2404.14219, section 2.1).
+
+    Blocks count as fractions, which keeps lengths linear.
+
+    read_of  blocks in `stride` that the query heads of a key head need together
+    """
+
+    window: int
+    stride: int
+    read_of: int = 1
+
+    @property
+    def pairs(self) -> Form:
+        return pairs() / self.stride + (1 - 1 / self.stride) * pairs(self.window)
+
+    @property
+    def cells(self) -> Form:
+        return cells()
+
+    @property
+    def read(self) -> Form:
+        share = self.read_of / self.stride
+        return share * kv_tokens() + (1 - share) * kv_tokens(self.window)
+
+    @property
+    def held(self) -> Form:
+        return kv_tokens()
+
+    def __str__(self) -> str:
+        return f"{self.window} and 1 in {self.stride}"
+
+
+@dataclass(frozen=True)
 class Everything(Mask):
     """All of the sequence, as in encoders; keys are not kept.
 

@@ -59,9 +59,9 @@ class _Stages:
         """(layer, layer whose cache it reads) in different stages; None if there are none."""
         for block in graph.blocks:
             for heads in _borrowed(block):
-                before = [n for b in graph.blocks for n in b.layers if n < block.layers[0] and heads in _lent(b)]
-                lender = max(before, default=block.layers[0])
-                for layer in block.layers:
+                lenders = [n for b in graph.blocks for n in b.layers if heads in _lent(b)]
+                for layer in block.layers:  # each reads the cache of the last lender before it
+                    lender = max((n for n in lenders if n < layer), default=layer)
                     if self.stage(block, layer) != self.stage(block, lender):
                         return layer, lender
         return None

@@ -1,0 +1,114 @@
+"""Phi-4-mini-flash, SambaY: Mamba and windowed attention, one layer that sees all, and then layers that use its cache
+or gate the memory of the last Mamba (arXiv:2507.06607).
+
+Attention is differential and without positions. The layers after the one that sees all process only the tokens whose
+logits are needed, as a prompt leaves nothing in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from ..documents import Section
+from ..forms import ENDING
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.masks import CAUSAL, Causal
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._borrowed import borrowed
+from ._decoder import Layer, Mixer
+from ._feed_forward import Mlp
+from ._fields import decoder, grouped_heads, sliding_window, without
+from ._parts import NormKind, Parts, activation, result
+from ._recurrent import SIGMOID
+from ._state_space import Mamba
+
+_AFTER = ("cross", "gated")  # names of the layers that process tokens with logits alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentialAttention:
+    """Each head sees the values of two; the results of one half, scaled, are subtracted from the other, and normalized.
+
+    own  whether keys and values are this layer's; else those of an earlier one
+    """
+
+    heads: Heads
+    own: bool = True
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads, two = self.heads, 2 * self.heads.head_dim
+        q = parts.tensor("q_proj", heads.q_width)
+        names = ("k_cache", "v_cache")
+        if self.own:
+            kept = (parts.kept(name, heads.kv_width, heads.mask) for name in names)
+            projection = parts.linear("qkv_proj", x, q, *kept, bias=True)
+            k, v = (parts.cache(name, heads.kv_width, heads.mask) for name in names)
+        else:
+            projection = parts.linear("q_proj", x, q, bias=True)
+            k, v = (borrowed(parts, name, heads.kv_width, heads.mask) for name in names)
+        made = scored(parts, replace(heads, value_dim=two), q, (k,), v)
+        weights = {f"lambda_{name}": heads.head_dim for name in ("q1", "k1", "q2", "k2")} | {"subln.weight": two}
+        # product, difference, four of an RMSNorm, a factor
+        difference = parts.elementwise(
+            "difference", result(made), width=heads.q_width, ops=7, weights=weights, normed=two
+        )
+        return (projection, *made, difference, parts.project("o_proj", difference.result, x.width, bias=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedMemory:
+    """The output of an earlier scan, gated by a projection of x.
+
+    inner  channels of the scan
+    """
+
+    inner: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        gate = parts.project("in_proj", x, self.inner)
+        memory = gate.result  # has the width of the gate, so that reading that twice counts it
+        gated = parts.elementwise("gated_memory", gate.result, memory, ops=SIGMOID + 2)
+        return (gate, gated, parts.project("out_proj", gated.result, x.width))
+
+
+@architecture("phi4flash")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(
+        "attention_dropout", "embd_pdrop", "resid_pdrop", "lm_head_bias", "layer_types", "mamba_dt_rank",
+        "attention_bias",
+    )  # fmt: skip
+    for key in ("mlp_bias", "lm_head_bias", "mamba_proj_bias"):
+        without(config, key, "no published model has these biases")
+    layers, hidden = config.count("num_hidden_layers"), config.integer("hidden_size")
+    every, half = config.integer("mb_per_layer", 2), layers // 2
+    if every != 2 or layers % 4:
+        raise config.error("mb_per_layer", "must be 2, with num_hidden_layers a multiple of 4, as published")
+    plain = grouped_heads(config)
+    inner = hidden * config.integer("mamba_expand", 2)
+    rank = config.get("mamba_dt_rank")
+    mamba = Mamba(
+        inner=inner,
+        state=config.integer("mamba_d_state", 16),
+        taps=config.integer("mamba_d_conv", 4),
+        step_rank=ceil(hidden / 16) if rank in (None, "auto") else config.integer("mamba_dt_rank"),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+    )
+    near = replace(plain, mask=Causal(sliding_window(config)))
+    mixers: dict[str, Mixer] = {
+        "mamba": mamba,
+        "local": DifferentialAttention(heads=near),
+        "global": DifferentialAttention(heads=replace(plain, mask=CAUSAL)),
+        "gated": GatedMemory(inner=inner),
+        "cross": DifferentialAttention(heads=replace(plain, mask=CAUSAL), own=False),
+    }
+    act = activation(config, "hidden_act", "silu")
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True, fused=True)
+    kinds = ["mamba", "local"] * (half // 2) + ["mamba", "global"] + ["gated", "cross"] * (half // 2 - 1)
+    made = [Layer(mixer=mixers[kind], feed_forward=mlp, name=kind) for kind in kinds]
+    graph = decoder(config, made, norm=NormKind.LAYER, tied=True).graph(fmt)
+    return graph.map_blocks(lambda b: replace(b, stream=ENDING) if b.name in (*_AFTER, "head") else b)

@@ -319,6 +319,16 @@ def test_an_entry_of_a_list_names_modules_of_the_architecture(config, matching, 
     assert found == named
 
 
+def test_layers_that_predict_further_tokens_have_names_of_their_own(load):
+    modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    config = {**MIXTURE, "num_nextn_predict_layers": 1}
+    for names, fmt in ((["mtp*"], "bf16"), (["model.layers.3*"], "bf16"), (["model.layers.1*"], "nvfp4")):
+        graph = load({**modelopt, "exclude_modules": names}, of=config).predicting.published
+        (block,) = (block for block in graph.blocks if block.name == "mtp")
+        found = {str(op.weight.format) for op in block.operators if op.name in ("eh_proj", "o_proj", "expert_up_proj")}
+        assert found == {fmt}
+
+
 def test_an_entry_that_names_no_module_is_reported(load):
     skipped = ["lm_head", "model.layers.0.mlp.gate", "model.visual", "mtp.fc", "layers.3.attn.wq"]
     model = load({**FP8, "modules_to_not_convert": skipped})
@@ -423,8 +433,51 @@ def test_experts_in_four_bits_of_a_model_in_eight(load):
     assert bits["o_proj"] == {8 + 32 / 16384: [0, 1, 2]}  # `ignore` is of the four bits
 
 
+def _shipped(name):
+    return read_yaml(data_dir("models") / f"{name}.yaml").section("config").data
+
+
+def test_experts_of_gemma_4_are_quantized_where_its_other_modules_are_not(load):
+    """As in nvidia/Gemma-4-26B-A4B-NVFP4: MLP, router and experts are siblings."""
+    listed = [f"model.language_model.layers.{i}.{part}*" for i in range(30) for part in ("mlp", "router", "self_attn")]
+    model = load({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": listed}, of=_shipped("gemma-4-26b-a4b"))
+    experts = 30 * 128 * 3 * 2816 * 704
+    assert weight_bytes(model.published) == experts * 4.5 / 8 + (model.parameters - experts) * 2
+
+
+LINEAR = [i for i in range(60) if i % 4 != 3]  # layers of Qwen3.5-397B with linear attention
+QKV = 4096 * (2 * 16 * 128 + 64 * 128)  # weights of in_proj_qkv in each
+FIRST = {
+    "qkv_proj": QKV,
+    "z_proj": 4096 * 64 * 128,
+    "b_proj": 4096 * 64,
+    "a_proj": 4096 * 64,
+    "out_proj": 64 * 128 * 4096,
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "operators"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "model.language_model.layers.{}.linear_attn*", FIRST),
+        ({"quant_method": "fp8"}, "model.language_model.layers.{}.linear_attn.in_proj_qkv", ("qkv_proj",)),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "model.layers.{}.linear_attn.in_proj_z", ("z_proj",)),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": FLOAT8}}},
+         "re:.*layers.{}.linear_attn.in_proj_[ab]$", ("a_proj", "b_proj")),
+    ],
+)  # fmt: skip
+def test_linear_attention_of_qwen_is_skipped_by_its_module_names(load, method, names, operators):
+    key = {"modelopt": "exclude_modules", "fp8": "modules_to_not_convert", "bitsandbytes": "llm_int8_skip_modules"}
+    listed = {key.get(method["quant_method"], "ignore"): [names.format(i) for i in LINEAR]}
+    config = _shipped("qwen3.5-397b-a17b")
+    model, whole = load({**method, **listed}, of=config), load(method, of=config)
+    assert model.notes == whole.notes
+    skipped = len(LINEAR) * sum(FIRST[name] for name in operators)
+    assert weight_bytes(model.published) - weight_bytes(whole.published) == skipped  # a byte more for each
+
+
 def test_bitsandbytes_quantizes_layers_of_a_vision_tower_unless_it_is_skipped(load):
-    config = read_yaml(data_dir("models") / "qwen2.5-vl-7b.yaml").section("config").data
+    config = _shipped("qwen2.5-vl-7b")
     nf4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     whole = load({**nf4, "llm_int8_skip_modules": ["lm_head", "merger"]}, of=config)
     skipped = load({**nf4, "llm_int8_skip_modules": ["lm_head", "visual"]}, of=config)

@@ -106,7 +106,9 @@ class Naming:
         inside = [name.replace("@", side).replace("{last}", last) for name in inside]
         filled = tuple(self._filled(name, layer, block) for name in inside) or tuple(names)
         if block.name.startswith("mtp"):
-            filled = (*filled, *(f"mtp.{self._filled(name, layer - self.graph.layers, block)}" for name in inside))
+            place = layer - min(b.layers[0] for b in self._predicting)
+            further = [self._filled(name, place, block) for name in inside]
+            filled = (*filled, *(f"mtp{joint}{name}" for name in further for joint in "._"))
         return filled
 
     def modules(self, block: Block, op: Operator, layer: int | None) -> tuple[str, ...]:
@@ -118,6 +120,11 @@ class Naming:
     def looped(self) -> bool:
         """Whether layers share weights, so that a checkpoint has fewer."""
         return len(self._own) < self.graph.layers
+
+    @cached_property
+    def _predicting(self) -> list[Block]:
+        """The blocks of multi-token prediction."""
+        return [b for b in (*self.graph.blocks, *self.graph.prediction) if b.layers and b.name.startswith("mtp")]
 
     @cached_property
     def _own(self) -> dict[int, int]:

@@ -113,6 +113,11 @@ albert:
 apertus apertus1p5 apertus1p5_text:
     attn_norm=.attention_layernorm mlp_act.alpha_n=.mlp.act_fn.alpha_n mlp_act.alpha_p=.mlp.act_fn.alpha_p
     mlp_norm=.feedforward_layernorm
+arctic:
+    expert_down_proj=.block_sparse_moe.experts.*.w2 expert_gate_proj=.block_sparse_moe.experts.*.w1
+    expert_up_proj=.block_sparse_moe.experts.*.w3 residual_down_proj=.residual_mlp.w2
+    residual_gate_proj=.residual_mlp.w1 residual_norm=.residual_layernorm residual_up_proj=.residual_mlp.w3
+    router=.block_sparse_moe.gate
 axk1:
     experts_norm=.post_mlp_layernorm
 axk2:
@@ -364,12 +369,12 @@ hrm_text:
     layers={stack}.layers.{} stacks=L_module|H_module first_state=z_L_init g_proj=.attn.gqkv_proj
     gate_proj=.mlp.gate_up_proj k_proj=.attn.gqkv_proj o_proj=.attn.o_proj q_proj=.attn.gqkv_proj
     up_proj=.mlp.gate_up_proj v_proj=.attn.gqkv_proj
-hunyuan_v1_dense hunyuan_vl hunyuan_vl_text:
-    k_norm=.self_attn.key_layernorm q_norm=.self_attn.query_layernorm
-hunyuan_v1_moe:
+hunyuan hunyuan_v1_moe:
     k_norm=.self_attn.key_layernorm q_norm=.self_attn.query_layernorm router=.mlp.gate.wg
     shared_down_proj=.mlp.shared_mlp.down_proj shared_gate_proj=.mlp.shared_mlp.gate_proj
     shared_up_proj=.mlp.shared_mlp.up_proj
+hunyuan_v1_dense hunyuan_vl hunyuan_vl_text:
+    k_norm=.self_attn.key_layernorm q_norm=.self_attn.query_layernorm
 hy_v3:
     router=.mlp.router.gate|.mlp.gate shared_down_proj=.mlp.shared_mlp.down_proj|.mlp.shared_experts.down_proj
     shared_gate_proj=.mlp.shared_mlp.gate_proj|.mlp.shared_experts.gate_proj
@@ -641,12 +646,24 @@ olmo_hybrid:
 openai-gpt:
     layers=h.{} attn_norm=.ln_1 down_proj=.mlp.c_proj embed_positions=positions_embed embed_tokens=tokens_embed
     mlp_norm=.ln_2 o_proj=.attn.c_proj qkv_proj=.attn.c_attn up_proj=.mlp.c_fc
+openelm:
+    attn_norm=.attn_norm down_proj=.ffn.proj_2 embed_tokens=token_embeddings gate_up_proj=.ffn.proj_1
+    k_norm=.attn.k_norm mlp_norm=.ffn_norm o_proj=.attn.out_proj q_norm=.attn.q_norm qkv_proj=.attn.qkv_proj
 opt:
     layers=decoder.layers.{} attn_norm=.self_attn_layer_norm down_proj=.fc2 embed_positions=decoder.embed_positions
     embed_tokens=decoder.embed_tokens final_norm=decoder.final_layer_norm mlp_norm=.final_layer_norm
     o_proj=.self_attn.out_proj project_in=decoder.project_in project_out=decoder.project_out up_proj=.fc1
 phi:
     down_proj=.mlp.fc2 final_norm=final_layernorm o_proj=.self_attn.dense up_proj=.mlp.fc1
+phi3small:
+    final_norm=final_layernorm gate_up_proj=.mlp.up_proj o_proj=.self_attn.dense qkv_proj=.self_attn.query_key_value
+phi4flash:
+    A_log=.attn.A_log D=.attn.D conv=.attn.conv1d down_proj=.mlp.fc2 dt_proj=.attn.dt_proj
+    final_norm=final_layernorm gate_up_proj=.mlp.fc1 in_proj=.attn.in_proj
+    lambda_k1=.attn.inner_cross_attn.lambda_k1 lambda_k2=.attn.inner_cross_attn.lambda_k2
+    lambda_q1=.attn.inner_cross_attn.lambda_q1 lambda_q2=.attn.inner_cross_attn.lambda_q2 o_proj=.attn.out_proj
+    out_proj=.attn.out_proj q_proj=.attn.Wqkv qkv_proj=.attn.Wqkv subln=.attn.inner_cross_attn.subln
+    x_proj=.attn.x_proj
 phi4mm:
     down_proj=.mlp.down_proj.base_layer|.mlp.down_proj gate_up_proj=.mlp.gate_up_proj.base_layer|.mlp.gate_up_proj
     o_proj=.self_attn.o_proj.base_layer|.self_attn.o_proj
@@ -670,6 +687,9 @@ pi0 pi05 pi0_fast:
     expert_v_proj=paligemma_with_expert.gemma_expert.model.layers.{}.self_attn.v_proj
 qianfan_ocr:
     layers=encoder.layers.{}|layers.{}
+qwen:
+    layers=h.{} attn_norm=.ln_1 down_proj=.mlp.c_proj embed_tokens=wte final_norm=ln_f gate_proj=.mlp.w2
+    mlp_norm=.ln_2 o_proj=.attn.c_proj qkv_proj=.attn.c_attn up_proj=.mlp.w1
 qwen3_5_moe qwen3_5_moe_text:
     a_proj=.linear_attn.in_proj_a b_proj=.linear_attn.in_proj_b shared_down_proj=.mlp.shared_expert.down_proj
     shared_gate_proj=.mlp.shared_expert.gate_proj shared_up_proj=.mlp.shared_expert.up_proj
@@ -801,6 +821,11 @@ whisper:
     layers=@.layers.{} attn_norm=.self_attn_layer_norm conv1=@.conv1 conv2=@.conv2 down_proj=.fc2
     embed_positions=@.embed_positions embed_tokens=@.embed_tokens final_norm=@.layer_norm mlp_norm=.final_layer_norm
     o_proj=.self_attn.out_proj up_proj=.fc1
+xlstm:
+    layers=blocks.{} attn_norm=.norm_mlstm down_proj=.ffn.proj_down embed_tokens=embeddings final_norm=out_norm
+    forget_gate=.mlstm_layer.fgate_preact g_proj=.mlstm_layer.ogate_preact gate_proj=.ffn.proj_up_gate
+    input_gate=.mlstm_layer.igate_preact k_proj=.mlstm_layer.k mlp_norm=.norm_ffn out_proj=.mlstm_layer.out_proj
+    q_proj=.mlstm_layer.q scan_norm=.mlstm_layer.multihead_norm up_proj=.ffn.proj_up v_proj=.mlstm_layer.v
 zamba:
     A_log=.mamba_decoder.mamba.A_log|.mamba.A_log D=.mamba_decoder.mamba.D|.mamba.D
     attn_norm=.shared_transf.input_layernorm|.input_layernorm conv=.mamba_decoder.mamba.conv1d|.mamba.conv1d

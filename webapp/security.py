@@ -66,7 +66,7 @@ def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
     @server.before_request
     def check_request() -> None:
         if names and not _is_among(f"//{request.host}", names):
-            abort(403, f"this server does not answer for {request.host[:80]!r}; see docs/web.md, Hosting")
+            abort(403, f"this server does not answer for {request.host[:80]!r}; see `llmviewer docs web`, Hosting")
         if request.method != "POST":
             return
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")

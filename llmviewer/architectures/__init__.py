@@ -75,8 +75,8 @@ def _unknown(config: Section, model_type: str) -> str:
         return f"{parts[0]}; {kind.instead}"
     named, nearest = class_name(config.data), nearest_family(config.data)
     if nearest:
-        kind, shared = nearest
-        parts.append(f"by its fields it is nearest to {kind} ({', '.join(shared)})")
+        family, shared = nearest
+        parts.append(f"by its fields it is nearest to {family} ({', '.join(shared)})")
     if named in _BUILDERS:
         parts.append(f"by its class it is a {named}")
     elif spelt := get_close_matches(model_type, _BUILDERS):

@@ -116,8 +116,8 @@ def kind_of(model_type: str, known: Iterable[str]) -> Kind | None:
         return Kind(f"a part of {whole}", _WHOLE)
     every = (name for table in (_KINDS, _LANGUAGE) for listed in table.values() for name in listed.split())
     if owner := _whole(model_type, every):
-        kind = kind_of(owner, ())
-        return Kind(f"a part of {owner}, {kind.what}" if kind else f"a part of {owner}", _TRACE)
+        whole_kind = kind_of(owner, ())
+        return Kind(f"a part of {owner}, {whole_kind.what}" if whole_kind else f"a part of {owner}", _TRACE)
     return Kind("a part of a larger model", _WHOLE) if model_type in _PARTS.split() else None
 
 

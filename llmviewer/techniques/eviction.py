@@ -38,8 +38,9 @@ class Budget(Mask):
     def held(self) -> Form:
         return kv_tokens(self.budget)
 
-    def streamed(self, tile: float, resident: float) -> Form:
-        return CAUSAL.streamed(tile, resident).on(evicted(self.budget))
+    def streamed(self, tile: float, resident: float) -> Form | None:
+        causal = CAUSAL.streamed(tile, resident)
+        return causal.on(evicted(self.budget)) if causal else None
 
     def __str__(self) -> str:
         return f"budget {self.budget}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from llmviewer import analyze, sweep
 from llmviewer.errors import InputError
@@ -15,6 +17,7 @@ from llmviewer.operators.linear import Linear
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+MODELS = Path(__file__).parents[1] / "models"
 SD3 = {
     "_class_name": "SD3Transformer2DModel",
     "attention_head_dim": 64,
@@ -98,6 +101,14 @@ def test_llada_attends_to_all_tokens_and_keeps_none():
     d, inner = 4096, 12288
     assert model.parameters == 2 * 126464 * d + 32 * (4 * d * d + 3 * d * inner + 2 * d) + d
     assert (model.attention, model.generates, model.kv_bytes_per_token) == ("MHA both ways", False, 0)
+
+
+@pytest.mark.parametrize(("name", "named"), [("dream-7b", "DreamModel"), ("llada-8b", "LLaDAModelLM")])
+def test_classes_of_diffusion_language_models_have_a_head(loaded, name, named):
+    config = yaml.safe_load((MODELS / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
+    model = loaded(config | {"architectures": [named]})
+    assert model.parameters == load_model(name).parameters
+    assert not model.notes
 
 
 def test_fields_of_llada_that_no_model_has_are_refused(loaded):

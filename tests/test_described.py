@@ -312,7 +312,7 @@ WRONG = (0, -1, 7, 2**53, 2**60, 1.5, float("inf"), float("nan"), "x", "", None,
 
 
 def test_mutated_descriptions_load_or_end_in_one_line(tmp_path):
-    """Wrong types, missing and further keys, and extreme counts."""
+    """Wrong types, missing and further keys, extreme counts, and anchors that contain themselves."""
     rng, path = random.Random(33), tmp_path / "mine.yaml"
     errors = []
     for place, part, *_ in PARTS * 8:
@@ -320,7 +320,7 @@ def test_mutated_descriptions_load_or_end_in_one_line(tmp_path):
         config = {"model_type": "described", "vocab_size": 100, "hidden_size": D, "layers": [layer], "mtp": {}}
         target = rng.choice([config, layer, layer[place], layer[place]])
         key = rng.choice([*target, "further"])
-        target[key] = rng.choice(WRONG)
+        target[key] = rng.choice([*WRONG, target])
         if rng.random() < 0.1:
             del target[key]
         file = {"name": "mine", "title": "Mine", "source": {"repository": "none", "file": "mine"}, "config": config}

@@ -33,6 +33,7 @@ _GENERATING: Final = (  # endings of classes with a head of words
 )  # fmt: skip
 _WHOLE: Final = (  # classes that have a head of words though they are named as those without
     "ChatGLMModel", "AquilaModel", "Qwen2_5OmniModel", "GritLM", "NVLM_D_Model", "Blip2Model",
+    "DreamModel",
 )  # fmt: skip
 _DRAFTS: Final = {  # by what the name of a class has: how such a draft is modelled
     "Medusa": "heads that draft; give the model itself, --with medusa:heads=N",

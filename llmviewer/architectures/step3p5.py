@@ -44,7 +44,14 @@ def build_seeing(config: Section, fmt: Format) -> Graph:
 @architecture("step3p5")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
-    config.costless("num_attention_groups", "num_key_value_heads", "moe_num_experts", "moe_top_k", "share_expert_dims")
+    config.costless(
+        "n_shared_experts",
+        "num_attention_groups",
+        "num_key_value_heads",
+        "moe_num_experts",
+        "moe_top_k",
+        "share_expert_dims",
+    )
     for key in _PRESENT:
         always(config, key, "no published model of this architecture goes without")
     without(config, "sink", "sinks of this attention are not known")

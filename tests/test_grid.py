@@ -2,13 +2,17 @@
 
 import csv
 
+import numpy as np
 import pytest
+from pyarrow import parquet
 
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.sweeping.axes import parse_axis
+from llmviewer.sweeping.export import sweep_csv, write_sweep
+from llmviewer.sweeping.grid import sweep, sweep_blocks
 
 
 def test_every_point_equals_its_own_analysis():
@@ -177,3 +181,20 @@ def test_degrees_are_one_axis_of_layouts(capsys):
         assert said in capsys.readouterr().err
     with pytest.raises(InputError, match="tp: must be a list of values; got 2"):
         llmviewer.sweep("llama-3.1-70b", "h100-sxm", {"tp": 2})
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_blocks_of_a_sweep_are_its_rows(tmp_path, block):
+    over = {"quant": ["W16A16", "W8A8"], "batch": [1, 2, 3], "attention": ["flash", "eager"]}
+    question = ("llama-68m", "h100-sxm", over)
+    whole = sweep(*question, gen=4)
+    blocks = list(sweep_blocks(*question, gen=4, block=block))
+    assert len(blocks) == -(-len(whole) // block)
+    for name, column in whole.columns.items():
+        np.testing.assert_array_equal(np.concatenate([one.columns[name] for one in blocks]), column)
+    for ending in ("csv", "parquet"):
+        assert write_sweep(tmp_path / f"a.{ending}", blocks) == write_sweep(tmp_path / f"b.{ending}", [whole]) == 12
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes() == sweep_csv(whole)
+    stored = parquet.ParquetFile(tmp_path / "a.parquet")
+    assert stored.num_row_groups == len(blocks)
+    assert stored.read().equals(parquet.read_table(tmp_path / "b.parquet"))

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,8 +104,6 @@ def sweep(
         if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
             raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
     from ..sweeping.axes import parse_axis
-    from ..sweeping.export import sweep_csv, write_sweep
-    from ..sweeping.grid import sweep as run
 
     axes = _once(map(parse_axis, over), over)
     path = Path(output) if output else None
@@ -112,17 +111,29 @@ def sweep(
         raise InputError(
             f"{path}: must end in .csv or .parquet, the formats a sweep is written in, or in / for a folder"
         )
-    points = 1
-    for values in axes.values():
-        points *= len(values)
+    _rows(model, hardware, axes, path, question)
+
+
+def _rows(
+    model: str, hardware: str, axes: dict[str, Sequence[Any]], path: Path | None, question: Mapping[str, Any]
+) -> None:
+    """Writes the points of a sweep to a file, or to standard output as CSV."""
+    from ..sweeping.export import sweep_csv, write_sweep
+    from ..sweeping.grid import sweep as run
+    from ..sweeping.grid import sweep_blocks
+
+    points = prod(map(len, axes.values()))
     shown = points >= _LONG and rewritable()
     with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shown) as bar:
-        result = run(model, hardware, axes, progress=lambda done, _: bar.update(done - bar.pos), **question)
-    if path:
-        write_sweep(path, result)
-        click.echo(f"{path}: {counted(len(result), 'point')}", err=True)
+        asked = {**question, "progress": lambda done, _: bar.update(done - bar.pos)}
+        if path:
+            written: int | bytes = write_sweep(path, sweep_blocks(model, hardware, axes, **asked))
+        else:
+            written = sweep_csv(run(model, hardware, axes, **asked))
+    if isinstance(written, int):
+        click.echo(f"{path}: {counted(written, 'point')}", err=True)
     else:
-        click.echo(sweep_csv(result), nl=False)
+        click.echo(written, nl=False)
 
 
 def _fill(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,36 +17,67 @@ if TYPE_CHECKING:
     from .grid import Sweep
 
 
-def write_sweep(path: Path, sweep: Sweep) -> None:
-    """Writes the rows of a sweep as .csv or .parquet, by the suffix of `path`."""
+def write_sweep(path: Path, blocks: Iterable[Sweep]) -> int:
+    """Writes the rows of a sweep as .csv or .parquet, by the suffix of `path`, block by block as they come.
+
+    Returns the number of rows.
+    """
+    writers = {".csv": _write_csv, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise InputError(f"{path}: must end in .csv or .parquet, the formats a sweep is written in")
+    rows = 0
+
+    def counted() -> Iterator[Sweep]:
+        nonlocal rows
+        for block in blocks:
+            rows += len(block)
+            yield block
+
+    write(path, lambda temporary: writers[path.suffix](temporary, counted()))
+    return rows
+
+
+def _write_parquet(path: Path, blocks: Iterator[Sweep]) -> None:
+    """A row group for each block."""
     from pyarrow import parquet
 
-    if path.suffix == ".csv":
-        text = sweep_csv(sweep)
-        write(path, lambda temporary: temporary.write_bytes(text))
-    elif path.suffix == ".parquet":
-        table = _table(sweep)
-        write(path, lambda temporary: parquet.write_table(table, temporary, compression="zstd"))
-    else:
-        raise InputError(f"{path}: must end in .csv or .parquet, the formats a sweep is written in")
+    first = _table(next(blocks))
+    with parquet.ParquetWriter(path, first.schema, compression="zstd") as file:
+        for table in chain([first], map(_table, blocks)):
+            file.write_table(table.cast(first.schema))
+
+
+def _write_csv(path: Path, blocks: Iterator[Sweep]) -> None:
+    from pyarrow import csv
+
+    with path.open("wb") as file:
+        for number, block in enumerate(blocks):
+            csv.write_csv(_cells(block), file, csv.WriteOptions(include_header=number == 0))
 
 
 def sweep_csv(sweep: Sweep) -> bytes:
     import pyarrow as pa
-    import pyarrow.compute as pc
     from pyarrow import csv
 
     text = pa.BufferOutputStream()
+    csv.write_csv(_cells(sweep), text)
+    return bytes(text.getvalue())
+
+
+def _cells(sweep: Sweep) -> pa.Table:
+    """The rows as cells of CSV: empty where a number is undefined, and no formulas."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     table = _table(sweep)
     for place, name in enumerate(table.column_names):
         column = table.column(name)
         if pa.types.is_floating(column.type):
-            column = pc.if_else(pc.is_nan(column), None, column)  # an empty cell
+            column = pc.if_else(pc.is_nan(column), None, column)
         elif any(csv_cell(text) != text for text in _texts(column)):
             column = pa.array(map(csv_cell, column.to_pylist()), pa.string())
         table = table.set_column(place, name, column)
-    csv.write_csv(table, text)
-    return bytes(text.getvalue())
+    return table
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:

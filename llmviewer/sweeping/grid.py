@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from inspect import signature
 from math import prod
 from operator import add
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_MOST_POINTS: Final = 100_000_000  # whose columns take some 20 GB of memory
+_MOST_POINTS: Final = 100_000_000  # whose columns take some 20 GB of memory where all are held
+_BLOCK: Final = 2**18  # points of a block, a row group of Parquet
+_OF_SETTING: Final = (
+    "attention", "accounting", "mla", "expert_skew", "mtp", "layout", "offload", "hardware_set", "library", "engine",
+    "profiles",
+)  # fmt: skip
 _CHUNK: Final = 16_384  # points whose arrays fit in a core's cache
 
 Column = npt.NDArray[Any]
@@ -116,44 +121,118 @@ def sweep(
 
     Raises InputError if an axis is unknown, empty or has a number below 1, or if an argument is invalid.
     """
-    over = checked_axes(over)
-    arguments.check(quant=quant)
-    arguments.listed(hardware_set=hardware_set, techniques=techniques)
-    ours = parse_techniques(techniques)
-    check_techniques(ours, over, gen)
-    check_changes(hardware_set, over)
-    precisions: Sequence[Any] = over.get("quant", (quant,))
-    asked = list(map(unless_published, precisions))
-    named = asked[0] or next((one.quant for one in ours if one.quant), PUBLISHED)
-    base = Setting.of(
-        model, hardware, quant=None if None in asked else asked[0], attention=attention, accounting=accounting, mla=mla,
-        expert_skew=expert_skew, mtp=mtp, layout=layout, offload=offload, hardware_set=hardware_set, techniques=ours,
-        library=library, engine=engine, profiles=profiles,
-    )  # fmt: skip
-    check_expected(library, profiles, expected=expected)
-    if expected and base.kernels is None:
-        raise InputError("expected: survey accounting counts what no kernel does; use faithful")
-    numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
-    check_numbers(base.model, over, numbers)
-    shape = tuple(len(values) for values in over.values())
-    points = prod(shape)
-    if points > _MOST_POINTS:
-        raise InputError(f"a sweep must have at most {_MOST_POINTS} points; got {points}; write shards with -o DIR/")
-    columns: dict[str, Column] = {}
-    done = 0
-    for chosen, rows in _settings(over, shape):
-        setting, said = _changed(base, hardware, hardware_set, chosen), {"quant": named, **chosen}
-        for start in range(0, len(rows), _CHUNK):
-            chunk = rows[start : start + _CHUNK]
-            at = _numbers(over, shape, chunk, numbers)
-            found = said | _points(setting, at) | (_expected(setting, at) if expected else {})
-            for name, column in found.items():
-                if name not in columns:
-                    columns[name] = np.empty(points, dtype=_dtype(name, column))
-                columns[name][chunk] = column
-            done += len(chunk)
-            progress(done, points)
-    return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
+    asked = dict(locals())
+    grid = _Grid.of(asked)
+    return grid.rows(0, grid.points, progress)
+
+
+def sweep_blocks(
+    *question: Any, block: int = _BLOCK, progress: Callable[[int, int], object] = lambda done, points: None, **more: Any
+) -> Iterator[Sweep]:
+    """The rows of sweep(*question, **more) in blocks of consecutive ones, for sweeps that exceed the memory."""
+    asked = signature(sweep).bind(*question, **more)
+    asked.apply_defaults()
+    grid = _Grid.of(asked.arguments)
+    for start in range(0, grid.points, block):
+        yield grid.rows(start, min(start + block, grid.points), progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """The points of a sweep.
+
+    base      the setting that axes change
+    asked     arguments of sweep()
+    numbers   values of the axes of numbers that are not swept over
+    quant     precision where it is no axis
+    settings  settings by their values on the axes that are no numbers
+    """
+
+    base: Setting
+    asked: Mapping[str, Any]
+    over: Mapping[str, Sequence[Any]]
+    numbers: Mapping[str, int | None]
+    quant: str
+    settings: dict[tuple[str, ...], Setting] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Self:
+        """The grid of arguments of sweep().
+
+        Raises InputError if one is invalid.
+        """
+        over, quant = checked_axes(asked["over"]), asked["quant"]
+        arguments.check(quant=quant)
+        arguments.listed(hardware_set=asked["hardware_set"], techniques=asked["techniques"])
+        techniques = parse_techniques(asked["techniques"])
+        check_techniques(techniques, over, asked["gen"])
+        check_changes(asked["hardware_set"], over)
+        precisions: Sequence[Any] = over.get("quant", (quant,))
+        given = list(map(unless_published, precisions))
+        named = given[0] or next((one.quant for one in techniques if one.quant), PUBLISHED)
+        base = Setting.of(
+            asked["model"], asked["hardware"], quant=None if None in given else given[0], techniques=techniques,
+            **{name: asked[name] for name in _OF_SETTING},
+        )  # fmt: skip
+        check_expected(asked["library"], asked["profiles"], expected=asked["expected"])
+        if asked["expected"] and base.kernels is None:
+            raise InputError("expected: survey accounting counts what no kernel does; use faithful")
+        numbers = {name: asked[name] for name in NUMBERS}
+        check_numbers(base.model, over, numbers)
+        grid = cls(base=base, asked=asked, over=over, numbers=numbers, quant=named)
+        if grid.points > _MOST_POINTS:
+            must = f"a sweep must have at most {_MOST_POINTS} points; got {grid.points}"
+            raise InputError(f"{must}; write shards with -o DIR/")
+        return grid
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.over.values())
+
+    @property
+    def points(self) -> int:
+        return prod(self.shape)
+
+    def rows(self, start: int, stop: int, progress: Callable[[int, int], object]) -> Sweep:
+        """The rows from `start` to before `stop`."""
+        columns: dict[str, Column] = {}
+        done = start
+        for chosen, own in self._settings(start, stop):
+            setting, texts = self._setting(chosen), {"quant": self.quant, **chosen}
+            for first in range(0, len(own), _CHUNK):
+                chunk = own[first : first + _CHUNK]
+                at = _numbers(self.over, self.shape, chunk, self.numbers)
+                found = texts | _points(setting, at) | (_expected(setting, at) if self.asked["expected"] else {})
+                for name, column in found.items():
+                    if name not in columns:
+                        columns[name] = np.empty(stop - start, dtype=_dtype(name, column))
+                    columns[name][chunk - start] = column
+                done += len(chunk)
+                progress(done, self.points)
+        return Sweep(model=self.base.model.name, hardware=self.base.hardware.name, columns=columns)
+
+    def _settings(self, start: int, stop: int) -> Iterator[tuple[dict[str, str], Column]]:
+        """Each combination of techniques and what-ifs in some rows, with its rows."""
+        rows = np.arange(start, stop)
+        names = [name for name in self.over if name not in NUMBERS]
+        if not names:
+            yield {}, rows
+            return
+        places = dict(zip(self.over, np.unravel_index(rows, self.shape), strict=True))
+        sizes = tuple(len(self.over[name]) for name in names)
+        which = np.ravel_multi_index(tuple(places[name] for name in names), sizes)
+        order = np.argsort(which, kind="stable")
+        distinct, starts = np.unique(which[order], return_index=True)
+        for combination, own in zip(distinct, np.split(rows[order], starts[1:]), strict=True):
+            index = np.unravel_index(combination, sizes)
+            yield {name: self.over[name][place] for name, place in zip(names, index, strict=True)}, own
+
+    def _setting(self, chosen: Mapping[str, str]) -> Setting:
+        """`base` with the techniques and what-ifs of one combination."""
+        key = tuple(chosen.values())
+        if key not in self.settings:
+            self.settings[key] = _changed(self.base, self.asked["hardware"], self.asked["hardware_set"], chosen)
+        return self.settings[key]
 
 
 def _changed(
@@ -174,16 +253,6 @@ def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
     if isinstance(column, str):
         return object
     return np.int64 if name in NUMBERS else np.asarray(column).dtype
-
-
-def _settings(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iterator[tuple[dict[str, str], Column]]:
-    """Each combination of techniques and what-ifs, with its rows of the grid."""
-    grid = np.arange(prod(shape)).reshape(shape)
-    names = [name for name in over if name not in NUMBERS]
-    for index in product(*(range(len(over[name])) for name in names)):
-        places = dict(zip(names, index, strict=True))
-        rows = grid[tuple(places.get(name, slice(None)) for name in over)]
-        yield {name: over[name][place] for name, place in places.items()}, rows.ravel()
 
 
 def _numbers(

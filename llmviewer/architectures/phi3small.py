@@ -32,7 +32,7 @@ def build(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config)
     plain = SelfAttention(heads=heads, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=True, o_bias=True)
     mlp = Mlp(inner=config.integer("ff_intermediate_size"), act="silu", gated=True, bias=True, fused=True)
-    every, layers = config.integer("dense_attention_every_n_layers", 2, least=0), config.count("num_hidden_layers")
+    every, layers = config.count("dense_attention_every_n_layers", 2, least=0), config.count("num_hidden_layers")
     sparse = [bool(every) and (index + 1) % every != 0 for index in range(layers)]
     every_layer = alternating(_sparse(config, plain, mlp), Layer(mixer=plain, feed_forward=mlp), sparse)
     return decoder(config, every_layer, norm=NormKind.LAYER, tied=True).graph(fmt)
@@ -46,7 +46,7 @@ def _sparse(config: Section, plain: SelfAttention, mlp: Mlp) -> Layer:
     alike = config.flag("blocksparse_homo_head_pattern", default=False)
     group = plain.heads.num_heads // plain.heads.num_kv_heads
     mask = Strided(
-        window=block * config.integer("blocksparse_num_local_blocks", 16),
+        window=block * config.count("blocksparse_num_local_blocks", 16),
         stride=stride,
         read_of=1 if alike else min(group, stride),
     )

@@ -85,7 +85,7 @@ def build(config: Section, fmt: Format) -> Graph:
     for key in ("mlp_bias", "lm_head_bias", "mamba_proj_bias"):
         without(config, key, "no published model has these biases")
     layers, hidden = config.count("num_hidden_layers"), config.integer("hidden_size")
-    every, half = config.integer("mb_per_layer", 2), layers // 2
+    every, half = config.count("mb_per_layer", 2), layers // 2
     if every != 2 or layers % 4:
         raise config.error("mb_per_layer", "must be 2, with num_hidden_layers a multiple of 4, as published")
     plain = grouped_heads(config)

@@ -175,3 +175,37 @@ def test_headless_models_of_every_kind_run_one_pass(tmp_path, name):
     whole = load_model(name)
     head = sum(w.numel for _, op in whole.graph if isinstance(op, LMHead) for w in op.weights if not w.tied)
     assert load_model(str(path)).parameters == whole.parameters - head
+
+
+def test_a_class_that_a_family_without_a_head_of_words_does_not_know_is_named(read):
+    fields = {"model_type": "clip", "architectures": ["CLIPForImageClassification"], "text_config": {}}
+    model = read(**fields, vision_config={})
+    note = "the class CLIPForImageClassification is not known: counts as the bare model of clip"
+    assert note in model.notes
+
+
+def test_a_decoder_with_cross_attention_by_itself_is_refused(read):
+    with pytest.raises(InputError, match="add_cross_attention: must be false: cross-attention of a decoder by itself"):
+        read(model_type="gpt2", add_cross_attention=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "null", "same"),
+    [
+        ("falcon_h1", {"mamba_conv_bias": None}, {"mamba_conv_bias": False}),
+        ("ernie4_5", {"head_dim": None}, {"head_dim": HIDDEN // HEADS}),
+        ("deepseek_v4", {"n_shared_experts": 3}, {"n_shared_experts": 1}),
+        ("nemotron_h", {"n_shared_experts": 3}, {"n_shared_experts": 1}),
+    ],
+)
+def test_what_transformers_reads_as_the_same_counts_the_same(read, model_type, null, same):
+    sizes = {"num_hidden_layers": 4, "num_key_value_heads": 1}
+    one, other = (read(model_type=model_type, **sizes, **fields) for fields in (null, same))
+    assert one.parameters == other.parameters
+
+
+def test_queries_without_a_latent_are_projected_directly(read):
+    sizes = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    direct, latent = (read(model_type="minicpm3", **sizes, q_lora_rank=rank) for rank in (None, 24))
+    wide = HEADS * 16  # of all queries
+    assert latent.parameters - direct.parameters == LAYERS * (HIDDEN * 24 + 24 + 24 * wide - HIDDEN * wide)

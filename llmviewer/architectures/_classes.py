@@ -73,6 +73,9 @@ class OutputHead:
 
 _BARE: Final = OutputHead()
 _HEADS: Final[dict[str, Callable[[Section], OutputHead]]] = {  # by the ending of a class
+    "ModernBertDecoderForSequenceClassification": lambda config: OutputHead(
+        rows=SEQUENCES, classes=labels_of(config), bias=config.flag("classifier_bias", default=False)
+    ),
     # transformers' GenericForSequenceClassification scores every token and keeps the last: one is enough.
     "ForSequenceClassification": lambda config: OutputHead(rows=SEQUENCES, classes=labels_of(config)),
     "ForTokenClassification": lambda config: OutputHead(
@@ -96,6 +99,7 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
 
     Raises InputError for a class that is part of a model, and for bidirectional attention that is not known.
     """
+    read = "architectures" in config.asked  # by the builder, which then made the head
     named = next(iter(config.texts("architectures")), "")
     if any(block.stream == TARGET for block in graph.blocks):
         config.costless("add_cross_attention")
@@ -109,6 +113,11 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
     if draft_type(config):
         return graph, (f"{named} drafts for another model: --with speculative:draft={config.file}", *told)
     words = any(isinstance(op, LMHead) for block, op in graph if block.main)
+    if not words and named and not read and not named.endswith(("Model", *_GENERATING)):
+        return graph, (
+            *told,
+            f"the class {named} is not known: counts as the bare model of {config.text('model_type')}",
+        )
     if not words or not named or named in _WHOLE or named.endswith(_GENERATING):
         return graph, told
     for part, instead in _DRAFTS.items():
@@ -144,10 +153,15 @@ def _headed(block: Block, fmt: Format, head: OutputHead) -> Block:
     words = next((op for op in block.operators if isinstance(op, LMHead)), None)
     if words is None or not block.main:
         return block
-    before = block.operators[: block.operators.index(words)]
+    before = tuple(op for op in block.operators[: block.operators.index(words)] if head.classes or not _of_words(op))
     made = head.operators(Parts(format=fmt), words.inputs[0]) if head.classes else ()
     operators = (*before, *made)
     return replace(block, operators=operators, output=result(operators).name) if operators else _EMPTY
+
+
+def _of_words(op: Operator) -> bool:
+    """Whether an operator belongs to the head of words, as a projection before it does."""
+    return op.name.startswith("head_")
 
 
 _EMPTY: Final = Block(name="head", operators=(), input="", output="")

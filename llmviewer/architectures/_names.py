@@ -23,5 +23,5 @@ _DRAFT_TYPES: Final = {"Eagle3": "eagle3", "EAGLE3": "eagle3", "Eagle": "eagle",
 
 def draft_type(config: Section) -> str:
     """The architecture of a draft model, by the name of its class; "": it is none. Its model_type is its layers'."""
-    named = next(iter(config.texts("architectures")), "")
+    named = str(config.data.get("architectures"))
     return next((kind for part, kind in _DRAFT_TYPES.items() if part in named and "MTP" not in named), "")

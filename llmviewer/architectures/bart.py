@@ -7,7 +7,7 @@ all the same where the checkpoint has one. The bias of the logits, zeros in ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..documents import Section
@@ -16,10 +16,10 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Residual
-from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, holding, pair, task
 from ._feed_forward import Experts, Mlp
 from ._fields import always
-from ._parts import NormKind, activation, heads_of
+from ._parts import NormKind, Parts, activation, heads_of
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "MTModel": "pair", "Model": "pair"}
 _COSTLESS: Final = """
@@ -165,7 +165,12 @@ def _built(config: Section, fmt: Format, build: Build, network: Network | None =
         embed_norm=build.embed_norm,
         final_norm=last,
     )
-    return pair(encoder, decoder, fmt)
+    if decoder.tied:
+        return pair(encoder, decoder, fmt)
+    # Untied, both sides have a table of their own, beside one that nothing reads.
+    first, *others = pair(encoder, decoder, fmt, one_table=False).blocks
+    embed = holding(first.operators[0], Parts(format=fmt), {"shared.weight": (vocab, hidden)})
+    return Graph((replace(first, operators=(embed, *first.operators[1:])), *others))
 
 
 def _mlp(config: Section, side: str, act: str) -> Mlp:

@@ -75,7 +75,7 @@ def build_umt5(config: Section, fmt: Format) -> Graph:
     """MT5 with a table of distances in each layer (arXiv:2304.09151)."""
     mlp = _mlp(config, "gated-gelu")
     layers = [mlp] * config.count("num_layers"), [mlp] * _decoders(config)
-    return _built(config, fmt, *layers, tied=False, tables=True)
+    return _built(config, fmt, *layers, tables=True)
 
 
 @architecture("switch_transformers")
@@ -145,7 +145,7 @@ def _built(
         return encoder.graph(fmt)
     cross = CrossAttention(heads=heads)
     # What transformers 5 saves is tied by its fields, and does not scale where the checkpoint has a head of its own.
-    own_head = not config.flag("scale_decoder_outputs", default=True)
+    own_head = "scale_decoder_outputs" in config and not config.flag("scale_decoder_outputs", default=True)
     decoder = Decoder(
         vocab=vocab,
         hidden=hidden,

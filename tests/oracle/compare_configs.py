@@ -85,8 +85,8 @@ SIZES: Mapping[str, tuple[int, ...]] = {  # by the end of a field's name
     "index_topk": (8, 16), "num_nextn_predict_layers": (0, 1), "num_mel_bins": (16, 80),
 }  # fmt: skip
 FIXED: Mapping[str, tuple[str, ...]] = {
-    "helium": ("head_dim",),  # its class does not run unless heads are as wide together as the layer
-    "mpt": ("no_bias", "attn_config"),  # llm-foundry reads no_bias and qk_ln, the class in transformers does not
+    "mpt": ("no_bias", "attn_config", "expansion_ratio"),  # llm-foundry reads them, the class in transformers does not
+    "umt5": ("tie_word_embeddings",),  # its class ties a head that the file says is the checkpoint's own
     "zamba": ("attention_hidden_size", "tie_word_embeddings"),  # twice hidden_size; untied, it unties shared blocks too
 }
 NOT_RUN = (  # matrix products that the class makes outside of linear layers, or twice
@@ -170,6 +170,8 @@ def theirs(model_type: str, name: str, fields: Fields) -> tuple[Any, Fields]:
     config = AutoConfig.for_model(model_type, **copied(fields))
     config._attn_implementation = "eager"
     saved = config.to_dict()
+    if model_type == "helium" and config.num_attention_heads * config.head_dim != config.hidden_size:
+        raise ValueError("helium: its class does not run unless heads are as wide together as the layer")
     with torch.device("meta"):
         module = getattr(transformers, name)(config)
     return module, saved

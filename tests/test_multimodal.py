@@ -142,6 +142,36 @@ def test_a_model_of_another_kind_is_refused_with_what_it_is(model_type, what):
     assert str(error.value) == f"config.json: model_type: no architecture for {model_type!r}, {what}"
 
 
+@pytest.mark.parametrize(
+    ("model_type", "parameters"),
+    [
+        ("granite_speech_plus", 6_990_441_514),
+        ("metaclip_2", 151_277_313),
+        ("metaclip_2_text_model", 63_165_952),
+        ("metaclip_2_vision_model", 87_456_000),
+        ("minicpm_ocr", 8_094_084_096),
+        ("pp_chart2table", 560_528_640),
+    ],
+)
+def test_types_that_differ_in_their_defaults_have_the_parameters_of_their_classes(tmp_path, model_type, parameters):
+    """As transformers 5.24 builds the class of each from its default config."""
+    given = {"model_type": model_type} | (
+        {"vision_config": {}} if model_type in ("minicpm_ocr", "pp_chart2table") else {}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(given), encoding="utf-8")
+    assert load_model(str(tmp_path)).parameters == parameters
+
+
+def test_minicpm_ocr_keeps_four_times_the_tokens_of_a_picture(tmp_path):
+    tokens = {}
+    for model_type in ("minicpm_ocr", "minicpmv4_6"):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": model_type, "vision_config": {}}), encoding="utf-8"
+        )
+        tokens[model_type] = load_model(str(tmp_path)).image_tokens
+    assert tokens["minicpm_ocr"] > 3.5 * tokens["minicpmv4_6"]
+
+
 def test_every_type_of_transformers_is_analyzed_or_said_to_be_of_a_kind():
     """Needs transformers, of the extra `oracle`."""
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")

@@ -31,7 +31,7 @@ _KINDS: Final = {
     """,
     "a video encoder": "pe_video timesformer tvp videomae videoprism vivit vjepa2 xclip",
     "an encoder of images and texts that are compared": """
-        aimv2 align altclip blip chinese_clip flava lxmert metaclip_2 siglip2 tipsv2 vilt vision-text-dual-encoder
+        aimv2 align altclip blip chinese_clip flava lxmert siglip2 tipsv2 vilt vision-text-dual-encoder
         visual_bert bridgetower
     """,
     "a forecaster of time series": """
@@ -75,11 +75,11 @@ _LANGUAGE: Final = {  # kinds for which the nearest family is a help
         bigbird_pegasus fsmt led longt5 mvp pegasus_x t5gemma2 trocr
     """,
     "a vision-language model that is not modelled": """
-        aria colmodernvbert colpali colqwen2 fast_vlm git granite4_vision granite_docling idefics minicpm_ocr
-        modernvbert nougat perception_lm pix2struct pp_chart2table unlimited_ocr video_llama_3
+        aria colmodernvbert colpali colqwen2 fast_vlm git granite4_vision granite_docling idefics
+        modernvbert nougat perception_lm pix2struct unlimited_ocr video_llama_3
     """,
     "a speech or audio model that is not modelled": """
-        audioflamingo3 canary cohere_asr fun_asr_nano glmasr granite_speech_plus moonshine moonshine_streaming
+        audioflamingo3 canary cohere_asr fun_asr_nano glmasr moonshine moonshine_streaming
         moss_transcribe_diarize musicflamingo nemo_speechlm nemotron3_5_transcribe omniasr speech_to_text vibevoice_asr
         voxtral_realtime
     """,

@@ -36,7 +36,7 @@ _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
 }
 
 
-@architecture("clip")
+@architecture("clip", "metaclip_2")
 def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
     width = config.integer("projection_dim", _WIDTH)
@@ -50,14 +50,14 @@ def build(config: Section, fmt: Format) -> Graph:
     return Graph((*(beside(b, active=1) for b in pictures), *texts, last))
 
 
-@architecture("clip_vision_model")
+@architecture("clip_vision_model", "metaclip_2_vision_model")
 def build_pictures(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
     tower = clip_tower(config, post_norm=False)
     return Graph((*tower.blocks(fmt, WHOLE), _pooled(tower, fmt, _projection(config))))
 
 
-@architecture("clip_text_model")
+@architecture("clip_text_model", "metaclip_2_text_model")
 def build_texts(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
     return Graph(tuple(_texts(config, fmt, _projection(config))))

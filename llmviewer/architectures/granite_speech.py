@@ -36,7 +36,9 @@ _ENCODER: Final = {  # as transformers.GraniteSpeechEncoderConfig has it
     "input_dim": 160, "num_layers": 10, "hidden_dim": 1024, "feedforward_mult": 4, "num_heads": 8, "output_dim": 42,
     "context_size": 200, "max_pos_emb": 512, "conv_kernel_size": 15, "conv_expansion_factor": 2,
 }  # fmt: skip
-_COSTLESS: Final = "audio_token_index has_lora_adapter model_type dropout vocab_size max_position_embeddings"
+_COSTLESS: Final = (
+    "audio_token_index cat_hidden_layers has_lora_adapter model_type dropout vocab_size max_position_embeddings"
+)
 _SIGMOID_OPS: Final = 4
 
 
@@ -45,7 +47,7 @@ def sound_tokens(config: Section, per_second: int) -> int:
     return config.integer("sound_seconds", _SECONDS) * per_second
 
 
-@architecture("granite_speech")
+@architecture("granite_speech", "granite_speech_plus")
 def build(config: Section, fmt: Format) -> Graph:
     """Adapters for sound (LoRA) are files beside the checkpoint; its class does not have them."""
     text, width = language(filled(config, {"tie_word_embeddings": True, "text_config": {}}), fmt, "granite")

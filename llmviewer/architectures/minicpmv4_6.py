@@ -55,7 +55,7 @@ class Seen(NamedTuple):
     tokens: int
 
 
-@architecture("minicpmv4_6", "minicpmv4_7")
+@architecture("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(config, fmt, "qwen3_5_text")
     config.costless(*_COSTLESS.split())

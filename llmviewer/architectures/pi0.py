@@ -96,7 +96,7 @@ def build(config: Section, fmt: Format) -> Graph:
     first_block, *blocks = chunk.expert(parts, embed, [layer] * layers, norm)
     read = Block(name="state", operators=(state,), input="state", output=state.result.name)
     every = acting_blocks((read, replace(first_block, given=(read.output,)), *blocks), stream)
-    kept = _unused(parts, expert, vocab=expert.integer("vocab_size", _VOCABULARY))
+    kept = _unused(parts, expert, vocab=expert.integer("vocab_size"))
     steps = config.integer("num_inference_steps", 10)
     return Graph((*prefix(vlm(fmt)), kept, *every), actions=Actions(count=count, steps=steps))
 
@@ -188,7 +188,7 @@ def _parts_of(config: Section) -> tuple[Callable[[Format], Graph], Section]:
     """What builds the vision-language model, and the config of the expert."""
     config.costless(*_COSTLESS.split())
     variant = config.choice("action_expert_variant", _GEMMA, "gemma_300m")
-    expert = filled(part(config, "dit_config"), {**_GEMMA[variant], **_HEADS})
+    expert = filled(part(config, "dit_config"), {**_GEMMA[variant], **_HEADS, "vocab_size": _VOCABULARY})
     expert.costless("model_type")
     large = config.choice("paligemma_variant", _GEMMA, "gemma_2b")
     text = {"model_type": "gemma", **_GEMMA[large], **_HEADS, "vocab_size": _VOCABULARY}

@@ -119,7 +119,7 @@ def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
     return [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.count("num_hidden_layers")
 
 
-@architecture("got_ocr2")
+@architecture("got_ocr2", "pp_chart2table")
 def build_got(config: Section, fmt: Format) -> Graph:
     """GOT-OCR 2.0: before a Qwen2; filters make a token of 4 x 4 patches (arXiv:2409.01704)."""
     given = language_model(config) if config.get("text_config") is not None else Section({}, config.file)

@@ -61,13 +61,14 @@ DiTTransformer2DModel PixArtTransformer2DModel:
 Dream Emu3 arcee aya_vision blip-2 chameleon cohere cohere2 cohere2_moe cohere2_vision cohere_compass
 cohere_compass_text cwm deci deepseek_ocr2 deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl
 deepseek_vl_hybrid described dots1 eagle emu3 emu3_text_model ernie4_5 eurobert exaone_moe gemma glm glm4_moe
-glm4_moe_lite glm4v_moe glm4v_moe_text got_ocr2 granite granite_speech helium idefics2 idefics3 instructblip
-instructblipvideo internlm internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr llama llava
-llava_next llava_next_video llava_onevision mellum mimo minicpm minicpm3 minicpmo minicpmv minicpmv4_6 minicpmv4_7
-ministral ministral3 mistral mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla ovis2 paddleocr_vl paligemma
-prismatic qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio qwen2_vl qwen2_vl_text qwen3
-qwen3_5 qwen3_5_text qwen3_asr qwen3_moe qwen3_omni_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text
-qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm solar_open video_llava vipllava vlm voxtral youtu:
+glm4_moe_lite glm4v_moe glm4v_moe_text got_ocr2 granite granite_speech granite_speech_plus helium idefics2 idefics3
+instructblip instructblipvideo internlm internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr
+llama llava llava_next llava_next_video llava_onevision mellum mimo minicpm minicpm3 minicpm_ocr minicpmo minicpmv
+minicpmv4_6 minicpmv4_7 ministral ministral3 mistral mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla ovis2
+paddleocr_vl paligemma pp_chart2table prismatic qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text
+qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text qwen3_asr qwen3_moe qwen3_omni_moe qwen3_omni_moe_thinker
+qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm solar_open video_llava
+vipllava vlm voxtral youtu:
 FluxTransformer2DModel:
     layers=transformer_blocks.{} context_down_proj=.ff_context.net.2 context_k_norm=.attn.norm_added_k
     context_k_proj=.attn.add_k_proj context_modulation=.norm1_context.linear context_o_proj=.attn.to_add_out
@@ -173,11 +174,11 @@ chatglm:
     layers=encoder.layers.{} down_proj=.mlp.dense_4h_to_h embed_tokens=embedding.word_embeddings|embed_tokens
     final_norm=encoder.final_layernorm gate_up_proj=.mlp.dense_h_to_4h lm_head=output_layer
     o_proj=.self_attention.dense qkv_proj=.self_attention.query_key_value
-clip clip_text_model:
+clip clip_text_model metaclip_2 metaclip_2_text_model:
     layers=encoder.layers.{} attn_norm=.layer_norm1 down_proj=.mlp.fc2 embed_positions=embeddings.position_embedding
     embed_tokens=embeddings.token_embedding final_norm=final_layer_norm logit_scale=logit_scale
     mlp_norm=.layer_norm2 o_proj=.self_attn.out_proj projection=text_projection up_proj=.mlp.fc1
-clip_vision_model:
+clip_vision_model metaclip_2_vision_model:
     layers=encoder.layers.{} wrapper=vision_model attn_norm=.layer_norm1 down_proj=.mlp.fc2
     learned_tokens.weight=embeddings.class_embedding mlp_norm=.layer_norm2 o_proj=.self_attn.out_proj
     patch_embed=embeddings.patch_embedding positions=embeddings.position_embedding post_norm=post_layernorm

@@ -28,7 +28,10 @@ class InputError(ValueError):
 
 
 def shortened(text: str) -> str:
-    """A text of an error without what is too long in it."""
+    """The text of an error as one printable line without what is too long in it."""
+    if not text.isprintable():
+        line = " ".join(text.split())
+        text = line if line.isprintable() else line.encode("unicode_escape").decode()
     text = _LONG_WORD.sub(r"\1...", text)
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - _END]} ... {text[-_END:]}"
 

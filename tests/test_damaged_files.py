@@ -145,6 +145,10 @@ def test_long_values_in_errors_are_shortened(capsys):
     assert len(refusal(capsys, "analyze", "llama-68m", "h100-sxm", "--with", "word " * 2000)) < 1100
 
 
+def test_an_error_is_one_printable_line():
+    assert str(InputError("a\n  b\x1b[31m")) == r"a b\x1b[31m"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -77,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _refused(message: str) -> int:
     """Prints the one line that says why an input is refused; returns the exit code."""
-    line = shortened(" ".join(message.split()))
-    click.echo(f"llmviewer: {line if line.isprintable() else line.encode('unicode_escape').decode()}", err=True)
+    click.echo(f"llmviewer: {shortened(' '.join(message.split()))}", err=True)
     return 2
 
 

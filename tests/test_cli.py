@@ -312,7 +312,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("compare gpt2 all h100", "all is every device; leave out the others"),
         ("choose gpt2 --hardware all,h100", "all is every device; leave out the others"),
         ("analyze gpt2 t4 --with foo",
-         "no technique 'foo': of 42 names the nearest is fusion (`llmviewer techniques` lists all)"),
+         "no technique 'foo': of 43 names the nearest is fusion (`llmviewer techniques` lists all)"),
         ("analyze gpt2 t4 --with eagle,fusion",
          "a technique is given by itself: --with eagle --with fusion; got 'eagle,fusion'"),
         ("analyze gpt2 t4 --with KV4", "no technique 'KV4': it is a precision; give it as --quant KV4"),

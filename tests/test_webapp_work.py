@@ -1,5 +1,7 @@
 """The work that a request to the dashboard may take."""
 
+import json
+import re
 import time
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 pytest.importorskip("dash")
 
+from llmviewer._layout import ROOT
 from llmviewer.setting import Setting
 from llmviewer.webapp import answers, work
 from llmviewer.webapp.state import State
@@ -120,3 +123,13 @@ def test_steps_for_which_there_is_no_time_are_counted():
         "not tried: one request takes no more of the server's time; choose fewer devices, or try again"
     )
     assert int(line.split()[0]) > 40
+
+
+def test_the_container_and_the_docs_start_the_same_server():
+    commands = re.search(r"^CMD (\[.*\])", (ROOT / "Dockerfile").read_text().replace("\\\n", ""), re.MULTILINE)
+    inside = json.loads(commands[1])
+    outside = re.search(
+        r"^gunicorn .*?(?=   #)", (ROOT / "docs" / "web.md").read_text().replace("\\\n", ""), re.MULTILINE
+    )
+    assert [one for one in inside if one not in ("--bind", "0.0.0.0:8050")] == outside[0].split()
+    assert inside[inside.index("--worker-class") + 1] == "gthread"  # one request at a time would hold up all others

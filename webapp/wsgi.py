@@ -1,4 +1,4 @@
-"""For servers of WSGI: `gunicorn --workers 4 llmviewer.webapp.wsgi:server`."""
+"""For servers of WSGI: `gunicorn --worker-class gthread --threads 4 llmviewer.webapp.wsgi:server`."""
 
 from __future__ import annotations
 

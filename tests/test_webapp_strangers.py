@@ -176,6 +176,18 @@ def test_requests_that_the_page_does_not_make_are_refused(server, data, status):
     assert server.post(None, data)[0] == status
 
 
+def test_a_request_that_nothing_was_clicked_for_saves_nothing(server):
+    for output in ("download.data", "timeline-download.data", "sweeps-download.data", "compare-download.data"):
+        body = {**server.body(output, {("asked", "data"): ""}), "changedPropIds": []}
+        assert server.post(body)[0] == 204
+
+
+def test_half_of_a_character_is_refused(server):
+    asking = next(key for key in server.callbacks if "link.data" in key)
+    for values in ({("quant", "value"): "\ud800"}, {("files", "data"): [["x.json", "\ud800"]]}):
+        assert server.post(server.body(asking, {("link", "data"): "", **values}, "quant.value"))[0] == 400
+
+
 def test_a_request_has_a_size(server):
     assert server.post(None, b" " * (security.LARGEST_REQUEST + 1))[0] == 413
     assert server.client.get("/_dash-component-suites/nothing/x.js").status_code == 404

@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("dash")
 
 from llmviewer._layout import ROOT
+from llmviewer.errors import InputError
 from llmviewer.setting import Setting
 from llmviewer.webapp import answers, work
 from llmviewer.webapp.state import State
 from llmviewer.webapp.views import changes
 
-from .fuzz_page import Server
+from .fuzz_page import CONFIG, Server
 
 DRAFTED = "?model=llama-2-7b&gen=65536&techniques=speculative:draft=llama-68m,gamma=64,alpha=0.8"
 
@@ -133,3 +134,29 @@ def test_the_container_and_the_docs_start_the_same_server():
     )
     assert [one for one in inside if one not in ("--bind", "0.0.0.0:8050")] == outside[0].split()
     assert inside[inside.index("--worker-class") + 1] == "gthread"  # one request at a time would hold up all others
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            [f"re:.*layers.{i}.*" for i in range(65)],
+            "x.json: must have at most 64 patterns of modules on this page; has 65",
+        ),
+        (["re:(a+)+$"], "x.json: patterns of modules must repeat no group, and have at most 4 of * and +"),
+        (["re:.*.*.*.*.*x"], "x.json: patterns of modules must repeat no group, and have at most 4 of * and +"),
+    ],
+)
+def test_patterns_of_a_dropped_model_do_not_hold_up_others(patterns, message):
+    config = {**json.loads(CONFIG), "quantization_config": {"quant_method": "compressed-tensors", "ignore": patterns}}
+    with pytest.raises(InputError) as error:
+        answers.model_file("x.json", json.dumps(config))
+    assert str(error.value).startswith(message)
+
+
+def test_a_dropped_model_has_a_number_of_operators(monkeypatch):
+    monkeypatch.setattr(answers, "_MOST_OPERATORS", 10)
+    with pytest.raises(
+        InputError, match=r"^x\.json: must have at most 10 operators of .* on this page; has 19; llmviewer"
+    ):
+        answers.model_file("x.json", CONFIG)

@@ -15,7 +15,7 @@ from llmviewer.analyzing.measured import parse as parse_measured
 from llmviewer.analyzing.phases import Phase
 from llmviewer.devices.files import hardware_names, load_hardware, parse_hardware
 from llmviewer.devices.hardware import Hardware
-from llmviewer.documents import parse_yaml, read_yaml
+from llmviewer.documents import parse_object, parse_yaml, read_yaml
 from llmviewer.errors import InputError, suggest
 from llmviewer.model import Model
 from llmviewer.model_files import load_model, model_names, parse_model
@@ -34,6 +34,10 @@ _MISTAKEN: Final = (
     "measured", "techniques", "quant", "offload", "set", "library", "engine", "attention", "mla", "accounting", "skew",
     "mtp", "images", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
+_MOST_OPERATORS: Final = 2000  # of a dropped model; the largest that ships has some hundreds
+_MOST_PATTERNS, _MOST_UNBOUNDED = 64, 4
+_REPEATED_GROUP: Final = re.compile(r"\)\s*(?:[*+]|\{)")
+_UNBOUNDED: Final = re.compile(r"[*+]|\{\d*,\d*\}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}")
 
 
@@ -163,7 +167,10 @@ def hardware_file(name: str, text: str) -> File:
 @lru_cache(maxsize=64)
 def model(file: File, *, shown: str = "") -> Model:
     """The model of a dropped file, which errors call `shown` if that is given."""
-    return parse_model(file.text, file.name, source=shown)
+    _check_patterns(file, shown or file.name)
+    found = parse_model(file.text, file.name, source=shown)
+    _check_extent(found, shown or file.name)
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -310,3 +317,37 @@ def _said(name: str, text: str) -> str:
     if not _NAME.fullmatch(said):
         raise InputError(f"{name}: name: must be lower-case letters, digits, dots and dashes; got {said[:60]!r}")
     return said
+
+
+def _check_extent(model: Model, shown: str) -> None:
+    """Raises InputError if a dropped model has more operators than one request can work on."""
+    number = sum(1 for _ in model.graph)
+    if number > _MOST_OPERATORS:
+        most = f"at most {_MOST_OPERATORS:,} operators of layers that are not alike"
+        raise InputError(f"{shown}: must have {most} on this page; has {number:,}; llmviewer analyze takes more")
+
+
+def _check_patterns(file: File, shown: str) -> None:
+    """Raises InputError if a file has many or slow patterns of module names, which hold up others while they match."""
+    read = parse_object if file.name.endswith(".json") else parse_yaml
+    patterns = [text for text in _texts_in(read(file.text, shown).data) if _UNBOUNDED.search(text)]
+    if len(patterns) > _MOST_PATTERNS:
+        most = f"at most {_MOST_PATTERNS} patterns of modules"
+        raise InputError(f"{shown}: must have {most} on this page; has {len(patterns)}; llmviewer analyze takes more")
+    for text in patterns:
+        if _REPEATED_GROUP.search(text) or len(_UNBOUNDED.findall(text)) > _MOST_UNBOUNDED:
+            must = f"must repeat no group, and have at most {_MOST_UNBOUNDED} of * and +"
+            raise InputError(f"{shown}: patterns of modules {must} on this page; got {text[:60]!r}")
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Keys and texts of a document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts_in(str(key))
+            yield from _texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner)

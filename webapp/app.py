@@ -211,7 +211,9 @@ def _saving(app: Dash) -> None:
     )
     def save(_html: Any, _csv: Any, _json: Any, link: str, files: Any) -> Any:
         form = str(ctx.triggered_id).removeprefix("save-")
-        render = {"html": render_html, "csv": render_csv, "json": render_json}[form]
+        render = {"html": render_html, "csv": render_csv, "json": render_json}.get(form)
+        if render is None:  # nothing was clicked
+            raise PreventUpdate
         found = [one.analysis for one in answers(asked(link, files))]
         model = found[0].model.name
         made = {f"{model}-{one.hardware.name}.{form}": render(one) for one in found}

@@ -142,11 +142,20 @@ def _pattern(spec: Mapping[str, str], given: Any) -> list[dict[str, Any]]:
 
 def _text(most: int) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if value is not None and (not isinstance(value, str) or len(value) > most):
+        if value is not None and (not isinstance(value, str) or len(value) > most or not _is_unicode(value)):
             raise MalformedError(f"must be a text of at most {most:,} characters")
         return value
 
     return check
+
+
+def _is_unicode(value: str) -> bool:
+    """Whether all characters of a text exist: half of a surrogate pair is none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _texts(value: Any) -> Any:

@@ -184,7 +184,10 @@ class File:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InputError(f"file {self.name[:_TOLD]!r}: has a name that no file here has")
-        size = len(self.text.encode(errors="replace"))
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError:
+            raise InputError(f"{self.name}: is not a text file") from None
         if size > LARGEST_FILE:
             raise InputError(f"{self.name}: must have at most {LARGEST_FILE:,} bytes; got {size:,}")
 

@@ -132,12 +132,12 @@ def register(app: Dash) -> None:
         state = asked(link, files)
         try:
             trace = _trace(contents, name)
-            if trace is None or not any(clicks):
+            form = str(ctx.triggered_id).removeprefix("timeline-")
+            if trace is None or not any(clicks) or form not in _FORMS:
                 raise PreventUpdate
             found = timeline.found_in(trace, answers(state)[0], state)
         except InputError:  # which the page says where it was dropped in
             raise PreventUpdate from None
-        form = str(ctx.triggered_id).removeprefix("timeline-")
         return {"content": _FORMS[form](found), "filename": f"timeline.{form}", "type": "text/plain"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Protocol
 
 from ..forms import SOURCE
@@ -73,8 +73,7 @@ class Stored:
 
     def of(self, naming: Naming, block: Block, op: Operator) -> dict[int | None, Scheme | None]:
         found: dict[int | None, Scheme | None] = dict.fromkeys(block.layers or (None,))
-        listed = any(rule.names for rule in self.rules)
-        modules = {layer: naming.modules(block, op, layer) for layer in found} if listed else {}
+        modules = cache(partial(naming.modules, block, op))
         tower = not block.main and block.stream != SOURCE
         for rule in self.rules:
             if tower:
@@ -82,7 +81,9 @@ class Stored:
             elif rule.names is None:
                 named = [] if isinstance(op, Linear) and op.left_as_published else list(found)
             else:
-                named = [i for i in found if any(rule.names.matching_entries(modules[i], i))]
+                asked = list(found) if rule.names.numbered else [next(iter(found))]  # else all layers are alike
+                named = [i for i in asked if any(rule.names.matching_entries(modules(i), i))]
+                named = list(found) if named and not rule.names.numbered else named
             found.update(dict.fromkeys(named, rule.scheme))
         return found
 
@@ -116,12 +117,15 @@ class Stored:
         for entry in (p for names in lists for p in names.patterns if not _ELSEWHERE.search(p)):
             left.setdefault(_any_layer(entry), entry)
         naming = Naming(self.layout, graph)
-        for block, op in graph if left else ():
-            for layer in block.layers or (None,):
-                modules = naming.modules(block, op, layer)
-                for names in lists:
-                    for entry in names.matching_entries(modules, layer):
-                        left.pop(_any_layer(entry), None)
+        some = None if any(names.numbered for names in lists) else 1  # else all layers of a block are alike
+        places = ((block, op, layer) for block, op in graph for layer in (block.layers or (None,))[:some])
+        for place in places:
+            if not left:
+                break
+            modules = naming.modules(*place)
+            for names in lists:
+                for entry in names.matching_entries(modules, place[-1]):
+                    left.pop(_any_layer(entry), None)
         return list(left.values())
 
 

@@ -93,7 +93,9 @@ class Naming:
         if not block.main and block.stream != SOURCE:
             return ()
         side, other = _SIDES if block.name.startswith(_SIDES[0]) else _SIDES[::-1]
-        names = self.layout.templates(weight)
+        names = self._templates.get(weight.name)
+        if names is None:  # the same in every layer
+            names = self._templates[weight.name] = self.layout.templates(weight)
         if any(name.startswith(f"{side}.") for name in names):
             names = [name for name in names if not name.startswith(f"{other}.")]
         inside = [name for name in names if "{" in name]
@@ -120,6 +122,11 @@ class Naming:
     def looped(self) -> bool:
         """Whether layers share weights, so that a checkpoint has fewer."""
         return len(self._own) < self.graph.layers
+
+    @cached_property
+    def _templates(self) -> dict[str, list[str]]:
+        """Templates of the names of tensors so far, by weight."""
+        return {}
 
     @cached_property
     def _predicting(self) -> list[Block]:
@@ -149,9 +156,7 @@ class Naming:
         if "{nth}" in name and layer in block.layers:
             name = name.replace("{nth}", str(block.layers.index(layer)))
         numbers = {"{}": layer, "{-1}": place - 1, "{place}": place, "{even}": 2 * place, "{odd}": 2 * place + 1}
-        for key, number in numbers.items():
-            name = name.replace(key, str(number))
-        return name
+        return _NUMBER.sub(lambda match: str(numbers[match[0]]), name)
 
 
 @cache
@@ -208,6 +213,9 @@ class Matching(Enum):
     INSIDE = "inside"  # AutoAWQ: any part of a name
 
 
+_NUMBER: Final = re.compile(r"\{(?:-1|place|even|odd)?\}")
+_DIGIT: Final = re.compile(r"\d")
+_ONE: Final = re.compile(r"[\d\[?\\{]|\.(?![*+])")  # in an expression: what may stand for a digit
 _SPECIAL: Final = re.compile(r"[*?\[\]()|^$+\\]")
 _FORMS: Final[Mapping[Matching, Callable[[str, bool], str]]] = {  # by pattern, and whether it has special characters
     Matching.GLOB: lambda p, special: f"{translate(p)}|{translate(p + '.*')}" if special else "",
@@ -231,6 +239,12 @@ class ModuleNames:
         names = cls(tuple(dict.fromkeys(patterns)), matching)
         _ = names._expressions
         return names
+
+    @cached_property
+    def numbered(self) -> bool:
+        """Whether an entry may name some layers and not others; False only where none has anything like a number."""
+        expressions = {entry for pairs in self._expressions.values() for _, entry in pairs}
+        return any((_ONE if p in expressions else _DIGIT).search(p.replace("\\.", "")) for p in self.patterns)
 
     @cached_property
     def _plain(self) -> dict[str, str]:

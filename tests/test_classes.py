@@ -209,3 +209,13 @@ def test_queries_without_a_latent_are_projected_directly(read):
     direct, latent = (read(model_type="minicpm3", **sizes, q_lora_rank=rank) for rank in (None, 24))
     wide = HEADS * 16  # of all queries
     assert latent.parameters - direct.parameters == LAYERS * (HIDDEN * 24 + 24 + 24 * wide - HIDDEN * wide)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_windows_are_those_of_the_listed_layers_or_none_where_null(read, model_type):
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    windowed = {"model_type": model_type, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}
+    listed = read(**windowed, layer_types=kinds).graph
+    found = [(block.layers, op.heads.mask.window) for block, op in listed if isinstance(op, QK)]
+    assert found == [((0, 2), 7), ((1,), float("inf"))]
+    assert read(**{**windowed, "sliding_window": None, "max_window_layers": 0}).attention == "GQA"

@@ -10,12 +10,12 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._decoder import Layer
-from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._parts import NormKind
 
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
 _QWEN3_HEAD_DIM = 128
-_QWEN3_WINDOW = 4096
+_QWEN_WINDOW = 4096
 _FULL_LAYERS = 28  # layers before the first with a window, where a config that has windows does not say
 
 
@@ -38,25 +38,30 @@ def _windows(config: Section) -> list[float]:
     layers, model_type = config.count("num_hidden_layers"), config.text("model_type")
     if model_type == "mistral" and ("sliding_window" not in config or config.get("sliding_window") is not None):
         return [config.integer("sliding_window", _MISTRAL_WINDOW)] * layers
-    if model_type == "qwen2":
-        config.costless("layer_types")  # says the same
-    if model_type == "qwen2" and config.flag("use_sliding_window", default=False):
-        full = min(config.integer("max_window_layers", least=0), layers)
-        return [inf] * full + [config.integer("sliding_window")] * (layers - full)
-    return [inf] * layers
+    return _later_windows(config) if model_type == "qwen2" else [inf] * layers
+
+
+def _later_windows(config: Section) -> list[float]:
+    """How many keys each layer of Qwen2 and 3 attends to: a window in those of layer_types, or in the later ones."""
+    layers = config.count("num_hidden_layers")
+    if not config.flag("use_sliding_window", default=False):
+        config.costless("layer_types")
+        return [inf] * layers
+    full = config.integer("max_window_layers", _FULL_LAYERS, least=0)
+    slides = [index >= full for index in range(layers)]
+    if config.get("layer_types") is not None:
+        slides = sliding_layers(config, pattern=1)
+    window = sliding_window(config, _QWEN_WINDOW)
+    return [window if slid else inf for slid in slides]
 
 
 @architecture("qwen3", "qwen3_vl_text")
 def build_qwen3(config: Section, fmt: Format) -> Graph:
     """A norm of each query and key head (arXiv:2505.09388)."""
     layer = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM)
-    layers = [layer] * config.count("num_hidden_layers")
-    if config.flag("use_sliding_window", default=False):
-        full = config.integer("max_window_layers", _FULL_LAYERS, least=0)
-        local = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM, window=config.integer("sliding_window", _QWEN3_WINDOW))
-        layers = alternating(local, layer, [index >= full for index in range(len(layers))])
-    config.costless("layer_types")  # says the same
-    return decoder(config, layers).graph(fmt)
+    windows = _later_windows(config)
+    local = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM, window=min(windows))
+    return decoder(config, alternating(local, layer, [window < inf for window in windows])).graph(fmt)
 
 
 @architecture("hunyuan_v1_dense")

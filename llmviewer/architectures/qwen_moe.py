@@ -14,7 +14,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import always, attention, decoder, grouped_heads
+from ._fields import always, attention, decoder, grouped_heads, sliding_layers, sliding_window
 from ._moe import Kinds, costless, dense, experts, integers
 from ._parts import NormKind
 
@@ -45,7 +45,7 @@ def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
         if config.get(absent):
             raise config.error(absent, "must be absent, 0 or false: qwen3_moe has no such thing")
     always(config, "use_qk_norm", "qwen3_moe always has the norms")
-    window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", default=False) else inf
+    window = sliding_window(config, 4096) if config.flag("use_sliding_window", default=False) else inf
     mixer = _windowed(config, window, qk_norm=NormKind.RMS)
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
     layers = Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(sparse_steps(config))
@@ -67,5 +67,8 @@ def _windows(config: Section) -> list[float]:
     layers = config.count("num_hidden_layers")
     if not config.flag("use_sliding_window", default=False):
         return [inf] * layers
-    window, end = config.integer("sliding_window", 4096), config.integer("max_window_layers", 28, least=0)
-    return [window if index % 2 == 0 and index < end else inf for index in range(layers)]
+    window, end = sliding_window(config, 4096), config.integer("max_window_layers", 28, least=0)
+    slides = [index % 2 == 0 and index < end for index in range(layers)]
+    if config.get("layer_types") is not None:
+        slides = sliding_layers(config, pattern=1)
+    return [window if slid else inf for slid in slides]

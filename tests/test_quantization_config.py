@@ -295,6 +295,7 @@ NAMES = [
     (MIXTRAL, GLOB, "model.layers.2.block_sparse_moe.experts.3.w1", {}),
     (MIXTRAL, MARKED, r"re:.*experts\.\d+\.w2", {"expert_down_proj": {0, 1, 2, 3}}),
     (MIXTRAL, SKIPPED, "gate", {"router": {0, 1, 2, 3}}),
+    (MIXTRAL, INSIDE, "gate", {"router": {0, 1, 2, 3}}),  # w1 is no gate_proj
     (QWEN, GLOB, "model.layers.2.mlp.shared_expert_gate", {"shared_gate": {2}}),
     (QWEN, GLOB, "*.layers.2.mlp.shared_expert.*",
      {key: {2} for key in ("shared_gate_proj", "shared_up_proj", "shared_down_proj")}),

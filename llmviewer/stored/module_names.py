@@ -33,6 +33,7 @@ _NUMBERED: Final = re.compile(
     r"(experts|norms|projections|albert_layer_groups|albert_layers)\.\d+(?=\.|$)|(?<=shard_)\d+"
 )
 _EXPERT: Final = re.compile(r"experts\.expert_\d+\.")
+_STACKED: Final = re.compile(r"\.experts\.\w+$")  # all experts in one tensor
 _LATER_EXPERT: Final = re.compile(r"experts\.[1-9]")
 _FUSED: Final = {  # last part of a name: its name where a server fuses modules
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
@@ -269,7 +270,7 @@ class ModuleNames:
         modules = tuple(modules)
         for module in _with_fused(modules):
             yield from (self._plain[part] for part in _parts(module) if part in self._plain)
-        for module in modules if expressions else ():
+        for module in _written(modules) if expressions else ():
             names = [f"{root}{module}".replace("*", "0") for root in _ROOTS]
             yield from (entry for expression, entry in expressions if any(map(expression.match, names)))
 
@@ -286,6 +287,13 @@ def _parts(name: str) -> tuple[str, ...]:
     """All runs of parts of a name."""
     parts = name.split(".")
     return tuple(".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+
+
+def _written(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """`modules` as checkpoints name them, for which patterns are written: experts one by one if they have such names."""
+    if not any(".experts.*." in module for module in modules):
+        return modules
+    return tuple(module for module in modules if not _STACKED.search(module))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -290,7 +290,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _written(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """`modules` as checkpoints name them, for which patterns are written: experts one by one if they have such names."""
+    """`modules` as checkpoints, for which patterns are written, name them: experts one by one if they do so."""
     if not any(".experts.*." in module for module in modules):
         return modules
     return tuple(module for module in modules if not _STACKED.search(module))

@@ -43,6 +43,7 @@ STREAMS: Final[Mapping[str, str]] = {  # the parts of a pass that some blocks se
     "texts": "that are no pictures, of {0:,g} tokens each",
     "seeing": "beside pictures of {0:,g} tokens",
     "acting": "of the action decoder over {0:,g} tokens",
+    "ending": "of the last new tokens",
     "replicas": "of {0:,g} ranks together",
     "sampled": "of {0:.3g} of the tokens",
     "together": "of {0:.3g} of the passes",

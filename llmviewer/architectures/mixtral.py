@@ -50,7 +50,7 @@ def build_olmoe(config: Section, fmt: Format) -> Graph:
 def build_minimax_m2(config: Section, fmt: Format) -> Graph:
     """All layers attend to all tokens; configs that list the kinds of their attention say so with ones."""
     costless(config)
-    if set(config.get("attn_type_list") or [1]) != {1}:
+    if set(integers(config, "attn_type_list")) - {1}:
         raise config.error("attn_type_list", "must be ones, for softmax attention; linear attention is not modelled")
     if config.integer("shared_intermediate_size", 0, least=0):
         raise config.error("shared_intermediate_size", "must be 0: minimax_m2 has no shared expert")

@@ -223,12 +223,12 @@ def test_a_phone_has_room_for_the_times_of_the_figure(found):
 def test_simulated_it_keeps_to_the_goals(found):
     best = found.best
     asked = found.simulation(best)
-    assert asked == {
+    quant = {} if best.quant == "published" else {"quant": best.quant}
+    assert asked == quant | {
         "model": "llama-3.1-70b", "hardware": "h100-sxm", "rate": 4 / best.copies, "prompt_lengths": "1024",
         "gen_lengths": "256", "policy": "prefill-first", "max_batch": best.limit,
         "layout": str(best.layout), "ttft": 0.5, "tpot": 0.03,
     }  # fmt: skip
-    assert best.quant == "published"
     run = simulate(**asked, requests=1500)
     run = run.expected
     assert float(np.mean(run.ttft_s)) == pytest.approx(best.ttft_s, rel=0.2)  # some wait for a place
@@ -253,7 +253,7 @@ def test_harder_goals_never_cost_less():
 @pytest.mark.parametrize(
     ("device", "options", "reason"),
     [
-        ("rtx-4090", {"layouts": [""]}, "memory: 152 GB for 24 sequences at a time, 5.88x the 25.8 GB of each device"),
+        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB for 23 sequences at a time, 5.87x the 25.8 GB of each device"),
         ("rtx-4090", {"layouts": [""], "rate": 1000}, "memory: 142 GB for 1 sequence at a time, 5.51x the 25.8 GB"),
         ("h100-sxm", {"layouts": ["tp=4"], "tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "ttft": 0.001}, "time to first token: "),
@@ -289,12 +289,12 @@ def test_at_a_higher_rate_than_is_told_as_many_copies_keep_to_it_no_more():
 def test_experts_are_shared_out_where_that_is_cheaper():
     asked = {"rate": 24, "ttft": 2, "tpot": 0.1, "hardware": ["h200-sxm"], "max_devices": 64}
     found, plain = (
-        plan("deepseek-v3", layouts=layouts, quants=["fp8", "W4A8g128"], **asked)
+        plan("deepseek-v3", layouts=layouts, quants=["fp8"], **asked)
         for layouts in (("dp=8 ep=8", "tp=4"), LAYOUTS)
     )
     assert found.best.layout == Layout(dp=8, ep=8)
     assert found.best.devices == 16
-    assert plain.best.devices == 20
+    assert plain.best.devices == 24
 
 
 @pytest.mark.parametrize(

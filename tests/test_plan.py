@@ -289,8 +289,7 @@ def test_at_a_higher_rate_than_is_told_as_many_copies_keep_to_it_no_more():
 def test_experts_are_shared_out_where_that_is_cheaper():
     asked = {"rate": 24, "ttft": 2, "tpot": 0.1, "hardware": ["h200-sxm"], "max_devices": 64}
     found, plain = (
-        plan("deepseek-v3", layouts=layouts, quants=["fp8"], **asked)
-        for layouts in (("dp=8 ep=8", "tp=4"), LAYOUTS)
+        plan("deepseek-v3", layouts=layouts, quants=["fp8"], **asked) for layouts in (("dp=8 ep=8", "tp=4"), LAYOUTS)
     )
     assert found.best.layout == Layout(dp=8, ep=8)
     assert found.best.devices == 16

@@ -233,10 +233,10 @@ def measured_label(one: Rated) -> str:
 
 
 def unbeaten(analysis: Analysis) -> str:
-    """What the bounds promise: each operator has a launch, and some could share one."""
+    """Describes what the bounds hold for: a launch per operator, which fused kernels undercut, and cold caches."""
     shared = any(name.startswith("fusion") for name in analysis.inputs.techniques)
-    promised = "no kernel of one operator is faster whose tensors are in memory at the start"
-    return promised + ("" if shared else "; a fused one may be (--with fusion)")
+    promised = "no kernel of one operator is faster with its tensors in memory"
+    return promised + ("" if shared else "; fused ones may be (--with fusion)")
 
 
 def expectation(whole: GenerationResult, what: str) -> str:
@@ -266,7 +266,7 @@ def _what_is_expected(analysis: Analysis) -> str:
     gaps = engine.said if engine else "without gaps between launches"
     if engine and not engine.whole:
         gaps += " Brackets are of kernels alone"
-    return f"; expected times are those of real kernels, 8 of 10 within the brackets; {gaps}"
+    return f"; expected: measured kernels, 80 % interval in brackets; {gaps}"
 
 
 def effect_lines(effect: Effect) -> Lines:

@@ -109,10 +109,7 @@ def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
 
 
 def test_that_times_are_lower_bounds_is_said_once(page):
-    bound = (
-        "no kernel of one operator is faster whose tensors are in memory at the start; "
-        "a fused one may be (--with fusion)"
-    )
+    bound = "no kernel of one operator is faster with its tensors in memory; fused ones may be (--with fusion)"
     said = f"Every time on this page that is not “expected” is a lower bound: {bound}."
     assert Tags(page).words.count(said) == 1
     assert page.replace(get_plotlyjs(), "").count(bound) == 1

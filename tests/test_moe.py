@@ -455,7 +455,6 @@ def test_the_language_model_of_a_pair_is_the_one_that_ships(name, nested):
         ("dots.llm1", {"sliding_window": 8, "max_window_layers": 2},
          "sliding_window: must leave all layers without a window; others are not modelled"),
         ("ernie-4.5-21b-a3b", {"use_bias": True}, "use_bias: must be false; biases of ERNIE 4.5 are not modelled"),
-        ("hunyuan-a13b", {"use_cla": True}, "use_cla: must be false; it is not modelled"),
         ("hunyuan-a13b", {"moe_topk": [8]}, "moe_topk: must have an entry for each of the 32 layers; got 1"),
         ("hunyuan-a13b", {"moe_topk": [0] * 32}, "moe_topk: must be at least 1 in every layer; got 0"),
         ("hunyuan-a13b", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped: must be 0: every layer has experts"),

@@ -105,11 +105,12 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
         config.costless("add_cross_attention")
     else:
         without(config, "add_cross_attention", "cross-attention of a decoder by itself is not known")
-    both_ways = _both_ways(config, named)
-    if both_ways:
+    told: tuple[str, ...] = ()
+    if _both_ways(config, named):
         seen = partial(_seen_both_ways, halved=_halved(config))
-        graph = Graph(tuple(map(partial(_one_pass, config=config, mask=seen), graph.blocks)))
-    told = ("every token attends to all of the input: one pass, no decode",) if both_ways else ()
+        causal, graph = graph, Graph(tuple(map(partial(_one_pass, config=config, mask=seen), graph.blocks)))
+        if graph != causal:  # else it is that of an encoder
+            told = ("every token attends to all of the input: one pass, no decode",)
     if draft_type(config):
         return graph, (f"{named} drafts for another model: --with speculative:draft={config.file}", *told)
     words = any(isinstance(op, LMHead) for block, op in graph if block.main)

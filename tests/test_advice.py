@@ -60,9 +60,9 @@ _PROMPTS = {"batch": 8, "prompt": 8192, "gen": 8}
         ("llama-3.1-8b", "h100-sxm", {"quant": "W8A8KV8", "prompt": 4096}, "decode", ["W4A8g128KV8"]),
         # weights that are as narrow stay, so that a model which fits still does
         ("qwen2.5-32b", "rtx-4090", {"quant": "W4A16g128", "prompt": 4096}, "prefill",
-         ["W4Afp8g128", "W4A4g128", "W4A8g128"]),
+         ["W4A8g128", "W4Afp8g128", "W4A4g128"]),
         ("llama-3.1-70b", "l40s", {"quant": "W4A16g128,down_proj=W3A16"}, "prefill",
-         [f"W4A16g128,down_proj=W3A16,*={low}" for low in ("Afp8", "A4", "A8")]),
+         [f"W4A16g128,down_proj=W3A16,*={low}" for low in ("A8", "Afp8", "A4")]),
         ("gpt-oss-120b", "h100-sxm", _PROMPTS, "prefill", ["*=Afp8"]),
         ("gpt-oss-120b", "h100-sxm", _PROMPTS, "decode", ["KV8"]),
         ("deepseek-v3", "h200-sxm", {"layout": "tp=8"}, "decode", ["W4Afp8g128"]),
@@ -94,7 +94,7 @@ def test_a_precision_is_advised_in_place_of_the_technique_that_names_one():
     asked = {"prompt": 4096, "gen": 8}
     now = analyze("llama-3.1-8b", "l40s", **asked, techniques=["quantized:scheme=awq"]).phases.prefill
     told = re.search(r"\(--quant (\S+) in place of quantized\) (\S+ \w+) \(", now.advice)
-    assert told[1] == "W4Afp8g128"
+    assert told[1] == "W4A8g128"
     assert told[2] == seconds(analyze("llama-3.1-8b", "l40s", **asked, quant=told[1]).phases.prefill.time_s)
 
 

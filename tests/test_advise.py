@@ -159,7 +159,8 @@ def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
     assert (
         "Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): window (size: last tokens that a "
         "query sees); lengths (file: text file with one length per line); structured-pruning (heads, ffn, layers or "
-        "hidden below 1). Not possible here: lookahead, medusa, mtp, retrieval, self-speculative, draft llama-3.2-1b "
+        "hidden below 1). Not possible here: denoising (llama-3.1-8b generates token by token; a model that denoises "
+        "keeps no cache); lookahead, medusa, mtp, retrieval, self-speculative, draft llama-3.2-1b "
         "(beside eagle, as it also drafts tokens); no-cache (eagle needs a cache); expert-capacity (no routed "
         "experts). Expected: of "
     ) in text

@@ -736,7 +736,7 @@ BAD = [
     (["--rate", "1", "--kv-transfer", "after"], "--kv-transfer must be left out without readers"),
     (["--rate", "1", "--readers", "1", "--policy", "fcfs"], "policy must be left out beside readers"),
     (["--arrivals", "x.csv", "--gen-lengths", "9"], "--gen-lengths must be left out beside arrivals"),
-    (["--rate", "1", "--ttft", "0"], "ttft must be a positive number; got 0"),
+    (["--rate", "1", "--ttft", "0"], "must be a positive time: seconds, such as 0.5"),
     (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
     (["--rate", "1", "--tp", "3"], "tp"),
     (["--rate", "1", "--bound", "--library", "vllm"], "without library, engine and profiles; leave them out"),

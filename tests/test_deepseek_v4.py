@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmviewer.devices.files import load_hardware
+from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s
@@ -21,7 +22,7 @@ from llmviewer.operators.masks import Causal, Compressed, Joint
 from llmviewer.resource import Unit, matrix
 from llmviewer.roofline import plan
 from llmviewer.setting import Setting
-from llmviewer.stored.module_names import ModuleNames
+from llmviewer.stored.module_names import ModuleNames, Naming, layout_of
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
 
@@ -253,14 +254,20 @@ def test_a_mask_of_several_keeps_what_each_keeps():
 @pytest.mark.parametrize(
     ("module", "operator"),
     [
-        ("model.layers.3.self_attn.compressor.kv_proj", "compressed_kv_proj"),
-        ("model.layers.3.self_attn.compressor.indexer.gate_proj", "index_gate_proj"),
-        ("model.layers.3.self_attn.compressor.indexer.scorer.weights_proj", "index_weights"),
-        ("model.layers.3.self_attn.o_a_proj", "o_a_proj"),
-        ("layers.3.attn.wkv", "kv_proj"),
+        ("model.layers.4.self_attn.compressor.kv_proj", "compressed_kv_proj"),
+        ("model.layers.4.self_attn.compressor.indexer.gate_proj", "index_gate_proj"),
+        ("model.layers.4.self_attn.compressor.indexer.scorer.weights_proj", "index_weights"),
+        ("model.layers.4.self_attn.o_a_proj", "o_a_proj"),
+        ("layers.4.attn.wkv", "kv_proj"),
     ],
 )
 def test_modules_of_checkpoints_are_known_by_their_names(module, operator):
-    names = ModuleNames.of((module,))
-    assert names.holding(operator, range(5)) == {3}
-    assert not names.holding("q_a_proj", range(5))
+    graph, names = load_model("deepseek-v4-flash").graph, ModuleNames.of((module,))
+    naming = Naming(layout_of(Section(TINY, "config.json")), graph)
+    named = {
+        (op.name, layer)
+        for block, op in graph
+        for layer in block.layers
+        if list(names.matching_entries(naming.modules(block, op, layer), layer))
+    }
+    assert named == {(operator, 4)}

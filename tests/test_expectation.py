@@ -162,7 +162,7 @@ def test_names_of_tables_and_drivers_are_those_of_a_device(written, name):
     assert find(written).name == name
 
 
-@pytest.mark.parametrize("written", ["NVIDIA GeForce RTX 3080 Laptop GPU", "H100 MIG 1g.10gb", "RTX 5090 D"])
+@pytest.mark.parametrize("written", ["NVIDIA GeForce RTX 3080 Laptop GPU", "H100 MIG 1g.10gb", "RTX 5090 Ti"])
 def test_a_part_of_a_device_or_a_notebook_s_is_not_it(written):
     with pytest.raises(InputError, match="no hardware"):
         find(written)

@@ -530,7 +530,7 @@ def stopped(folder, monkeypatch):
 
 
 def test_rows_too_few_to_fit_are_told_with_the_command_that_they_are_enough_for(tmp_path, capsys, monkeypatch):
-    assert stopped(tmp_path, monkeypatch) == 0
+    assert stopped(tmp_path, monkeypatch) == 130
     out = capsys.readouterr().out
     assert "calibrate needs 20 rows of one kernel and data type, of which the most is 2:\nthe same command adds" in out
     assert out.endswith(f"Next:\n  llmviewer validate {tmp_path}/*.parquet\n")

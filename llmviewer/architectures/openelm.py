@@ -37,7 +37,8 @@ def build(config: Section, fmt: Format) -> Graph:
             raise config.error("num_query_heads", f"must be multiples of num_kv_heads; got {queries} and {keys}")
         heads = Heads(num_heads=queries, num_kv_heads=keys, head_dim=head_dim)
         mixer = SelfAttention(heads=heads, rotary_dim=head_dim, fused_qkv=True, qk_norm=norm)
-        return Layer(mixer=mixer, feed_forward=Mlp(inner=inner, act=act, gated=gated, fused=gated))
+        network = Mlp(inner=inner, act=act, gated=gated, fused=gated)
+        return Layer(mixer=mixer, feed_forward=network, name=f"layer_{queries}_{keys}_{inner}")
 
     return Decoder(
         vocab=config.integer("vocab_size"),

@@ -294,15 +294,19 @@ def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
             local = {op.name: op for op in b.operators}
             assert [n for n in local if n in {op.name for op in a.operators}] == [op.name for op in a.operators]
             for op in a.operators:
-                _is_a_part(op, local[op.name], tp, copies=_fewer(a, tp))
+                _is_a_part(op, local[op.name], tp, copies=_fewer(a, tp), stepped=a.main)
             for op in b.operators:  # everybody reads what somebody has written, as wide as it was
                 written = {t.name: t.width for before in b.operators for t in before.outputs if t.role not in KEPT}
                 assert all(t.width <= written.get(t.name, t.width) for t in op.inputs)
 
 
-def _is_a_part(whole, part, tp, *, copies):
-    """Each rank does the whole of an operator, its even part, or more than that where groups of heads are copied."""
-    for workload in (Workload.prefill(batch=2, prompt=300), Workload.decode(batch=2, kv_len=500, prompt=100)):
+def _is_a_part(whole, part, tp, *, copies, stepped):
+    """Each rank does the whole of an operator, its even part, or more than that where groups of heads are copied.
+
+    stepped  whether decode steps run it; the rows of a tower are those of whole pictures
+    """
+    steps = [Workload.decode(batch=2, kv_len=500, prompt=100)] if stepped else []
+    for workload in (Workload.prefill(batch=2, prompt=300), *steps):
         all_of_it, own = (float(evaluate(op.work().ops, workload)) for op in (whole, part))
         even = own == pytest.approx(all_of_it / tp, rel=2e-3)  # a vocabulary rounded up
         summed_before = "add" in whole.name and own < all_of_it  # in another addition, of branches side by side

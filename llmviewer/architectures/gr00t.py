@@ -125,7 +125,7 @@ def _of_robot(parts: Parts, name: str, x: Tensor, width: int, robots: int) -> Op
     linear = project(parts, name, x, width)
     if robots == 1:
         return linear
-    others = replace(parts.weight(f"{name}.others", robots - 1, width, x.width + 1), rows=0 * ONE, active=0)
+    others = replace(parts.weight(f"{name}.others", width, (robots - 1) * (x.width + 1)), rows=0 * ONE, active=0)
     return replace(linear, weights=(*linear.weights, others))
 
 

@@ -14,6 +14,7 @@ from ..forms import images
 from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..operators.convolution import Conv2d
+from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
@@ -116,6 +117,7 @@ def _convolved(config: Section, parts: Parts, chunks: int, chunk: int) -> tuple[
         conv = Conv2d(name=out.name, inputs=(x,), outputs=(out,), weights=weights)
         made = (*made, conv, parts.activate(f"{out.name}_act", "gelu", out))
         x = result(made)
-    wide = parts.tensor(x.name, channels * bins[-1])
+    wide = parts.tensor("conv_flatten", channels * bins[-1])
+    flatten = Permute(name=wide.name, inputs=(x,), outputs=(wide,))  # channels of a frame's bins come together
     project = parts.project("conv_out", wide, config.integer("d_model"))
-    return (*made, project, parts.elementwise("position_add", project.result, ops=1))
+    return (*made, flatten, project, parts.elementwise("position_add", project.result, ops=1))

@@ -334,7 +334,7 @@ def test_the_formats(found):
     ("device", "options", "reason"),
     [
         ("h100-sxm", {"max_devices": 1}, "devices: 2 at least, of 1 at most"),
-        ("h100-sxm", {"rate": 200, "max_devices": 2}, "rate: prompts of 105.9 requests/s are read at most, of 200 ask"),
+        ("h100-sxm", {"rate": 200, "max_devices": 2}, "rate: prompts of 112.6 requests/s are read at most, of 200 ask"),
         ("h100-sxm", {"ttft": 0.01}, "time to first token: "),
         ("h100-sxm", {"tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"hardware_set": ["scale_out.bandwidth=0.5 GB/s"]}, "network: caches of "),

@@ -138,12 +138,18 @@ AS_PUBLISHED = Scheme()
 
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
-_PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE)
+_BLOCKS: Final = {  # llama.cpp's --cache-type-k: blocks of 32 elements, by their bytes; codes are multiplied in 8 bits
+    name: Format(name, 8 * nbytes / 32, "int8")
+    for name, nbytes in {"q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18, "iq4_nl": 18}.items()
+}
+_PART: Final = re.compile(
+    rf"(kv|w|a)({_NUMBER}|{_NAME}|(?<=kv)(?:{'|'.join(_BLOCKS)}))(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE
+)
 _WHOLE: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format, perhaps with a cache format after it
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
     f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_ALONE, 'fp8')))} "
-    "alone or before that of the cache, as in fp8KV8 "
+    "alone or before that of the cache, as in fp8KV8 and KVq8_0 "
     "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
 )
 _MEANT: Final = {  # by what others call them
@@ -214,7 +220,7 @@ def own_group(fmt: Format) -> int:
 def _format(text: str, scheme: str) -> Format:
     """The format of a name or of bits: 16 is that of the model, others are integers."""
     if not text[0].isdigit():
-        return NAMED[_SYNONYMS.get(text, text)]
+        return _BLOCKS.get(text) or NAMED[_SYNONYMS.get(text, text)]
     bits = float(text)
     if bits == HALF.bits:
         return HALF

@@ -58,7 +58,8 @@ WHOLE = "must be a whole number of at least 1; got"
 NOTATION = (
     "quantization must be bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as "
     "W4A16g128, W8A8, W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of bf16, fp16, fp32, fp8, fp8_e4m3, fp8_e5m2, "
-    "int4, int8, mxfp4, mxfp6, mxfp8, nf4, nf4dq, nvfp4 alone or before that of the cache, as in fp8KV8 (AWQ and GPTQ: "
+    "int4, int8, mxfp4, mxfp6, mxfp8, nf4, nf4dq, nvfp4 alone or before that of the cache, as in fp8KV8 and KVq8_0 "
+    "(AWQ and GPTQ: "
     "W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0; got"
 )
 OVERRIDE = "must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import llmviewer
 from llmviewer.analyzing.one_kernel import estimate_kernel
 from llmviewer.cli.analyze import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
+from llmviewer.ggml import BY_NAME
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.linear import Linear
@@ -463,3 +465,21 @@ def test_formats_that_are_named_alone_are_what_help_and_readme_say():
         assert {*re.findall(r"\w+\d", f"{both} {weights}")} == {
             "fp8", "int8", "mxfp8", "nvfp4", "int4", "nf4", "mxfp6", "mxfp4",
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "nbytes"), [("q8_0", 34), ("q5_1", 24), ("q5_0", 22), ("q4_1", 20), ("q4_0", 18)])
+def test_caches_may_have_the_block_types_of_llama_cpp(name, nbytes):
+    """Bytes of 32 elements (ggml-common.h); they are of caches alone, as weights have file types."""
+    cache = parse_scheme(f"KV{name}").kv_cache
+    assert cache.stored_bits == 8 * nbytes / 32
+    assert cache == BY_NAME[name].format
+    assert parse_scheme(f"W4A16g128KV{name}").kv_cache == cache
+    assert notation(parse_scheme(f"KV{name}")) == f"KV{name}"
+    with pytest.raises(InputError, match="quantization must be bits or formats"):
+        parse_scheme(f"W{name}")
+
+
+def test_a_cache_of_a_file_type_has_the_bytes_of_its_blocks():
+    """36 layers of 8 heads of 128, keys and values, 32,768 tokens: 34 bytes of 32 elements."""
+    found = llmviewer.analyze("qwen3-8b", "rtx-3090", quant="Q4_K_M,KVq8_0", prompt=32_767, gen=1)
+    assert found.memory.kv_cache_bytes == 36 * 2 * 8 * 128 * 32_768 * 34 / 32

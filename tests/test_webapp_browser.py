@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import cli
-from llmviewer.reports.text import expectation
+from llmviewer.reports.text import between, expectation
 from llmviewer.units import seconds
 
 if not shutil.which("chromium"):
@@ -332,10 +332,11 @@ def test_the_operator_table_shows_what_matters_without_scrolling_and_the_rest_wh
 def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
     open_page(page, server)
     card = page.inner_text(".card:has-text('time per output token')").replace("\N{NO-BREAK SPACE}", " ")
-    whole = analyze("llama-3.1-8b", "h100-sxm").generation
+    found = analyze("llama-3.1-8b", "h100-sxm")
+    whole, step = found.generation, found.phases.decode
     assert f"≥ {seconds(whole.tpot_s)}" in card
-    expected = expectation(whole, "tpot")
-    assert f"expect {expected}" in card
+    assert f"expect {expectation(whole, 'tpot')}" in card
+    expected = between(step.expected_time_s, step.expected_low_s, step.expected_high_s)
     assert f"expect {expected}" in page.inner_text(".picture:has(#times) figcaption")
     open_page(page, f"{server}{PLAIN}&model=llama-3.1-70b&on=h100-sxm|mi300x")
     assert page.locator(".totals tr:has(th:text-is('h100-sxm')) .alarm >> nth=0").inner_text() == "does not fit"

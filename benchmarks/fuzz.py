@@ -460,7 +460,7 @@ COMMANDS: Final = {
 
 @cache
 def _options(name: str) -> list[str]:
-    """Those of OPTIONS that a command has."""
+    """The entries of OPTIONS that a command has."""
     known = cli.get_command(click.Context(cli), name)
     assert known is not None
     return sorted(OPTIONS.keys() & {option for parameter in known.params for option in parameter.opts})

@@ -1,4 +1,4 @@
-"""How far kernels are from those that stand in for them: writes profiles/stand_ins.yaml.
+"""Measures how far kernels are from those that stand in for them: writes profiles/stand_ins.yaml.
 
     python benchmarks/stand_ins.py FOLDER    # with gemm.parquet, moe.parquet, ... of docs/measurements.md
 

@@ -227,7 +227,7 @@ class Defaults(Protocol):
         """The value of a key that is left out where the keys `given` are not; None if there is none."""
 
     def inside(self, key: str, data: Mapping[str, Any]) -> Defaults:
-        """Those of the mapping `data` under a key."""
+        """Class defaults of the mapping `data` under a key."""
 
 
 class Section:

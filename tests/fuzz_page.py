@@ -55,7 +55,7 @@ LINKS = (
 
 
 class Watch:
-    """What the process does while it is on: files opened elsewhere or to be written, modules, programs, connections.
+    """Records what the process does while active: files opened elsewhere or written, modules, programs, sockets.
 
     hits  what a request must not do
     """

@@ -1,4 +1,4 @@
-"""Which class a config is: heads and passes by `architectures`, against counts by hand."""
+"""The class of a config: heads and passes by `architectures`, against counts by hand."""
 
 import json
 

@@ -41,7 +41,7 @@ WORDS = ("str", "bool")
 
 
 def values(field):
-    """What is documented that a parameter can be: its choices, or its limits."""
+    """Documented values of a parameter: its choices, or its limits."""
     if field.name in TEXTS:
         return TEXTS[field.name]
     kind, limits = str(field.type), about(field)

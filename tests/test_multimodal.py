@@ -54,7 +54,7 @@ def test_parameters_equal_those_of_transformers(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ops_of_an_encoder_equal_torchs(name):
-    """Of Granite Speech the conformer alone: transformers runs the first attention of queries once for all windows."""
+    """Granite Speech counts its conformer alone: transformers runs the first query attention once for all windows."""
     encoder = {"audio_embedding", "audio_layer", "audio_characters"} if name == "granite_speech" else None
     assert products_of(graph_of(MODELS[name]["config"]), encoder) == MODELS[name]["flops"]
 
@@ -74,7 +74,7 @@ def test_totals_are_the_published_ones(name, parameters):
 
 @pytest.mark.parametrize(("name", "billions"), [("tiny", 3.37), ("small", 16.15), ("base", 27.48)])
 def test_deepseek_vl2_has_the_published_sizes(name, billions):
-    """Of arXiv:2412.10302, table 2, whose language models have 3, 16 and 27 billion parameters."""
+    """arXiv:2412.10302, table 2: its language models have 3, 16 and 27 billion parameters."""
     sizes = {
         "tiny": (1280, 6848, 896, 64, 12, 10, 129280),
         "small": (2048, 10944, 1408, 64, 27, 16, 102400),
@@ -154,7 +154,7 @@ def test_a_model_of_another_kind_is_refused_with_what_it_is(model_type, what):
     ],
 )
 def test_types_that_differ_in_their_defaults_have_the_parameters_of_their_classes(tmp_path, model_type, parameters):
-    """As transformers 5.24 builds the class of each from its default config."""
+    """Parameters equal those that transformers 5.24 builds from each default config."""
     given = {"model_type": model_type} | (
         {"vision_config": {}} if model_type in ("minicpm_ocr", "pp_chart2table") else {}
     )

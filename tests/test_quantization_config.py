@@ -439,7 +439,7 @@ def _shipped(name):
 
 
 def test_experts_of_gemma_4_are_quantized_where_its_other_modules_are_not(load):
-    """As in nvidia/Gemma-4-26B-A4B-NVFP4: MLP, router and experts are siblings."""
+    """nvidia/Gemma-4-26B-A4B-NVFP4: MLP, router and experts are siblings."""
     listed = [f"model.language_model.layers.{i}.{part}*" for i in range(30) for part in ("mlp", "router", "self_attn")]
     model = load({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": listed}, of=_shipped("gemma-4-26b-a4b"))
     experts = 30 * 128 * 3 * 2816 * 704

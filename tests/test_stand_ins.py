@@ -58,7 +58,7 @@ def narrowest(classes):
 
 @pytest.mark.parametrize("device", ["h100-sxm", "rtx-4090", "jetson-thor", "mi300x"])
 def test_what_is_not_of_a_measured_kernel_says_so_is_wide_and_is_no_bound(device):
-    """Of every kind of operator, in every phase: an interval no narrower than that of any class of sources."""
+    """Intervals of every kind of operator in every phase are no narrower than those of any class of sources."""
     seen = set()
     instead = narrowest((ANOTHER_KERNEL, ANOTHER_LIBRARY, ANOTHER_TYPE, NO_KERNEL))
     elsewhere = narrowest(NEARNESS)
@@ -111,7 +111,7 @@ def test_few_queries_of_latent_attention_are_read_one_by_one_on_blackwell():
 
 
 def test_products_of_other_formats_have_their_own_bytes_and_units():
-    """Of int8 with weights of 4 bits: the bytes of those, at the rate of int8, with an interval of another type."""
+    """W4A8 in int8 has the bytes of 4-bit weights, the rate of int8, and the interval of a stand-in."""
     sizes = {"M": [1, 2048], "N": 6144, "K": 4096}
     (few, many), (few_8, many_8), (_, many_16) = (
         estimate_kernel("gemm", "l40s", sizes, quant=quant, library="trtllm") for quant in ("W4A8", "W8A8", "W4A16")
@@ -181,7 +181,7 @@ def test_jetson_thor_has_the_instructions_of_b200_and_is_no_sibling_of_it():
 
 
 def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
-    """What is expected follows the datasheet's rates, with which profiles were fitted."""
+    """Expected times follow the datasheet's rates, with which profiles were fitted."""
     hardware = load_hardware("rtx-3090")
     if not hasattr(hardware, "headroom"):
         pytest.skip("no device has another limit than its datasheet's rates")

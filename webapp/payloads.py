@@ -1,4 +1,4 @@
-"""What browsers send: values of components, checked before a callback sees them.
+"""Payloads of browsers: values of components, checked before a callback sees them.
 
 They are short texts, numbers, lists of texts, and contents of files, which are parsed in memory. Nothing that a browser
 sends is a path, the name of a module or of a repository, and nothing of it is written to a disk.

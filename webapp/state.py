@@ -171,7 +171,7 @@ def _names_file(value: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """What a user dropped in: a config.json, or a YAML of a model or a device. It exists in memory only.
+    """A file that a user dropped in: a config.json, or a YAML of a model or a device. It exists in memory only.
 
     name  a label by which `model` and `on` refer to it; no path
 
@@ -389,7 +389,7 @@ def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:
 
 
 def _usable(key: str, kind: List, given: list[str], notices: list[str]) -> list[str]:
-    """Those of several values that can be used, with a notice for each other; `given` if none can."""
+    """The usable ones of several values, with a notice for each other one; `given` if none is usable."""
     usable, problems = [], []
     for one in dict.fromkeys(given):
         try:

@@ -105,7 +105,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
 
 
 def acted(model: Model, answer: GenerationResult, written: int) -> list[str]:
-    """How often a model for robots can act, if one inference was analyzed."""
+    """Notes on how often a model for robots can act, if one inference was analyzed."""
     actions = model.actions
     if not actions:
         return []

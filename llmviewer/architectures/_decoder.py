@@ -90,6 +90,17 @@ class Layer:
         return (attn_norm, *mixed, *second, *made, parts.add("mlp_add", x, result(mixed), result(made)))
 
 
+class UnnormedLayer(Layer):
+    """A layer without a norm before its mixer, whose input is normalized already."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        assert self.mixer
+        assert self.feed_forward
+        mixed = self.mixer.operators(parts, x)
+        add = parts.add("attn_add", x, result(mixed))
+        return (*mixed, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
+
+
 def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
     """A block for each kind of layer, in the order of first layers; the first one reads x."""
     places: dict[Layer, list[int]] = {}
@@ -124,7 +135,7 @@ class Prediction:
 
     @classmethod
     def of(cls, config: Section, key: str, layer: Layer, *, default: int = 0, norm: bool = True) -> Prediction | None:
-        """As many layers as in field `key`, equal to `layer`; None if there are none."""
+        """Makes as many layers as field `key` says, equal to `layer`; None if there are none."""
         return cls.each([layer] * config.count(key, default, least=0), norm=norm)
 
     @classmethod

@@ -97,7 +97,7 @@ _TRACE: Final = "give package.module:callable to trace its module"
 
 
 class Kind(NamedTuple):
-    """What a model is, such as "an object detector", and what to do instead; nothing if other hints help."""
+    """Kind of a model, such as "an object detector", and the advice what to do instead; "" if other hints help."""
 
     what: str
     instead: str = ""

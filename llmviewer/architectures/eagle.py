@@ -15,9 +15,9 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._decoder import Decoder, Layer
+from ._decoder import Decoder, Layer, UnnormedLayer
 from ._fields import attention, gated_mlp
-from ._parts import Parts, result
+from ._parts import Parts
 
 _FUSED: Final = 3  # layers of the model whose hidden states are joined
 _LAYERS: Final = ("llama", "mistral", "eagle", "eagle3")
@@ -44,17 +44,6 @@ class FusingLayer(Layer):
         o_proj = parts.project(wide.name, wide.inputs[0], x.width, bias=len(wide.weights) > 1)
         add = parts.add("attn_add", x, o_proj.result)
         return (both, *mixed, o_proj, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
-
-
-class UnnormedLayer(Layer):
-    """A layer without a norm before its attention."""
-
-    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        assert self.mixer
-        assert self.feed_forward
-        mixed = self.mixer.operators(parts, x)
-        add = parts.add("attn_add", x, result(mixed))
-        return (*mixed, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
 
 
 @dataclass(frozen=True, kw_only=True)

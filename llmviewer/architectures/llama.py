@@ -42,7 +42,7 @@ def _windows(config: Section) -> list[float]:
 
 
 def _later_windows(config: Section) -> list[float]:
-    """How many keys each layer of Qwen2 and 3 attends to: a window in those of layer_types, or in the later ones."""
+    """Windows of the layers of Qwen2 and 3, by layer_types or from a layer on; inf: full attention. [tokens]"""
     layers = config.count("num_hidden_layers")
     if not config.flag("use_sliding_window", default=False):
         config.costless("layer_types")

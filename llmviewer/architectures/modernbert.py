@@ -16,11 +16,11 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Decoder, Layer, UnnormedLayer
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
 from ._fields import labels_of, sliding_layers
-from ._parts import NormKind, Parts, activation, heads_of, result, with_rows
+from ._parts import NormKind, Parts, activation, heads_of, with_rows
 
 _TASKS: Final = {
     "ForMaskedLM": "words",
@@ -34,17 +34,6 @@ _COSTLESS: Final = """
     classifier_dropout classifier_pooling deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
     reference_compile repad_logits_with_grad position_embedding_type cls_token_id num_labels
 """
-
-
-class FirstLayer(Layer):
-    """A layer whose input is normalized already, by the norm of the embedding."""
-
-    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        assert self.mixer
-        assert self.feed_forward
-        mixed = self.mixer.operators(parts, x)
-        add = parts.add("attn_add", x, result(mixed))
-        return (*mixed, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
 
 
 @architecture("modernbert")
@@ -120,7 +109,7 @@ def _layers(config: Section, near: Heads, far: Heads, *, fused_qkv: bool) -> lis
 
     every = config.integer("global_attn_every_n_layers", 3)  # of which the first looks at all
     layers = [layer(slides=slides) for slides in sliding_layers(config, pattern=every, first=True)]
-    first = FirstLayer(mixer=layers[0].mixer, feed_forward=mlp, name="first")
+    first = UnnormedLayer(mixer=layers[0].mixer, feed_forward=mlp, name="first")
     return [first, *layers[1:]]
 
 

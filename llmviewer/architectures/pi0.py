@@ -185,7 +185,7 @@ def _smol_inner(hidden: int, multiple: int = 256) -> int:
 
 
 def _parts_of(config: Section) -> tuple[Callable[[Format], Graph], Section]:
-    """What builds the vision-language model, and the config of the expert."""
+    """Builder of the vision-language model, and config of the action expert."""
     config.costless(*_COSTLESS.split())
     variant = config.choice("action_expert_variant", _GEMMA, "gemma_300m")
     expert = filled(part(config, "dit_config"), {**_GEMMA[variant], **_HEADS, "vocab_size": _VOCABULARY})

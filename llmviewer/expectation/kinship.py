@@ -53,7 +53,7 @@ def instructions(device: Kin) -> str:
 
 
 def relation(other: Kin, device: Kin, *, computes: bool = True) -> tuple[int, ...]:
-    """How far away a device is, what counts most first: another maker, another kind of chip, generations.
+    """Distance of a device, the most important term first: another maker, another kind of chip, generations.
 
     Chips are of one kind by their memory; for what `computes`, one with the matrix instructions of data centers and
     without their memory, as Jetson Thor, is of the kind of those with the same instructions.

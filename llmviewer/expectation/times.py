@@ -130,7 +130,7 @@ class Times(Library):
     def _alternative(
         self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]
     ) -> tuple[Expectation, Entry] | None:
-        """What one of the kernels that a library has takes, and by whose parameters; None where that is unknown."""
+        """Expected time of one kernel of a library, and the entry with its parameters; None if unknown."""
         choice = self._choice(kernel, stack)
         if isinstance(choice, str):
             return None

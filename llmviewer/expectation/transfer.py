@@ -103,7 +103,7 @@ def _plain(stack: Stack) -> Stack:
 
 
 def _as_traffic(stack: Stack, plain: Choice) -> Choice:
-    """What an addition of as many bytes says of another operation, by how many times longer such kernels take."""
+    """Estimates an operation from an addition of as many bytes, times the measured ratio of such kernels."""
     known, operation = index().errors, stack.kernel.removeprefix(f"{EAGER} ")
     keys = (("elementwise", part, NO_KERNEL) for part in (operation, "all"))
     error = next((known[key] for key in keys if key in known), _UNKNOWN)
@@ -296,7 +296,7 @@ def source_class(entry: Entry, device: Device, stack: Stack) -> str:
 
 
 def stand_in(entry: Entry, stack: Stack) -> str:
-    """What an entry is of that a stack is not: another data type, library or kernel; "" if its kernel is the same."""
+    """Label of the difference between an entry and a stack: data type, library or kernel; "" if the kernel is equal."""
     if FAMILIES[entry.family].alike:
         return ""
     if not twins(entry, stack):

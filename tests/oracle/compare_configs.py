@@ -249,7 +249,7 @@ def legal(model_type: str, name: str, rng: random.Random) -> tuple[Fields, Any, 
 
 
 def difference(model_type: str, name: str, fields: Fields, module: Any, *, ops: bool) -> str:
-    """How the two counts differ; "" if they are equal, or how the config is refused."""
+    """Difference of the two counts; "" if they are equal, or how the config is refused."""
     try:
         model = ours(model_type, name, fields)
         found = model.parameters

@@ -13,7 +13,7 @@ import click
 from ..units import counted
 
 _QUIET_S: Final = 10  # between two lines where there is no terminal
-_SHORT_S: Final = 2  # what takes less long is not told of
+_SHORT_S: Final = 2  # before the first line of progress
 
 _T = TypeVar("_T")
 
@@ -43,8 +43,8 @@ class Ticker:
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=last or not self.live)
 
 
-def told_now_and_then(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
-    """`run`, which may take minutes: after some seconds, lines on standard error tell how much of it is done."""
+def with_progress(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
+    """Wraps `run`, which may take minutes: after some seconds, standard error shows how much of it is done."""
     ticker = Ticker()
     began, said = time.monotonic(), False
 

@@ -13,7 +13,7 @@ import click
 from ..errors import InputError
 from . import options as shared
 from .comparing import hardware_option, named
-from .progress import on_a_bar, told_now_and_then
+from .progress import on_a_bar, with_progress
 
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
     "arrivals": None, "concurrency": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None,
@@ -192,7 +192,7 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     from ..reports.serving import REPORT
     from ..serving.simulation import simulate as run
 
-    simulated = told_now_and_then(run, "request")(**question, concurrency=in_flight and in_flight[0])
+    simulated = with_progress(run, "request")(**question, concurrency=in_flight and in_flight[0])
     shared.emit_report(REPORT, simulated, form, output)
 
 

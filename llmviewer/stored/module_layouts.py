@@ -380,20 +380,12 @@ hy_v3:
     router=.mlp.router.gate|.mlp.gate shared_down_proj=.mlp.shared_mlp.down_proj|.mlp.shared_experts.down_proj
     shared_gate_proj=.mlp.shared_mlp.gate_proj|.mlp.shared_experts.gate_proj
     shared_up_proj=.mlp.shared_mlp.up_proj|.mlp.shared_experts.up_proj
-hy_v4:
+hy_v4 hy_v4_vl hy_v4_vl_text:
     attn_hc.base=.hc_pre.hc_attn_layer.hc_base attn_hc.fn=.hc_pre.hc_attn_layer.hc_fn
     attn_hc.scale=.hc_pre.hc_attn_layer.hc_scale g_proj=.self_attn.linear_gate|.self_attn.gate_proj
-    gate_proj=.mlp.linear_gate|.mlp.gate_proj hc_head.base=hc_pre.hc_head.hc_head_base
-    hc_head.fn=hc_pre.hc_head.hc_head_fn hc_head.scale=hc_pre.hc_head.hc_head_scale
-    mlp_hc.base=.hc_pre.hc_mlp_layer.hc_base mlp_hc.fn=.hc_pre.hc_mlp_layer.hc_fn
-    mlp_hc.scale=.hc_pre.hc_mlp_layer.hc_scale
-    shared_gate_proj=.mlp.shared_experts.linear_gate|.mlp.shared_experts.gate_proj
-    sinks=.self_attn.learnable_sink_param
-hy_v4_vl hy_v4_vl_text:
-    attn_hc.base=.hc_pre.hc_attn_layer.hc_base attn_hc.fn=.hc_pre.hc_attn_layer.hc_fn
-    attn_hc.scale=.hc_pre.hc_attn_layer.hc_scale g_proj=.self_attn.linear_gate|.self_attn.gate_proj
-    gate_proj=.mlp.linear_gate|.mlp.gate_proj hc_head.base=hc_head.hc_pre.hc_head_base
-    hc_head.fn=hc_head.hc_pre.hc_head_fn hc_head.scale=hc_head.hc_pre.hc_head_scale
+    gate_proj=.mlp.linear_gate|.mlp.gate_proj hc_head.base=hc_pre.hc_head.hc_head_base|hc_head.hc_pre.hc_head_base
+    hc_head.fn=hc_pre.hc_head.hc_head_fn|hc_head.hc_pre.hc_head_fn
+    hc_head.scale=hc_pre.hc_head.hc_head_scale|hc_head.hc_pre.hc_head_scale
     mlp_hc.base=.hc_pre.hc_mlp_layer.hc_base mlp_hc.fn=.hc_pre.hc_mlp_layer.hc_fn
     mlp_hc.scale=.hc_pre.hc_mlp_layer.hc_scale
     shared_gate_proj=.mlp.shared_experts.linear_gate|.mlp.shared_experts.gate_proj

@@ -294,20 +294,22 @@ def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
             local = {op.name: op for op in b.operators}
             assert [n for n in local if n in {op.name for op in a.operators}] == [op.name for op in a.operators]
             for op in a.operators:
-                _is_a_part(op, local[op.name], tp, copies=_fewer(a, tp), stepped=a.main)
+                _is_a_part(op, local[op.name], tp, copies=_fewer(a, tp), streams=(a.stream, b.stream))
             for op in b.operators:  # everybody reads what somebody has written, as wide as it was
                 written = {t.name: t.width for before in b.operators for t in before.outputs if t.role not in KEPT}
                 assert all(t.width <= written.get(t.name, t.width) for t in op.inputs)
 
 
-def _is_a_part(whole, part, tp, *, copies, stepped):
+def _is_a_part(whole, part, tp, *, copies, streams):
     """Each rank does the whole of an operator, its even part, or more than that where groups of heads are copied.
 
-    stepped  whether decode steps run it; the rows of a tower are those of whole pictures
+    streams  those of the two blocks: a step has the tokens that they let through, which are none of a tower's pictures
     """
-    steps = [Workload.decode(batch=2, kv_len=500, prompt=100)] if stepped else []
-    for workload in (Workload.prefill(batch=2, prompt=300), *steps):
-        all_of_it, own = (float(evaluate(op.work().ops, workload)) for op in (whole, part))
+    step = Workload.decode(batch=2, kv_len=500, prompt=100)
+    amounts = [[float(evaluate(op.work().ops, Workload.prefill(batch=2, prompt=300))) for op in (whole, part)]]
+    both = zip((whole, part), streams, strict=True)
+    amounts.append([float(evaluate(op.work().on(stream).ops, step)) for op, stream in both])
+    for all_of_it, own in amounts:
         even = own == pytest.approx(all_of_it / tp, rel=2e-3)  # a vocabulary rounded up
         summed_before = "add" in whole.name and own < all_of_it  # in another addition, of branches side by side
         assert even or own == pytest.approx(all_of_it) or copies or summed_before, whole.name

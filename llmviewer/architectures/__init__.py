@@ -1,12 +1,16 @@
-"""Hugging Face config -> Graph, one module per architecture. Modules register themselves; no list names them."""
+"""Hugging Face config -> Graph, one module per architecture. Modules register their builders by `@architecture`.
+
+index.json has the module of each model type, so that an analysis imports only one of them; `python
+tests/test_architecture_index.py` remakes it. A model type that it lacks is found by importing all modules.
+"""
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, TypeAlias
@@ -19,6 +23,8 @@ from ..precision import Format
 from ._names import OTHER_NAMES, draft_type
 
 Builder: TypeAlias = Callable[[Section, Format], Graph]
+
+INDEX: Final = Path(__file__).with_name("index.json")
 
 _MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 _BUILDERS: dict[str, Builder] = {}
@@ -45,9 +51,8 @@ def builder(config: Section) -> Builder:
     Raises InputError, with the nearest family, if there is no builder.
     """
     model_type = draft_type(config) or config.text("model_type")
-    if model_type not in _BUILDERS:
-        likely = sorted(_MODULES, key=model_type.__ne__)  # it may be named after it
-        _load(islice((module for module in likely if _mentions(module, model_type)), 1))
+    if model_type not in _BUILDERS and (module := _indexed().get(model_type)) in _MODULES:
+        _load([module])
     if model_type not in _BUILDERS:
         _load(_MODULES)
         load_plugins()
@@ -98,10 +103,20 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted(_BUILDERS))
 
 
-def _mentions(module: str, model_type: str) -> bool:
-    """Whether a module registers it, by its text: importing all modules takes longer than an analysis."""
-    text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-    return re.search(rf'@architecture\([^)]*"{re.escape(model_type)}"', text) is not None
+def index_json() -> str:
+    """Text of index.json as the modules register their builders, a model type a line."""
+    _load(_MODULES)
+    prefix = f"{__name__}."
+    modules = {name: build.__module__ for name, build in sorted(_BUILDERS.items())}
+    ours = {name: module.removeprefix(prefix) for name, module in modules.items() if module.startswith(prefix)}
+    return json.dumps(ours, indent=2) + "\n"
+
+
+@cache
+def _indexed() -> dict[str, str]:
+    """Modules by model type, as index.json has them."""
+    modules: dict[str, str] = json.loads(INDEX.read_text(encoding="utf-8")) if INDEX.is_file() else {}
+    return modules
 
 
 def _load(modules: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import iter_modules
 from urllib.parse import urlencode
 
 import pytest
@@ -37,7 +38,7 @@ pytest.importorskip("dash")
 
 from dash import dcc
 
-from llmviewer.webapp import answers, controls, fields, options, state
+from llmviewer.webapp import answers, controls, fields, options, state, tabs
 from llmviewer.webapp import page as pages
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import KINDS, FieldError, File, Number, State
@@ -364,7 +365,7 @@ def test_answers_are_those_of_analyze(asked):
 @pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
 def test_every_tab_shows_every_answer(asked):
     found = answers.answers(asked)
-    for tab in TABS:
+    for tab in TABS.values():
         assert json.dumps(tab.show(found, asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
     for op in overview.names(found, asked.phase):
         one = inspector.inspect(found[0], asked.phase, op)
@@ -641,7 +642,13 @@ def test_every_field_has_a_control_with_a_line_about_it(app):
     assert KINDS.keys() - CONTROLS.keys() == {"set", "tab"}
     assert {word.term for word in CONTROLS.values()} <= {term.name for term in GLOSSARY}
     assert [term.name.lower() for term in GLOSSARY] == sorted(term.name.lower() for term in GLOSSARY)
-    assert set(state.TABS) >= {tab.name for tab in TABS}
+
+
+def test_every_tab_is_on_the_page_and_in_its_documentation():
+    modules = {module.name for module in iter_modules(tabs.__path__) if hasattr(getattr(tabs, module.name), "TAB")}
+    assert set(TABS) == modules
+    table = (ROOT / "docs" / "web.md").read_text().partition("| tab | contents |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert [line.split("|")[1].strip().lower() for line in table.splitlines()] == list(TABS)
 
 
 @pytest.mark.parametrize(

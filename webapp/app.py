@@ -59,7 +59,7 @@ def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
     server.config[TRACE] = trace
     for register in (_asking, _answering, _saving):
         register(app)
-    for tab in TABS:
+    for tab in TABS.values():
         tab.register(app)
     guard(app, hosts)
     return app
@@ -191,8 +191,7 @@ def _answering(app: Dash) -> None:
         if link is None:
             return no_update
         now = asked(link, files)
-        shown = next((one for one in TABS if one.name == tab), TABS[0])
-        return shown.show(answers(now), now)
+        return TABS.get(tab, TABS["overview"]).show(answers(now), now)
 
     for name in ("model", "on"):
         listed = Output(name, "options", allow_duplicate=True)

@@ -45,7 +45,7 @@ def layout() -> Component:
                 html.Div(id="notices", role="status"),
                 html.Div(id="answer"),
                 html.Nav(
-                    dcc.RadioItems({tab.name: tab.label for tab in TABS}, usual.tab, id="tab", inline=True),
+                    dcc.RadioItems({name: name.capitalize() for name in TABS}, usual.tab, id="tab", inline=True),
                     className="tabs", title="What of the answer is looked at",
                 ),
                 html.Div([

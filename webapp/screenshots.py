@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     with serving(_with_trace) as url, browsing() as browser:
         for name, width in WIDTHS.items():
             for tab in TABS:
-                asked = _TRACED if tab.name == "timeline" else ASKED
-                take(browser, f"{url}{link(tab.name, asked=asked)}", folder / f"{tab.name}-{name}.png", width=width)
+                asked = _TRACED if tab == "timeline" else ASKED
+                take(browser, f"{url}{link(tab, asked=asked)}", folder / f"{tab}-{name}.png", width=width)
         take(browser, f"{url}{link(_DARK)}", folder / f"{_DARK}-dark.png", width=WIDTHS["desk"], dark=True)
     return 0
 

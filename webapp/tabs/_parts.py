@@ -33,8 +33,6 @@ class Tab:
     browser holds as State("files", "data"); `asked(link, files)` makes a State of them.
     """
 
-    name: str
-    label: str
     show: Callable[[tuple[Answer, ...], State], Component]
     register: Callable[[Dash], None] = lambda app: None
 

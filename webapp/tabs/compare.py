@@ -121,4 +121,4 @@ def register(app: Dash) -> None:
     saves(app, "compare", "comparison.csv", lambda found, state: compare.raw(compare.compared(found, state)[0]))
 
 
-TAB: Final = Tab(name="compare", label="Compare", show=show, register=register)
+TAB: Final = Tab(show=show, register=register)

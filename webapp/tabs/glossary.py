@@ -28,4 +28,4 @@ def _entry(term: Term) -> list[Component]:
     ]  # fmt: skip
 
 
-TAB: Final = Tab(name="glossary", label="Glossary", show=show)
+TAB: Final = Tab(show=show)

@@ -24,4 +24,4 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
     ])  # fmt: skip
 
 
-TAB: Final = Tab(name="memory", label="Memory", show=show)
+TAB: Final = Tab(show=show)

@@ -101,4 +101,4 @@ def register(app: Dash) -> None:
     in_browser(app, _COLOURED, styled, Input("network-colour", "value"), Input("network-styles", "data"), at_once=True)
 
 
-TAB: Final = Tab(name="network", label="Network", show=show, register=register)
+TAB: Final = Tab(show=show, register=register)

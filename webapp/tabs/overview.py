@@ -128,4 +128,4 @@ def register(app: Dash) -> None:
     in_browser(app, _EVERY, every, Input("operators-all", "n_clicks"), Given("operators", "columnDefs"))
 
 
-TAB: Final = Tab(name="overview", label="Overview", show=show, register=register)
+TAB: Final = Tab(show=show, register=register)

@@ -78,4 +78,4 @@ def register(app: Dash) -> None:
     saves(app, "sweeps", "sweep.csv", lambda found, state: sweeps.points(lines.lines(found, state)[0]))
 
 
-TAB: Final = Tab(name="sweeps", label="Sweeps", show=show, register=register)
+TAB: Final = Tab(show=show, register=register)

@@ -96,7 +96,7 @@ def _trace(contents: str | None, name: str | None) -> Dropped | Path | None:
 
 
 def register(app: Dash) -> None:
-    looked_at = f'(link, tab) => tab === "{TAB.name}" ? link : window.dash_clientside.no_update'  # or nothing is sent
+    looked_at = '(link, tab) => tab === "timeline" ? link : window.dash_clientside.no_update'  # or nothing is sent
     in_browser(app, looked_at, Output("timeline-asked", "data"), Input("asked", "data"), Input("tab", "value"))
 
     @app.callback(
@@ -141,4 +141,4 @@ def register(app: Dash) -> None:
         return {"content": _FORMS[form](found), "filename": f"timeline.{form}", "type": "text/plain"}
 
 
-TAB: Final = Tab(name="timeline", label="Timeline", show=show, register=register)
+TAB: Final = Tab(show=show, register=register)

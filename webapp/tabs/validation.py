@@ -154,4 +154,4 @@ def register(app: Dash) -> None:
             raise PreventUpdate from None
 
 
-TAB: Final = Tab(name="validation", label="Validation", show=show, register=register)
+TAB: Final = Tab(show=show, register=register)

@@ -1,0 +1,33 @@
+"""The documentation as a whole: files it names exist, sources are credited, the version is one."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+import llmviewer
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_concepts_name_files_that_are_there():
+    named = re.findall(r"^\| \[.*`([\w/.]+\.py)` \|$", (ROOT / "docs/concepts.md").read_text(), re.MULTILINE)
+    assert len(named) > 15
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_every_fitted_source_is_credited_with_its_licence():
+    notice = (ROOT / "NOTICE").read_text()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    uncredited = set()
+    for path in (ROOT / "profiles").glob("*.yaml"):
+        for source in yaml.load(path.read_text().partition("\nentries:")[0], loader).get("sources", ()):
+            for repository in re.findall(r"github\.com/[\w.-]+/[\w.-]+", source):
+                licence = re.search(r"Apache-2\.0|MIT", source).group()
+                if not re.search(rf"{re.escape(repository)} +{re.escape(licence)}", notice):
+                    uncredited.add(source)
+    assert uncredited == set()
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == llmviewer.__version__

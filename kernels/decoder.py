@@ -19,10 +19,10 @@ from typing import Final
 
 import torch
 
-from ..architectures._attention import SelfAttention
-from ..architectures._decoder import Layer
-from ..architectures._feed_forward import Experts, Mlp
-from ..architectures._parts import HIDDEN, NormKind, Parts
+from ..architectures.blocks.attention import SelfAttention
+from ..architectures.blocks.decoder import Layer
+from ..architectures.blocks.feed_forward import Experts, Mlp
+from ..architectures.blocks.parts import HIDDEN, NormKind, Parts
 from ..errors import InputError
 from ..forms import LOGITS, evaluate, total
 from ..graph import Block, Graph

@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..architectures._parts import Parts
-from ..architectures._recurrent import Kda
-from ..architectures._state_space import GatedDeltaNet
+from ..architectures.blocks.parts import Parts
+from ..architectures.blocks.recurrent import Kda
+from ..architectures.blocks.state_space import GatedDeltaNet
 from ..operators.base import Operator
 from ..operators.state_space import Scan
 from ..workload import Workload

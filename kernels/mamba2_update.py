@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..architectures._parts import Parts
-from ..architectures._state_space import Mamba2
+from ..architectures.blocks.parts import Parts
+from ..architectures.blocks.state_space import Mamba2
 from ..operators.base import Operator
 from ..operators.elementwise import ACTIVATION_OPS, Activation
 from ..operators.state_space import Scan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import build
-from .architectures._class_defaults import ClassDefaults
+from .architectures.blocks.class_defaults import ClassDefaults
 from .devices.files import known_file
 from .documents import Section, check_path, is_there, parse_object, parse_yaml, plain, read_json, read_text, read_yaml
 from .errors import InputError, suggest

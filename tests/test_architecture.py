@@ -145,5 +145,5 @@ def test_architectures_read_numbers_of_layers_as_counts():
     """Layers are made one by one, so a number of them that is read with integer() can take all memory; use count()."""
     size = re.compile(r'\.integer\(f?"(?!max_window_|\w*_every_n_|\w*_per_attn_)\w*(?:layers|depth|repeat|n_layer)"')
     assert not [
-        path.name for path in (ROOT / "llmviewer" / "architectures").glob("*.py") if size.search(path.read_text())
+        path.name for path in (ROOT / "llmviewer" / "architectures").rglob("*.py") if size.search(path.read_text())
     ]

@@ -1,4 +1,4 @@
-"""Fields that a config leaves out are those of its class in transformers (architectures/class_defaults.json)."""
+"""Fields that a config leaves out are those of its class in transformers (blocks/class_defaults.json)."""
 
 import json
 

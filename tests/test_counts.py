@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from llmviewer.architectures._attention import SelfAttention
-from llmviewer.architectures._decoder import Decoder, Layer
-from llmviewer.architectures._feed_forward import Mlp
-from llmviewer.architectures._parts import NormKind, Parts
+from llmviewer.architectures.blocks.attention import SelfAttention
+from llmviewer.architectures.blocks.decoder import Decoder, Layer
+from llmviewer.architectures.blocks.feed_forward import Mlp
+from llmviewer.architectures.blocks.parts import NormKind, Parts
 from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
 from llmviewer.graph import Block, Graph

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from llmviewer.architectures._parts import Parts
+from llmviewer.architectures.blocks.parts import Parts
 from llmviewer.graph import Block, Graph
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax

@@ -13,9 +13,9 @@ import pytest
 
 from llmviewer._layout import data_dir
 from llmviewer.architectures import builder
-from llmviewer.architectures._feed_forward import Experts, Mlp
-from llmviewer.architectures._parts import Parts
-from llmviewer.architectures._state_space import GatedLinearRecurrence, Mamba2, ShortConv
+from llmviewer.architectures.blocks.feed_forward import Experts, Mlp
+from llmviewer.architectures.blocks.parts import Parts
+from llmviewer.architectures.blocks.state_space import GatedLinearRecurrence, Mamba2, ShortConv
 from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate

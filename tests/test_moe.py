@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.architectures import builder
-from llmviewer.architectures._attention import LatentAttention
-from llmviewer.architectures._feed_forward import Experts, Mlp
-from llmviewer.architectures._parts import Parts
+from llmviewer.architectures.blocks.attention import LatentAttention
+from llmviewer.architectures.blocks.feed_forward import Experts, Mlp
+from llmviewer.architectures.blocks.parts import Parts
 from llmviewer.cli import main
 from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError

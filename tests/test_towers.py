@@ -17,7 +17,7 @@ import yaml
 from llmviewer import analyze, sweep
 from llmviewer._layout import data_dir
 from llmviewer.architectures import builder
-from llmviewer.architectures._tiles import best_fit, closest_grid
+from llmviewer.architectures.blocks.tiles import best_fit, closest_grid
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, images

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from .. import arguments
-from ..architectures._attention import scored
-from ..architectures._feed_forward import Experts
-from ..architectures._parts import HIDDEN, Parts
+from ..architectures.blocks.attention import scored
+from ..architectures.blocks.feed_forward import Experts
+from ..architectures.blocks.parts import HIDDEN, Parts
 from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..documents import LARGEST

@@ -26,7 +26,9 @@ Builder: TypeAlias = Callable[[Section, Format], Graph]
 
 INDEX: Final = Path(__file__).with_name("index.json")
 
-_MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+_MODULES: Final = tuple(
+    module.name for module in iter_modules(__path__) if not (module.ispkg or module.name.startswith("_"))
+)
 _BUILDERS: dict[str, Builder] = {}
 
 

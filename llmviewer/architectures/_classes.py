@@ -2,7 +2,7 @@
 
 Builders of decoders make a causal language model; `as_named` gives it the head of the class. A class without a head, or
 with another than words, reads its input in one pass and keeps no cache. Encoders build the head of their class
-themselves, by `_encoder.task`.
+themselves, by `blocks.encoder.task`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..operators.elementwise import Rope
 from ..operators.linear import LMHead
 from ..operators.masks import Causal, Everything, Mask, Once
 from ..precision import Format
-from ._fields import labels_of, without
 from ._names import draft_type
-from ._parts import Parts, result, with_rows
+from .blocks.fields import labels_of, without
+from .blocks.parts import Parts, result, with_rows
 
 _GENERATING: Final = (  # endings of classes with a head of words
     "CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq",

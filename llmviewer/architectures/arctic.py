@@ -9,11 +9,11 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._decoder import FeedForward, Layer
-from ._feed_forward import Experts, Mlp
-from ._fields import attention, decoder, grouped_heads, sliding_window
-from ._moe import costless, dense, experts
-from ._parts import Parts, result
+from .blocks.decoder import FeedForward, Layer
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import attention, decoder, grouped_heads, sliding_window
+from .blocks.moe import costless, dense, experts
+from .blocks.parts import Parts, result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
-from ._attention import LatentAttention
-from ._decoder import FeedForward, Layer, Mixer
-from ._fields import decoder
-from ._moe import costless, dense, experts_beside_shared, latent_attention, sparse_layers
-from ._parts import NormKind, Parts, result
+from .blocks.attention import LatentAttention
+from .blocks.decoder import FeedForward, Layer, Mixer
+from .blocks.fields import decoder
+from .blocks.moe import costless, dense, experts_beside_shared, latent_attention, sparse_layers
+from .blocks.parts import NormKind, Parts, result
 from .deepseek import check_sparse, published_index
 
 _SCALED = 5  # OPs of an element for a sigmoid and a product

@@ -15,12 +15,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import LatentAttention
-from ._decoder import FeedForward, Mixer, Prediction
-from ._fields import decoder
-from ._moe import costless, crossed, dense, first_dense, kinds, latent_attention, sparse_layers
-from ._recurrent import Kda
 from .bailing_moe import LinearAttention, linear_layers, shared_experts
+from .blocks.attention import LatentAttention
+from .blocks.decoder import FeedForward, Mixer, Prediction
+from .blocks.fields import decoder
+from .blocks.moe import costless, crossed, dense, first_dense, kinds, latent_attention, sparse_layers
+from .blocks.recurrent import Kda
 
 _KDA: Final = "linear_attention"
 _MLA: Final = "full_attention"

@@ -16,13 +16,13 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Rope
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Mixer, Prediction
-from ._feed_forward import Experts
-from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import costless, crossed, dense, experts_beside_shared, first_dense
-from ._parts import NormKind, Parts
-from ._recurrent import SIGMOID, linear_scan
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Mixer, Prediction
+from .blocks.feed_forward import Experts
+from .blocks.fields import decoder, grouped_heads, rotary_dim, rotated
+from .blocks.moe import costless, crossed, dense, experts_beside_shared, first_dense
+from .blocks.parts import NormKind, Parts
+from .blocks.recurrent import SIGMOID, linear_scan
 
 _COSTLESS = """
     score_function moe_router_enable_expert_bias router_dtype embedding_dropout output_dropout norm_head norm_softmax

@@ -14,12 +14,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Residual
-from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, holding, pair, task
-from ._feed_forward import Experts, Mlp
-from ._fields import always
-from ._parts import NormKind, Parts, activation, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, FeedForward, Layer, Residual
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, holding, pair, task
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import always
+from .blocks.parts import NormKind, Parts, activation, heads_of
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "MTModel": "pair", "Model": "pair"}
 _COSTLESS: Final = """

@@ -15,12 +15,12 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Residual
-from ._encoder import Encoder, Head, both_ways, task
-from ._feed_forward import Mlp
-from ._fields import labels_of, without
-from ._parts import Parts, activation, again, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Residual
+from .blocks.encoder import Encoder, Head, both_ways, task
+from .blocks.feed_forward import Mlp
+from .blocks.fields import labels_of, without
+from .blocks.parts import Parts, activation, again, heads_of
 from .t5 import TABLE, RelativeAttention
 
 _TASKS: Final = {

@@ -11,11 +11,11 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp, grouped_heads
-from ._parts import Parts, result
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, gated_mlp, grouped_heads
+from .blocks.parts import Parts, result
 
 
 class NormedAttention(SelfAttention):

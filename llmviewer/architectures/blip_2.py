@@ -17,14 +17,14 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TOWERS
-from ._decoder import Layer, Residual
-from ._encoder import CrossLayer, both_ways, stack
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
-from ._resampler import FEATURES, Looking, queried
-from ._tower import Tower, filled, joined, language, of_pictures, part, picture, vision, vit
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TOWERS
+from .blocks.decoder import Layer, Residual
+from .blocks.encoder import CrossLayer, both_ways, stack
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
+from .blocks.resampler import FEATURES, Looking, queried
+from .blocks.tower import Tower, filled, joined, language, of_pictures, part, picture, vision, vit
 
 QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
     "hidden_size": 768,

@@ -19,14 +19,14 @@ from ..operators.elementwise import Norm
 from ..operators.pictures import Place
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Residual
-from ._fields import attention, decoder, gated_mlp
-from ._image_codes import ImageEncoder
-from ._moe import integers
-from ._parts import NormKind, Parts, with_rows
-from ._tiles import picture_size
-from ._tower import beside, filled, held, linears, of_pictures, part
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Residual
+from .blocks.fields import attention, decoder, gated_mlp
+from .blocks.image_codes import ImageEncoder
+from .blocks.moe import integers
+from .blocks.parts import NormKind, Parts, with_rows
+from .blocks.tiles import picture_size
+from .blocks.tower import beside, filled, held, linears, of_pictures, part
 
 _CHAMELEON: Final = {  # as transformers.ChameleonConfig has it
     "vocab_size": 65536,

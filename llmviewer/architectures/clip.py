@@ -16,11 +16,11 @@ from ..operators.base import Operator
 from ..operators.masks import Once
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TOWERS
-from ._encoder import Encoder, holding, task
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, Parts, heads_of, result, with_rows
-from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
+from .blocks.class_defaults import TOWERS
+from .blocks.encoder import Encoder, holding, task
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
+from .blocks.tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _COSTLESS: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")

@@ -14,11 +14,11 @@ from ..graph import Graph
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Residual
-from ._fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window, without
-from ._moe import costless, dense, experts_beside_shared, kinds, listed_sparse
-from ._parts import NormKind
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Residual
+from .blocks.fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window, without
+from .blocks.moe import costless, dense, experts_beside_shared, kinds, listed_sparse
+from .blocks.parts import NormKind
 
 _WINDOW = 4096
 _LAYER_TYPES = ("sliding_attention", "full_attention")

@@ -15,12 +15,12 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TOWERS
-from ._moe import language_model
-from ._parts import HIDDEN, NormKind, Parts
-from ._tiles import best_fit, closest_grid, picture_size
-from ._tower import UNUSED, Tower, filled, joined, layers_run, sides, vision
-from ._tower import language as language_of
+from .blocks.class_defaults import TOWERS
+from .blocks.moe import language_model
+from .blocks.parts import HIDDEN, NormKind, Parts
+from .blocks.tiles import best_fit, closest_grid, picture_size
+from .blocks.tower import UNUSED, Tower, filled, joined, layers_run, sides, vision
+from .blocks.tower import language as language_of
 from .cohere import build_cohere2
 from .siglip import plain_tower, pooled_head
 

@@ -14,13 +14,22 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import NAMED, Format
 from . import architecture
-from ._attention import Index, LatentAttention
-from ._decoder import FeedForward, Layer, Prediction
-from ._feed_forward import Experts
-from ._fields import decoder, gated_mlp, without
-from ._moe import costless, dense, experts_beside_shared, first_dense, kinds, latent_attention, listed, sparse_layers
-from ._parts import Parts, result
-from ._tower import filled
+from .blocks.attention import Index, LatentAttention
+from .blocks.decoder import FeedForward, Layer, Prediction
+from .blocks.feed_forward import Experts
+from .blocks.fields import decoder, gated_mlp, without
+from .blocks.moe import (
+    costless,
+    dense,
+    experts_beside_shared,
+    first_dense,
+    kinds,
+    latent_attention,
+    listed,
+    sparse_layers,
+)
+from .blocks.parts import Parts, result
+from .blocks.tower import filled
 
 
 @architecture("deepseek_v2")

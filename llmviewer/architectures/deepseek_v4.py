@@ -15,14 +15,14 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Route
 from ..precision import NAMED, Format
 from . import architecture
-from ._attention import Index
-from ._compressed_attention import CompressedAttention
-from ._decoder import FeedForward, Layer, Prediction
-from ._feed_forward import Experts
-from ._fields import decoder, rotary_dim, without
-from ._hyper_connections import HyperConnections
-from ._moe import costless, experts, integers, kinds
-from ._parts import Parts
+from .blocks.attention import Index
+from .blocks.compressed_attention import CompressedAttention
+from .blocks.decoder import FeedForward, Layer, Prediction
+from .blocks.feed_forward import Experts
+from .blocks.fields import decoder, rotary_dim, without
+from .blocks.hyper_connections import HyperConnections
+from .blocks.moe import costless, experts, integers, kinds
+from .blocks.parts import Parts
 
 _WINDOW: Final = "sliding_attention"
 _CHOSEN: Final = "compressed_sparse_attention"

@@ -29,14 +29,14 @@ from ..operators.elementwise import ACTIVATION_OPS
 from ..operators.masks import CAUSAL, Causal, Chunked, Mask
 from ..precision import NAMED, Format
 from . import architecture
-from ._attention import Index, LatentAttention, SelfAttention
-from ._decoder import FeedForward, Layer, Mixer, Prediction, Residual
-from ._feed_forward import Experts, Mlp
-from ._fields import decoder
-from ._moe import at_most, groups
-from ._parts import NormKind
-from ._recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
-from ._state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConv
+from .blocks.attention import Index, LatentAttention, SelfAttention
+from .blocks.decoder import FeedForward, Layer, Mixer, Prediction, Residual
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import decoder
+from .blocks.moe import at_most, groups
+from .blocks.parts import NormKind
+from .blocks.recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
+from .blocks.state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConv
 
 MIXERS: Final[Mapping[str, type[Any]]] = {
     "attention": SelfAttention,

@@ -13,10 +13,10 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention, scored
-from ._decoder import Layer
-from ._fields import decoder, gated_mlp, grouped_heads
-from ._parts import Parts
+from .blocks.attention import SelfAttention, scored
+from .blocks.decoder import Layer
+from .blocks.fields import decoder, gated_mlp, grouped_heads
+from .blocks.parts import Parts
 
 _DIFFERENCE = 6  # OPs of an element: product and difference, three of a norm without weights, a factor
 

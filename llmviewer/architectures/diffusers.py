@@ -25,8 +25,8 @@ from ..operators.elementwise import Add, Elementwise, Rope
 from ..operators.masks import Beside, Everything, Features
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._parts import HIDDEN, NormKind, Parts, result, with_rows
+from .blocks.attention import scored
+from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
 
 CLASSES: Final = (
     "DiTTransformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel",

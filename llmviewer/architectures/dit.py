@@ -17,11 +17,11 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Mixer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Mixer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 
 _TIME_WAVES: Final = 256
 _CONDITION: Final = "condition"

@@ -17,12 +17,12 @@ from ..operators.elementwise import Rope
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._decoder import Decoder, Layer
-from ._encoder import holding
-from ._fields import decoder, grouped_heads, sliding_layers, sliding_window, without
-from ._parts import NormKind, Parts, activation, again, result
-from ._recurrent import SIGMOID
+from .blocks.attention import scored
+from .blocks.decoder import Decoder, Layer
+from .blocks.encoder import holding
+from .blocks.fields import decoder, grouped_heads, sliding_layers, sliding_window, without
+from .blocks.parts import NormKind, Parts, activation, again, result
+from .blocks.recurrent import SIGMOID
 
 _WINDOW: Final = 1024
 _BLOCKS: Final = ("num_hidden_layers", "n_input_layers", "n_recurrent_layers", "n_output_layers")

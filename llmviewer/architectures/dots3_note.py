@@ -14,10 +14,10 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import LatentAttention
-from ._decoder import FeedForward, Layer
-from ._fields import decoder, without
-from ._moe import (
+from .blocks.attention import LatentAttention
+from .blocks.decoder import FeedForward, Layer
+from .blocks.fields import decoder, without
+from .blocks.moe import (
     costless,
     dense,
     experts_beside_shared,

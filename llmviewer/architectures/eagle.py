@@ -15,9 +15,9 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._decoder import Decoder, Layer, UnnormedLayer
-from ._fields import attention, gated_mlp
-from ._parts import Parts
+from .blocks.decoder import Decoder, Layer, UnnormedLayer
+from .blocks.fields import attention, gated_mlp
+from .blocks.parts import Parts
 
 _FUSED: Final = 3  # layers of the model whose hidden states are joined
 _LAYERS: Final = ("llama", "mistral", "eagle", "eagle3")

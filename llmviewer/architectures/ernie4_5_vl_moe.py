@@ -19,14 +19,14 @@ from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Experts, Mlp
-from ._fields import attention, decoder
-from ._moe import costless, dense, experts, integers, language_model, sparse_layers
-from ._parts import HIDDEN, NormKind, Parts, heads_of, result
-from ._tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import attention, decoder
+from .blocks.moe import costless, dense, experts, integers, language_model, sparse_layers
+from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result
+from .blocks.tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
 
 _TEXT: Final = TEXT_CLASSES["Ernie4_5_VLMoeTextConfig"] | {
     "moe_k": 6,

@@ -14,11 +14,11 @@ from ..graph import Graph
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Prediction, Residual
-from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
-from ._parts import NormKind
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Prediction, Residual
+from .blocks.fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from .blocks.moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
+from .blocks.parts import NormKind
 
 _WINDOW = 4096
 

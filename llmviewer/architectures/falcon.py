@@ -7,11 +7,11 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Residual
-from ._feed_forward import Mlp
-from ._fields import decoder
-from ._parts import NormKind, activation, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder
+from .blocks.parts import NormKind, activation, heads_of
 
 
 @architecture("falcon", "RefinedWeb", "RefinedWebModel")

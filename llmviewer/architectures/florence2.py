@@ -21,13 +21,13 @@ from ..operators.masks import Tiled
 from ..operators.pictures import BatchedProduct
 from ..precision import Format
 from . import architecture, builder
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._moe import integers, language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
-from ._tiles import picture_size
-from ._tower import filled, joined, of_pictures, part
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.moe import integers, language_model
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from .blocks.tiles import picture_size
+from .blocks.tower import filled, joined, of_pictures, part
 
 _SIDE: Final = 768  # pixels to a side, by the processors of all published models
 _SIZES: Final = {  # as transformers.Florence2VisionConfig has it

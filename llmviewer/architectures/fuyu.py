@@ -12,14 +12,14 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import decoder, rotary_dim
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
-from ._tiles import picture_size
-from ._tower import filled, joined, language
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, rotary_dim
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of
+from .blocks.tiles import picture_size
+from .blocks.tower import filled, joined, language
 
 _MOST: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
 _COSTLESS: Final = "image_size num_attention_heads"

@@ -14,10 +14,10 @@ from ..operators.attention import Heads
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer, Residual
-from ._feed_forward import Mlp
-from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._parts import NormKind, activation
+from .blocks.decoder import Layer, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from .blocks.parts import NormKind, activation
 
 _HEAD_DIM = 256
 _ACT = "gelu_pytorch_tanh"

@@ -17,12 +17,12 @@ from ..operators.linear import BlockLinear
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Layer, Residual
-from ._feed_forward import Mlp
-from ._moe import for_each_layer, integers
-from ._parts import HIDDEN, Parts, activation, again, result
-from ._tower import filled
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Layer, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.moe import for_each_layer, integers
+from .blocks.parts import HIDDEN, Parts, activation, again, result
+from .blocks.tower import filled
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
 _TEXT = TEXT_CLASSES["Gemma3nTextConfig"] | {"num_kv_shared_layers": 15}

@@ -19,14 +19,14 @@ from ..operators.elementwise import ACTIVATION_OPS, Elementwise, Norm, Rope
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Decoder, Layer, Residual
-from ._feed_forward import Experts, Mlp
-from ._fields import gated_mlp, of_each_layer, sliding_layers
-from ._moe import at_most
-from ._parts import NormKind, Parts, result
-from ._tower import filled
+from .blocks.attention import scored
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Decoder, Layer, Residual
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import gated_mlp, of_each_layer, sliding_layers
+from .blocks.moe import at_most
+from .blocks.parts import NormKind, Parts, result
+from .blocks.tower import filled
 
 _UNIFIED = TEXT_CLASSES["Gemma4TextConfig"] | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
 _GLOBAL_HEAD_DIM = 512  # of layers that see all

@@ -17,8 +17,8 @@ from ..operators.base import Operator
 from ..operators.masks import AroundPictures, Causal, Prefix
 from ..precision import Format
 from . import architecture
-from ._parts import NormKind
-from ._tower import joined, language, patches_of, pooled, vision
+from .blocks.parts import NormKind
+from .blocks.tower import joined, language, patches_of, pooled, vision
 from .siglip import siglip_tower
 
 _TOKENS: Final = 256

@@ -12,11 +12,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Prediction, Residual
-from ._feed_forward import Mlp
-from ._fields import attention, decoder, gated_mlp, grouped_heads
-from ._parts import NormKind, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer, Prediction, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, decoder, gated_mlp, grouped_heads
+from .blocks.parts import NormKind, heads_of
 
 _KV_HEADS, _HEAD_DIM = 2, 128
 

@@ -10,12 +10,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Prediction
-from ._fields import attention, decoder, without
-from ._moe import Kinds, costless, dense, experts, experts_beside_shared, first_dense, sparse_layers
-from ._parts import NormKind
-from ._tower import filled
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Prediction
+from .blocks.fields import attention, decoder, without
+from .blocks.moe import Kinds, costless, dense, experts, experts_beside_shared, first_dense, sparse_layers
+from .blocks.parts import NormKind
+from .blocks.tower import filled
 
 
 @architecture("glm4_moe")

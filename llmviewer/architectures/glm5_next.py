@@ -17,14 +17,14 @@ from ..operators.linear import Router
 from ..operators.masks import Compressed
 from ..precision import FP32, Format
 from . import architecture
-from ._attention import Index, LatentAttention
-from ._decoder import FeedForward, Layer, Mixer
-from ._fields import decoder, without
-from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts_beside_shared, listed, sparse_layers
-from ._parts import NormKind, Parts
-from ._recurrent import Kda
-from ._state_space import unfinished
+from .blocks.attention import Index, LatentAttention
+from .blocks.decoder import FeedForward, Layer, Mixer
+from .blocks.fields import decoder, without
+from .blocks.hyper_connections import HyperConnections
+from .blocks.moe import costless, dense, experts_beside_shared, listed, sparse_layers
+from .blocks.parts import NormKind, Parts
+from .blocks.recurrent import Kda
+from .blocks.state_space import unfinished
 from .deepseek import own_index
 
 _LINEAR, _INDEXED, _FULL = _KINDS = ("linear_attention", "indexed_attention", "full_attention")

@@ -16,15 +16,15 @@ from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._moe import language_model
-from ._parts import HIDDEN, NormKind, heads_of
-from ._tiles import picture_size
-from ._tower import Picture, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.moe import language_model
+from .blocks.parts import HIDDEN, NormKind, heads_of
+from .blocks.tiles import picture_size
+from .blocks.tower import Picture, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
 from .glm import build_glm4
 from .glm4_moe import build_glm4_moe
 from .glm5_next import build as build_glm5_next_text

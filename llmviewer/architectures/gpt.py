@@ -12,11 +12,11 @@ from ..graph import Graph
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Residual
-from ._feed_forward import Mlp
-from ._fields import alternating, attention, decoder, grouped_heads, rotary_dim, rotated, sliding_window
-from ._parts import NormKind, activation, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import alternating, attention, decoder, grouped_heads, rotary_dim, rotated, sliding_window
+from .blocks.parts import NormKind, activation, heads_of
 
 _CODEGEN_ROTARY_DIM = 64
 _NEO_LAYERS = [[["global", "local"], 12]]

@@ -18,7 +18,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.masks import Once
 from ..precision import Format
 from . import architecture
-from ._actions import (
+from .blocks.actions import (
     CONDITION,
     Modulated,
     acting_blocks,
@@ -29,12 +29,12 @@ from ._actions import (
     side_by_side,
     waves,
 )
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._encoder import ENCODED, CrossAttention, both_ways, leaving, stack
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, result, with_rows
-from ._tower import UNUSED, beside, filled, held, joined, part, patches_of, projector
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.encoder import ENCODED, CrossAttention, both_ways, leaving, stack
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
+from .blocks.tower import UNUSED, beside, filled, held, joined, part, patches_of, projector
 from .llama import build_qwen3
 from .siglip import plain_tower, pooled_head
 

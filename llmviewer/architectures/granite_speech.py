@@ -21,14 +21,14 @@ from ..operators.masks import Tiled
 from ..operators.pictures import RelativePositions
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Mixer
-from ._encoder import leaving, stack
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, result, with_rows
-from ._resampler import FEATURES, queried
-from ._tower import filled, joined, language, of_pictures, part
 from .blip_2 import QUERIES, Named, qformer_layers
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Mixer
+from .blocks.encoder import leaving, stack
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
+from .blocks.resampler import FEATURES, queried
+from .blocks.tower import filled, joined, language, of_pictures, part
 
 _TOKENS_A_SECOND: Final = 50
 _SECONDS: Final = 30

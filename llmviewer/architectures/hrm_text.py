@@ -15,11 +15,11 @@ from ..operators.base import Operator, Tensor
 from ..operators.masks import Prefix
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
-from ._encoder import holding
-from ._fields import gated_mlp, grouped_heads, without
-from ._parts import NormKind, Parts, again, result
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer
+from .blocks.encoder import holding
+from .blocks.fields import gated_mlp, grouped_heads, without
+from .blocks.parts import NormKind, Parts, again, result
 
 _OTHER: Final = "embed_tokens"  # the state of the stack that does not run
 _COSTLESS: Final = "L_bp_cycles embedding_scale num_hidden_layers num_key_value_heads"

@@ -13,12 +13,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import Index, LatentAttention
-from ._decoder import FeedForward, Layer
-from ._fields import always, decoder
-from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed, listed_sparse
-from ._tower import filled
+from .blocks.attention import Index, LatentAttention
+from .blocks.decoder import FeedForward, Layer
+from .blocks.fields import always, decoder
+from .blocks.hyper_connections import HyperConnections
+from .blocks.moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed, listed_sparse
+from .blocks.tower import filled
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _COSTLESS: Final = """

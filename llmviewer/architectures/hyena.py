@@ -9,13 +9,13 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
-from ._feed_forward import Mlp
-from ._fields import without
-from ._moe import integers
-from ._parts import activation
-from ._recurrent import Hyena
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import without
+from .blocks.moe import integers
+from .blocks.parts import activation
+from .blocks.recurrent import Hyena
 
 
 @architecture("stripedhyena")

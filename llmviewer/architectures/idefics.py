@@ -13,15 +13,15 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TOWERS
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._moe import language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
-from ._resampler import FEATURES, Looking, queried
-from ._tiles import longest_side, picture_size
-from ._tower import Picture, Tower, filled, joined, language, part, patches_of, sides, vision
+from .blocks.class_defaults import TOWERS
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.moe import language_model
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of
+from .blocks.resampler import FEATURES, Looking, queried
+from .blocks.tiles import longest_side, picture_size
+from .blocks.tower import Picture, Tower, filled, joined, language, part, patches_of, sides, vision
 from .siglip import plain_tower
 
 _LONGEST, _SHORTEST = 980, 378  # pixels to a side, in the processor

@@ -21,14 +21,14 @@ from ..operators.masks import Causal
 from ..operators.pictures import RelativePositions
 from ..precision import FP32, Format
 from . import architecture
-from ._attention import scored
-from ._decoder import FeedForward, Mixer
-from ._feed_forward import Experts, Mlp
-from ._fields import decoder
-from ._moe import at_most, costless, integers, listed, listed_sparse, windows_and_experts
-from ._parts import NormKind, Parts, activation, result
-from ._state_space import kept
-from ._tower import Scaled
+from .blocks.attention import scored
+from .blocks.decoder import FeedForward, Mixer
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import decoder
+from .blocks.moe import at_most, costless, integers, listed, listed_sparse, windows_and_experts
+from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.state_space import kept
+from .blocks.tower import Scaled
 
 _WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _EVERY: Final = 6  # layers, of which the last one has no window

@@ -20,15 +20,15 @@ from ..operators.masks import Causal
 from ..operators.pictures import RelativePositions
 from ..precision import Format
 from . import architecture
-from ._attention import gated, scored
-from ._attention_residuals import SourcedDecoder, SourcedLayer, mixed, sourced
-from ._decoder import Decoder, Layer, Mixer
-from ._feed_forward import Experts
-from ._fields import decoder
-from ._moe import at_most, costless
-from ._parts import NormKind, Parts, activation, result
-from ._state_space import kept
-from ._tower import filled, language
+from .blocks.attention import gated, scored
+from .blocks.attention_residuals import SourcedDecoder, SourcedLayer, mixed, sourced
+from .blocks.decoder import Decoder, Layer, Mixer
+from .blocks.feed_forward import Experts
+from .blocks.fields import decoder
+from .blocks.moe import at_most, costless
+from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.state_space import kept
+from .blocks.tower import filled, language
 from .inkling import Filtered, filtered, sliding
 
 _SOFTCAPS: Final = 6  # OPs of an element: a quotient, a hyperbolic tangent and a product, of gate and up

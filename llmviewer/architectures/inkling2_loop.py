@@ -14,10 +14,10 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention_residuals import SourcedDecoder, given, mixed
-from ._decoder import Layer, Mixer
-from ._parts import NormKind, Parts, again, result
-from ._tower import filled
+from .blocks.attention_residuals import SourcedDecoder, given, mixed
+from .blocks.decoder import Layer, Mixer
+from .blocks.parts import NormKind, Parts, again, result
+from .blocks.tower import filled
 from .inkling2 import ClippedLayer, attended, attention_of, plain_decoder
 
 _FIELDS: Final = {

@@ -15,15 +15,15 @@ from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TOWERS
-from ._decoder import Layer
-from ._encoder import both_ways, holding
-from ._feed_forward import Mlp
-from ._fields import always, without
-from ._parts import HIDDEN, NormKind, activation, heads_of
-from ._tiles import closest_grid, picture_size
-from ._tower import (
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TOWERS
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways, holding
+from .blocks.feed_forward import Mlp
+from .blocks.fields import always, without
+from .blocks.parts import HIDDEN, NormKind, activation, heads_of
+from .blocks.tiles import closest_grid, picture_size
+from .blocks.tower import (
     Scaled,
     Tower,
     filled,

@@ -8,13 +8,13 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Mixer
-from ._feed_forward import Experts, Mlp
-from ._fields import decoder
-from ._moe import at_most, crossed
-from ._parts import activation, heads_of
-from ._state_space import Mamba
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Mixer
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import decoder
+from .blocks.moe import at_most, crossed
+from .blocks.parts import activation, heads_of
+from .blocks.state_space import Mamba
 
 
 @architecture("jamba")

@@ -12,11 +12,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TOWERS
-from ._fields import without
-from ._moe import integers
-from ._parts import HIDDEN
-from ._tower import (
+from .blocks.class_defaults import TOWERS
+from .blocks.fields import without
+from .blocks.moe import integers
+from .blocks.parts import HIDDEN
+from .blocks.tower import (
     Tower,
     beside,
     filled,

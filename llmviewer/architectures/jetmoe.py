@@ -16,12 +16,12 @@ from ..operators.elementwise import Elementwise, Rope, Route
 from ..operators.linear import ChosenLinear, Router
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._decoder import Layer
-from ._feed_forward import Experts, experts_linear
-from ._fields import decoder
-from ._moe import at_most, costless
-from ._parts import Parts, activation, result
+from .blocks.attention import scored
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Experts, experts_linear
+from .blocks.fields import decoder
+from .blocks.moe import at_most, costless
+from .blocks.parts import Parts, activation, result
 
 _COSTLESS: Final = "num_attention_heads aux_loss_coef glu rotary_percent bias applied_layer_norm moe_num_experts"
 

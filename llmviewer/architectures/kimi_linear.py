@@ -17,12 +17,12 @@ from ..operators.elementwise import Rope
 from ..operators.linear import Linear
 from ..precision import Format
 from . import architecture
-from ._attention import LatentAttention
-from ._attention_residuals import sourced
-from ._decoder import FeedForward, Layer, Mixer
-from ._feed_forward import Experts
-from ._fields import always, decoder
-from ._moe import (
+from .blocks.attention import LatentAttention
+from .blocks.attention_residuals import sourced
+from .blocks.decoder import FeedForward, Layer, Mixer
+from .blocks.feed_forward import Experts
+from .blocks.fields import always, decoder
+from .blocks.moe import (
     costless,
     dense,
     experts_beside_shared,
@@ -31,9 +31,9 @@ from ._moe import (
     latent_attention,
     listed,
 )
-from ._parts import Parts
-from ._recurrent import Kda
-from ._tower import filled
+from .blocks.parts import Parts
+from .blocks.recurrent import Kda
+from .blocks.tower import filled
 
 _KINDS = ("linear_attention", "full_attention")
 _NETWORKS = ("dense", "sparse")

@@ -16,12 +16,12 @@ from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..precision import Format
 from . import Builder, architecture
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._moe import language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result
-from ._tower import Tower, joined, layer, merger, picture, projector, sides, vision
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.moe import language_model
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result
+from .blocks.tower import Tower, joined, layer, merger, picture, projector, sides, vision
 from .deepseek import build_v3
 from .kimi_linear import build as build_linear
 

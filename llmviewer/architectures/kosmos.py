@@ -15,12 +15,12 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Mixer
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
-from ._resampler import FEATURES, Looking
-from ._tower import Picture, Tower, filled, joined, of_pictures, part, vit
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
+from .blocks.resampler import FEATURES, Looking
+from .blocks.tower import Picture, Tower, filled, joined, of_pictures, part, vit
 from .clip import clip_tower
 
 _TEXT: Final = {  # as transformers.Kosmos2TextConfig has it

@@ -15,12 +15,12 @@ from ..graph import Graph
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Prediction
-from ._feed_forward import Experts
-from ._fields import attention, decoder, rotary_dim, sliding_layers, without
-from ._moe import costless, dense, experts, for_each_layer, integers, listed
-from ._parts import NormKind, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Prediction
+from .blocks.feed_forward import Experts
+from .blocks.fields import attention, decoder, rotary_dim, sliding_layers, without
+from .blocks.moe import costless, dense, experts, for_each_layer, integers, listed
+from .blocks.parts import NormKind, heads_of
 
 _HEAD_DIM: Final = 128
 _COSTLESS: Final = """

@@ -10,12 +10,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Mixer
-from ._fields import decoder, grouped_heads, sliding_window, without
-from ._moe import costless, experts_beside_one, listed
-from ._parts import NormKind
-from ._tower import filled
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Mixer
+from .blocks.fields import decoder, grouped_heads, sliding_window, without
+from .blocks.moe import costless, experts_beside_one, listed
+from .blocks.parts import NormKind
+from .blocks.tower import filled
 from .qwen3_next import delta
 
 _PATTERN: Final = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")

@@ -8,13 +8,13 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
-from ._feed_forward import Mlp
-from ._fields import attention, decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
-from ._moe import costless, experts, for_each_layer, integers, listed
-from ._parts import NormKind
-from ._state_space import ShortConv
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, FeedForward, Layer, Mixer, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
+from .blocks.moe import costless, experts, for_each_layer, integers, listed
+from .blocks.parts import NormKind
+from .blocks.state_space import ShortConv
 
 _KINDS = ("conv", "full_attention")
 _SLIDING = "sliding_attention"

@@ -16,10 +16,10 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TOWERS
-from ._parts import NormKind, Parts, activation, result
-from ._tiles import closest_grid, picture_size
-from ._tower import (
+from .blocks.class_defaults import TOWERS
+from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.tiles import closest_grid, picture_size
+from .blocks.tower import (
     Picture,
     Tower,
     filled,

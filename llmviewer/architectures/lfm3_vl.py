@@ -16,14 +16,14 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Mixer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._fields import grouped_heads
-from ._moe import listed
-from ._parts import NormKind, Parts, activation
-from ._tower import Tower, filled, joined, language, patches_of, picture, projector, tied_of, vision
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Mixer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.fields import grouped_heads
+from .blocks.moe import listed
+from .blocks.parts import NormKind, Parts, activation
+from .blocks.tower import Tower, filled, joined, language, patches_of, picture, projector, tied_of, vision
 
 _SIDE: Final = 1024
 _TOWER: Final = {

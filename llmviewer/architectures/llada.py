@@ -11,13 +11,13 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer
-from ._encoder import Encoder, Head, both_ways
-from ._feed_forward import Mlp
-from ._fields import attention, gated_mlp, grouped_heads
-from ._moe import costless, dense, experts, integers
-from ._parts import NormKind, activation
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer
+from .blocks.encoder import Encoder, Head, both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, gated_mlp, grouped_heads
+from .blocks.moe import costless, dense, experts, integers
+from .blocks.parts import NormKind, activation
 
 _SAMPLING = """
     mask_token_id init_device init_fn init_cutoff_factor embedding_dropout attention_dropout residual_dropout

@@ -9,9 +9,9 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer
-from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._parts import NormKind
+from .blocks.decoder import Layer
+from .blocks.fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from .blocks.parts import NormKind
 
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
 _QWEN3_HEAD_DIM = 128

@@ -15,15 +15,15 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Chunked
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._fields import attention, decoder, grouped_heads
-from ._moe import costless, dense, experts, flagged, integers, language_model, windows_and_experts
-from ._parts import NormKind, heads_of, result
-from ._tiles import best_fit, picture_size
-from ._tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, decoder, grouped_heads
+from .blocks.moe import costless, dense, experts, flagged, integers, language_model, windows_and_experts
+from .blocks.parts import NormKind, heads_of, result
+from .blocks.tiles import best_fit, picture_size
+from .blocks.tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
 
 _MOST_TILES = 16  # of a picture, in the processor
 _CHUNK = 8192  # where config.json says nothing, as transformers.Llama4TextConfig has it; null is no chunks

@@ -14,10 +14,10 @@ from ..operators.elementwise import Activation
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Prediction, Residual
-from ._feed_forward import Mlp
-from ._fields import (
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Prediction, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import (
     alternating,
     attention,
     decoder,
@@ -28,8 +28,8 @@ from ._fields import (
     sliding_window,
     without,
 )
-from ._parts import NormKind, Parts, activation
-from ._tower import language
+from .blocks.parts import NormKind, Parts, activation
+from .blocks.tower import language
 
 _HEAD_DIM = 128
 _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi

@@ -20,9 +20,21 @@ from ..operators.base import Operator
 from ..operators.elementwise import Elementwise, Permute
 from ..precision import Format
 from . import architecture
-from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
-from ._tiles import best_resolution, picture_size
-from ._tower import UNUSED, Tower, beside, filled, joined, language, layers_run, of_pictures, projector, sides, vision
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from .blocks.tiles import best_resolution, picture_size
+from .blocks.tower import (
+    UNUSED,
+    Tower,
+    beside,
+    filled,
+    joined,
+    language,
+    layers_run,
+    of_pictures,
+    projector,
+    sides,
+    vision,
+)
 from .clip import clip_tower
 from .mistral3 import pixtral_tower
 from .siglip import siglip_tower

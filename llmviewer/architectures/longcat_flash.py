@@ -15,12 +15,12 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import LatentAttention
-from ._decoder import Layer, Prediction
-from ._feed_forward import Experts
-from ._fields import decoder
-from ._moe import costless, dense, experts, latent_attention
-from ._parts import Parts, result
+from .blocks.attention import LatentAttention
+from .blocks.decoder import Layer, Prediction
+from .blocks.feed_forward import Experts
+from .blocks.fields import decoder
+from .blocks.moe import costless, dense, experts, latent_attention
+from .blocks.parts import Parts, result
 
 _SECOND: Final = "second_"
 _NGRAMS: Final = ("ngram_vocab_size_ratio", "emb_neighbor_num", "emb_split_num")

@@ -8,9 +8,9 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer
-from ._fields import decoder
-from ._state_space import Mamba, Mamba2
+from .blocks.decoder import Layer
+from .blocks.fields import decoder
+from .blocks.state_space import Mamba, Mamba2
 
 
 @architecture("mamba", "falcon_mamba")

@@ -9,13 +9,13 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Mixer
-from ._feed_forward import Experts, Mlp
-from ._fields import always, attention, decoder, gated_mlp, grouped_heads
-from ._moe import at_most, costless, for_each_layer, integers
-from ._parts import Parts, activation, result
-from ._state_space import Mamba2
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Mixer
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import always, attention, decoder, gated_mlp, grouped_heads
+from .blocks.moe import at_most, costless, for_each_layer, integers
+from .blocks.parts import Parts, activation, result
+from .blocks.state_space import Mamba2
 
 # Multipliers are constants that fold into the weights next to them.
 _FALCON_H1_COSTLESS = """

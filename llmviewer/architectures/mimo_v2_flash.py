@@ -14,10 +14,10 @@ from ..operators.attention import Heads
 from ..operators.masks import CAUSAL, Causal, Mask
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Prediction
-from ._fields import decoder, rotary_dim
-from ._moe import costless, dense, experts, flagged, listed, listed_sparse, windows_and_experts
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Prediction
+from .blocks.fields import decoder, rotary_dim
+from .blocks.moe import costless, dense, experts, flagged, listed, listed_sparse, windows_and_experts
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head

@@ -17,12 +17,12 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture, builder
-from ._class_defaults import TOWERS
-from ._encoder import both_ways
-from ._parts import HIDDEN, NormKind, Parts, with_rows
-from ._resampler import FEATURES, Looking
-from ._tiles import nearest_slices, picture_size
-from ._tower import (
+from .blocks.class_defaults import TOWERS
+from .blocks.encoder import both_ways
+from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
+from .blocks.resampler import FEATURES, Looking
+from .blocks.tiles import nearest_slices, picture_size
+from .blocks.tower import (
     Picture,
     Shapes,
     Tower,

@@ -18,13 +18,13 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TOWERS
-from ._decoder import Layer
-from ._encoder import stack
-from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
-from ._tiles import nearest_slices, picture_size
-from ._tower import (
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TOWERS
+from .blocks.decoder import Layer
+from .blocks.encoder import stack
+from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
+from .blocks.tiles import nearest_slices, picture_size
+from .blocks.tower import (
     UNUSED,
     Picture,
     Tower,

@@ -13,12 +13,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Mixer, Residual
-from ._fields import decoder, grouped_heads, rotated, sliding_window
-from ._moe import costless, experts, for_each_layer, integers, listed
-from ._parts import activation
-from ._recurrent import LightningAttention
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Mixer, Residual
+from .blocks.fields import decoder, grouped_heads, rotated, sliding_window
+from .blocks.moe import costless, experts, for_each_layer, integers, listed
+from .blocks.parts import activation
+from .blocks.recurrent import LightningAttention
 
 _KINDS = ("linear_attention", "full_attention")
 _AB = ("alpha", "beta")

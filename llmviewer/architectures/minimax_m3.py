@@ -17,12 +17,12 @@ from ..operators.elementwise import Rope
 from ..operators.masks import Chosen
 from ..precision import FP32, Format
 from . import architecture
-from ._attention import IndexedAttention, SelfAttention
-from ._decoder import FeedForward, Layer, Mixer, Prediction
-from ._encoder import both_ways
-from ._feed_forward import Experts, Mlp
-from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import (
+from .blocks.attention import IndexedAttention, SelfAttention
+from .blocks.decoder import FeedForward, Layer, Mixer, Prediction
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import decoder, grouped_heads, rotary_dim, rotated
+from .blocks.moe import (
     at_most,
     costless,
     crossed,
@@ -33,8 +33,8 @@ from ._moe import (
     listed,
     listed_sparse,
 )
-from ._parts import NormKind, Parts, heads_of, result, with_rows
-from ._tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
+from .blocks.parts import NormKind, Parts, heads_of, result, with_rows
+from .blocks.tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
 
 _SPARSE = "minimax_m3_sparse"
 

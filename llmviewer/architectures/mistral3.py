@@ -13,9 +13,9 @@ from ..graph import Graph
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._parts import NormKind, activation
-from ._tower import (
+from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.parts import NormKind, activation
+from .blocks.tower import (
     Tower,
     filled,
     joined,

@@ -15,12 +15,20 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
-from ._attention import Index, LatentAttention
-from ._decoder import Decoder, FeedForward, Layer
-from ._encoder import holding
-from ._fields import decoder
-from ._moe import costless, dense, experts_beside_shared, for_each_layer, integers, latent_attention, sparse_layers
-from ._parts import NormKind, Parts, result
+from .blocks.attention import Index, LatentAttention
+from .blocks.decoder import Decoder, FeedForward, Layer
+from .blocks.encoder import holding
+from .blocks.fields import decoder
+from .blocks.moe import (
+    costless,
+    dense,
+    experts_beside_shared,
+    for_each_layer,
+    integers,
+    latent_attention,
+    sparse_layers,
+)
+from .blocks.parts import NormKind, Parts, result
 from .deepseek import own_index
 from .gemma4 import query_rope
 from .llama_like import rotated_layers

@@ -13,13 +13,13 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._borrowed import BorrowedAttention
-from ._decoder import Layer, Prediction, Residual
-from ._feed_forward import Experts, Mlp
-from ._fields import attention, decoder, grouped_heads, rotated, sliding_window
-from ._moe import Kinds, at_most, costless, experts, for_each_layer, integers
-from ._parts import NormKind, activation, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.borrowed import BorrowedAttention
+from .blocks.decoder import Layer, Prediction, Residual
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import attention, decoder, grouped_heads, rotated, sliding_window
+from .blocks.moe import Kinds, at_most, costless, experts, for_each_layer, integers
+from .blocks.parts import NormKind, activation, heads_of
 from .llama_like import granite_swa
 
 

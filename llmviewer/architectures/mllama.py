@@ -20,15 +20,15 @@ from ..operators.base import Operator, Weight
 from ..operators.elementwise import Add, Permute
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._decoder import Layer
-from ._encoder import CrossAttention, both_ways, stack
-from ._feed_forward import Mlp
-from ._fields import attention, decoder, gated_mlp
-from ._moe import integers, language_model
-from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
-from ._tower import Picture, Scaled, beside, feature_block, filled, of_pictures, picture, tower_activation, vision
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.decoder import Layer
+from .blocks.encoder import CrossAttention, both_ways, stack
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, decoder, gated_mlp
+from .blocks.moe import integers, language_model
+from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
+from .blocks.tower import Picture, Scaled, beside, feature_block, filled, of_pictures, picture, tower_activation, vision
 
 _TEXT: Final = TEXT_CLASSES["MllamaTextConfig"] | {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
 _PICTURES: Final = TOWERS["MllamaVisionConfig"] | {

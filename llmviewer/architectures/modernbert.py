@@ -15,12 +15,12 @@ from ..operators.base import Operator, Tensor
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, UnnormedLayer
-from ._encoder import Encoder, Head, both_ways, task
-from ._feed_forward import Mlp
-from ._fields import labels_of, sliding_layers
-from ._parts import NormKind, Parts, activation, heads_of, with_rows
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer, UnnormedLayer
+from .blocks.encoder import Encoder, Head, both_ways, task
+from .blocks.feed_forward import Mlp
+from .blocks.fields import labels_of, sliding_layers
+from .blocks.parts import NormKind, Parts, activation, heads_of, with_rows
 
 _TASKS: Final = {
     "ForMaskedLM": "words",

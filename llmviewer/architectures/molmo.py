@@ -14,13 +14,13 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture, builder
-from ._decoder import Layer, Residual
-from ._encoder import holding
-from ._feed_forward import Mlp
-from ._fields import attention, decoder
-from ._parts import HIDDEN, NormKind, Parts, with_rows
-from ._tiles import best_fit, picture_size
-from ._tower import filled, joined, of_pictures, picture, vit
+from .blocks.decoder import Layer, Residual
+from .blocks.encoder import holding
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, decoder
+from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
+from .blocks.tiles import best_fit, picture_size
+from .blocks.tower import filled, joined, of_pictures, picture, vit
 from .molmo2 import grid_tokens, pooled_patches
 
 _CLIP: Final = {  # openai/clip-vit-large-patch14-336, up to the layer before the last

@@ -16,15 +16,15 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Own
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._decoder import Layer, Residual
-from ._encoder import holding
-from ._fields import attention, decoder, gated_mlp
-from ._moe import integers, language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
-from ._tiles import best_fit, picture_size
-from ._tower import (
+from .blocks.attention import scored
+from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.decoder import Layer, Residual
+from .blocks.encoder import holding
+from .blocks.fields import attention, decoder, gated_mlp
+from .blocks.moe import integers, language_model
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from .blocks.tiles import best_fit, picture_size
+from .blocks.tower import (
     Picture,
     Tower,
     filled,

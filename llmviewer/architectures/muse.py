@@ -12,13 +12,13 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import FP32, Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
-from ._feed_forward import Experts, Mlp
-from ._fields import decoder, grouped_heads, sliding_window, without
-from ._moe import at_most, costless, for_each_layer, listed, listed_sparse
-from ._parts import NormKind, Parts, activation, result
-from ._tower import filled
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, FeedForward, Layer, Mixer, Residual
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import decoder, grouped_heads, sliding_window, without
+from .blocks.moe import at_most, costless, for_each_layer, listed, listed_sparse
+from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.tower import filled
 
 _EVERY: Final = 4  # layers, counted from the last, of which one has neither window nor positions
 _WINDOW: Final = 2048

@@ -13,14 +13,14 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Prediction
-from ._feed_forward import Experts, Mlp
-from ._fields import decoder
-from ._moe import at_most, groups
-from ._parts import activation
-from ._state_space import Mamba2
-from ._tower import filled, language
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Prediction
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import decoder
+from .blocks.moe import at_most, groups
+from .blocks.parts import activation
+from .blocks.state_space import Mamba2
+from .blocks.tower import filled, language
 
 _MEDIA: Final = """
     vision_config audio_config sound_config force_image_size downsample_ratio projector_hidden_size vision_hidden_size

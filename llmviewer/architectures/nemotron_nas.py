@@ -12,12 +12,12 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Mixer
-from ._feed_forward import Mlp
-from ._fields import decoder, without
-from ._moe import for_each_layer
-from ._parts import Parts, activation, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Mixer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, without
+from .blocks.moe import for_each_layer
+from .blocks.parts import Parts, activation, heads_of
 
 _ROUND = 256  # widths of MLPs are multiples of it
 

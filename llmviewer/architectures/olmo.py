@@ -13,12 +13,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Residual
-from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._moe import costless, experts, kinds
-from ._parts import NormKind
-from ._state_space import GatedDeltaNet
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Residual
+from .blocks.fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from .blocks.moe import costless, experts, kinds
+from .blocks.parts import NormKind
+from .blocks.state_space import GatedDeltaNet
 
 _WINDOW = 4096
 

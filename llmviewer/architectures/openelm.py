@@ -9,11 +9,11 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
-from ._feed_forward import Mlp
-from ._moe import integers
-from ._parts import NormKind, activation
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer
+from .blocks.feed_forward import Mlp
+from .blocks.moe import integers
+from .blocks.parts import NormKind, activation
 
 
 @architecture("openelm")

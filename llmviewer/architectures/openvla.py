@@ -15,12 +15,12 @@ from ..operators.attention import Heads
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer
-from ._encoder import both_ways, leaving
-from ._feed_forward import Mlp
-from ._moe import integers
-from ._parts import HIDDEN, with_rows
-from ._tower import UNUSED, Picture, Scaled, Tower, filled, joined, language, layer, of_pictures, projector
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways, leaving
+from .blocks.feed_forward import Mlp
+from .blocks.moe import integers
+from .blocks.parts import HIDDEN, with_rows
+from .blocks.tower import UNUSED, Picture, Scaled, Tower, filled, joined, language, layer, of_pictures, projector
 from .siglip import pooled_head
 
 _ACTION: Final = 7  # tokens: a position, a rotation and a gripper

@@ -13,9 +13,9 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TOWERS
-from ._parts import NormKind, Parts
-from ._tower import Tower, filled, joined, language, patches_of, picture, vision, vit
+from .blocks.class_defaults import TOWERS
+from .blocks.parts import NormKind, Parts
+from .blocks.tower import Tower, filled, joined, language, patches_of, picture, vision, vit
 
 _PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element

@@ -13,11 +13,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._moe import language_model
-from ._parts import NormKind
-from ._tiles import picture_size
-from ._tower import Tower, filled, joined, merger, picture, sides, vision, vit
+from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.moe import language_model
+from .blocks.parts import NormKind
+from .blocks.tiles import picture_size
+from .blocks.tower import Tower, filled, joined, merger, picture, sides, vision, vit
 from .llama_like import build_ernie
 
 _COSTLESS: Final = """

@@ -9,11 +9,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Residual
-from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window, without
-from ._parts import NormKind, activation
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Residual
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window, without
+from .blocks.parts import NormKind, activation
 
 
 @architecture("phi")

@@ -11,11 +11,11 @@ from ..graph import Graph
 from ..operators.masks import Strided
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import alternating, decoder, grouped_heads
-from ._parts import NormKind
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import alternating, decoder, grouped_heads
+from .blocks.parts import NormKind
 
 _COSTLESS = """
     attention_dropout_prob embedding_dropout_prob ffn_dropout_prob dummy_token_indices gegelu_limit gegelu_pad_to_256

@@ -19,10 +19,10 @@ from ..operators.base import Operator
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._parts import Parts, with_rows
-from ._tiles import closest_grid, picture_size
-from ._tower import (
+from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.parts import Parts, with_rows
+from .blocks.tiles import closest_grid, picture_size
+from .blocks.tower import (
     UNUSED,
     Tower,
     filled,

@@ -18,14 +18,14 @@ from ..operators.base import Operator, Tensor
 from ..operators.masks import CAUSAL, Causal
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._borrowed import borrowed
-from ._decoder import Layer, Mixer
-from ._feed_forward import Mlp
-from ._fields import decoder, grouped_heads, sliding_window, without
-from ._parts import NormKind, Parts, activation, result
-from ._recurrent import SIGMOID
-from ._state_space import Mamba
+from .blocks.attention import scored
+from .blocks.borrowed import borrowed
+from .blocks.decoder import Layer, Mixer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, grouped_heads, sliding_window, without
+from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.recurrent import SIGMOID
+from .blocks.state_space import Mamba
 
 _AFTER = ("cross", "gated")  # names of the layers that process tokens with logits alone
 

@@ -18,7 +18,7 @@ from ..graph import Actions, Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture, builder
-from ._actions import (
+from .blocks.actions import (
     CONDITION,
     ActionAttention,
     Modulated,
@@ -30,12 +30,12 @@ from ._actions import (
     side_by_side,
     waves,
 )
-from ._decoder import Layer
-from ._encoder import leaving, stack
-from ._feed_forward import Mlp
-from ._fields import grouped_heads
-from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
-from ._tower import beside, filled, held, part
+from .blocks.decoder import Layer
+from .blocks.encoder import leaving, stack
+from .blocks.feed_forward import Mlp
+from .blocks.fields import grouped_heads
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from .blocks.tower import beside, filled, held, part
 from .idefics import behind_squares
 from .siglip import plain_tower
 

@@ -9,10 +9,10 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import decoder
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder
 
 
 @architecture("qwen")

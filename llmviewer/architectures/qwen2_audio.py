@@ -17,13 +17,13 @@ from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Layer
-from ._encoder import both_ways, stack
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
-from ._tower import filled, joined, language, of_pictures, pooled, projector
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways, stack
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
+from .blocks.tower import filled, joined, language, of_pictures, pooled, projector
 from .whisper import KeysWithoutBias, front
 
 _SOUND: Final = {  # as transformers.Qwen2AudioEncoderConfig and VoxtralEncoderConfig have it

@@ -18,12 +18,12 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._encoder import both_ways, stack
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
-from ._tower import filled, joined, language, of_pictures, part, projector
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways, stack
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
+from .blocks.tower import filled, joined, language, of_pictures, part, projector
 from .granite_speech import sound_tokens
 
 _ENCODER: Final = {  # as transformers.Qwen3ASREncoderConfig has it

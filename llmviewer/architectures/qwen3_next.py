@@ -11,13 +11,13 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Mixer, Prediction
-from ._feed_forward import Experts, Mlp
-from ._fields import attention, grouped_heads, without
-from ._moe import at_most
-from ._parts import NormKind, activation
-from ._state_space import GatedDeltaNet
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer, Mixer, Prediction
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import attention, grouped_heads, without
+from .blocks.moe import at_most
+from .blocks.parts import NormKind, activation
+from .blocks.state_space import GatedDeltaNet
 from .qwen_vl import seeing
 
 _HEAD_DIM = 256

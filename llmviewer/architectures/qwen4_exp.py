@@ -22,15 +22,15 @@ from ..operators.masks import Chosen, Compressed
 from ..operators.state_space import CausalConv
 from ..precision import FP32, Format
 from . import architecture
-from ._attention import IndexedAttention
-from ._decoder import Layer, Mixer
-from ._fields import decoder
-from ._hyper_connections import HyperConnections
-from ._moe import costless, integers, language_model, listed
-from ._parts import Parts, result
-from ._recurrent import SIGMOID
-from ._state_space import kept, unfinished
-from ._tower import filled, tied_of
+from .blocks.attention import IndexedAttention
+from .blocks.decoder import Layer, Mixer
+from .blocks.fields import decoder
+from .blocks.hyper_connections import HyperConnections
+from .blocks.moe import costless, integers, language_model, listed
+from .blocks.parts import Parts, result
+from .blocks.recurrent import SIGMOID
+from .blocks.state_space import kept, unfinished
+from .blocks.tower import filled, tied_of
 from .qwen3_next import delta, experts, gated_attention
 from .qwen_vl import seeing
 

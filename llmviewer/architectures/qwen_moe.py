@@ -12,11 +12,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._fields import always, attention, decoder, grouped_heads, sliding_layers, sliding_window
-from ._moe import Kinds, costless, dense, experts, integers
-from ._parts import NormKind
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.fields import always, attention, decoder, grouped_heads, sliding_layers, sliding_window
+from .blocks.moe import Kinds, costless, dense, experts, integers
+from .blocks.parts import NormKind
 
 
 @architecture("qwen2_moe")

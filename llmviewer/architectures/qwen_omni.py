@@ -13,10 +13,10 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXT_CLASSES
-from ._moe import language_model
-from ._parts import Parts
-from ._tower import Shapes, filled, held, linears, part, vision
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.moe import language_model
+from .blocks.parts import Parts
+from .blocks.tower import Shapes, filled, held, linears, part, vision
 from .qwen_moe import build_qwen3_moe
 from .qwen_vl import as_qwen2, behind_qwen2_5_tower, seeing
 

@@ -16,13 +16,13 @@ from ..graph import Graph
 from ..operators.masks import Mask, Tiled
 from ..precision import Format
 from . import architecture
-from ._class_defaults import TEXTS
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._moe import integers, language_model
-from ._parts import NormKind, heads_of, result
-from ._tower import (
+from .blocks.class_defaults import TEXTS
+from .blocks.decoder import Layer
+from .blocks.encoder import both_ways
+from .blocks.feed_forward import Mlp
+from .blocks.moe import integers, language_model
+from .blocks.parts import NormKind, heads_of, result
+from .blocks.tower import (
     Picture,
     Tower,
     feature_block,
@@ -35,7 +35,7 @@ from ._tower import (
     tower_activation,
     vision,
 )
-from ._tower import (
+from .blocks.tower import (
     language as language_of,
 )
 from .cohere import build_compass as build_compass_text

@@ -10,12 +10,12 @@ from ..operators.attention import Heads
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Mixer
-from ._feed_forward import Mlp
-from ._fields import decoder, rotary_dim
-from ._parts import activation
-from ._state_space import GatedLinearRecurrence
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Mixer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, rotary_dim
+from .blocks.parts import activation
+from .blocks.state_space import GatedLinearRecurrence
 
 _KINDS = ("recurrent", "recurrent", "attention")
 

@@ -11,11 +11,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import always, decoder, without
-from ._parts import activation
-from ._recurrent import Retention
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import always, decoder, without
+from .blocks.parts import activation
+from .blocks.recurrent import Retention
 
 _MULTIPLE = 256  # flash-linear-attention rounds the width of MLPs up to these
 

@@ -14,13 +14,13 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Combine
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Residual
-from ._encoder import Encoder, Head, both_ways, task
-from ._feed_forward import Experts, Mlp
-from ._fields import gated_mlp, grouped_heads, labels_of, without
-from ._parts import NormKind, Parts, activation, heads_of
 from .bert import encoder
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Layer, Residual
+from .blocks.encoder import Encoder, Head, both_ways, task
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import gated_mlp, grouped_heads, labels_of, without
+from .blocks.parts import NormKind, Parts, activation, heads_of
 
 _NOMIC: Final = {  # what its published files call the fields
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size", "n_layer":

@@ -10,10 +10,10 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer
-from ._fields import decoder
-from ._parts import NormKind
-from ._recurrent import ChannelMix, Rwkv4, Rwkv6, Rwkv7
+from .blocks.decoder import Layer
+from .blocks.fields import decoder
+from .blocks.parts import NormKind
+from .blocks.recurrent import ChannelMix, Rwkv4, Rwkv6, Rwkv7
 
 _HEAD_DIM = 64
 

@@ -19,16 +19,16 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TEXT_CLASSES, TEXTS
-from ._decoder import Layer
-from ._encoder import holding, stack
-from ._fields import attention, decoder, gated_mlp, grouped_heads
-from ._moe import Kinds, costless, dense, experts_beside_shared, integers, language_model, sparse_layers
-from ._parts import HIDDEN, Parts, result, with_rows
-from ._sam import neck, sam_tower
-from ._tiles import closest_grid, picture_size
-from ._tower import Tower, feature_block, filled, joined, language, of_pictures, part, seen_again, vision
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TEXT_CLASSES, TEXTS
+from .blocks.decoder import Layer
+from .blocks.encoder import holding, stack
+from .blocks.fields import attention, decoder, gated_mlp, grouped_heads
+from .blocks.moe import Kinds, costless, dense, experts_beside_shared, integers, language_model, sparse_layers
+from .blocks.parts import HIDDEN, Parts, result, with_rows
+from .blocks.sam import neck, sam_tower
+from .blocks.tiles import closest_grid, picture_size
+from .blocks.tower import Tower, feature_block, filled, joined, language, of_pictures, part, seen_again, vision
 
 _WHOLE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
 _QUERIES: Final = {_WHOLE: 256, _TILE: 144}

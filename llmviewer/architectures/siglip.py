@@ -16,12 +16,12 @@ from ..operators.base import Operator
 from ..operators.masks import Probe
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._class_defaults import TOWERS
-from ._encoder import Encoder, both_ways, holding
-from ._feed_forward import Mlp
-from ._parts import HIDDEN, Parts, heads_of, result, with_rows
-from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
+from .blocks.attention import scored
+from .blocks.class_defaults import TOWERS
+from .blocks.encoder import Encoder, both_ways, holding
+from .blocks.feed_forward import Mlp
+from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
+from .blocks.tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
 _ACT: Final = "gelu_pytorch_tanh"
 _COSTLESS: Final = ("initializer_factor", "projection_dim")

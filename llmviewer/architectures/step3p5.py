@@ -14,12 +14,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import FeedForward, Prediction
-from ._feed_forward import Experts, Mlp
-from ._fields import always, attention, decoder, without
-from ._moe import costless, dense, experts, language_model, windows_and_experts
-from ._parts import NormKind, heads_of
+from .blocks.attention import SelfAttention
+from .blocks.decoder import FeedForward, Prediction
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import always, attention, decoder, without
+from .blocks.moe import costless, dense, experts, language_model, windows_and_experts
+from .blocks.parts import NormKind, heads_of
 
 _FULL: Final = "full_attention"
 _SLIDING: Final = "sliding_attention"

@@ -17,12 +17,12 @@ from ..operators.attention import Heads, Softmax
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer
-from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
-from ._feed_forward import Experts, Mlp
-from ._fields import without
-from ._parts import NormKind, Parts
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, FeedForward, Layer
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from .blocks.feed_forward import Experts, Mlp
+from .blocks.fields import without
+from .blocks.parts import NormKind, Parts
 
 TABLE: Final = "relative_attention_bias.weight"
 _TASKS: Final = {

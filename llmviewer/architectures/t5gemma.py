@@ -15,14 +15,14 @@ from ..operators.attention import Heads
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._class_defaults import TEXT_CLASSES
-from ._decoder import Decoder, Layer, Residual
-from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
-from ._feed_forward import Mlp
-from ._fields import attention, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._parts import NormKind
-from ._tower import filled
+from .blocks.attention import SelfAttention
+from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.decoder import Decoder, Layer, Residual
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from .blocks.feed_forward import Mlp
+from .blocks.fields import attention, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from .blocks.parts import NormKind
+from .blocks.tower import filled
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
 _WINDOW: Final = 4096

@@ -12,13 +12,13 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer
-from ._encoder import Head, both_ways, holding, task
-from ._feed_forward import Mlp
-from ._fields import labels_of
-from ._parts import heads_of
-from ._tower import Scaled, Tower, alone, picture, tower_activation
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer
+from .blocks.encoder import Head, both_ways, holding, task
+from .blocks.feed_forward import Mlp
+from .blocks.fields import labels_of
+from .blocks.parts import heads_of
+from .blocks.tower import Scaled, Tower, alone, picture, tower_activation
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
 _COSTLESS: Final = """

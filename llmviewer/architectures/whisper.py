@@ -17,11 +17,11 @@ from ..operators.convolution import Conv1d
 from ..operators.elementwise import Add
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
-from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
-from ._feed_forward import Mlp
-from ._parts import NormKind, Parts, activation, heads_of, result, with_rows
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Decoder, Layer
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from .blocks.feed_forward import Mlp
+from .blocks.parts import NormKind, Parts, activation, heads_of, result, with_rows
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
 _TAPS: Final = 3

@@ -9,12 +9,12 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._decoder import Layer, Residual
-from ._fields import alternating, attention, decoder, grouped_heads, sliding_layers, without
-from ._moe import costless, dense, experts, experts_beside_one, experts_beside_shared, windows_and_experts
-from ._parts import NormKind
-from ._tower import filled
+from .blocks.attention import SelfAttention
+from .blocks.decoder import Layer, Residual
+from .blocks.fields import alternating, attention, decoder, grouped_heads, sliding_layers, without
+from .blocks.moe import costless, dense, experts, experts_beside_one, experts_beside_shared, windows_and_experts
+from .blocks.parts import NormKind
+from .blocks.tower import filled
 from .qwen_moe import sparse_steps
 
 

@@ -10,12 +10,12 @@ from ..operators.base import Operator, Tensor
 from ..operators.state_space import Scan
 from ..precision import Format
 from . import architecture
-from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import decoder, without
-from ._parts import Parts
-from ._recurrent import SIGMOID
-from ._state_space import kept
+from .blocks.decoder import Layer
+from .blocks.feed_forward import Mlp
+from .blocks.fields import decoder, without
+from .blocks.parts import Parts
+from .blocks.recurrent import SIGMOID
+from .blocks.state_space import kept
 
 _RUNTIME = """
     autocast_kernel_dtype chunkwise_kernel sequence_kernel step_kernel mode eps inference_state_dtype

@@ -20,11 +20,11 @@ from ..operators.elementwise import Add, Elementwise, Rope
 from ..operators.linear import Linear
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._decoder import Decoder, Layer, Mixer
-from ._feed_forward import Mlp
-from ._parts import Parts, activation, again, result
-from ._state_space import Mamba, Mamba2
+from .blocks.attention import scored
+from .blocks.decoder import Decoder, Layer, Mixer
+from .blocks.feed_forward import Mlp
+from .blocks.parts import Parts, activation, again, result
+from .blocks.state_space import Mamba, Mamba2
 
 _MAMBA = ("mamba", "linear_attention")
 _HYBRID = "hybrid"

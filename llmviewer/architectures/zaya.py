@@ -19,13 +19,13 @@ from ..operators.masks import Causal
 from ..operators.recurrence import ShortConv
 from ..precision import Format
 from . import architecture
-from ._attention import scored
-from ._decoder import Decoder, FeedForward, Layer, Mixer
-from ._feed_forward import Experts
-from ._fields import grouped_heads, rotary_dim, without
-from ._moe import at_most, costless, listed
-from ._parts import NormKind, Parts, activation, result
-from ._state_space import kept
+from .blocks.attention import scored
+from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
+from .blocks.feed_forward import Experts
+from .blocks.fields import grouped_heads, rotary_dim, without
+from .blocks.moe import at_most, costless, listed
+from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.state_space import kept
 
 _WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..architectures._parts import Parts
+from ..architectures.blocks.parts import Parts
 from ..devices.hardware import Hardware
 from ..forms import any_of
 from ..graph import Block, Graph

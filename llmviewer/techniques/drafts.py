@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ..architectures._parts import HIDDEN, Parts
+from ..architectures.blocks.parts import HIDDEN, Parts
 from ..forms import LOGITS
 from ..graph import Block, Graph
 from ..model import Model

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..architectures._attention import LatentAttention
-from ..architectures._parts import Parts
+from ..architectures.blocks.attention import LatentAttention
+from ..architectures.blocks.parts import Parts
 from ..devices.hardware import Hardware
 from ..forms import TOKENS, Form, kv_tokens, pairs
 from ..graph import Block, Graph

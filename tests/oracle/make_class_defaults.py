@@ -1,4 +1,4 @@
-"""Write llmviewer/architectures/class_defaults.json: defaults of the config classes of transformers.
+"""Write llmviewer/architectures/blocks/class_defaults.json: defaults of the config classes of transformers.
 
 By model_type: numbers, flags, texts and flat lists that are the default of a field, and sections within; under "~"
 other names of fields (attribute_map), under "=" what sections have that are left out. Fields whose default is null,
@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from llmviewer.architectures import model_types
 
-TABLE = Path(__file__).resolve().parents[2] / "llmviewer" / "architectures" / "class_defaults.json"
+TABLE = Path(__file__).resolve().parents[2] / "llmviewer" / "architectures" / "blocks" / "class_defaults.json"
 _COMMON = {field.name for field in dataclasses.fields(PretrainedConfig)} - {"tie_word_embeddings"}
 
 

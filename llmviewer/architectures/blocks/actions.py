@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..forms import ONE, SEQUENCES, SOURCE, TOKENS, WHOLE, Form, Stream, source_kv
-from ..graph import Block, Graph
-from ..operators.attention import Attention, Heads
-from ..operators.base import Operator, Role, Tensor
-from ..operators.compression import Turn
-from ..operators.elementwise import Elementwise, Permute, Rope
-from ..operators.linear import LMHead
-from ..operators.masks import Across, Causal, Joint, Mask, Tiled, WholePrompt
-from ._attention import scored
-from ._decoder import FeedForward, Layer, Mixer
-from ._parts import NormKind, Parts, result, with_rows
+from ...forms import ONE, SEQUENCES, SOURCE, TOKENS, WHOLE, Form, Stream, source_kv
+from ...graph import Block, Graph
+from ...operators.attention import Attention, Heads
+from ...operators.base import Operator, Role, Tensor
+from ...operators.compression import Turn
+from ...operators.elementwise import Elementwise, Permute, Rope
+from ...operators.linear import LMHead
+from ...operators.masks import Across, Causal, Joint, Mask, Tiled, WholePrompt
+from .attention import scored
+from .decoder import FeedForward, Layer, Mixer
+from .parts import NormKind, Parts, result, with_rows
 
 WAVE_OPS: Final = 2  # per element of a time embedding: scale, sine or cosine
 CONDITION: Final = "condition"  # embedding of the time that modulates layers

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..documents import Section
-from ..operators.routing import UNGROUPED, Groups
-from ._attention import LatentAttention, SelfAttention
-from ._decoder import FeedForward, Layer, Mixer, Residual
-from ._feed_forward import Experts, Mlp
-from ._parts import activation
+from ...documents import Section
+from ...operators.routing import UNGROUPED, Groups
+from .attention import LatentAttention, SelfAttention
+from .decoder import FeedForward, Layer, Mixer, Residual
+from .feed_forward import Experts, Mlp
+from .parts import activation
 
 # How scores become weights, how training balanced them, and heads of multi-token prediction, which are no part of a
 # pass: none of it changes what is counted.

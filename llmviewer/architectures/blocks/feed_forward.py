@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..forms import TOKENS, distinct_experts
-from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Combine, Permute, Route
-from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
-from ..operators.routing import UNGROUPED, Groups
-from ._parts import Parts, result
+from ...forms import TOKENS, distinct_experts
+from ...operators.base import Operator, Tensor
+from ...operators.elementwise import Combine, Permute, Route
+from ...operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
+from ...operators.routing import UNGROUPED, Groups
+from .parts import Parts, result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..forms import SEQUENCES, Form
-from ..operators.base import Operator, Role, Tensor
-from ..operators.elementwise import Elementwise
-from ..operators.linear import BlockLinear, Linear
-from ..operators.state_space import CausalConv, Scan
-from ..precision import FP32
-from ._parts import NormKind, Parts
+from ...forms import SEQUENCES, Form
+from ...operators.base import Operator, Role, Tensor
+from ...operators.elementwise import Elementwise
+from ...operators.linear import BlockLinear, Linear
+from ...operators.state_space import CausalConv, Scan
+from ...precision import FP32
+from .parts import NormKind, Parts
 
 
 def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:

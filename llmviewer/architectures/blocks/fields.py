@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
-from ..documents import Section
-from ..operators.attention import Heads
-from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
-from ._feed_forward import Mlp
-from ._parts import NormKind, activation, heads_of
+from ...documents import Section
+from ...operators.attention import Heads
+from .attention import SelfAttention
+from .decoder import Decoder, Layer
+from .feed_forward import Mlp
+from .parts import NormKind, activation, heads_of
 
 _SLIDING: Final = "sliding_attention"
 _LAYER_TYPES: Final = (_SLIDING, "full_attention")

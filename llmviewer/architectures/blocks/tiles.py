@@ -7,8 +7,8 @@ from fractions import Fraction
 from math import ceil, log
 from typing import Final
 
-from ..documents import Section
-from ._tower import sides
+from ...documents import Section
+from .tower import sides
 
 _SIDE: Final = 1024  # pixels of a picture to each side, where a config does not say
 

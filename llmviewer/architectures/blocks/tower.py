@@ -11,23 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from ..documents import Section
-from ..forms import SEQUENCES, TOKENS, WHOLE, Form, Stream, images, table_rows
-from ..graph import Block, Graph
-from ..operators.attention import Heads
-from ..operators.base import Operator, Tensor, Weight
-from ..operators.elementwise import Add, Elementwise
-from ..operators.linear import Linear
-from ..operators.pictures import Patches, Place
-from ..precision import Format
-from . import builder
-from ._attention import SelfAttention
-from ._class_defaults import TEXTS
-from ._decoder import FeedForward, Layer, Mixer
-from ._encoder import Head, both_ways, holding, leaving, stack
-from ._feed_forward import Mlp
-from ._moe import language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result, with_rows
+from ...documents import Section
+from ...forms import SEQUENCES, TOKENS, WHOLE, Form, Stream, images, table_rows
+from ...graph import Block, Graph
+from ...operators.attention import Heads
+from ...operators.base import Operator, Tensor, Weight
+from ...operators.elementwise import Add, Elementwise
+from ...operators.linear import Linear
+from ...operators.pictures import Patches, Place
+from ...precision import Format
+from .. import builder
+from .attention import SelfAttention
+from .class_defaults import TEXTS
+from .decoder import FeedForward, Layer, Mixer
+from .encoder import Head, both_ways, holding, leaving, stack
+from .feed_forward import Mlp
+from .moe import language_model
+from .parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result, with_rows
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 

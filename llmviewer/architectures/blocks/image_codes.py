@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..operators.attention import Heads
-from ..operators.base import Operator, Tensor
-from ..operators.convolution import Conv2d
-from ..operators.masks import Tiled
-from ._attention import scored
-from ._parts import NormKind, Parts, with_rows
-from ._tower import of_pictures
+from ...operators.attention import Heads
+from ...operators.base import Operator, Tensor
+from ...operators.convolution import Conv2d
+from ...operators.masks import Tiled
+from .attention import scored
+from .parts import NormKind, Parts, with_rows
+from .tower import of_pictures
 
 _DISTANCE_OPS: Final = 4  # per code: add two sums of squares, subtract the product, compare
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..documents import Section
-from ..forms import ONE, SEQUENCES, SOURCE, TARGET, TOKENS, WHOLE, Stream
-from ..graph import Block, Graph
-from ..operators.attention import Heads
-from ..operators.base import Operator, Tensor, Weight
-from ..operators.elementwise import Activation
-from ..operators.linear import Linear, LMHead
-from ..operators.masks import Across, Everything
-from ..precision import Format
-from ._attention import scored
-from ._decoder import Decoder, FeedForward, Layer, Mixer, folded
-from ._parts import HIDDEN, NormKind, Parts, result, with_rows
+from ...documents import Section
+from ...forms import ONE, SEQUENCES, SOURCE, TARGET, TOKENS, WHOLE, Stream
+from ...graph import Block, Graph
+from ...operators.attention import Heads
+from ...operators.base import Operator, Tensor, Weight
+from ...operators.elementwise import Activation
+from ...operators.linear import Linear, LMHead
+from ...operators.masks import Across, Everything
+from ...precision import Format
+from .attention import scored
+from .decoder import Decoder, FeedForward, Layer, Mixer, folded
+from .parts import HIDDEN, NormKind, Parts, result, with_rows
 
 ENCODED: Final = "encoded"  # name of the output of an encoder
 _TANH_OPS: Final = 1  # of an element, as every special function

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..operators.attention import Heads
-from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise, Rope
-from ..operators.linear import BlockLinear, Linear
-from ..operators.recurrence import LongConv, ShortConv, TokenShift
-from ..operators.state_space import CausalConv, Scan
-from ._parts import Parts, result
-from ._state_space import kept
+from ...operators.attention import Heads
+from ...operators.base import Operator, Tensor
+from ...operators.elementwise import Elementwise, Rope
+from ...operators.linear import BlockLinear, Linear
+from ...operators.recurrence import LongConv, ShortConv, TokenShift
+from ...operators.state_space import CausalConv, Scan
+from .parts import Parts, result
+from .state_space import kept
 
 _TANH = 1  # OPs of an element, as an exponential
 SIGMOID = 4  # negate, exp, add one, divide

@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..forms import images
-from ..graph import Block
-from ..operators.attention import Heads
-from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Permute
-from ..operators.masks import Features, Mask, Tiled
-from ._attention import scored
-from ._decoder import Layer
-from ._encoder import stack
-from ._parts import Parts, result, with_rows
-from ._tower import of_pictures
+from ...forms import images
+from ...graph import Block
+from ...operators.attention import Heads
+from ...operators.base import Operator, Tensor
+from ...operators.elementwise import Permute
+from ...operators.masks import Features, Mask, Tiled
+from .attention import scored
+from .decoder import Layer
+from .encoder import stack
+from .parts import Parts, result, with_rows
+from .tower import of_pictures
 
 FEATURES = "tower_features"  # what queries look at
 

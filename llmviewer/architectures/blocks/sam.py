@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from ..documents import Section
-from ..operators.attention import QK
-from ..operators.base import Operator, Tensor
-from ..operators.convolution import Conv2d
-from ..operators.masks import Tiled
-from ..operators.pictures import RelativePositions
-from ._attention import SelfAttention
-from ._class_defaults import TOWERS
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._moe import integers
-from ._parts import NormKind, Parts, heads_of, result, with_rows
-from ._tower import Picture, Tower, filled, of_pictures, patches_of, picture, tower_activation
+from ...documents import Section
+from ...operators.attention import QK
+from ...operators.base import Operator, Tensor
+from ...operators.convolution import Conv2d
+from ...operators.masks import Tiled
+from ...operators.pictures import RelativePositions
+from .attention import SelfAttention
+from .class_defaults import TOWERS
+from .decoder import Layer
+from .encoder import both_ways
+from .feed_forward import Mlp
+from .moe import integers
+from .parts import NormKind, Parts, heads_of, result, with_rows
+from .tower import Picture, Tower, filled, of_pictures, patches_of, picture, tower_activation
 
 _PICTURES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..forms import Form
-from ..operators.base import Operator, Tensor
-from ..operators.masks import Mask
-from ._attention import SelfAttention, scored
-from ._parts import Parts, result
-from .gemma4 import query_rope
+from ...forms import Form
+from ...operators.base import Operator, Tensor
+from ...operators.masks import Mask
+from ..gemma4 import query_rope
+from .attention import SelfAttention, scored
+from .parts import Parts, result
 
 
 def borrowed(parts: Parts, name: str, width: int, mask: Mask) -> Tensor:

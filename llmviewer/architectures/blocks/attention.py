@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..operators.attention import QK, SV, Heads, Indexer, Softmax
-from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise, Rope
-from ..operators.linear import LatentExpansion, Router
-from ..operators.masks import CAUSAL, Causal, Chosen
-from ..precision import FP32, Format
-from ._parts import NormKind, Parts, result
+from ...operators.attention import QK, SV, Heads, Indexer, Softmax
+from ...operators.base import Operator, Tensor
+from ...operators.elementwise import Elementwise, Rope
+from ...operators.linear import LatentExpansion, Router
+from ...operators.masks import CAUSAL, Causal, Chosen
+from ...precision import FP32, Format
+from .parts import NormKind, Parts, result
 
 
 @dataclass(frozen=True, kw_only=True)

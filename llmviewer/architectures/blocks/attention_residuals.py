@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..graph import Block
-from ..operators.attention_residuals import Sources
-from ..operators.base import Operator, Tensor
-from ._decoder import Decoder, Layer, Mixer
-from ._encoder import leaving
-from ._parts import HIDDEN, Parts, result
+from ...graph import Block
+from ...operators.attention_residuals import Sources
+from ...operators.base import Operator, Tensor
+from .decoder import Decoder, Layer, Mixer
+from .encoder import leaving
+from .parts import HIDDEN, Parts, result
 
 
 @dataclass(frozen=True, kw_only=True)

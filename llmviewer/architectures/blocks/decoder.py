@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from ..documents import Section
-from ..forms import LOGITS, WANTED
-from ..graph import Block, Graph
-from ..operators.base import Operator, Tensor
-from ..operators.linear import LMHead
-from ..precision import Format
-from ._hyper_connections import HyperConnections
-from ._parts import HIDDEN, NormKind, Parts, result, with_rows
+from ...documents import Section
+from ...forms import LOGITS, WANTED
+from ...graph import Block, Graph
+from ...operators.base import Operator, Tensor
+from ...operators.linear import LMHead
+from ...precision import Format
+from .hyper_connections import HyperConnections
+from .parts import HIDDEN, NormKind, Parts, result, with_rows
 
 
 class Mixer(Protocol):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..forms import SEQUENCES, TOKENS, Form
-from ..operators.attention import Heads, Indexer
-from ..operators.base import Operator, Role, Tensor
-from ..operators.compression import Compress, Turn
-from ..operators.elementwise import Norm, Rope
-from ..operators.linear import BlockLinear, Linear, Router
-from ..operators.masks import Causal, Compressed, Joint, Mask
-from ..precision import FP32
-from ._attention import Index, scored
-from ._parts import NormKind, Parts, result
+from ...forms import SEQUENCES, TOKENS, Form
+from ...operators.attention import Heads, Indexer
+from ...operators.base import Operator, Role, Tensor
+from ...operators.compression import Compress, Turn
+from ...operators.elementwise import Norm, Rope
+from ...operators.linear import BlockLinear, Linear, Router
+from ...operators.masks import Causal, Compressed, Joint, Mask
+from ...precision import FP32
+from .attention import Index, scored
+from .parts import NormKind, Parts, result
 
 
 @dataclass(frozen=True, kw_only=True)

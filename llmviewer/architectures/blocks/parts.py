@@ -8,16 +8,16 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
-from ..documents import Section
-from ..forms import Form, table_rows
-from ..operators.attention import Heads
-from ..operators.base import Operator, Role, Tensor, Weight
-from ..operators.elementwise import ACTIVATION_OPS, Activation, Add, Elementwise, Norm
-from ..operators.embedding import Embedding
-from ..operators.linear import Linear
-from ..operators.masks import CAUSAL, Causal, Mask
-from ..operators.pictures import Patches
-from ..precision import Format
+from ...documents import Section
+from ...forms import Form, table_rows
+from ...operators.attention import Heads
+from ...operators.base import Operator, Role, Tensor, Weight
+from ...operators.elementwise import ACTIVATION_OPS, Activation, Add, Elementwise, Norm
+from ...operators.embedding import Embedding
+from ...operators.linear import Linear
+from ...operators.masks import CAUSAL, Causal, Mask
+from ...operators.pictures import Patches
+from ...precision import Format
 
 HIDDEN = "hidden"  # name of the tensor that blocks pass on
 

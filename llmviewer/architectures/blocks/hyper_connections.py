@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..operators.base import Operator, Tensor, Weight
-from ..operators.elementwise import Add, Elementwise
-from ..operators.hyper_connections import StreamsIn
-from ..precision import FP32
-from ._parts import Parts
+from ...operators.base import Operator, Tensor, Weight
+from ...operators.elementwise import Add, Elementwise
+from ...operators.hyper_connections import StreamsIn
+from ...precision import FP32
+from .parts import Parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Building blocks of architectures: mixers, feed-forward networks, decoders, encoders, towers; readers of configs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -363,8 +363,13 @@ def _from_config(
 ) -> Model:
     """The model of a config; where `classed`, defaults of its class in transformers hold for what it leaves out."""
     config, told = _typed(config)
+    towers: Collection[str] = ()
     if classed:
-        config.default_to(ClassDefaults(config.text("model_type")))
+        defaults = ClassDefaults(config.text("model_type"))
+        towers = defaults.towers(config.data)
+        config.default_to(defaults)
+        if not _of_text(config):
+            config, towers = _with_towers(config, towers), ()
     fmt, guessed = _format(config)
     graph, classed_as = _graph(config, fmt)
     stored = _published(config, beside)
@@ -375,7 +380,6 @@ def _from_config(
     if config.assumed:
         values = ", ".join(f"{key} {value}" for key, value in sorted(config.assumed.items()))
         notes = (*notes, f"left out of {config.file}, so as the class has it in transformers: {values}")
-    towers = ClassDefaults(config.text("model_type")).left_out([*config, *config.assumed]) if classed else ()
     if towers:
         notes = (*notes, f"without {', '.join(towers)}: counts as the rest of the model alone")
     model = Model(
@@ -398,6 +402,21 @@ def _from_config(
     whole = graph.predicting().check()
     quantization = _quantization(stored, whole, fmt)
     return replace(model, predicting=replace(model, graph=whole, quantization=quantization))
+
+
+def _of_text(config: Section) -> bool:
+    """Whether the class that a config names is a language model alone, whatever its model_type has beside."""
+    named = config.data.get("architectures")
+    return bool(isinstance(named, list) and named and str(named[0]).endswith(("ForCausalLM", "TextModel")))
+
+
+def _with_towers(config: Section, towers: Mapping[str, Mapping[str, Any]]) -> Section:
+    """The config with sections of `towers`, none of whose fields is reported as unread."""
+    config = config.with_data({**config.data, **towers})
+    for key, fields in towers.items():
+        config.section(key).costless(*fields)
+        config.assumed[key] = "as a whole"
+    return config
 
 
 def _longest(config: Section, *keys: str) -> int:

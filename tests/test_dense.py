@@ -365,10 +365,11 @@ def test_mpt_without_alibi_has_a_table_of_positions_or_rotates() -> None:
 
 
 def test_the_text_part_of_gemma_3_with_pictures(tmp_path) -> None:
-    """text_config holds what differs from the class; a config without a vision_config is the language model."""
+    """text_config holds what differs from the class; the class of a language model needs no vision_config."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     config = {
         "model_type": "gemma3",
+        "architectures": ["Gemma3ForCausalLM"],
         "torch_dtype": "bfloat16",
         "mm_tokens_per_image": 256,
         "text_config": text | {"sliding_window": 1024},

@@ -269,12 +269,12 @@ def difference(model_type: str, name: str, fields: Fields, module: Any, *, ops: 
 
 
 def fewest(model_type: str, name: str, fields: Fields, said: str, *, ops: bool) -> Fields:
-    """Fields without those that the difference does not need."""
+    """Fields, also of sections, without those that the difference does not need."""
     kind = said.partition(" ")[0]
-    for key in list(fields):
-        if key.endswith(ALWAYS):
+    for path in list(paths(fields)):
+        if path[-1].endswith(ALWAYS):
             continue
-        less = {k: v for k, v in fields.items() if k != key}
+        less = without(fields, path)
         try:
             module, _ = theirs(model_type, name, less)
         except Exception:  # noqa: BLE001 as above
@@ -282,6 +282,21 @@ def fewest(model_type: str, name: str, fields: Fields, said: str, *, ops: bool) 
         if difference(model_type, name, less, module, ops=ops).partition(" ")[0] == kind:
             fields = less
     return fields
+
+
+def paths(fields: Fields, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys that lead to every field, those of sections before the section."""
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+        yield (*above, key)
+
+
+def without(fields: Fields, path: tuple[str, ...]) -> Fields:
+    key, *rest = path
+    if not rest:
+        return {k: v for k, v in fields.items() if k != key}
+    return {**fields, key: without(fields[key], tuple(rest))}
 
 
 def compare(

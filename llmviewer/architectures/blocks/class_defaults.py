@@ -123,13 +123,10 @@ class ClassDefaults:
         flat = (found.keys() - fields.keys()).intersection(given)  # fields of the section stand beside it instead
         return None if flat else fields.get(_SECTIONS, {}).get(key)
 
-    def left_out(self, given: Collection[str]) -> list[str]:
-        """Towers of the class whose sections are not among the keys `given`."""
-        return [
-            key
-            for key in _fields_of(self.model_type, self.within).get(_SECTIONS, {})
-            if key in _TOWER_SECTIONS - set(given)
-        ]
+    def towers(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Sections of towers that the class builds where they are absent or null in the config `given`."""
+        sections: Mapping[str, dict[str, Any]] = _fields_of(self.model_type, self.within).get(_SECTIONS, {})
+        return {key: sections[key] for key in sections if key in _TOWER_SECTIONS and given.get(key) is None}
 
     def inside(self, key: str, data: Mapping[str, Any]) -> ClassDefaults:
         own = data.get("model_type")

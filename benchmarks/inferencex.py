@@ -202,7 +202,7 @@ def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> N
     from plotly.subplots import make_subplots
 
     from llmviewer.reports.drawing import BLUE, INK, VERMILLION, frame, log_axis
-    from llmviewer.reports.listing import digits
+    from llmviewer.reports.tables import digits
     from llmviewer.webapp.screenshots import browsing, shrink
 
     names = [f"{_TITLES[model]}, {device} {layout}, {engine}" for model, device, engine, layout, _ in _SHOWN]

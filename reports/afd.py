@@ -10,9 +10,9 @@ from llmviewer.analyzing.afd import Busy, ExpertDisaggregation
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 
-from .listing import NOTHING, Item, Table, number_item, time_item
 from .page import Card
 from .report import Report
+from .tables import NOTHING, Item, Table, number_item, time_item
 
 
 def title(found: ExpertDisaggregation) -> str:

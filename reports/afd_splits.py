@@ -8,9 +8,9 @@ from llmviewer.analyzing.afd_splits import Split, Splits
 from llmviewer.units import seconds
 
 from .afd import shares
-from .listing import Item, Table, number_item, time_item
 from .page import Card
 from .report import Report
+from .tables import Item, Table, number_item, time_item
 
 _SHOWN: Final = 8
 

@@ -13,8 +13,8 @@ from llmviewer.transforms.quantize import AS_IT_IS
 from llmviewer.units import si
 
 from .columns import WIDTH, columns
-from .listing import filled
-from .table import number
+from .operator_table import number
+from .tables import filled
 
 _NARROW: Final = ("fp8", "int8", "fp4")
 _KEY: Final = 22  # characters of the longest key of a model, and a gap

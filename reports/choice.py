@@ -18,9 +18,9 @@ from llmviewer.units import counted, fold, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item, prices_of
-from .listing import Grouped, Item, Table, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
+from .tables import Grouped, Item, Table, number_item, time_item
 
 _FIRST: Final = 6  # of the ranking, to see first
 _MOST: Final = 20  # rows of a table in words, and devices of a reason
@@ -242,7 +242,7 @@ def _pictures(choice: Choice) -> list[list[Picture]]:
 
 
 def _rankings(choice: Choice) -> Iterator[Picture]:
-    from .contrasts import ranking
+    from .comparison_figures import ranking
 
     for by in ("memory bandwidth", "peak OP/s"):
         yield picture(ranking(choice, by), f"ranking-{by.split()[0]}")

@@ -18,9 +18,9 @@ from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds
 
 from .comparison_tables import first_batch, groups_of, tables
-from .listing import digits
 from .page import Card, Picture, picture
 from .report import Report
+from .tables import digits
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -204,16 +204,16 @@ def _left_out(comparison: Comparison) -> list[str]:
 
 def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture]]:
     """Rows of figures: rooflines, times by bound, and maps of bounds."""
-    from . import contrasts
+    from .comparison_figures import bound_map, names, time_by_bound
     from .rooflines import rooflines
 
-    named = contrasts.names(cells)
+    named = names(cells)
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
     analyses = {name: _analysis(cell, comparison) for name, cell in named.items()}
     rows: list[list[go.Figure]] = [
         [rooflines(analyses, phase) for phase in phases],
-        [contrasts.time_by_bound(named, phase) for phase in phases],
-        [contrasts.bound_map(cell, name, phases[-1]) for name, cell in named.items()],
+        [time_by_bound(named, phase) for phase in phases],
+        [bound_map(cell, name, phases[-1]) for name, cell in named.items()],
     ]
     return [[picture(figure, f"picture-{i}-{j}") for j, figure in enumerate(row)] for i, row in enumerate(rows)]
 

@@ -15,7 +15,7 @@ from llmviewer.comparing.comparison import Comparison
 from llmviewer.comparing.crossings import Crossing
 from llmviewer.devices.hardware import Hardware
 
-from .listing import NOTHING, Item, Table, digits, number_item, time_item
+from .tables import NOTHING, Item, Table, digits, number_item, time_item
 
 WHERE: Final = ("model", "precision", "device", "layout")  # columns that say which setting a row is of
 _STARRED: Final = 4  # devices of which it is told on which others their kernels were measured

@@ -8,7 +8,7 @@ from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult
 from llmviewer.rows import csv_text
 
-from .listing import json_of
+from .tables import json_of
 
 
 def render_json(analysis: Analysis) -> str:

@@ -6,9 +6,9 @@ from llmviewer.analyzing.disaggregation import Disaggregated, KvTransfer
 from llmviewer.units import seconds, si
 
 from . import data, html, markdown, text
-from .listing import json_of
+from .operator_table import shows_calls
 from .page import Card
-from .table import shows_calls
+from .tables import json_of
 from .text import Lines
 
 

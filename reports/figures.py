@@ -3,9 +3,9 @@
 They know of no file, page or command, so a report and a dashboard show the same pictures.
 """
 
-from .precisions import CASES, Case, decode_time, memory_bars, prefill_time
+from .analysis_figures import memories, memory_bar, operator_bars, phase_bars, time_bars
+from .precision_figures import CASES, Case, decode_time, memory_bars, prefill_time
 from .rooflines import roofline, roofline_dtypes, rooflines
-from .shares import memories, memory_bar, operator_bars, phase_bars, time_bars
 
 __all__ = [
     "CASES", "Case", "decode_time", "memories", "memory_bar", "memory_bars", "operator_bars", "phase_bars",

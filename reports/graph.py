@@ -12,7 +12,7 @@ from llmviewer.model import Model
 from llmviewer.operators.base import Operator, Tensor, Weight
 
 from .columns import WIDTH
-from .listing import filled, json_of
+from .tables import filled, json_of
 
 _TIE: Final = "\u00a0"
 _SHOWN: Final = 4  # layers that are all listed, of those equally far apart

@@ -10,9 +10,9 @@ from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.units import fold, seconds, si
 
-from .marks import spare
+from .operator_table import COLUMNS, LEGEND, computed_in, expected_s, merged, rate, rows, shows_calls
 from .page import Card, Picture, below, picture, rendered
-from .table import COLUMNS, LEGEND, computed_in, expected_s, merged, rate, rows, shows_calls
+from .roofline_points import memory_margin
 from .text import (
     called,
     effect_lines,
@@ -163,7 +163,7 @@ def effect_cards(analysis: Analysis) -> list[Card]:
 
 def memory_cards(analysis: Analysis) -> list[Card]:
     asked, memory = analysis.inputs, analysis.memory
-    rest, word = spare(memory)
+    rest, word = memory_margin(memory)
     return [
         Card(
             label="memory",
@@ -233,7 +233,7 @@ def _cells(texts: Sequence[str], keys: Sequence[float | str], bound: str) -> tup
 def _memory_rows(analysis: Analysis) -> list[tuple[str, str, str]]:
     """(what, bytes, share of the memory)"""
     memory = analysis.memory
-    rest, word = spare(memory)
+    rest, word = memory_margin(memory)
     elsewhere = (("besides, in host memory", memory.host_bytes), ("besides, on storage", memory.storage_bytes))
     sizes = (
         ("weights", memory.weight_bytes),

@@ -10,10 +10,10 @@ import numpy as np
 from llmviewer.serving.load_curve import LoadCurve, Point
 from llmviewer.units import seconds
 
-from .listing import Item, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
 from .serving import beyond, devices, lengths, said
+from .tables import Item, Table, digits, number_item, time_item
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

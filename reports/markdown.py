@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import Phase
 
-from .table import COLUMNS, LEGEND, rows, shows_calls
+from .operator_table import COLUMNS, LEGEND, rows, shows_calls
 from .text import Lines, called, headline, phase_line, sentence, summary
 
 

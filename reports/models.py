@@ -9,7 +9,7 @@ from llmviewer.model_index import ModelFacts
 from llmviewer.units import si
 
 from .columns import WIDTH, columns
-from .listing import filled
+from .tables import filled
 
 _KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
 _LEGEND: Final = (

@@ -10,8 +10,8 @@ from llmviewer.expectation.sources import why_unknown
 from llmviewer.units import fold, seconds, si
 
 from .columns import WIDTH, columns
-from .listing import csv_of, filled, json_of
-from .table import number
+from .operator_table import number
+from .tables import csv_of, filled, json_of
 
 
 def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None, width: int = WIDTH) -> str:

@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from llmviewer import __version__
 
-from .listing import Table
-from .shown import CONFIG, shown
+from .page_figures import PLOTLY_CONFIG, page_figure
+from .tables import Table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -44,7 +44,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure whose words are the page's: they wrap where the page is narrow. Heights as of Shown."""
+    """A figure whose words are the page's: they wrap where the page is narrow. Heights as of PageFigure."""
 
     title: str
     subtitle: str
@@ -136,10 +136,10 @@ def figure_page(figure: go.Figure) -> str:
 
 def picture(figure: go.Figure, name: str) -> Picture:
     """`figure` for a page, in which no other has its name."""
-    one = shown(figure)
+    one = page_figure(figure)
     html = one.figure.to_html(
         include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, default_height="100%",
-        config={**CONFIG, "displayModeBar": "hover", "responsive": True},
+        config={**PLOTLY_CONFIG, "displayModeBar": "hover", "responsive": True},
     )  # fmt: skip
     drawing = Markup(html)  # noqa: S704 - plotly escapes what it is given
     return Picture(title=one.title, subtitle=one.subtitle, drawing=drawing, wide=one.wide, narrow=one.narrow)

@@ -17,11 +17,11 @@ from llmviewer.units import counted, seconds
 
 from .choice import unsold
 from .comparison_tables import prices_of
-from .listing import Item, Reasons, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .recommendations import Folded
 from .report import Command, Report
 from .serving import beyond
+from .tables import Item, Reasons, Table, digits, number_item, time_item
 
 _MOST: Final = 10  # rows of the first table that a text has
 _OTHERS: Final = 6  # of those after it
@@ -362,14 +362,14 @@ def _cards(found: ServicePlan) -> list[Card]:
 
 
 def _pictures(found: ServicePlan) -> list[list[Picture]]:
-    from .fronts import front
+    from .pareto_figures import pareto_front
 
     priced = [one for one in found.able if not isnan(one.price(found.by))]
     if not priced:
         return []
     names = {"tpot_s": "time per output token", "ttft_s": "time to first token"}
     pairs = [(key, name) for key, name in names.items() if all(getattr(one, key) > 0 for one in priced)]
-    return [[picture(front(found, key, name), f"front-{key[:4]}") for key, name in pairs]]
+    return [[picture(pareto_front(found, key, name), f"front-{key[:4]}") for key, name in pairs]]
 
 
 REPORT: Final = Report[ServicePlan](

@@ -16,11 +16,11 @@ from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
 
 from .columns import WIDTH, columns
-from .listing import Item, Table, filled, time_item
+from .operator_table import rate
 from .page import Card
 from .report import Report
 from .serving import beyond, kernels, unknown
-from .table import rate
+from .tables import Item, Table, filled, time_item
 
 _MOST: Final = 12  # combinations in words
 _LEAST: Final = 16  # columns of names beside numbers

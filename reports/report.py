@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .columns import WIDTH
-from .listing import Table, csv_of, filled, json_of, markdowns, texts
 from .page import Card, Picture, listing_page
+from .tables import Table, csv_of, filled, json_of, markdowns, texts
 
 
 class Answer(Protocol):

@@ -16,8 +16,8 @@ from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
 
 from .drawing import BOUND_COLOR, INK, PAPER, frame, lines
-from .marks import Point, Roof, about, joined, points, roofs
-from .table import number
+from .operator_table import number
+from .roofline_points import Point, Roof, about, joined, points, roofs
 from .text import called
 
 _SYMBOL: Final = {

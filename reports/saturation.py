@@ -11,10 +11,10 @@ from llmviewer.serving.outcome import summary
 from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, Item, Table, number_item, time_item
 from .page import Card
 from .report import Report
 from .serving import beyond, laid, lengths, preempted, said, steps
+from .tables import NOTHING, Item, Table, number_item, time_item
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 

@@ -15,9 +15,9 @@ from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, Item, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
+from .tables import NOTHING, Item, Table, digits, number_item, time_item
 
 _NAMES: Final = {
     "wait_s": "wait to be read", "ttft_s": "time to first token", "tpot_s": "time per token",
@@ -294,7 +294,7 @@ def _busy(run: Simulation) -> str:
 
 
 def _pictures(found: Simulation) -> list[list[Picture]]:
-    from .queues import queue, spread
+    from .simulation_figures import queue, spread
 
     return [[picture(queue(found.likely), "queue"), picture(spread(found), "spread")]]
 

@@ -14,7 +14,7 @@ from llmviewer.sweeping.summary import Row, Summary
 from llmviewer.units import seconds, si
 
 from .columns import WIDTH, columns
-from .listing import csv_of, filled
+from .tables import csv_of, filled
 
 _SHOWN: Final = 20  # rows of a front in a text; the other formats have all
 _HEADS: Final = {

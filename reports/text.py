@@ -20,7 +20,7 @@ from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import fold, seconds, si
 
 from .columns import WIDTH, columns
-from .table import COLUMNS, LITTLE, rate, rows, shortens, shows_calls
+from .operator_table import COLUMNS, LITTLE, rate, rows, shortens, shows_calls
 
 if TYPE_CHECKING:
     from llmviewer.analyzing.effect import Effect

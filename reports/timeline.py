@@ -14,9 +14,9 @@ from llmviewer.timelines.kinds import Part, part_of_operator
 from llmviewer.timelines.products import ProductOfPass
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, Item, Table, digits, time_item
 from .page import Card, Picture, picture
 from .report import Report
+from .tables import NOTHING, Item, Table, digits, time_item
 
 _KERNELS: Final = 15  # in words
 _NAME: Final = 33  # characters of a kernel's name
@@ -290,7 +290,7 @@ def _cards(found: Recorded) -> list[Card]:
 
 
 def _pictures(found: Recorded) -> list[list[Picture]]:
-    from .recordings import part_bars
+    from .timeline_figures import part_bars
 
     return [[picture(part_bars(found), "parts")]]
 

@@ -14,8 +14,8 @@ from llmviewer.expectation.validate import Group, Point, Validation
 from llmviewer.units import counted, seconds
 
 from .columns import WIDTH
-from .listing import NOTHING, Item, Table, filled, texts
 from .page import Card, Picture, listing_page, picture
+from .tables import NOTHING, Item, Table, filled, texts
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

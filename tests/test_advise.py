@@ -9,8 +9,8 @@ import pytest
 from llmviewer import analyze, load_model
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.reports.listing import Item
 from llmviewer.reports.recommendations import REPORT, Folded
+from llmviewer.reports.tables import Item
 from llmviewer.serving import options
 from llmviewer.serving.recommendation import recommend
 from llmviewer.techniques import Touches, techniques

@@ -40,7 +40,8 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRAWN = (
-    "contrasts", "curves", "drawing", "fronts", "precisions", "queues", "recordings", "rooflines", "shares", "trust",
+    "accuracy_figures", "analysis_figures", "comparison_figures", "curves", "drawing", "pareto_figures",
+    "precision_figures", "rooflines", "simulation_figures", "timeline_figures",
 )  # fmt: skip
 DRAWING = {ROOT / "reports" / f"{name}.py" for name in DRAWN}
 WITHOUT_DASH = {"answers", "asked", "edits", "fields", "state", "words"}

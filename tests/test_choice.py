@@ -1,4 +1,4 @@
-"""choose(): who qualifies, in what order, and why the others do not; the two stories of the survey."""
+"""choose(): who qualifies, in what order, and why the others do not; the two examples of the survey."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from llmviewer.comparing.choice import choose, unsold
 from llmviewer.devices.files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.statistics import rank_correlation
-from llmviewer.reports import stories
+from llmviewer.reports import examples
 from llmviewer.reports.choice import REPORT, tables
 from llmviewer.units import fold
 
@@ -25,12 +25,12 @@ NOVEL = {"users": 1, "prompt": 512, "gen": 4096}
 
 @pytest.fixture(scope="module")
 def novel():
-    return stories.told("novel")
+    return examples.example("novel")
 
 
 @pytest.fixture(scope="module")
 def documents():
-    return stories.told("documents")
+    return examples.example("documents")
 
 
 def test_every_device_is_there_once(novel):
@@ -392,13 +392,13 @@ def test_where_nobody_qualifies_the_page_says_why():
     assert page.count('"showSendToCloud": false') == 0
 
 
-@pytest.mark.parametrize("name", stories.STORIES)
+@pytest.mark.parametrize("name", examples.EXAMPLES)
 def test_the_reports_kept_are_those_made_now(name, request, tmp_path):
-    stories.write(name, request.getfixturevalue(name), tmp_path)
-    remake = "remake them with `python -m llmviewer.reports.stories` and look at the difference"
-    assert (tmp_path / f"{name}.md").read_text() == (stories.FOLDER / f"{name}.md").read_text(), remake
+    examples.write(name, request.getfixturevalue(name), tmp_path)
+    remake = "remake them with `python -m llmviewer.reports.examples` and look at the difference"
+    assert (tmp_path / f"{name}.md").read_text() == (examples.FOLDER / f"{name}.md").read_text(), remake
     now, kept = (
-        list(csv.DictReader(io.StringIO((where / f"{name}.csv").read_text()))) for where in (tmp_path, stories.FOLDER)
+        list(csv.DictReader(io.StringIO((where / f"{name}.csv").read_text()))) for where in (tmp_path, examples.FOLDER)
     )
     assert len(now) == len(kept), remake
     for ours, theirs in zip(now, kept, strict=True):

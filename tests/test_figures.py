@@ -9,7 +9,7 @@ import pytest
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.reports import drawing, figures, marks
+from llmviewer.reports import drawing, figures, roofline_points
 from llmviewer.reports.plot import draw, write
 from llmviewer.resource import matrix
 from llmviewer.units import seconds, si
@@ -133,9 +133,9 @@ def test_memory_bars_are_grouped_by_phase_batch_and_length():
 def test_memory_bars_mark_what_a_device_cannot_hold():
     cases = ((1, 1024, "prefill"), (16, 1024, "prefill"))
     figure = figures.memory_bars("llama-2-13b", "rtx-3090", cases=cases, accounting="survey")
-    marks = figure.data[-1]
-    assert marks.name == "over 25.8 GB"
-    assert [height is not None for height in marks.y] == 2 * [True, False, False, False]
+    crosses = figure.data[-1]
+    assert crosses.name == "over 25.8 GB"
+    assert [height is not None for height in crosses.y] == 2 * [True, False, False, False]
     figure = figures.memory_bars("llama-2-13b", "h100-sxm", cases=cases, accounting="survey")
     assert [trace.name for trace in figure.data] == ["weights", "KV cache", "activations"]
 
@@ -518,7 +518,7 @@ def test_figures_leave_no_hover_to_the_default(name):
 
 def test_operators_of_one_name_are_one_piece_of_a_bar_whatever_block_they_are_of():
     phase = analyze("deepseek-v2-lite", "h200-sxm").phases.decode
-    found = marks.pieces(phase, "decode")
+    found = roofline_points.pieces(phase, "decode")
     (piece,) = [one for one in found if one.text.startswith("q_proj")]
     assert len({op.block for op in phase.operators if op.name == "q_proj"}) == 2
     assert piece.share == pytest.approx(sum(op.share for op in phase.operators if op.name == "q_proj"))
@@ -531,7 +531,7 @@ def test_operators_of_one_name_are_one_piece_of_a_bar_whatever_block_they_are_of
 
 def test_the_name_of_a_point_of_many_operators_is_short():
     operators = analyze("gpt2", "t4").phases.decode.operators
-    many = marks.Point(
+    many = roofline_points.Point(
         operators=tuple(replace(op, name=f"{op.name}_of_a_long_name_{i}") for i, op in enumerate(operators))
     )
     assert many.lines == 3

@@ -19,7 +19,7 @@ from llmviewer.errors import InputError
 from llmviewer.generation import prefill_s
 from llmviewer.model_files import load_model
 from llmviewer.parallel.layout import Layout, Network, parse_layout
-from llmviewer.reports.fronts import front
+from llmviewer.reports.pareto_figures import pareto_front
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving import placement, search
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
@@ -215,9 +215,9 @@ def test_nobody_beats_those_of_the_front(found):
 
 def test_a_phone_has_room_for_the_times_of_the_figure(found):
     for key in ("ttft_s", "tpot_s"):
-        assert 2 <= len(front(found, key, key).layout.xaxis.tickvals) <= 4
+        assert 2 <= len(pareto_front(found, key, key).layout.xaxis.tickvals) <= 4
     alone = plan("llama-3.1-8b", hardware=["h100-sxm"], quants=["fp8"], layouts=[""], rate=0.1, bound=True)
-    assert 2 <= len(front(alone, "tpot_s", "").layout.xaxis.tickvals) <= 4
+    assert 2 <= len(pareto_front(alone, "tpot_s", "").layout.xaxis.tickvals) <= 4
 
 
 def test_simulated_it_keeps_to_the_goals(found):

@@ -9,7 +9,7 @@ import pytest
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
-from llmviewer.reports.table import COLUMNS, merged, rate, rows
+from llmviewer.reports.operator_table import COLUMNS, merged, rate, rows
 from llmviewer.reports.text import between, headline, render_text, sentence
 from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si

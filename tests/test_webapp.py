@@ -28,7 +28,7 @@ from llmviewer.devices.files import hardware_names
 from llmviewer.errors import InputError
 from llmviewer.forms import SOURCE, Feature, images, replicas
 from llmviewer.reports.drawing import GRID, INK, PAPER
-from llmviewer.reports.marks import identity
+from llmviewer.reports.roofline_points import operator_id
 from llmviewer.techniques import techniques
 from llmviewer.techniques._parameters import about
 from llmviewer.units import seconds, si
@@ -369,7 +369,7 @@ def test_every_tab_shows_every_answer(asked):
         assert json.dumps(tab.show(found, asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
     for op in overview.names(found, asked.phase):
         one = inspector.inspect(found[0], asked.phase, op)
-        (result,) = [r for r in found[0].phase(asked.phase).operators if identity(r) == op]
+        (result,) = [r for r in found[0].phase(asked.phase).operators if operator_id(r) == op]
         assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
         assert one.title.startswith(f"{result.name} ")
         assert one.bound == result.bound
@@ -384,7 +384,7 @@ def test_operators_that_are_alike_in_several_blocks_are_one():
     assert rows["o_proj"]["repeat"] == sum(op.repeat for op in both) == 61
     assert rows["o_proj"]["time"] == sum(op.bound_time_s for op in both)
     assert rows["o_proj"]["block"] == "dense, moe"
-    titles = {inspector.inspect(found, "decode", identity(op)).title for op in both}
+    titles = {inspector.inspect(found, "decode", operator_id(op)).title for op in both}
     assert titles == {"o_proj \N{MULTIPLICATION SIGN} 61"}
     named = overview.names([found], "decode")
     listed = options.operator_options(named, "moe.o_proj")
@@ -445,7 +445,7 @@ def test_the_network_has_every_operator_once_and_lines_between_them(name, tp, ph
     drawn = network.drawing(found, phase)
     nodes = {part["data"]["id"]: part["position"] for part in drawn.elements if part["classes"] == "operator"}
     assert len(nodes) == sum(part["classes"] == "operator" for part in drawn.elements)
-    assert {identity(op) for op in found.phase(phase).operators} <= set(nodes)
+    assert {operator_id(op) for op in found.phase(phase).operators} <= set(nodes)
     lines = [part["data"] for part in drawn.elements if part["classes"].startswith("tensor")]
     assert {line[end] for line in lines for end in ("source", "target")} <= set(nodes)
     told = [line["label"] for line in lines if line["label"]]
@@ -478,7 +478,7 @@ def test_blocks_that_do_not_run_are_named_and_not_drawn(asked, phase, idle):
     assert {name.partition("_")[0] for name in drawn.idle} == ({idle} if idle else set())
     nodes = {part["data"]["id"].partition(".")[0] for part in drawn.elements if part["classes"] == "operator"}
     assert not nodes & set(drawn.idle)
-    assert {identity(op).partition(".")[0] for op in found.phase(phase).operators} == nodes
+    assert {operator_id(op).partition(".")[0] for op in found.phase(phase).operators} == nodes
 
 
 def test_what_would_change_it_is_what_analyze_says():
@@ -592,7 +592,7 @@ def test_every_technique_can_be_chosen():
 def test_the_inspector_looks_at_the_pass_that_techniques_make():
     (found,) = answers.answers(State(techniques=("speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7",)))
     one = inspector.inspect(found, "decode", "layer.down_proj")
-    (result,) = [op for op in found.analysis.phases.decode.operators if identity(op) == "layer.down_proj"]
+    (result,) = [op for op in found.analysis.phases.decode.operators if operator_id(op) == "layer.down_proj"]
     assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
     assert found.analysis.phases.decode.q_len == 5
     assert {what: value for what, _, value in one.formulas}["OPs"] == f"{si(result.per_call.ops)}OP"
@@ -620,10 +620,10 @@ def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source()
 def test_what_would_help_an_operator_does():
     (found,) = answers.answers(State())
     one = inspector.inspect(found, "decode", "layer.down_proj")
-    (now,) = [op for op in found.analysis.phases.decode.operators if identity(op) == "layer.down_proj"]
+    (now,) = [op for op in found.analysis.phases.decode.operators if operator_id(op) == "layer.down_proj"]
     (time,) = [time for name, time, _ in one.helps if name.startswith("4-bit")]
     changed = analyze("llama-3.1-8b", "h100-sxm", quant="W4g128").phases.decode
-    (then,) = [op for op in changed.operators if identity(op) == "layer.down_proj"]
+    (then,) = [op for op in changed.operators if operator_id(op) == "layer.down_proj"]
     assert time == seconds(then.bound_time_s)
     assert then.bound_time_s < now.bound_time_s
 
@@ -1065,11 +1065,11 @@ def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
     (found,) = answers.answers(state)
     (offer,) = [one for one in changes.offers(found, state) if one.name.startswith("batch")]
     assert f"{offer.name} (" in found.analysis.phases.decode.advice
-    named = next(identity(op) for op in found.analysis.phases.decode.operators if op.name == "down_proj")
+    named = next(operator_id(op) for op in found.analysis.phases.decode.operators if op.name == "down_proj")
     (gain,) = [gain for name, _, gain in inspector.inspect(found, "decode", named).helps if name == offer.name]
     before, after = found.analysis.phases.decode, answers.answers(offer.state)[0].analysis.phases.decode
     now_s, then_s = (
-        next(op.bound_time_s for op in phase.operators if identity(op) == named) for phase in (before, after)
+        next(op.bound_time_s for op in phase.operators if operator_id(op) == named) for phase in (before, after)
     )
     assert gain == f"{after.batch / before.batch * now_s / then_s:.2g}x tokens/s"
 

@@ -32,7 +32,7 @@ def profiles(name: str | None, form: str) -> None:
     """
     from ..devices.files import hardware_names, load_hardware
     from ..expectation.profile import profiles as every
-    from ..reports.listing import filled
+    from ..reports.tables import filled
 
     found = list(every())
     if name:

@@ -12,7 +12,7 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from llmviewer.reports.page import Card
-from llmviewer.reports.shown import CONFIG, Shown
+from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
 from llmviewer.rows import csv_text
 
 from ..answers import Answer, answers
@@ -37,7 +37,7 @@ class Tab:
     register: Callable[[Dash], None] = lambda app: None
 
 
-def picture(name: str, one: Shown) -> Component:
+def picture(name: str, one: PageFigure) -> Component:
     """A figure under its words."""
     return html.Figure(
         [
@@ -45,7 +45,7 @@ def picture(name: str, one: Shown) -> Component:
                 html.H3(one.title), html.Span(one.subtitle, className="soft"),
                 html.Button("SVG", type="button", title="Save the figure as SVG", className="quiet svg"),
             ]),
-            html.Div(dcc.Graph(id=name, figure=one.figure, config=CONFIG, responsive=True), className="drawing",
+            html.Div(dcc.Graph(id=name, figure=one.figure, config=PLOTLY_CONFIG, responsive=True), className="drawing",
                      style={"--wide": f"{one.wide}px", "--narrow": f"{one.narrow}px"}),
         ],
         className="picture",

@@ -10,8 +10,8 @@ from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import Phase
 from llmviewer.errors import InputError
 from llmviewer.reports import figures
-from llmviewer.reports.marks import identity, roofs
-from llmviewer.reports.shown import Shown, shown
+from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.roofline_points import operator_id, roofs
 from llmviewer.reports.text import headline
 from llmviewer.units import fold, seconds, si
 
@@ -206,14 +206,14 @@ def words(settings: Sequence[Compared]) -> list[str]:
 
 def moves(settings: Sequence[Compared], phase: str) -> list[Moved]:
     """Operators that are bound by different things, in the order of the first setting that has them."""
-    bounds = [{identity(op): (op.bound, op.share) for op in one.answer.phase(phase).operators} for one in settings]
+    bounds = [{operator_id(op): (op.bound, op.share) for op in one.answer.phase(phase).operators} for one in settings]
     every = dict.fromkeys(key for own in bounds for key in own)
     found = [Moved(key, tuple(own.get(key) for own in bounds)) for key in every]
     return [one for one in found if len({place[0] for place in one.places if place}) > 1]
 
 
-def times(settings: Sequence[Compared], phase: str) -> Shown:
-    return shown(figures.phase_bars({one.short: one.answer.analysis for one in settings}, phase))
+def times(settings: Sequence[Compared], phase: str) -> PageFigure:
+    return page_figure(figures.phase_bars({one.short: one.answer.analysis for one in settings}, phase))
 
 
 def several_tokens(settings: Sequence[Compared], phase: str) -> bool:

@@ -15,8 +15,8 @@ from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.transfer import EXPOSED
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
-from llmviewer.reports.marks import identity
-from llmviewer.reports.table import merged, number
+from llmviewer.reports.operator_table import merged, number
+from llmviewer.reports.roofline_points import operator_id
 from llmviewer.reports.text import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
@@ -75,7 +75,7 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
     name = answer.phase_name(phase)
     shown = answer.phase(phase)
     rows = merged(shown)
-    chosen = next((row for row in rows if any(identity(part) == op for part in row.parts)), None)
+    chosen = next((row for row in rows if any(operator_id(part) == op for part in row.parts)), None)
     result = (chosen or max(rows, key=lambda row: row.whole.share)).whole
     workload = asked(answer, phase)
     if result.kind == EXPOSED.kind:

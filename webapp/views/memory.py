@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmviewer.reports import figures
-from llmviewer.reports.marks import spare
-from llmviewer.reports.shown import Shown, shown
+from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.roofline_points import memory_margin
 from llmviewer.reports.text import of_each
 from llmviewer.units import si
 
 from ..answers import Answer
 
 
-def bars(found: Sequence[Answer]) -> Shown:
-    return shown(figures.memories({one.name: one.analysis for one in found}))
+def bars(found: Sequence[Answer]) -> PageFigure:
+    return page_figure(figures.memories({one.name: one.analysis for one in found}))
 
 
 def whose(found: Sequence[Answer]) -> str:
@@ -32,7 +32,7 @@ def table(found: Sequence[Answer]) -> list[tuple[str, ...]]:
     lines = []
     for one in found:
         memory = one.analysis.memory
-        rest, word = spare(memory)
+        rest, word = memory_margin(memory)
         sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes, memory.total_bytes)
         lines.append((
             one.name, *(f"{si(size)}B" for size in (*sizes, memory.capacity_bytes)),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmviewer.analyzing.phases import OperatorResult
 from llmviewer.graph import Block, Graph
 from llmviewer.reports.graph import edges, shape, title
-from llmviewer.reports.marks import identity
+from llmviewer.reports.roofline_points import operator_id
 from llmviewer.units import seconds
 
 from ..answers import Answer
@@ -46,7 +46,7 @@ def drawing(answer: Answer, phase: str) -> Drawing:
     """Blocks below each other, and in them each operator below those that it reads from."""
     name = answer.phase_name(phase)
     whole = answer.setting.decode_graph if name == "decode" else answer.setting.graph
-    results = {identity(op): op for op in answer.phase(phase).operators}
+    results = {operator_id(op): op for op in answer.phase(phase).operators}
     running = [any(f"{block.name}.{op.name}" in results for op in block.operators) for block in whole.blocks]
     graph = Graph(tuple(block for block, runs in zip(whole.blocks, running, strict=True) if runs))
     most = max(op.share for op in results.values())

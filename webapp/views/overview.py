@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
-from llmviewer.reports.marks import identity
+from llmviewer.reports.operator_table import computed_in, merged
 from llmviewer.reports.page import Card, below
-from llmviewer.reports.shown import Shown, shown
-from llmviewer.reports.table import computed_in, merged
+from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.roofline_points import operator_id
 from llmviewer.reports.text import effect_lines, headline, measured_label, sentence, subject
 
 from ..answers import Answer
@@ -115,7 +115,7 @@ def verdicts(found: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def roofline(found: Sequence[Answer], phase: str) -> Shown:
+def roofline(found: Sequence[Answer], phase: str) -> PageFigure:
     """The operators of a phase, under the roofs of all devices; the first trace is to mark the operator selected."""
     name = found[0].phase_name(phase)
     if len(found) == 1:
@@ -127,22 +127,22 @@ def roofline(found: Sequence[Answer], phase: str) -> Shown:
         marker={"symbol": "circle", "size": 44, "color": SKY, "opacity": 0.5},
     )  # fmt: skip
     figure.data = (figure.data[-1], *figure.data[:-1])  # below all others
-    return shown(figure)
+    return page_figure(figure)
 
 
 def marked(found: Sequence[Answer], phase: str, op: str) -> tuple[list[float], list[float]]:
     """Where an operator is on the rooflines of those devices under whose roofs it is."""
-    results = [one for each in found for one in each.phase(phase).operators if identity(one) == op]
+    results = [one for each in found for one in each.phase(phase).operators if operator_id(one) == op]
     under = [one for one in results if one.ops and one.bound != "link"]
     return [one.intensity for one in under], [one.attainable_ops_per_s for one in under]
 
 
-def times(found: Sequence[Answer], phase: str) -> Shown:
+def times(found: Sequence[Answer], phase: str) -> PageFigure:
     """How long the operators of a phase take: on one device each by itself, on several as parts of the whole."""
     name = found[0].phase_name(phase)
     if len(found) == 1:
-        return shown(figures.operator_bars(found[0].analysis, name))
-    return shown(figures.phase_bars({one.name: one.analysis for one in found}, name))
+        return page_figure(figures.operator_bars(found[0].analysis, name))
+    return page_figure(figures.phase_bars({one.name: one.analysis for one in found}, name))
 
 
 def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
     """
     return [
         {
-            "id": f"{one.name} {identity(op)}", "op": identity(op), "device": one.name, "operator": op.name,
+            "id": f"{one.name} {operator_id(op)}", "op": operator_id(op), "device": one.name, "operator": op.name,
             "called": row.title, "block": ", ".join(part.block for part in row.parts), "kind": op.kind,
             "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
             "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
@@ -170,4 +170,4 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
 def names(found: Sequence[Answer], phase: str) -> dict[str, str]:
     """What the operators of a phase are called, by BLOCK.NAME, largest share of time first."""
     ranked = sorted(merged(found[0].phase(phase)), key=lambda row: -row.whole.share)
-    return {identity(part): row.title for row in ranked for part in row.parts}
+    return {operator_id(part): row.title for row in ranked for part in row.parts}

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from llmviewer.reports import figures
-from llmviewer.reports.contrasts import share_map, tokens
+from llmviewer.reports.comparison_figures import share_map, tokens
 from llmviewer.reports.curves import Curve, curves
-from llmviewer.reports.shown import Shown, shown
+from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
@@ -23,32 +23,32 @@ _MAPPED: Final = tuple(2**i for i in range(11))  # batches of a map
 _MAPS: Final = 4  # devices that have one
 
 
-def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
+def pictures(own: Sequence[Line], state: State) -> dict[str, PageFigure]:
     """Decode time, tokens/s, time to first token and memory, by the ids of their figures."""
     if not own:
         return {}
     along, at = _along(state)
     where = _where(own[0], state)
     named: dict[str, Any] = {"axis": along, "at": float(at), "place": str if state.sweep == "batch" else tokens}
-    found: dict[str, Shown] = {}
+    found: dict[str, PageFigure] = {}
     if own[0].setting.model.generates:
         steps = {line.name: _curve(line, "decode") for line in own}
-        found["sweep-decode"] = shown(curves(
+        found["sweep-decode"] = page_figure(curves(
             "Time of a decode step", f"at least; {where}", steps, unit="time", text=seconds, **named,
             meets=meets(own, "decode"),
         ))  # fmt: skip
         if not state.techniques:  # with which a pass may yield more tokens, or fewer
             rates = {line.name: _rate(line, steps[line.name]) for line in own}
-            found["sweep-rate"] = shown(curves(
+            found["sweep-rate"] = page_figure(curves(
                 "Tokens a second", f"at most, in decode; {where}", rates, unit="tokens/s",
                 text=lambda y: si(y).strip(), **named,
             ))  # fmt: skip
-    found["sweep-prefill"] = shown(curves(
+    found["sweep-prefill"] = page_figure(curves(
         "Time to first token", f"at least; {where}", {line.name: _curve(line, "prefill") for line in own},
         unit="time", text=seconds, **named, meets=meets(own, "prefill"),
     ))  # fmt: skip
     each = " of each device" * (own[0].setting.layout.devices > 1)
-    found["sweep-memory"] = shown(curves(
+    found["sweep-memory"] = page_figure(curves(
         "Memory", f"with KV cache and activations{each}; {where}", _sizes(own), unit="memory",
         text=lambda y: f"{si(y)}B",
         limits={line.setting.hardware.name: line.setting.hardware.capacity for line in own}, **named,
@@ -91,12 +91,12 @@ def crossing_table(own: Sequence[Line], state: State) -> list[tuple[str, ...]]:
     return rows
 
 
-def maps(found: Sequence[Answer], state: State) -> list[Shown]:
+def maps(found: Sequence[Answer], state: State) -> list[PageFigure]:
     """What bounds the phase over batch and length, for each of the first devices."""
     return [_map(one, state) for one in found[:_MAPS]]
 
 
-def preset(found: Sequence[Answer], state: State) -> Shown:
+def preset(found: Sequence[Answer], state: State) -> PageFigure:
     """A figure of "LLM Inference Unveiled" (arXiv:2402.16363), for the present model on the first device.
 
     Raises InputError where a precision cannot be had, and where the model has no such phase.
@@ -104,16 +104,16 @@ def preset(found: Sequence[Answer], state: State) -> Shown:
     first = found[0]
     one, phase = first.setting, first.phase_name(state.phase)
     if state.sweep == "figure-4":
-        return shown(figures.roofline(first.analysis, phase))
+        return page_figure(figures.roofline(first.analysis, phase))
     if state.sweep == "figure-5":
-        return shown(figures.roofline_dtypes(one.hardware))
+        return page_figure(figures.roofline_dtypes(one.hardware))
     counted: dict[str, Any] = {"attention": str(one.attention), "accounting": str(one.accounting), "mla": str(one.mla)}
     quants = state.quants or None
     if state.sweep == "figure-6":
-        return shown(figures.memory_bars(one.model, one.hardware, quants=quants, **counted))
+        return page_figure(figures.memory_bars(one.model, one.hardware, quants=quants, **counted))
     if state.sweep == "figure-7":
-        return shown(figures.decode_time(one.model, one.hardware, quants=quants, kv_len=state.prompt, **counted))
-    return shown(figures.prefill_time(one.model, one.hardware, quants=quants, batch=state.batch, **counted))
+        return page_figure(figures.decode_time(one.model, one.hardware, quants=quants, kv_len=state.prompt, **counted))
+    return page_figure(figures.prefill_time(one.model, one.hardware, quants=quants, batch=state.batch, **counted))
 
 
 def _phases(own: Sequence[Line]) -> list[str]:
@@ -148,7 +148,7 @@ def _rate(line: Line, step: Curve) -> Curve:
     return Curve(x=line.x, y=batch / step.y, expected=few)
 
 
-def _map(one: Answer, state: State) -> Shown:
+def _map(one: Answer, state: State) -> PageFigure:
     setting, phase = one.setting, one.phase_name(state.phase)
     lengths = list(_lengths(setting, state))
     batch, length = (grid.ravel() for grid in np.meshgrid(np.asarray(_MAPPED, float), np.asarray(lengths, float)))
@@ -170,7 +170,7 @@ def _map(one: Answer, state: State) -> Shown:
         share=np.broadcast_to(times["memory"] / whole, batch.shape).reshape(shape),
         others="link or compute" if np.any(np.greater(times["link"], 0)) else "compute",
     )  # fmt: skip
-    return shown(figure)._replace(title=one.name, subtitle="")  # what they share is said once, above them
+    return page_figure(figure)._replace(title=one.name, subtitle="")  # what they share is said once, above them
 
 
 def _lengths(setting: Setting, state: State) -> Iterator[int]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from llmviewer.errors import InputError
-from llmviewer.reports.listing import Table
-from llmviewer.reports.recordings import part_bars
-from llmviewer.reports.shown import Shown, shown
+from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.tables import Table
+from llmviewer.reports.timeline_figures import part_bars
 from llmviewer.timelines.against import Recorded, compared
 from llmviewer.timelines.launches import Launches, Sums
 from llmviewer.timelines.reading import parse_timeline, read_timeline
@@ -53,8 +53,8 @@ def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Recorded:
         raise InputError(f"{trace.name}: {fault('a trace')}") from None
 
 
-def bars(found: Recorded) -> Shown:
-    return shown(part_bars(found))
+def bars(found: Recorded) -> PageFigure:
+    return page_figure(part_bars(found))
 
 
 def lines(table: Table) -> list[tuple[str, ...]]:

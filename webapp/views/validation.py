@@ -13,8 +13,8 @@ from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import Entry, Error
-from llmviewer.reports.shown import Shown, shown
-from llmviewer.reports.trust import Dot, against, errors
+from llmviewer.reports.accuracy_figures import LibraryError, measured_and_expected, profile_errors
+from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.units import counted, seconds
 
 from ..answers import Answer
@@ -67,24 +67,24 @@ def unmeasured(found: Sequence[Answer]) -> list[str]:
     return [one.name for one in found if one.analysis.hardware.name not in measured]
 
 
-def errors_figure(found: Sequence[Answer]) -> Shown:
+def errors_figure(found: Sequence[Answer]) -> PageFigure:
     """Errors of the profiles of the devices, and of transfers to devices that were not measured."""
-    named: dict[str, list[Dot]] = {}
+    named: dict[str, list[LibraryError]] = {}
     for entry in _entries(found):
         error, stack = entry.held_out, entry.stack
         words = " ".join(filter(None, (stack.library, entry.version, stack.kernel, _dtype(entry))))
         text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(entry.rows, 'row')}"
-        named.setdefault(entry.device, []).append(Dot(_said(entry.family), error.mape, text))
+        named.setdefault(entry.device, []).append(LibraryError(_said(entry.family), error.mape, text))
     for (family, part, near), error in sorted(index().errors.items()):
         text = f"<b>{part}</b>, carried over from {near}<br>{_percent(error.mape)} off"
-        named.setdefault(f"not measured, from {near}", []).append(Dot(_said(family), error.mape, text))
+        named.setdefault(f"not measured, from {near}", []).append(LibraryError(_said(family), error.mape, text))
     order = [_said(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
     about = "of shapes that were not fitted; a dot for each library, data type and kernel"
-    return shown(errors(named, "Errors of what is expected", about))
+    return page_figure(profile_errors(named, "Errors of what is expected", about))
 
 
-def scatter(one: Measured, name: str) -> Shown | None:
+def scatter(one: Measured, name: str) -> PageFigure | None:
     """Expected against measured times; None where no row has both."""
     frame, expected = one.predictions.table.frame, one.predictions.columns["expected_us"]
     if "time_us" not in frame:
@@ -108,7 +108,9 @@ def scatter(one: Measured, name: str) -> Shown | None:
     each = max(1, math.ceil(count / _MOST_POINTS))
     named = {key: (times[own[::each]], expected[own[::each]]) for key, own in kept.items()}
     every = "" if each == 1 else f"; one of {each} is drawn"
-    return shown(against(named, f"Expected against measured: {name}", f"{counted(count, 'row')}{every}"))
+    return page_figure(
+        measured_and_expected(named, f"Expected against measured: {name}", f"{counted(count, 'row')}{every}")
+    )
 
 
 def scores(one: Measured) -> list[tuple[str, ...]]:

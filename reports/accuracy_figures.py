@@ -19,7 +19,7 @@ _BAND: Final = 0.2
 _ROW, _AROUND = 40, 150  # heights of a row and of what is around rows [px]
 
 
-class Dot(NamedTuple):
+class LibraryError(NamedTuple):
     """The error of a stack: where it stands, a mean of |expected / measured - 1|, and what is said of it."""
 
     row: str
@@ -27,7 +27,7 @@ class Dot(NamedTuple):
     text: str
 
 
-def errors(named: Mapping[str, Sequence[Dot]], title: str, about: str) -> go.Figure:
+def profile_errors(named: Mapping[str, Sequence[LibraryError]], title: str, about: str) -> go.Figure:
     """A dot for each stack, a row for each family, a colour and a shape for each name."""
     rows = list(dict.fromkeys(dot.row for dots in named.values() for dot in dots))
     figure = frame(title, about, height=_AROUND + max(_ROW, 14 * len(named)) * len(rows))
@@ -54,7 +54,7 @@ def errors(named: Mapping[str, Sequence[Dot]], title: str, about: str) -> go.Fig
     return figure
 
 
-def against(named: Mapping[str, tuple[Array, Array]], title: str, about: str) -> go.Figure:
+def measured_and_expected(named: Mapping[str, tuple[Array, Array]], title: str, about: str) -> go.Figure:
     """Measured and expected times by name [us], the line where they are equal, and those 20 % beside it."""
     figure = frame(title, about, height=520)
     times = np.concatenate([np.concatenate(pair) for pair in named.values()])

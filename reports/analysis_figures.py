@@ -13,7 +13,7 @@ from llmviewer.analyzing.phases import Total
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, list_rows, time_unit
-from .marks import OTHER, Piece, pieces, spare
+from .roofline_points import OTHER, Piece, memory_margin, pieces
 from .text import between, called, of_each
 
 _TOLD: Final = 0.25  # of the width, from which on a bar has room for its time on a phone too
@@ -173,7 +173,7 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
 def memory_bar(analysis: Analysis) -> go.Figure:
     """What a request takes of the device's memory, and what is left or lacking."""
     memory = analysis.memory
-    capacity, (rest, word) = memory.capacity_bytes, spare(memory)
+    capacity, (rest, word) = memory.capacity_bytes, memory_margin(memory)
     verdict = f"fits, {si(rest)}B {word}" if memory.fits else f"does not fit, {si(rest)}B {word} (hatched)"
     figure = frame(
         f"Memory of {analysis.model.name} on {analysis.hardware.name}",

@@ -11,13 +11,13 @@ from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, INK, VERMILLION, frame, log_axis, plain
-from .listing import digits
+from .tables import digits
 
 _MOST = 2000  # points
 _BESIDE = 4  # times beside each other that a phone has room for
 
 
-def front(found: ServicePlan, key: str, name: str) -> go.Figure:
+def pareto_front(found: ServicePlan, key: str, name: str) -> go.Figure:
     """Every candidate with a price, those that no other beats, and the best."""
     figure = frame(f"{found.unit} against {name}", "each point keeps to the goals; the line joins what is best in both")
     priced = [one for one in found.able if not isnan(one.price(found.by))][:_MOST]

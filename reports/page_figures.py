@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-CONFIG: Final[Any] = {  # of plotly, in a page
+PLOTLY_CONFIG: Final[Any] = {  # of plotly, in a page
     "displaylogo": False,
     "doubleClick": "reset",  # which a tap can count as: it must not change what is shown
     "showSendToCloud": False,
@@ -24,7 +24,7 @@ _WIDE, _NARROW = 4, 2  # entries of a legend beside each other, at most
 _PHONE, _SYMBOL, _LETTER = 230, 40, 7  # widths of a legend on a phone, and of a symbol and a letter of an entry [px]
 
 
-class Shown(NamedTuple):
+class PageFigure(NamedTuple):
     """A figure without its title, the words that were in it, and its heights where the page is wide or narrow. [px]"""
 
     title: str
@@ -34,7 +34,7 @@ class Shown(NamedTuple):
     narrow: int
 
 
-def shown(figure: go.Figure) -> Shown:
+def page_figure(figure: go.Figure) -> PageFigure:
     """`figure` with its words apart; a finger that drags across it scrolls the page."""
     from .drawing import BLUE
 
@@ -51,4 +51,4 @@ def shown(figure: go.Figure) -> Shown:
         paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
         modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
     )  # fmt: skip
-    return Shown(words[0], words[1], figure, wide, narrow)
+    return PageFigure(words[0], words[1], figure, wide, narrow)

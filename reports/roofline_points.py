@@ -15,7 +15,7 @@ from llmviewer.memory import Memory
 from llmviewer.resource import Resource, Unit
 from llmviewer.units import seconds, si
 
-from .table import number
+from .operator_table import number
 
 _TOLD: Final = 20  # of others, by name
 OTHER: Final = 0.01  # share of time below which operators of a phase are put together
@@ -94,7 +94,7 @@ class Point:
     @property
     def operator(self) -> str:
         """BLOCK.NAME of the one with the largest share."""
-        return identity(max(self.operators, key=lambda op: op.share))
+        return operator_id(max(self.operators, key=lambda op: op.share))
 
     @property
     def label(self) -> str:
@@ -171,7 +171,7 @@ def about(phase: Phase) -> str:
     )
 
 
-def identity(op: OperatorResult) -> str:
+def operator_id(op: OperatorResult) -> str:
     """BLOCK.NAME, which no other operator of a graph has."""
     return f"{op.block}.{op.name}"
 
@@ -228,7 +228,7 @@ def pieces(phase: Phase, row: str) -> list[Piece]:
         hover += "".join(f"<br>{each} {seconds(time_s)}" for each, time_s in times[:_TOLD] if not name)
         hover += f"<br>and {len(times) - _TOLD} more" if len(times) > _TOLD else ""
         text = f"{_narrow(name or 'other')}<br>{share:.0%}"
-        operator = identity(alike[together[0]][0]) if name else ""
+        operator = operator_id(alike[together[0]][0]) if name else ""
         found.append(Piece(
             row=row, name=name or "other", operator=operator, bound=bound, start=start, share=share,
             expected_s=expected, text=text, hover=hover,
@@ -246,7 +246,7 @@ def _narrow(name: str) -> str:
     return "<br>".join(textwrap.wrap(name.replace("_", "_ "), _PIECE)).replace("_ ", "_")
 
 
-def spare(memory: Memory) -> tuple[float, str]:
+def memory_margin(memory: Memory) -> tuple[float, str]:
     """How much of the memory of the device is left or lacking, and the word for which of the two. [B]"""
     left = memory.capacity_bytes - memory.total_bytes
     return abs(left), "free" if memory.fits else "too much"

@@ -22,6 +22,7 @@ from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import CrossLayer, both_ways, stack
 from .blocks.feed_forward import Mlp
+from .blocks.fields import without
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from .blocks.resampler import FEATURES, Looking, queried
 from .blocks.tower import Tower, filled, joined, language, of_pictures, part, picture, vision, vit
@@ -48,7 +49,7 @@ _WORDS: Final = {
     "vocab_size": 30522,
     "max_position_embeddings": 512,
 }  # as transformers.InstructBlipQFormerConfig has it
-_QUERIES_COSTLESS: Final = "vocab_size max_position_embeddings use_qformer_text_input model_type"
+_QUERIES_COSTLESS: Final = "vocab_size max_position_embeddings use_qformer_text_input model_type encoder_hidden_size"
 
 
 @architecture("blip-2")
@@ -60,7 +61,8 @@ def build(config: Section, fmt: Format) -> Graph:
     tower = _tower(filled(vision(config), TOWERS["Blip2VisionConfig"]))
     section, queries = part(config, "qformer_config"), config.integer("num_query_tokens", 32)
     section.costless(*_QUERIES_COSTLESS.split())
-    section = filled(section, QUERIES)
+    without(section, "use_qformer_text_input", "words that queries are matched with belong to retrieval")
+    section = filled(section, QUERIES, instead={"encoder_hidden_size": tower.hidden})
     hidden = section.integer("hidden_size")
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     *before, last = tower.blocks(fmt, tower.stream)
@@ -76,7 +78,7 @@ def build_instruct(config: Section, fmt: Format) -> Graph:
     tower = _tower(filled(part(config, "vision_config"), TOWERS["Blip2VisionConfig"]))
     section = part(config, "qformer_config")
     section.costless(*_QUERIES_COSTLESS.split())
-    section = filled(section, QUERIES | _WORDS)
+    section = filled(section, QUERIES | _WORDS, instead={"encoder_hidden_size": tower.hidden})
     queries, words = config.integer("num_query_tokens", 32), config.integer("instruction_tokens", _INSTRUCTION)
     hidden, parts = section.integer("hidden_size"), Parts(format=fmt, norm_kind=NormKind.LAYER)
     *before, last = tower.blocks(fmt, tower.stream)

@@ -38,14 +38,14 @@ _TILES: Final = 4  # tiles to the longer side, in the processors of all publishe
 
 @architecture("idefics2")
 def build(config: Section, fmt: Format) -> Graph:
-    text, _ = language(config, fmt, "mistral")
+    text, width = language(config, fmt, "mistral")
     if config.get("vision_config") is None:
         return text
     section = filled(vision(config), TOWERS["Idefics2VisionConfig"])
     tower = replace(plain_tower(section), picture=_seen(config, section))
     inner = language_model(config).integer("intermediate_size", 14336)
-    resampler = filled(part(config, "perceiver_config"), _RESAMPLER)
-    width, queries = resampler.integer("hidden_size"), resampler.integer("resampler_n_latents")
+    resampler = filled(part(config, "perceiver_config"), _RESAMPLER, instead={"hidden_size": width})
+    queries = resampler.integer("resampler_n_latents")
     parts = Parts(format=fmt, norm_kind=NormKind.RMS)
     act = activation(language_model(config), "hidden_act", "silu")
     project = Block(

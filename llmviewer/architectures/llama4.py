@@ -19,7 +19,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
-from .blocks.fields import attention, decoder, grouped_heads
+from .blocks.fields import attention, check_width, decoder, grouped_heads
 from .blocks.moe import costless, dense, experts, flagged, integers, language_model, windows_and_experts
 from .blocks.parts import NormKind, heads_of, result
 from .blocks.tiles import best_fit, picture_size
@@ -48,7 +48,10 @@ def build(config: Section, fmt: Format) -> Graph:
     inputs = (patches_of(tower, parts),)
     shuffle = Permute(name="pixel_shuffle", inputs=inputs, outputs=(parts.tensor("pixel_shuffle", wide),))
     inner = section.integer("projector_output_dim", 4096)
-    widths = (section.integer("projector_input_dim", 4096), inner)
+    check_width(section, "intermediate_size", wide, f"{merged} patches", 5632)
+    check_width(section, "projector_input_dim", inner, "projector_output_dim", 4096)
+    check_width(section, "vision_output_dim", inner, "projector_output_dim", 7680)
+    widths = (inner, inner)
     adapter = projector(parts, shuffle.result, widths, "gelu", bias=False)
     act = parts.activate("projector_act_2", "gelu", result(adapter))
     last = parts.project("linear_3", act.result, text.integer("hidden_size"))
@@ -69,7 +72,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 def _tower(section: Section) -> Tower:
     """Defaults are those of transformers.Llama4VisionConfig. The learned token stands last and is dropped."""
-    section.costless("vision_output_dim", "projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
+    section.costless("projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
     section.costless("vision_feature_select_strategy", "hidden_act")
     hidden, seen = section.integer("hidden_size", 768), picture(section, image=448, patch=14)
     mlp = Mlp(inner=section.integer("intermediate_size", 5632), act="gelu", bias=True)

@@ -35,13 +35,15 @@ from .blocks.tower import (
     merger,
     of_pictures,
     seen_again,
+    sides,
     vision,
     vit,
 )
 
 _SIDE: Final = 448  # pixels to a side of a slice, or as many in another shape, by the processor's default
 _SLICES: Final = 9  # at most, likewise
-_SQUARE: Final = 4  # patches that become one
+_MERGED: Final = 2  # patches to a side of a square that becomes one
+_SQUARE: Final = _MERGED**2
 _COSTLESS: Final = """
     image_size image_start_id image_end_id slice_start_id slice_end_id newline_id patch_size drop_vision_last_layer
 """
@@ -62,7 +64,10 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     inserted = {"insert_layer_id": config.integer("insert_layer_id", 6, least=0)}
-    section = filled(vision(config), TOWERS["SiglipVisionConfig"] | inserted)
+    section = filled(vision(config), TOWERS["SiglipVisionConfig"], instead=inserted)
+    for where, key in ((section, "window_kernel_size"), (config, "merge_kernel_size")):
+        if sides(where, key, _MERGED) != (_MERGED, _MERGED):
+            raise where.error(key, f"must be {_MERGED} x {_MERGED}, as all published models have it")
     if config.count("merger_times", 1) != 1:
         raise config.error("merger_times", "must be 1: no published model merges more often")
     merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"
@@ -107,6 +112,8 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     pixels = section.integer("num_channels", 3) * patch**2
     seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
     first, count = section.integer("insert_layer_id", least=0) + 1, section.count("num_hidden_layers")
+    if first > count:
+        raise section.error("insert_layer_id", f"must be one of the {count} layers; got {first - 1}")
     tower = vit(
         section,
         seen,

@@ -20,7 +20,7 @@ from .blocks.attention import scored
 from .blocks.class_defaults import TEXT_CLASSES, TOWERS
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import holding
-from .blocks.fields import attention, decoder, gated_mlp
+from .blocks.fields import attention, check_width, decoder, gated_mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import best_fit, picture_size
@@ -50,7 +50,7 @@ _COSTLESS: Final = """
     image_start_token_id low_res_image_start_token_id image_end_token_id image_patch_id frame_start_token_id
     frame_end_token_id image_col_id use_frame_special_tokens
 """
-_PARTS_COSTLESS: Final = "model_type float32_attention residual_dropout num_key_value_heads pooling_attention_mask"
+_PARTS_COSTLESS: Final = "model_type float32_attention residual_dropout pooling_attention_mask"
 
 
 @architecture("molmo2_text")
@@ -85,7 +85,11 @@ def build(config: Section, fmt: Format) -> Graph:
         section.costless(*_PARTS_COSTLESS.split())
     named = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
     runs = _runs(adapter, section := filled(named, _PICTURES))
-    tower, patch = _tower(section, max(runs)), sides(section, "patch_size")
+    check_width(adapter, "hidden_size", section.integer("hidden_size"), "the tower", 1152)
+    check_width(adapter, "text_hidden_size", result(text.blocks[0].operators).width, "the language model", 3584)
+    legacy = seen == "vit_config"  # its checkpoints have no layer after the last one that features are taken from
+    tower, patch = _tower(section, max(runs) if legacy else None), sides(section, "patch_size")
+    tower = replace(tower, run=max(runs))
     rows, columns = _crops(picture_size(config), tower.picture, patch)
     tower = replace(tower, tiles=rows * columns + 1)
     tokens = grid_tokens(tower.picture, 1, 1) + grid_tokens(tower.picture, rows, columns)
@@ -103,14 +107,14 @@ def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
     return layers_run(after, key, section.count("num_hidden_layers"), -1)
 
 
-def _tower(section: Section, layers: int) -> Tower:
-    """Of so many layers: published checkpoints have none after the last one that features are taken from."""
+def _tower(section: Section, layers: int | None) -> Tower:
     seen = picture(section)
     return vit(
         section,
         seen,
         "gelu_pytorch_tanh",
         layers=layers,
+        kv_heads=section.integer("num_key_value_heads", section.integer("num_attention_heads")),
         qkv_bias=section.flag("attention_bias", default=True),
         patch_bias=True,
         positions=section.integer("num_position_embeddings", seen.patches),
@@ -151,7 +155,8 @@ def pooled_patches(config: Section, parts: Parts, x: Tensor, tokens: int) -> tup
     attended = scored(parts, heads, q.result, k.outputs, v.result)
     o_proj = parts.project("pool_o_proj", result(attended), config.integer("hidden_size"), bias=bias)
     inner, act = config.integer("intermediate_size", 18944), activation(config, "hidden_act", "silu")
-    gate, up = (parts.project(f"pool_{name}_proj", o_proj.result, inner) for name in ("gate", "up"))
+    biased = config.flag("mlp_bias", default=False)
+    gate, up = (parts.project(f"pool_{name}_proj", o_proj.result, inner, bias=biased) for name in ("gate", "up"))
     mid = parts.activate("pool_act", act, *gate.outputs, *up.outputs)
     down = parts.project("pool_down_proj", mid.result, config.integer("text_hidden_size", 3584))
     return (gather, average, q, k, v, *attended, o_proj, gate, up, mid, down)

@@ -14,12 +14,13 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
+from .blocks.fields import check_width
 from .blocks.parts import NormKind, Parts
 from .blocks.tower import Tower, filled, joined, language, patches_of, picture, vision, vit
 
 _PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element
-_COSTLESS: Final = "visual_indicator_token_ids vocab_size hidden_size"
+_COSTLESS: Final = "visual_indicator_token_ids vocab_size"
 
 
 @architecture("ovis2")
@@ -28,6 +29,7 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     if config.get("vision_config") is None:
         return text
+    check_width(config, "hidden_size", width, "the language model", 1536)
     section = vision(config)
     section.costless("tokenize_function")
     section = filled(section, _PICTURES)

@@ -30,6 +30,13 @@ def always(config: Section, key: str, why: str) -> None:
         raise config.error(key, f"must be true: {why}")
 
 
+def check_width(config: Section, key: str, width: int, of: str, default: int | None = None) -> None:
+    """Raises InputError if field `key` is not the `width` of what it is added to or multiplied with."""
+    given = config.integer(key, width if default is None else default)
+    if given != width:
+        raise config.error(key, f"must be the {width} of {of}; got {given}")
+
+
 def labels_of(config: Section) -> int:
     """Classes that a classifier tells apart: the names that they have, or as many as transformers has by itself."""
     names = config.get("id2label")

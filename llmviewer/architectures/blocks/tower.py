@@ -175,6 +175,7 @@ def vit(
     *,
     layers: int | None = None,
     inner: int | None = None,
+    kv_heads: int | None = None,
     gated: bool = False,
     mlp_bias: bool = True,
     qkv_bias: bool = True,
@@ -187,6 +188,7 @@ def vit(
 
     act            what the class has where the config does not say
     layers, inner  in the place of num_hidden_layers and intermediate_size
+    kv_heads       if fewer than heads
     more           other fields of the Tower
     """
     mlp = Mlp(
@@ -195,7 +197,7 @@ def vit(
         gated=gated,
         bias=mlp_bias,
     )
-    heads = both_ways(heads_of(section))
+    heads = both_ways(heads_of(section, num_kv_heads=kv_heads))
     one = layer(heads, mlp, qkv_bias=qkv_bias, o_bias=o_bias, fused_qkv=fused_qkv, rotated=rotated)
     count = section.count("num_hidden_layers") if layers is None else layers
     return Tower(picture=seen, hidden=section.integer("hidden_size"), layers=[one] * count, **more)

@@ -5,38 +5,82 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import NoneType
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from .devices.hardware import Hardware
-from .errors import InputError
+from .errors import InputError, suggest
 from .expectation.profile import Profile
 from .model import Model
+from .options import PARAMETERS, SettingOptions
 from .parallel.layout import Layout
 from .techniques import Technique
 from .transforms.offload import Offload
 
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # types of an argument, or of each of several
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # types of arguments that are no options, or of each of several
     "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware),
-    "prefill_hardware": (str, Hardware), "quant": (str,), "quants": (str,),
-    "attention": (str,), "accounting": (str,), "mla": (str,), "layout": (str, Layout), "offload": (str, Offload),
-    "library": (str,), "engine": (str,), "hardware_set": (str,), "techniques": (str, Mapping, Technique),
-    "profiles": (str, Path, Profile), "layouts": (str,), "given": (str,), "without": (str,),
+    "prefill_hardware": (str, Hardware), "quants": (str,), "layouts": (str,), "given": (str,), "without": (str,),
     "kernel": (str,),
 }  # fmt: skip
-_NONE: Final = ("quant", "attention")  # arguments that may be None
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
 _LONG: Final = 100  # characters of a value in an error
 _E = TypeVar("_E", bound=StrEnum)
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    """Types of the options of a setting, by name."""
+    named = {"Layout": Layout, "Mapping": Mapping, "Offload": Offload, "Path": Path, "Profile": Profile}
+    return get_type_hints(SettingOptions, localns={**named, "Technique": Technique})
+
+
+def with_defaults(options: SettingOptions) -> SettingOptions:
+    """All options of a setting: those given, after checks of their types, and the defaults of the others.
+
+    Raises TypeError for an unknown name, and InputError for a value of another type.
+    """
+    for name in options:
+        if name not in PARAMETERS:
+            raise TypeError(f"unexpected keyword argument {name!r}; {suggest(name, PARAMETERS)}")
+    check_options(options)
+    given: SettingOptions = {name: parameter.default for name, parameter in PARAMETERS.items()} | options  # type: ignore[assignment]
+    return given
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises InputError if an option of a setting has the wrong type."""
+    for name, value in options.items():
+        kind = _hints()[name]
+        if get_origin(kind) is Sequence:
+            listed(**{name: value})
+        elif kind is float:
+            number(**{name: value})
+        elif kind is int and not (isinstance(value, int | np.integer) and not isinstance(value, bool)):
+            raise InputError(f"{name} must be a whole number; got {_shown(value)}")
+        elif kind is bool and not isinstance(value, bool | np.bool_):
+            raise InputError(f"{name} must be true or false; got {_shown(value)}")
+        elif kind not in (int, bool):
+            check(**{name: value})
+
+
+def _kinds(name: str) -> tuple[type, ...]:
+    """Types of an argument, or of each value of a list."""
+    if name not in PARAMETERS:
+        return _KINDS[name]
+    kind = _hints()[name]
+    (kind,) = get_args(kind) if get_origin(kind) is Sequence else (kind,)
+    return tuple(get_origin(each) or each for each in get_args(kind) or (kind,))
+
+
 def check(**given: object) -> None:
     """Raises InputError if an argument has the wrong type."""
     for name, value in given.items():
-        if not isinstance(value, _KINDS[name]) and not (value is None and name in _NONE):
+        if not isinstance(value, _kinds(name)):
             raise InputError(f"{name} must be {_said(name)}; got {_shown(value)}{_how(value)}")
 
 
@@ -47,7 +91,7 @@ def several(name: str, given: Any) -> tuple[Any, ...]:
     """
     found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     for value in found:
-        if not isinstance(value, _KINDS[name]):
+        if not isinstance(value, _kinds(name)):
             raise InputError(f"{name} must be {_said(name)}, or a list of such; got {_shown(value)}{_how(value)}")
     return found
 
@@ -65,7 +109,7 @@ def listed(**given: object) -> None:
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise InputError(f"{must}; got {_shown(values)}")
         for value in values:
-            if not isinstance(value, _KINDS[name]):
+            if not isinstance(value, _kinds(name)):
                 raise InputError(f"{must}; got {_shown(value)} among them")
 
 
@@ -143,4 +187,6 @@ def _how(value: object) -> str:
 
 
 def _said(name: str) -> str:
-    return " or ".join(_WORDS.get(kind, f"{'an' if kind is Offload else 'a'} {kind.__name__}") for kind in _KINDS[name])
+    """The types of an argument in words."""
+    kinds = (kind for kind in _kinds(name) if kind is not NoneType)
+    return " or ".join(_WORDS.get(kind, f"{'an' if kind is Offload else 'a'} {kind.__name__}") for kind in kinds)

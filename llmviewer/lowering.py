@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache, partial
 
 from .devices.hardware import Hardware
@@ -17,6 +16,7 @@ from .operators.linear import LatentExpansion
 from .parallel import parallel
 from .parallel.layout import Layout, Network
 from .parallel.overlap import overlapped
+from .parameters import Accounting, Attention, Mla
 from .roofline import Plan, plan
 from .techniques import Technique
 from .transforms.absorb import absorb
@@ -25,32 +25,6 @@ from .transforms.offload import ON_DEVICE, Offload, offload
 from .transforms.quantize import AS_IT_IS, Quantization, quantize
 from .transforms.skew import skew
 from .transforms.survey import survey
-
-
-class Attention(StrEnum):
-    """eager: three launches with scores in memory; flash: one launch with scores on the chip."""
-
-    EAGER = "eager"
-    FLASH = "flash"
-
-
-class Mla(StrEnum):
-    """How latent attention is computed.
-
-    naive: the cache is expanded. absorbed: queries are projected into the latent space. auto: naive in prefill,
-    absorbed in decode and with indexers that choose keys per query, as in serving engines.
-    """
-
-    AUTO = "auto"
-    NAIVE = "naive"
-    ABSORBED = "absorbed"
-
-
-class Accounting(StrEnum):
-    """faithful: the work of the model's kernels; survey: as "LLM Inference Unveiled" counts (arXiv:2402.16363)."""
-
-    FAITHFUL = "faithful"
-    SURVEY = "survey"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
-from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, Unpack
 
 import numpy as np
 
@@ -23,12 +22,14 @@ from .expectation.profile import Profile, read_given
 from .expectation.whole_passes import backend_of
 from .forms import Num
 from .graph import Graph
-from .lowering import Accounting, Attention, Lowering, Mla
+from .lowering import Lowering
 from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
 from .operators.linear import Linear
+from .options import LayoutOptions, SettingOptions
 from .parallel.layout import ALONE, Layout, parse_layout
+from .parameters import Accounting, Algorithm, Attention, Mla
 from .precision import own_group
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, altered, parse_techniques
@@ -59,71 +60,68 @@ class Setting:
     engine: Engine | None = None  # serving engine; None: launches without gaps
     profiles: tuple[Profile, ...] = ()  # take precedence over shipped ones
     bound: bool = False  # whether to give lower bounds only
+    mtp: bool = False  # whether every pass also runs the layers for multi-token prediction, which `model` then has
 
     @classmethod
-    def of(
-        cls,
-        model: str | Model,
-        hardware: str | Hardware,
-        *,
-        quant: str | None = None,
-        attention: str | None = None,
-        accounting: str = "faithful",
-        mla: str = "auto",
-        expert_skew: float = 0,
-        mtp: bool = False,
-        layout: str | Layout = ALONE,
-        offload: str | Offload = ON_DEVICE,
-        hardware_set: Sequence[str] = (),
-        techniques: Sequence[str | Mapping[str, object] | Technique] = (),
-        library: str = "",
-        engine: str = "",
-        profiles: Sequence[str | Path | Profile] = (),
-        bound: bool = False,
-    ) -> Setting:
-        """The setting of arguments as users write them.
+    def of(cls, model: str | Model, hardware: str | Hardware, **options: Unpack[SettingOptions]) -> Self:
+        """The setting of options as users write them.
 
         The default attention is that of the engine if one is given, eager in survey accounting, else flash.
 
         Raises InputError if a name is unknown or an argument does not parse.
         """
-        arguments.check(
-            model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla
-        )
-        arguments.check(layout=layout, offload=offload, library=library, engine=engine)
-        arguments.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
-        arguments.number(expert_skew=expert_skew)
-        arguments.bound_alone(bound, library, engine, profiles)
-        counted = arguments.among("accounting", accounting, Accounting)
-        device = loaded(hardware, hardware_set)
-        measured = read_given(profiles)
-        made = engine_on(engine, device, library=library, accounting=counted, profiles=measured)
-        usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
-        usual = arguments.among("attention", made.attention, Attention) if made else usual
-        own = load_model(model) if isinstance(model, str) else model
-        ours = parse_techniques(techniques)
-        own = _predicting(own, ours) if mtp else own
-        named, published = _one_quant(quant, ours), own.quantization
-        asked = _precision(named, own, made, device)
-        if own.unknown and not asked.scheme.weight:
-            raise InputError(f"{own.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
+        arguments.check(model=model, hardware=hardware)
+        given = arguments.with_defaults(options)
+        arguments.bound_alone(given["bound"], given["library"], given["engine"], given["profiles"])
+        accounting = arguments.among("accounting", given["accounting"], Accounting)
+        device = loaded(hardware, given["hardware_set"])
+        profiles = read_given(given["profiles"])
+        engine = engine_on(given["engine"], device, library=given["library"], accounting=accounting, profiles=profiles)
+        attention = given["attention"] or (engine.attention if engine else _default_attention(accounting))
+        network = load_model(model) if isinstance(model, str) else model
+        techniques = parse_techniques(given["techniques"])
+        network = _predicting(network, techniques) if given["mtp"] else network
+        quant = _one_quant(given["quant"], techniques)
+        quantization = _precision(quant, network, engine, device)
+        if network.unknown and not quantization.scheme.weight:
+            raise InputError(f"{network.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
         return cls(
-            model=own,
+            model=network,
             hardware=device,
-            quantization=asked,
-            attention=arguments.among("attention", attention, Attention) if attention else usual,
-            accounting=counted,
-            mla=arguments.among("mla", mla, Mla),
-            expert_skew=expert_skew,
-            layout=parse_layout(layout) if isinstance(layout, str) else layout,
-            offload=parse_offload(offload) if isinstance(offload, str) else offload,
-            techniques=ours,
-            unnamed=published if named != quant else None,
-            library=made.library if made else check_library(library, measured),
-            engine=made,
-            profiles=measured,
-            bound=bound,
+            quantization=quantization,
+            attention=arguments.among("attention", attention, Attention),
+            accounting=accounting,
+            mla=arguments.among("mla", given["mla"], Mla),
+            expert_skew=given["expert_skew"],
+            layout=layout_of(given),
+            offload=_offload(given),
+            techniques=techniques,
+            unnamed=network.quantization if quant != given["quant"] else None,
+            library=engine.library if engine else check_library(given["library"], profiles),
+            engine=engine,
+            profiles=profiles,
+            bound=given["bound"],
+            mtp=given["mtp"],
         ).agreed()
+
+    def inputs(self) -> dict[str, Any]:
+        """The options of the setting, as in JSON documents."""
+        return {
+            "quant": str(self.quantization),
+            "attention": self.attention,
+            "accounting": self.accounting,
+            "mla": self.mla,
+            "expert_skew": self.expert_skew,
+            "mtp": self.mtp,
+            "layout": str(self.layout) if self.layout.devices > 1 else "",
+            "devices": self.layout.devices,
+            "offload": str(self.offload),
+            "hardware_set": tuple(self.hardware.changes),
+            "techniques": tuple(map(str, self.techniques)),
+            "library": self.kernels.library if self.kernels else "",
+            "engine": self.engine.name if self.engine else "",
+            "profiles": tuple(dict.fromkeys(profile.name for profile in self.profiles)),
+        }
 
     def agreed(self) -> Self:
         """The setting itself, after checks.
@@ -266,7 +264,7 @@ class Setting:
         """
         own = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
         quantization = parse_quantization(quant).over(model.quantization) if quant else own
-        made = replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=())
+        made = replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=(), mtp=False)
         try:
             made.graph  # noqa: B018  # which lays it out
         except InputError as error:
@@ -324,6 +322,36 @@ def whole(name: str, value: object, least: int = 1) -> int:
     if value > LARGEST:
         raise InputError(f"{name} must be at most {LARGEST}, the largest that is counted exactly")
     return int(value)
+
+
+def layout_of(options: LayoutOptions) -> Layout:
+    """The layout of `layout`, or of degrees of parallelism and how collectives run.
+
+    Raises InputError if both are given, or they do not fit together.
+    """
+    layout = options.get("layout", "")
+    whole = parse_layout(layout) if isinstance(layout, str) else layout
+    degrees: dict[str, Any] = {f.name: options.get(f.name, f.default) for f in fields(Layout)}
+    changed = next((name for name, value in degrees.items() if value != getattr(ALONE, name)), "")
+    if changed and layout not in ("", ALONE):
+        raise InputError(f"layout and {changed} say the same; give one of them")
+    degrees["collective"] = arguments.among("collective", degrees["collective"], Algorithm)
+    return Layout(**degrees) if changed else whole
+
+
+def _offload(options: SettingOptions) -> Offload:
+    """What lies outside of device memory.
+
+    Raises InputError if it does not parse.
+    """
+    offload, waits = options["offload"], options["offload_sync"]
+    if isinstance(offload, str):
+        return parse_offload(f"{offload} sync" if waits else offload)
+    return replace(offload, waits=True) if waits else offload
+
+
+def _default_attention(accounting: Accounting) -> Attention:
+    return Attention.EAGER if accounting is Accounting.SURVEY else Attention.FLASH
 
 
 def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmviewer.analyzing.disaggregation import Disaggregated, KvTransfer
+from llmviewer.analyzing.disaggregation import Disaggregated
+from llmviewer.parameters import KvTransfer
 from llmviewer.units import seconds, si
 
 from . import data, html, markdown, text

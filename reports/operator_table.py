@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult, PerCall, Phase, Total
-from llmviewer.lowering import Accounting
+from llmviewer.parameters import Accounting
 from llmviewer.units import seconds, si
 
 COLUMNS: Final = (

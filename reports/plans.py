@@ -10,7 +10,7 @@ from math import inf, isnan, nan
 from typing import Any, Final
 
 from llmviewer.analyzing.costs import By
-from llmviewer.analyzing.disaggregation import KvLink, KvTransfer
+from llmviewer.parameters import KvLink, KvTransfer
 from llmviewer.serving.candidates import Candidate, Readers
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds

@@ -9,8 +9,9 @@ from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from llmviewer.analyzing.effect import changes
+from llmviewer.parameters import Parameter
 from llmviewer.setting import Setting
-from llmviewer.techniques import About, Technique, about
+from llmviewer.techniques import Technique, about
 
 from .evidence import EVIDENCE
 
@@ -255,7 +256,7 @@ def describe(technique: type[Technique]) -> dict[str, Any]:
         "parameters": [
             {
                 "name": name,
-                "about": parameter.text,
+                "about": parameter.about,
                 "unit": parameter.unit,
                 "default": None if default is MISSING else default,
                 "required": default is MISSING,
@@ -284,19 +285,19 @@ def _sections(technique: type[Technique]) -> list[tuple[str, str]]:
     return found
 
 
-def _parameters(technique: type[Technique]) -> list[tuple[str, Any, About]]:
+def _parameters(technique: type[Technique]) -> list[tuple[str, Any, Parameter]]:
     return [(f.name, f.default, about(f)) for f in fields(technique)]
 
 
-def _parameter(default: Any, parameter: About) -> str:
+def _parameter(default: Any, parameter: Parameter) -> str:
     given = "required" if default is MISSING else "" if default in (None, "") else f"default {_default(default)}"
     return f"{_plain(parameter)}{f'; {given}' if given else ''}"
 
 
-def _plain(parameter: About) -> str:
-    unit = "" if parameter.unit in parameter.text else parameter.unit
+def _plain(parameter: Parameter) -> str:
+    unit = "" if parameter.unit in parameter.about else parameter.unit
     limits = ", ".join(filter(None, (unit, parameter.limits)))
-    return f"{parameter.text} [{limits}]" if limits else parameter.text
+    return f"{parameter.about} [{limits}]" if limits else parameter.about
 
 
 def _default(default: Any) -> str:

@@ -17,9 +17,10 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
 from llmviewer.graph import Graph
 from llmviewer.operators.base import Tensor
-from llmviewer.operators.collectives import Algorithm, AllGather, AllReduce, AllToAll, ReduceScatter
+from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from llmviewer.operators.routing import UNGROUPED, Choice, Groups
 from llmviewer.parallel.layout import Layout, Network
+from llmviewer.parameters import Algorithm
 from llmviewer.precision import FP16
 from llmviewer.resource import Unit
 from llmviewer.setting import Setting
@@ -83,7 +84,7 @@ def test_no_measurement_between_domains_is_either(width, measured):
 
 def _expected_us(ranks, tokens, *, groups=UNGROUPED, algorithm=Algorithm.AUTO):
     """Dispatch and combine of a layer of DeepSeek-V3."""
-    layout = Layout(dp=ranks, ep=ranks, algorithm=algorithm)
+    layout = Layout(dp=ranks, ep=ranks, collective=algorithm)
     setting = Setting.of("deepseek-v3", "h800-sxm", layout=layout)
     blocks = [block for block in setting.decode_graph.blocks if any(isinstance(op, AllToAll) for op in block.operators)]
     choice = Choice(experts=256, chosen=8, groups=groups)

@@ -30,7 +30,8 @@ from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Tensor
-from llmviewer.operators.collectives import Algorithm, AllToAll, Group
+from llmviewer.operators.collectives import AllToAll, Group
+from llmviewer.parameters import Algorithm
 from llmviewer.precision import NAMED, parse_scheme
 from llmviewer.reports.evidence import EVIDENCE
 from llmviewer.resource import matrix

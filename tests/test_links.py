@@ -13,9 +13,10 @@ from llmviewer.cli import main
 from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.operators.collectives import Algorithm, AllToAll
+from llmviewer.operators.collectives import AllToAll
 from llmviewer.operators.elementwise import Permute
 from llmviewer.parallel.layout import ALONE, Layout, Network, layouts, nearest_divisors
+from llmviewer.parameters import Algorithm
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -165,9 +166,9 @@ TWO = "two-batch overlap needs collectives and no pipeline; give tp, cp or ep, a
         ({"micro_batches": -1}, ["--micro-batches", "-1"], "micro_batches must be at least 0; got -1"),
         ({"pp": 2, "micro_batches": 1 << 21}, ["--pp", "2", "--micro-batches", "2097152"],
          "micro_batches must be at most 1048576; got 2097152"),
-        ({"algorithm": Algorithm.RING}, ["--collective", "ring"], COLLECTIVE),
-        ({"pp": 2, "algorithm": Algorithm.TREE}, ["--pp", "2", "--collective", "tree"], COLLECTIVE),
-        ({"tp": 2, "hierarchical": True}, ["--tp", "2", "--hierarchical-all-to-all"], AWAY),
+        ({"collective": Algorithm.RING}, ["--collective", "ring"], COLLECTIVE),
+        ({"pp": 2, "collective": Algorithm.TREE}, ["--pp", "2", "--collective", "tree"], COLLECTIVE),
+        ({"tp": 2, "hierarchical_all_to_all": True}, ["--tp", "2", "--hierarchical-all-to-all"], AWAY),
         ({"dp": 2, "overlap": True}, ["--dp", "2", "--overlap"], OVERLAP),
         ({"tp": 2, "overlap": True, "two_batch_overlap": True}, ["--tp", "2", "--overlap", "--two-batch-overlap"],
          OVERLAP),
@@ -185,7 +186,7 @@ def test_ways_to_work_together_that_are_of_no_use_are_refused(given, options, me
 
 
 def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():
-    found = layouts([{}, {"tp": 2}, {"pp": 2}], overlap=True, micro_batches=4, hierarchical=False)
+    found = layouts([{}, {"tp": 2}, {"pp": 2}], overlap=True, micro_batches=4, hierarchical_all_to_all=False)
     assert found == [Layout(), Layout(tp=2, overlap=True), Layout(pp=2, micro_batches=4)]
     with pytest.raises(InputError, match="overlap needs collectives"):
         layouts([{}, {"pp": 2}], overlap=True)

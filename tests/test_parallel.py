@@ -20,13 +20,14 @@ from llmviewer.model import kv_cache
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import Attention
 from llmviewer.operators.base import KEPT, Role, Tensor
-from llmviewer.operators.collectives import Algorithm, AllGather, AllReduce, AllToAll, Collective, Group, Send
+from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, Collective, Group, Send
 from llmviewer.operators.elementwise import Rope
 from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
 from llmviewer.operators.routing import Choice
 from llmviewer.operators.state_space import Scan
 from llmviewer.parallel import parallel
 from llmviewer.parallel.layout import Layout, Network, parse_layout
+from llmviewer.parameters import Algorithm
 from llmviewer.precision import FP16
 from llmviewer.resource import hop, link
 from llmviewer.setting import Setting

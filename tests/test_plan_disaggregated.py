@@ -12,8 +12,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from llmviewer.analyzing.disaggregation import KvLink, transfer_bytes_per_s
+from llmviewer.analyzing.disaggregation import transfer_bytes_per_s
 from llmviewer.cli import main
+from llmviewer.parameters import KvLink
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.pairing import waited_s
 from llmviewer.serving.planning import plan

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.operators.collectives import Algorithm
 from llmviewer.operators.linear import ExpertsLinear
 from llmviewer.operators.replicas import rebalanced
 from llmviewer.operators.routing import Choice, Groups
 from llmviewer.parallel.layout import Layout, parse_layout
+from llmviewer.parameters import Algorithm
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -142,7 +142,7 @@ def test_they_gain_what_sglang_reports_at_one_skew():
     prefill = [parse_layout(f"dp=32 ep=32 {more} two-batch-overlap") for more in ("", "redundant-experts=32")]
     without, copied = (_speed("prefill", layout, 4, 4096, 0.6) for layout in prefill)
     assert copied / without == pytest.approx(1.49, abs=0.03)
-    ways = {"algorithm": Algorithm.RING, "two_batch_overlap": True}
+    ways = {"collective": Algorithm.RING, "two_batch_overlap": True}
     decode = [replace(Layout(dp=n, ep=n, redundant_experts=r), **ways) for n, r in ((64, 0), (72, 32))]
     without, copied = (_speed("decode", layout, 256, 2000, 0.6) for layout in decode)
     assert copied / without == pytest.approx(2.54, rel=0.1)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.operators.collectives import Algorithm, Collective
+from llmviewer.operators.collectives import Collective
 from llmviewer.parallel.layout import Layout, parse_layout
+from llmviewer.parameters import Algorithm
 from llmviewer.roofline import in_parts
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
@@ -281,7 +282,7 @@ def test_it_gains_and_loses_where_sglang_does():
     DeepEP's kernels for such steps send rows straight to ranks; a copy for each of several experts there, too.
     """
     assert gain("prefill", Layout(dp=32, ep=32), 2, 4096) == pytest.approx(1.31, abs=0.06)
-    straight = Layout(dp=64, ep=64, algorithm=Algorithm.RING)
+    straight = Layout(dp=64, ep=64, collective=Algorithm.RING)
     few, some, more, many = (gain("decode", straight, batch, 2000) for batch in (32, 64, 128, 256))
     assert few == pytest.approx(0.73, abs=0.08)
     assert some < 1 < more

@@ -218,7 +218,6 @@ def _answer(question: State) -> Answer:
         gen=question.gen,
         kv_len=question.context or None if setting.model.generates else None,
         images=question.images,
-        mtp=question.mtp,
         measured=parse_measured(question.measured),
     )
     return Answer(name=name, setting=setting, analysis=analysis)

@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 from dash_ag_grid import AgGrid
 
 from llmviewer.expectation.engines import ENGINES
-from llmviewer.parallel.layout import DEGREES
+from llmviewer.parameters import DEGREES
 
 from .answers import model_catalogue
 from .fields import FILE_TYPES, PARTS, SLIDERS, USUAL

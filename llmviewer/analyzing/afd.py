@@ -33,11 +33,12 @@ from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
 from ..parallel import expert_places
 from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
+from ..parameters import KvLink
 from ..rows import Rows
 from ..setting import Setting, whole
 from ..workload import Workload
 from .costs import Devices, per_dollar
-from .disaggregation import KvLink, joined, latency_s, sent_bytes_per_s
+from .disaggregation import joined, latency_s, sent_bytes_per_s
 
 SCHEMA_VERSION: Final = 1
 MOST_MICRO_BATCHES: Final = 8  # that are tried

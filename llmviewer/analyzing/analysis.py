@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile
-from ..lowering import Accounting, Attention, Mla
 from ..memory import Memory, largest_batch, memory
 from ..model import Model
-from ..parallel.layout import ALONE, Layout
+from ..options import SettingOptions, document_options
+from ..parameters import Accounting, Attention, Mla
 from ..setting import Setting, arranges, check_countable, check_images, whole
-from ..techniques import Schedule, Technique
-from ..transforms.offload import ON_DEVICE, Offload
+from ..techniques import Schedule
 from ..units import counted, fold, seconds, si
 from ..workload import Workload
 from .cures import find_cures
@@ -31,8 +29,6 @@ from .notes import acted, notes
 from .phases import OperatorResult, Phases, phase, unmodelled
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
     from .effect import Effect
@@ -76,23 +72,7 @@ class Inputs:
     @classmethod
     def of(cls, setting: Setting, **said: Any) -> Inputs:
         """`said`: the arguments that are not part of a setting."""
-        several = setting.layout.devices > 1
-        return cls(
-            quant=str(setting.quantization),
-            attention=setting.attention,
-            accounting=setting.accounting,
-            mla=setting.mla,
-            expert_skew=setting.expert_skew,
-            layout=str(setting.layout) if several else "",
-            devices=setting.layout.devices,
-            offload=str(setting.offload),
-            hardware_set=tuple(setting.hardware.changes),
-            techniques=tuple(map(str, setting.techniques)),
-            library=setting.kernels.library if setting.kernels else "",
-            engine=setting.engine.name if setting.engine else "",
-            profiles=tuple(dict.fromkeys(profile.name for profile in setting.profiles)),
-            **said,
-        )
+        return cls(**setting.inputs(), **said)
 
     @property
     def longest(self) -> int:
@@ -171,6 +151,7 @@ class Analysis:
         )
 
 
+@document_options(SettingOptions)
 def analyze(
     model: str | Model,
     hardware: str | Hardware,
@@ -180,22 +161,9 @@ def analyze(
     gen: int | None = None,
     kv_len: int | None = None,
     images: int = 0,
-    quant: str | None = None,
-    attention: str | None = None,
-    accounting: str = "faithful",
-    mla: str = "auto",
-    expert_skew: float = 0,
-    mtp: bool = False,
-    layout: str | Layout = ALONE,
-    offload: str | Offload = ON_DEVICE,
-    hardware_set: Sequence[str] = (),
-    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    bound: bool = False,
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
+    **options: Unpack[SettingOptions],
 ) -> Analysis:
     """Bounds and expected times of `model` on `hardware`, for prefill, decode and a whole generation.
 
@@ -205,36 +173,16 @@ def analyze(
                      ignored for models that do not generate; None: 128, or the steps of one inference of a robot's
     kv_len           tokens that the decode step shown attends to, its own included; None: those of the first step
     images           images per prompt; `prompt` includes their tokens, and the prefill runs their encoder
-    quant            precision, such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; None: as published
-    attention        "flash" or "eager"; None: "flash", but "eager" in survey accounting
-    accounting       "faithful": the work of the model's kernels; "survey": the conventions of arXiv:2402.16363
-    mla              latent attention, "naive" or "absorbed"; "auto": naive in prefill and absorbed in decode
-    expert_skew      the n-th most popular expert is chosen in proportion to n^-expert_skew; 0: uniform
-    mtp              whether every pass also runs the layers for multi-token prediction, once per token
-    layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` counts sequences on all devices together
-    offload          parts in host memory or storage, such as "weights=0.5,kv=0.2@storage"
-    hardware_set     what-ifs such as "memory.bandwidth=2x"
-    techniques       such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
-    library          kernel library of expected times, such as "vllm"; "": the one with most measurements on the device
-    engine           serving engine that launches the kernels, such as "huggingface" (docs/serving.md); "": kernels
-                     follow each other without gaps
-    profiles         files written by `llmviewer calibrate`; they take precedence over shipped ones
-    bound            whether to give lower bounds only
     tpot             with batch "max": longest time per output token, as expected, else at the bound [s]
     measured         what took how long on your machine, such as {"tpot_s": 0.025}: the result rates it; of "ttft_s",
                      "tpot_s", "latency_s" [s] and "tokens_per_s" [1/s] of the generation
 
     Raises InputError, with one line of text, if an argument is invalid.
     """
-    setting = Setting.of(
-        model, hardware, quant=quant, attention=attention, accounting=accounting, mla=mla, expert_skew=expert_skew,
-        mtp=mtp, layout=layout, offload=offload, hardware_set=hardware_set, techniques=techniques, library=library,
-        engine=engine, profiles=profiles, bound=bound,
-    )  # fmt: skip
+    setting = Setting.of(model, hardware, **options)
     return analyzed(
-        setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp, tpot=tpot,
-        measured=measured,
-    )  # fmt: skip
+        setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, tpot=tpot, measured=measured
+    )
 
 
 def analyzed(
@@ -245,7 +193,6 @@ def analyzed(
     gen: int | None,
     kv_len: int | None,
     images: int,
-    mtp: bool,
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> Analysis:
@@ -288,7 +235,7 @@ def analyzed(
         model=setting.model,
         hardware=setting.hardware,
         inputs=Inputs.of(
-            setting, **{**held, "gen": written or None}, kv_len=context, mtp=mtp, batch_found=searched, tpot_goal_s=tpot
+            setting, **{**held, "gen": written or None}, kv_len=context, batch_found=searched, tpot_goal_s=tpot
         ),
         phases=phases,
         memory=footprint,

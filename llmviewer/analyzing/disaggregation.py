@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,13 @@ from ..expectation.profile import Profile
 from ..model import Model, kv_cache_bytes
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout
+from ..parameters import KvLink, KvTransfer
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE, Offload
 from .analysis import MAX, Analysis, analyzed
 from .faster import Faster
 from .generation import GenerationResult
 from .phases import Phases
-
-
-class KvTransfer(StrEnum):
-    """When the KV cache of prompts is sent. after: after the prefill; overlapped: layer by layer during the prefill."""
-
-    AFTER = "after"
-    OVERLAPPED = "overlapped"
-
-
-class KvLink(StrEnum):
-    """Links that the KV cache is sent over. scale-out: between nodes, or host links if the device's file has no
-    scale-out links; scale-up: within a domain.
-    """
-
-    SCALE_OUT = "scale-out"
-    SCALE_UP = "scale-up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +183,7 @@ def disaggregate(
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, hardware_set=own, **asked)
     writes = Setting.of(loaded, decode_hardware, layout=decode_layout, hardware_set=others, **asked)
     writes = replace(writes, decodes_only=True)
-    request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}
+    request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images}
     prefill = analyzed(reads, gen=1, kv_len=None, **request)
     decode = analyzed(writes, gen=gen, kv_len=kv_len, **request)
     whole = replace(writes, layout=ALONE, offload=ON_DEVICE).graph

@@ -15,7 +15,6 @@ from ..expectation.kernels import Kernels
 from ..expectation.whole_passes import backends
 from ..ggml import BY_NAME
 from ..graph import Block, Graph
-from ..lowering import Accounting, Mla
 from ..model import Model
 from ..operators.attention import Indexer
 from ..operators.base import Operator
@@ -26,6 +25,7 @@ from ..operators.linear import ExpertsLinear, LatentExpansion, Linear
 from ..parallel import busiest
 from ..parallel.layout import Network
 from ..parallel.overlap import Overlapped
+from ..parameters import Accounting, Mla
 from ..precision import NAMED, Format
 from ..resource import Unit, link
 from ..setting import Setting

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..errors import InputError
-from ..lowering import Accounting, Attention
 from ..operators.linear import Linear
+from ..parameters import Accounting, Attention
 from ..precision import BF16, FP16, HALF, NAMED, Format, Scheme, notation, parse_scheme
 from ..resource import matrix
 from ..setting import Setting

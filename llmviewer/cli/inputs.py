@@ -78,8 +78,8 @@ def layout(command: _F, *, several: bool = False) -> _F:
 
     @functools.wraps(command)
     def with_layout(*arguments: Any, **options: Any) -> object:
-        from ..operators.collectives import Algorithm
         from ..parallel.layout import Layout, layouts
+        from ..parameters import Algorithm
 
         given = {name: options.pop(name) for name in DEGREES}
         algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
@@ -88,7 +88,8 @@ def layout(command: _F, *, several: bool = False) -> _F:
         if algorithm not in list(Algorithm):
             raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
         ways = {
-            "micro_batches": parts, "algorithm": Algorithm(algorithm), "hierarchical": hierarchical,
+            "micro_batches": parts, "collective": Algorithm(algorithm),
+            "hierarchical_all_to_all": hierarchical,
             "overlap": overlap, "two_batch_overlap": two, "redundant_experts": redundant,
         }  # fmt: skip
         if not several:

@@ -78,7 +78,7 @@ class _Path(click.Path):
 
 def _over(parameter: click.Parameter | None, value: str) -> str:
     """How to give several values of what a sweep can go over; nothing where `value` is one."""
-    from ..parallel.layout import DEGREES
+    from ..parameters import DEGREES
     from ..sweeping.axes import NUMBERS
 
     name = parameter.name if parameter else None

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from ..devices.hardware import Hardware
 from ..forms import Num
-from ..lowering import Attention
 from ..parallel.overlap import overlapped
+from ..parameters import Attention
 from ..setting import Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Workload

@@ -8,26 +8,16 @@ lower bound on all of them: the fewest bytes and the fewest consecutive messages
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from math import ceil, log2
 from typing import Final
 
 from ..forms import ONE, Form, total
+from ..parameters import Algorithm
 from ..resource import Resource, hop, link, vector
 from .base import Operator
 from .routing import Choice
 
 UP, OUT = "scale_up", "scale_out"
-
-
-class Algorithm(StrEnum):
-    """Algorithm of a reduction."""
-
-    AUTO = "auto"
-    RING = "ring"
-    TREE = "tree"
-    ONE_SHOT = "one-shot"
-    TWO_SHOT = "two-shot"
 
 
 # Largest fraction of a device's links that lead to members of a group in the hybrid cube mesh of a DGX-1, by size of

@@ -16,13 +16,12 @@ import numpy as np
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..forms import Num
-from ..operators.collectives import OUT, UP, Algorithm, Group
+from ..operators.collectives import OUT, UP, Group
+from ..parameters import DEGREES, MAX_DEGREE, Algorithm
 from ..resource import hop, link
 
 _HOST: Final = "host"
 _PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
-DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
-_MOST: Final = 1 << 20  # limit of degrees; no machine has as many devices
 TWO_BATCHES: Final = "two-batch-overlap"  # its name in the text of a layout
 _REDUNDANT: Final = "redundant-experts"
 _DIGITS: Final = 4000  # digits that Python's int() reads (at most 4300)
@@ -40,8 +39,9 @@ class Layout:
 
     micro_batches      micro-batches that a batch is cut into for the pipeline; 0: as many as stages, or as sequences if
                        there are fewer
-    algorithm          algorithm of collectives
-    hierarchical       all-to-alls send data for another domain to the peer at the same position, which forwards it
+    collective         algorithm of collectives
+    hierarchical_all_to_all  all-to-alls send data for another domain to the peer at the same position, which
+                       forwards it
     overlap            collectives overlap with the launch before them
     two_batch_overlap  a batch is cut into two micro-batches; collectives of one overlap with computation of the other
     redundant_experts  copies of popular experts in each layer, to balance the load of ranks
@@ -53,8 +53,8 @@ class Layout:
     dp: int = 1
     cp: int = 1
     micro_batches: int = 0
-    algorithm: Algorithm = Algorithm.AUTO
-    hierarchical: bool = False
+    collective: Algorithm = Algorithm.AUTO
+    hierarchical_all_to_all: bool = False
     overlap: bool = False
     two_batch_overlap: bool = False
     redundant_experts: int = 0
@@ -116,11 +116,11 @@ class Layout:
 
 
 def _within(name: str, number: int, *, least: int) -> None:
-    """Raises InputError if `number` is below `least` or above _MOST."""
+    """Raises InputError if `number` is below `least` or above MAX_DEGREE."""
     if number < least:
         raise InputError(f"{name} must be at least {least}; got {number}")
-    if number > _MOST:
-        raise InputError(f"{name} must be at most {_MOST}; got {number}")
+    if number > MAX_DEGREE:
+        raise InputError(f"{name} must be at most {MAX_DEGREE}; got {number}")
 
 
 def _shares(layout: Layout) -> bool:
@@ -129,8 +129,8 @@ def _shares(layout: Layout) -> bool:
 
 _WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # (layouts that it affects, error for others)
     "micro_batches": (lambda layout: layout.pp > 1, "micro_batches need a pipeline; give pp"),
-    "algorithm": (_shares, "an algorithm of collectives needs ranks that share a tensor; give tp, cp or ep"),
-    "hierarchical": (
+    "collective": (_shares, "an algorithm of collectives needs ranks that share a tensor; give tp, cp or ep"),
+    "hierarchical_all_to_all": (
         lambda layout: layout.ep > layout.tp,
         "a hierarchical all-to-all needs experts on other ranks than their tokens; give dp, and ep above tp",
     ),
@@ -241,8 +241,8 @@ class Network:
             outer=size // inner,
             inside=self.inside,
             outside=self.outside,
-            algorithm=self.layout.algorithm,
-            hierarchical=self.layout.hierarchical,
+            algorithm=self.layout.collective,
+            hierarchical=self.layout.hierarchical_all_to_all,
             topology=topology if self.inside == UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
             reducing=self.inside == UP and f"{UP}.in_network" in self.hardware.told,

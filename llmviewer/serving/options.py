@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from ..analyzing.cures import fitting
 from ..errors import InputError
-from ..lowering import Attention
 from ..memory import memory
 from ..model import Model
 from ..model_files import load_model, model_names
+from ..parameters import Attention
 from ..setting import Setting
 from ..techniques import Technique, Touches, parse_technique, techniques
 from ..techniques._drafting import vocabulary

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analyzing.costs import usd_per_h, watts
-from ..analyzing.disaggregation import KvLink, joined, sent_bytes_per_s
+from ..analyzing.disaggregation import joined, sent_bytes_per_s
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..forms import Num
 from ..parallel.layout import Layout
+from ..parameters import KvLink
 from ..units import fold, seconds, si
 from .candidates import Candidate, Readers
 from .fleet_times import Key, Placement

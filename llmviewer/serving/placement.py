@@ -13,11 +13,11 @@ from ..comparing.fleet import Known, fleets
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..graph import Graph
-from ..lowering import Attention
 from ..memory import Footprint, Shapes
 from ..operators.base import Operator
 from ..operators.collectives import Collective
 from ..parallel.layout import Network
+from ..parameters import Attention
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention

@@ -13,7 +13,6 @@ import numpy as np
 
 from .. import arguments
 from ..analyzing.costs import By
-from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..comparing.choice import unsold
 from ..devices.files import each_changed, hardware_names, loaded
 from ..devices.hardware import Hardware
@@ -26,6 +25,7 @@ from ..graph import Graph
 from ..model import Model
 from ..operators.linear import ExpertsLinear
 from ..parallel.layout import Layout, parse_layout
+from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, whole
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..analyzing.disaggregation import KvLink, transfer_bytes_per_s
+from ..analyzing.disaggregation import transfer_bytes_per_s
 from ..errors import InputError
 from ..forms import Num
 from ..model import kv_cache_bytes
 from ..parallel.layout import ALONE
+from ..parameters import KvLink
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from .steps import Steps

@@ -11,9 +11,9 @@ import numpy as np
 
 from .. import __version__
 from ..analyzing.costs import By
-from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..analyzing.facts import finite
 from ..model import Model
+from ..parameters import KvLink, KvTransfer
 from ..rows import Rows
 from ..transforms.quantize import PUBLISHED
 from .candidates import PRICES, Candidate, Readers

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from .. import arguments
-from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -21,6 +20,7 @@ from ..expectation.engines import Default, find_engine
 from ..expectation.profile import Profile
 from ..model import Model
 from ..parallel.layout import ALONE, Layout
+from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, whole
 from ..techniques import Technique, altered
 from .lengths import Lengths, parse_lengths

@@ -12,7 +12,7 @@ import numpy as np
 from .. import arguments
 from ..devices.keys import SECTIONS
 from ..errors import InputError, suggest
-from ..parallel.layout import DEGREES
+from ..parameters import DEGREES
 from ..setting import whole
 
 NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes computed as arrays

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from math import prod
 from operator import add
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -18,30 +17,24 @@ from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.expected import Interval
-from ..expectation.profile import Profile
 from ..forms import Num
 from ..generation import generation
 from ..model import Model
-from ..parallel.layout import ALONE, Layout, parse_layout
+from ..options import PARAMETERS, SettingOptions, SweepOptions, document_options
+from ..parallel.layout import parse_layout
 from ..setting import Setting, arranges
-from ..techniques import Technique, parse_techniques
-from ..transforms.offload import ON_DEVICE, Offload
+from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from ..workload import Workload
 from .axes import DEVICE, NUMBERS
 from .checks import check_changes, check_expected, check_numbers, check_techniques, checked_axes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
 _MOST_POINTS: Final = 100_000_000  # whose columns take some 20 GB of memory where all are held
 _BLOCK: Final = 2**18  # points of a block, a row group of Parquet
-_OF_SETTING: Final = (
-    "attention", "accounting", "mla", "expert_skew", "mtp", "layout", "offload", "hardware_set", "library", "engine",
-    "profiles",
-)  # fmt: skip
+_DEFAULTS: Final = {"batch": 1, "prompt": 1024}
 _CHUNK: Final = 16_384  # points whose arrays fit in a core's cache
 
 Column = npt.NDArray[Any]
@@ -80,59 +73,43 @@ class Sweep:
         return pd.DataFrame(dict(self.columns))
 
 
+@document_options(SweepOptions)
 def sweep(
     model: str | Model,
     hardware: str | Hardware,
     over: Mapping[str, Sequence[int] | Sequence[str]],
     *,
-    batch: int = 1,
-    prompt: int = 1024,
-    gen: int | None = None,
-    kv_len: int | None = None,
-    images: int | None = None,
-    quant: str | None = None,
-    attention: str | None = None,
-    accounting: str = "faithful",
-    mla: str = "auto",
-    expert_skew: float = 0,
-    mtp: bool = False,
-    layout: str | Layout = ALONE,
-    offload: str | Offload = ON_DEVICE,
-    hardware_set: Sequence[str] = (),
-    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
-    expected: bool = False,
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
+    **options: Unpack[SweepOptions],
 ) -> Sweep:
     """Analyzes every combination of the values in `over`, one row each.
 
     The keys of `over` are axes: batch, prompt, gen, kv_len, images, quant, attention, layout, degrees of parallelism
     (tp, pp, ep, dp, cp; all their combinations are one axis of layouts), or a number of the device, such as
-    "memory.bandwidth", with what-ifs such as "2x" as values. The other arguments are as in analyze(), except:
+    "memory.bandwidth", with what-ifs such as "2x" as values. `progress` is called with the number of finished points,
+    and of all. The other arguments are as in analyze(), except:
 
     gen       None: no generation is summed, and memory is for the prompt and one token; techniques that arrange passes
               need it
-    kv_len    None: prompt + 1
-    images    None: no images
-    expected  also expected times, of `library` and `engine`
-    progress  called with the number of finished points, and of all
+    images    None: no images, and no column of their number
 
     Raises InputError if an axis is unknown, empty or has a number below 1, or if an argument is invalid.
     """
-    asked = dict(locals())
-    grid = _Grid.of(asked)
+    grid = _Grid.of(model, hardware, over, options)
     return grid.rows(0, grid.points, progress)
 
 
 def sweep_blocks(
-    *question: Any, block: int = _BLOCK, progress: Callable[[int, int], object] = lambda done, points: None, **more: Any
+    model: str | Model,
+    hardware: str | Hardware,
+    over: Mapping[str, Sequence[int] | Sequence[str]],
+    *,
+    block: int = _BLOCK,
+    progress: Callable[[int, int], object] = lambda done, points: None,
+    **options: Unpack[SweepOptions],
 ) -> Iterator[Sweep]:
-    """The rows of sweep(*question, **more) in blocks of consecutive ones, for sweeps that exceed the memory."""
-    asked = signature(sweep).bind(*question, **more)
-    asked.apply_defaults()
-    grid = _Grid.of(asked.arguments)
+    """The rows of sweep() in blocks of consecutive ones, for sweeps that exceed the memory."""
+    grid = _Grid.of(model, hardware, over, options)
     for start in range(0, grid.points, block):
         yield grid.rows(start, min(start + block, grid.points), progress)
 
@@ -141,45 +118,56 @@ def sweep_blocks(
 class _Grid:
     """The points of a sweep.
 
-    base      the setting that axes change
-    asked     arguments of sweep()
+    base      the setting that axes change, on `hardware` with the what-ifs `hardware_set`
     numbers   values of the axes of numbers that are not swept over
+    expected  whether there are columns of expected times
     quant     precision where it is no axis
     settings  settings by their values on the axes that are no numbers
     """
 
     base: Setting
-    asked: Mapping[str, Any]
+    hardware: str | Hardware
+    hardware_set: Sequence[str]
     over: Mapping[str, Sequence[Any]]
     numbers: Mapping[str, int | None]
+    expected: bool
     quant: str
     settings: dict[tuple[str, ...], Setting] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any]) -> Self:
+    def of(
+        cls,
+        model: str | Model,
+        hardware: str | Hardware,
+        swept: Mapping[str, Sequence[int] | Sequence[str]],
+        given: SweepOptions,
+    ) -> Self:
         """The grid of arguments of sweep().
 
         Raises InputError if one is invalid.
         """
-        over, quant = checked_axes(asked["over"]), asked["quant"]
-        arguments.check(quant=quant)
-        arguments.listed(hardware_set=asked["hardware_set"], techniques=asked["techniques"])
-        techniques = parse_techniques(asked["techniques"])
-        check_techniques(techniques, over, asked["gen"])
-        check_changes(asked["hardware_set"], over)
-        precisions: Sequence[Any] = over.get("quant", (quant,))
-        given = list(map(unless_published, precisions))
-        named = given[0] or next((one.quant for one in techniques if one.quant), PUBLISHED)
-        base = Setting.of(
-            asked["model"], asked["hardware"], quant=None if None in given else given[0], techniques=techniques,
-            **{name: asked[name] for name in _OF_SETTING},
-        )  # fmt: skip
-        check_expected(asked["library"], asked["profiles"], expected=asked["expected"])
-        if asked["expected"] and base.kernels is None:
+        numbers: dict[str, int | None] = {name: _DEFAULTS.get(name) for name in NUMBERS}
+        numbers |= {name: value for name, value in given.items() if name in NUMBERS}  # type: ignore[misc]
+        expected = given.get("expected", False)
+        options: SettingOptions = {name: value for name, value in given.items() if name in PARAMETERS}  # type: ignore[assignment]
+        arguments.check_options(options)
+        over = checked_axes(swept)
+        techniques, changes = parse_techniques(options.get("techniques", ())), options.get("hardware_set", ())
+        check_techniques(techniques, over, numbers["gen"])
+        check_changes(changes, over)
+        precisions: Sequence[Any] = over.get("quant", (options.get("quant"),))
+        schemes = list(map(unless_published, precisions))
+        named = schemes[0] or next((one.quant for one in techniques if one.quant), PUBLISHED)
+        own: SettingOptions = {"quant": None if None in schemes else schemes[0], "techniques": techniques}
+        base = Setting.of(model, hardware, **options | own)
+        check_expected(options.get("library", ""), options.get("profiles", ()), expected=expected)
+        if expected and base.kernels is None:
             raise InputError("expected: survey accounting counts what no kernel does; use faithful")
-        numbers = {name: asked[name] for name in NUMBERS}
         check_numbers(base.model, over, numbers)
-        grid = cls(base=base, asked=asked, over=over, numbers=numbers, quant=named)
+        grid = cls(
+            base=base, hardware=hardware, hardware_set=changes, over=over, numbers=numbers, expected=expected,
+            quant=named,
+        )  # fmt: skip
         if grid.points > _MOST_POINTS:
             must = f"a sweep must have at most {_MOST_POINTS} points; got {grid.points}"
             raise InputError(f"{must}; write shards with -o DIR/")
@@ -202,7 +190,7 @@ class _Grid:
             for first in range(0, len(own), _CHUNK):
                 chunk = own[first : first + _CHUNK]
                 at = _numbers(self.over, self.shape, chunk, self.numbers)
-                found = texts | _points(setting, at) | (_expected(setting, at) if self.asked["expected"] else {})
+                found = texts | _points(setting, at) | (_expected(setting, at) if self.expected else {})
                 for name, column in found.items():
                     if name not in columns:
                         columns[name] = np.empty(stop - start, dtype=_dtype(name, column))
@@ -231,7 +219,7 @@ class _Grid:
         """`base` with the techniques and what-ifs of one combination."""
         key = tuple(chosen.values())
         if key not in self.settings:
-            self.settings[key] = _changed(self.base, self.asked["hardware"], self.asked["hardware_set"], chosen)
+            self.settings[key] = _changed(self.base, self.hardware, self.hardware_set, chosen)
         return self.settings[key]
 
 

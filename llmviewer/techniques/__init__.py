@@ -15,7 +15,7 @@ from ..errors import InputError, suggest
 from ..parallel.layout import TWO_BATCHES
 from ..plugins import load_plugins
 from ..transforms.quantize import parse_quantization
-from ._parameters import About, about, parameter, read
+from ._parameters import about, parameter, read
 from ._schedule import Run, Schedule
 from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches, altered
 
@@ -129,6 +129,6 @@ def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) ->
 
 
 __all__ = [
-    "About", "Drafter", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
+    "Drafter", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
     "parameter", "parse_technique", "parse_techniques", "technique", "techniques",
 ]  # fmt: skip

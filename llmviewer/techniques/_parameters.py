@@ -4,53 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from ..documents import LARGEST
 from ..errors import InputError, suggest
+from ..parameters import Parameter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ABOUT: Final = "about"
-_FEW: Final = 8  # names that fit into one line
+_FEW: Final = 8  # names that an error lists
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """Description and limits of a parameter; `least` and `most` are allowed values unless `open`."""
-
-    text: str
-    unit: str = ""
-    least: float = -math.inf
-    most: float = math.inf
-    open: bool = False
-    choices: tuple[str, ...] = ()
-
-    @property
-    def limits(self) -> str:
-        """The limits in words, such as "from 0 to 1" or "at least 1"; "" if there are none."""
-        if self.choices:
-            named = (
-                self.choices if len(self.choices) <= _FEW else (*self.choices[:2], f"... ({len(self.choices)} names)")
-            )
-            return f"one of {', '.join(named)}"
-        if self.most < math.inf:
-            return f"{'between' if self.open else 'from'} {self.least:g} {'and' if self.open else 'to'} {self.most:g}"
-        if self.least == -math.inf:
-            return ""
-        return f"{'above' if self.open else 'at least'} {self.least:g}"
-
-    def holds(self, value: object) -> bool:
-        """Whether `value` is within the limits."""
-        if self.choices:
-            return value in self.choices
-        if not isinstance(value, int | float):
-            return True
-        inside = self.least < value < self.most if self.open else self.least <= value <= self.most
-        return math.isfinite(value) and inside
 
 
 def parameter(
@@ -63,16 +29,15 @@ def parameter(
     open: bool = False,  # noqa: A002
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with an `About`; required if it has no default."""
-    about = About(text=text, unit=unit, least=least, most=most, open=open, choices=choices)
-    metadata = {_ABOUT: about}
+    """A dataclass field with its declaration; required if it has no default."""
+    metadata = {_ABOUT: Parameter(about=text, unit=unit, least=least, most=most, open=open, choices=choices)}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
-def about(parameter: Field[Any]) -> About:
-    """The `About` of a field."""
-    found: About = parameter.metadata[_ABOUT]
-    return found
+def about(parameter: Field[Any]) -> Parameter:
+    """The declaration of a field."""
+    declared: Parameter = parameter.metadata[_ABOUT]
+    return declared
 
 
 def check(technique: DataclassInstance, name: str) -> None:
@@ -100,7 +65,7 @@ def read(kind: type[DataclassInstance], name: str, given: Mapping[str, object]) 
     for key, f in known.items():
         if f.default is MISSING and key not in given:
             limits = f", {about(f).limits}" if about(f).choices else ""
-            raise InputError(f"{name}: {key} must be given: {about(f).text}{limits}")
+            raise InputError(f"{name}: {key} must be given: {about(f).about}{limits}")
     return {key: _value(value, known[key], f"{name}: {key}") for key, value in given.items()}
 
 

@@ -10,9 +10,9 @@ from llmviewer.analyzing.advice import larger_batch
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.lowering import Accounting, Attention
 from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.transfer import EXPOSED
+from llmviewer.parameters import Accounting, Attention
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.operator_table import merged, number

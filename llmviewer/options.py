@@ -1,0 +1,332 @@
+"""Options of a setting: each declared once, with its type, limits, default and description.
+
+Public functions take the options that they support as `**options: Unpack[...]`, so that type checkers hold each keyword
+to its declaration; the command line, the page and docs/options.md are made from the same declarations. Subsets are base
+classes: a function that serves requests does not support offloading, say. Imports nothing heavy.
+"""
+# No `from __future__ import annotations`: declarations are read at run time, and heavy types are quoted.
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter as Argument
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar
+
+from .parameters import MAX_DEGREE, Accounting, Algorithm, Attention, Mla, Parameter, declared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from .expectation.profile import Profile
+    from .parallel.layout import Layout
+    from .techniques import Technique
+    from .transforms.offload import Offload
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+
+def _degree(about: str) -> Parameter:
+    return Parameter(about=about, default=1, least=1, most=MAX_DEGREE)
+
+
+class RequestOptions(TypedDict, total=False):
+    """A batch of equal requests."""
+
+    batch: Annotated[int, Parameter(about="Sequences at a time.", default=1, least=1)]
+    prompt: Annotated[int, Parameter(about="Tokens of each prompt.", default=1024, unit="tokens", least=1)]
+    gen: Annotated[
+        "int | None",
+        Parameter(
+            about="Tokens generated of each sequence.",
+            more="128, or those of one inference of a model for robots, if not given.",
+            unit="tokens",
+            least=1,
+        ),
+    ]
+    kv_len: Annotated[
+        "int | None",
+        Parameter(
+            about="Tokens that the decode step shown attends to.",
+            more="If not given, those of the first step.",
+            unit="tokens",
+            least=1,
+        ),
+    ]
+    images: Annotated[
+        "int | None", Parameter(about="Pictures in each prompt, or audio clips of 30 s.", default=0, least=0)
+    ]
+
+
+class HardwareOptions(TypedDict, total=False):
+    """Changes of the device."""
+
+    hardware_set: Annotated[
+        Sequence[str],
+        Parameter(
+            about="A what-if, which changes a number of the device, such as memory.bandwidth=2x.",
+            more="Or matrix.fp16='155 TOP/s', memory.capacity='48 GB'; of one of several devices: "
+            "l40s:price.cloud='1 USD/h'. May be repeated.",
+            default=(),
+            metavar="KEY=VALUE",
+            link="set",
+        ),
+    ]
+
+
+class LibraryOptions(TypedDict, total=False):
+    """Measured kernels of expected times."""
+
+    library: Annotated[
+        str,
+        Parameter(
+            about="Kernel library to expect times of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`).",
+            more="If not given, the one with most measurements on the device, which need not be the fastest.",
+            default="",
+            metavar="NAME",
+        ),
+    ]
+    profiles: Annotated[
+        "Sequence[str | Path | Profile]",
+        Parameter(
+            about="A profile that `llmviewer calibrate` wrote, used before those that ship.",
+            more="May be repeated.",
+            default=(),
+            flag="--profile",
+            metavar="FILE",
+        ),
+    ]
+
+
+class EngineOptions(TypedDict, total=False):
+    """The serving engine."""
+
+    engine: Annotated[
+        str,
+        Parameter(
+            about="Serving engine that launches the kernels, with what its host adds to every step.",
+            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx, huggingface, deepspeed, openppl, flashdecoding++ or "
+            "lightllm. It brings its kernels, in place of --library. If not given, there are no gaps between kernels.",
+            default="",
+            metavar="NAME",
+        ),
+    ]
+
+
+class BoundOptions(TypedDict, total=False):
+    """Whether there are expected times."""
+
+    bound: Annotated[
+        bool,
+        Parameter(about="Only lower bounds, without the times expected of measured kernels.", default=False),
+    ]
+
+
+class PrecisionOptions(TypedDict, total=False):
+    """The precision."""
+
+    quant: Annotated[
+        "str | None",
+        Parameter(
+            about="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16.",
+            more="For parts of the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. Alone, fp8, int8, mxfp8 and "
+            "nvfp4 are weights and activations, int4, nf4, mxfp6 and mxfp4 weights only; fp8KV8 adds the cache. Or a "
+            "file type of llama.cpp: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts may follow "
+            "it.",
+            metavar="SCHEME",
+        ),
+    ]
+
+
+class SkewOptions(TypedDict, total=False):
+    """How tokens choose experts."""
+
+    expert_skew: Annotated[
+        float,
+        Parameter(
+            about="How unevenly tokens choose experts: their popularity is rank^-S; 0 is uniform.",
+            default=0,
+            least=0,
+            metavar="S",
+            link="skew",
+        ),
+    ]
+
+
+class TechniqueOptions(TypedDict, total=False):
+    """Techniques in use."""
+
+    techniques: Annotated[
+        "Sequence[str | Mapping[str, object] | Technique]",
+        Parameter(
+            about="A technique in use, such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7.",
+            more="See `llmviewer techniques`. May be repeated.",
+            default=(),
+            flag="--with",
+            metavar="TECHNIQUE",
+            link="with",
+        ),
+    ]
+
+
+class LayoutOptions(TypedDict, total=False):
+    """Degrees of parallelism, and how collectives run."""
+
+    tp: Annotated[int, _degree("Tensor parallelism: weights, heads and experts are cut.")]
+    pp: Annotated[int, _degree("Pipeline parallelism: layers are divided among devices.")]
+    ep: Annotated[int, _degree("Expert parallelism: experts are divided among tp x dp devices.")]
+    dp: Annotated[int, _degree("Data parallelism: sequences are divided among devices.")]
+    cp: Annotated[int, _degree("Context parallelism: tokens of prompt and cache are divided among devices.")]
+    micro_batches: Annotated[
+        int,
+        Parameter(
+            about="Parts that the pipeline cuts a batch into; one for each stage if 0.",
+            default=0,
+            least=0,
+            most=MAX_DEGREE,
+        ),
+    ]
+    collective: Annotated[
+        str,
+        Parameter(
+            about="Algorithm of all-reduces and the like; auto: a bound for all of them.",
+            default=Algorithm.AUTO.value,
+            choices=tuple(Algorithm),
+        ),
+    ]
+    hierarchical_all_to_all: Annotated[
+        bool,
+        Parameter(about="Tokens for devices of another node go to one of them, which passes them on.", default=False),
+    ]
+    overlap: Annotated[bool, Parameter(about="Collectives overlap with the launch before them.", default=False)]
+    two_batch_overlap: Annotated[
+        bool,
+        Parameter(
+            about="The batch is cut in two: collectives of one half run while the other computes.",
+            more="SGLang's two-batch, vLLM's dual-batch overlap, DeepSeek's dual micro-batches.",
+            default=False,
+        ),
+    ]
+    redundant_experts: Annotated[
+        int,
+        Parameter(
+            about="Copies of popular experts in each layer, which even out what ranks have to do (EPLB).",
+            more="SGLang's --ep-num-redundant-experts, vLLM's num_redundant_experts.",
+            default=0,
+            least=0,
+            most=MAX_DEGREE,
+            metavar="N",
+        ),
+    ]
+    layout: Annotated[
+        "str | Layout",
+        Parameter(about="All degrees of parallelism in one: 'tp=4 ep=4'.", default="", metavar="DEGREES"),
+    ]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Kernels of attention."""
+
+    attention: Annotated[
+        "str | None",
+        Parameter(
+            about="eager: three launches with the scores in memory; flash: one launch.",
+            more="If not given, flash, or eager in survey accounting.",
+            choices=tuple(Attention),
+        ),
+    ]
+    mla: Annotated[
+        str,
+        Parameter(
+            about="Latent attention (DeepSeek): whether its cache is expanded to keys and values.",
+            more="naive: expand the cache to keys and values; absorbed: project the queries to the cache; auto: naive "
+            "in the prefill, absorbed in decode.",
+            default=Mla.AUTO.value,
+            choices=tuple(Mla),
+        ),
+    ]
+
+
+class PassOptions(TypedDict, total=False):
+    """What passes run, and how they are counted."""
+
+    accounting: Annotated[
+        str,
+        Parameter(
+            about='What is counted: what kernels have to do, or as the paper "LLM Inference Unveiled" does.',
+            more="faithful: what kernels have to do; survey: the conventions of the paper (arXiv:2402.16363).",
+            default=Accounting.FAITHFUL.value,
+            choices=tuple(Accounting),
+        ),
+    ]
+    mtp: Annotated[
+        bool, Parameter(about="Also run multi-token prediction layers, where the model has some.", default=False)
+    ]
+    offload: Annotated[
+        "str | Offload",
+        Parameter(
+            about="Parts of all weights and of the KV cache in host memory, fetched when they are used.",
+            more="Or on storage (@storage): weights=0.5,kv=0.2@storage.",
+            default="",
+            metavar="PARTS",
+        ),
+    ]
+    offload_sync: Annotated[
+        bool, Parameter(about="Nothing is computed while offloaded parts are fetched.", default=False)
+    ]
+
+
+class CommonOptions(
+    PrecisionOptions,
+    AttentionOptions,
+    SkewOptions,
+    LayoutOptions,
+    TechniqueOptions,
+    HardwareOptions,
+    LibraryOptions,
+    EngineOptions,
+    total=False,
+):
+    """Options of every setting of a model."""
+
+
+class ServedOptions(CommonOptions, BoundOptions, total=False):
+    """Options of a setting that serves requests over time."""
+
+
+class SettingOptions(ServedOptions, PassOptions, total=False):
+    """All options of a setting."""
+
+
+class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):
+    """Options of a sweep."""
+
+    expected: Annotated[
+        bool, Parameter(about="Also expected times, of the kernels of `library` or `engine`.", default=False)
+    ]
+
+
+PARAMETERS: Final = declared(SettingOptions)
+
+
+def document_options(options: type) -> Callable[[_C], _C]:
+    """A decorator that shows the options of `options` in the signature and docstring of a function that takes them."""
+
+    def document(function: _C) -> _C:
+        shape = signature(function)
+        named = [each for each in shape.parameters.values() if each.kind is not Argument.VAR_KEYWORD]
+        declarations = declared(options)
+        keywords = [
+            Argument(name, Argument.KEYWORD_ONLY, default=each.default, annotation=_kind(options.__annotations__[name]))
+            for name, each in declarations.items()
+        ]
+        function.__signature__ = shape.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
+        lines = (f"    {name}: {each.help}" for name, each in declarations.items())
+        function.__doc__ = "\n".join((function.__doc__ or "", "    Options:", *lines))
+        return function
+
+    return document
+
+
+def _kind(hint: Any) -> Any:
+    """The type in an annotation, as text where it was quoted."""
+    return getattr(hint.__origin__, "__forward_arg__", hint.__origin__)

@@ -1,0 +1,96 @@
+"""Options of a setting: each declared once, and taken alike by Python, the command line and the page."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from inspect import signature
+
+import pytest
+
+from llmviewer import InputError, analyze, sweep
+from llmviewer.arguments import _hints
+from llmviewer.options import PARAMETERS, LayoutOptions, RequestOptions, SettingOptions, declared
+from llmviewer.parallel.layout import Layout
+from llmviewer.setting import Setting
+
+
+def test_declarations_import_nothing_heavy():
+    heavy = "import sys, llmviewer.options; print({'numpy', 'click'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_every_option_has_a_short_description_and_numbers_have_limits():
+    for name, parameter in (PARAMETERS | declared(RequestOptions)).items():
+        assert 0 < len(parameter.about) <= 100, name
+        assert parameter.about.endswith("."), name
+    for name, kind in _hints().items():
+        if kind in (int, float):
+            assert PARAMETERS[name].limits, name
+            assert PARAMETERS[name].holds(PARAMETERS[name].default), name
+
+
+def test_options_of_a_layout_are_its_fields():
+    defaults = {name: p.default for name, p in declared(LayoutOptions).items() if name != "layout"}
+    assert {f.name: f.default for f in fields(Layout)} == defaults
+
+
+def test_functions_show_the_options_that_they_take():
+    shown = signature(analyze).parameters
+    assert PARAMETERS.keys() < shown.keys()
+    assert (shown["tp"].default, shown["tp"].annotation, shown["quant"].annotation) == (1, int, "str | None")
+    assert "tp: Tensor parallelism" in analyze.__doc__
+    assert "bound" not in signature(sweep).parameters
+
+
+def test_degrees_are_options_of_their_own_or_one_layout():
+    one, other = (analyze("gpt2", "l4", **given) for given in ({"tp": 2}, {"layout": "tp=2"}))
+    assert one.to_dict() == other.to_dict()
+    assert one.inputs.devices == 2
+    with pytest.raises(InputError, match=r"^layout and tp say the same; give one of them$"):
+        analyze("gpt2", "l4", layout="tp=2", tp=2)
+    with pytest.raises(
+        InputError, match=r"^collective must be one of auto, ring, tree, one-shot, two-shot; got 'star'"
+    ):
+        analyze("gpt2", "l4", collective="star")
+
+
+def test_offloading_waits_by_a_word_or_by_an_option():
+    one, other = (
+        Setting.of("gpt2", "l4", **given)
+        for given in ({"offload": "weights=0.5 sync"}, {"offload": "weights=0.5", "offload_sync": True})
+    )
+    assert one.offload == other.offload
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"tp": "2"}, "tp must be a whole number; got '2'"),
+        ({"tp": True}, "tp must be a whole number; got True"),
+        ({"tp": 0}, "tp must be at least 1; got 0"),
+        ({"overlap": 1}, "overlap must be true or false; got 1"),
+        ({"quant": 4}, "quant must be text; got 4"),
+        ({"techniques": "fusion"}, "techniques must be a list of text or a mapping or a Technique; got 'fusion'"),
+    ],
+)
+def test_an_option_of_another_type_is_an_error_that_names_it(given, error):
+    with pytest.raises(InputError) as raised:
+        analyze("gpt2", "l4", **given)
+    assert str(raised.value) == error
+
+
+def test_an_unknown_option_is_a_type_error_with_the_nearest_name():
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'quat'; did you mean quant"):
+        analyze("gpt2", "l4", quat="fp8")
+
+
+def test_inputs_of_a_setting_are_options_that_give_it_again():
+    given = {"quant": "W4A16g128", "tp": 2, "techniques": ("fusion",), "engine": "vllm", "expert_skew": 0.5}
+    setting = Setting.of("mixtral-8x7b", "h100-sxm", **given)
+    told = setting.inputs()
+    again = Setting.of(
+        setting.model, setting.hardware,
+        **{name: value for name, value in told.items() if name in PARAMETERS and name != "library"},
+    )  # fmt: skip
+    assert again == setting
+    assert told.keys() - {"devices"} <= SettingOptions.__annotations__.keys()

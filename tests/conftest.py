@@ -33,6 +33,25 @@ settings.load_profile("suite")
 gc.set_threshold(100_000)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all", action="store_true", help="run slow tests, and the others over all their cases, as CI does"
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow(reason): runs only with --all")
+
+
+def pytest_collection_modifyitems(config, items):
+    marked = {item: mark for item in items if (mark := item.get_closest_marker("slow"))}
+    if nameless := [item.nodeid for item, mark in marked.items() if not mark.args]:
+        raise pytest.UsageError(f"{nameless[0]}: pytest.mark.slow needs a reason")
+    if marked and not config.getoption("all"):
+        config.hook.pytest_deselected(items=list(marked))
+        items[:] = [item for item in items if item not in marked]
+
+
 def pytest_collection_finish():
     gc.freeze()
 

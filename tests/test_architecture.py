@@ -6,7 +6,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
+from .cases import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,7 +89,7 @@ def _imported(path):
                 yield (f"{name}.{alias.name}" if whole else name, node.lineno, id(node) in top)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@for_each("path", FILES)
 def test_imports_point_down(path):
     if path.name == "__init__.py" and path.parent.name == "llmviewer":
         return  # the interface: names of all layers, imported when asked for
@@ -106,7 +106,7 @@ def test_no_module_needs_itself_by_way_of_others():
     assert len(list(TopologicalSorter(needs).static_order())) == len(FILES) - 1
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@for_each("path", FILES)
 def test_heavy_packages_are_imported_where_they_are_used(path):
     checks = [node for node in parsed(path).body if isinstance(node, ast.If)]
     typing_only = {n.lineno for check in checks for n in ast.walk(check) if isinstance(n, ast.Import | ast.ImportFrom)}

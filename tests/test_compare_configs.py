@@ -26,5 +26,6 @@ def test_random_configs_have_as_many_parameters_as_in_transformers(monkeypatch):
     assert [line for line in lines if ": refused: " not in line] == []
 
 
+@pytest.mark.slow("counts in torch again")
 def test_defaults_of_classes_are_those_of_transformers(recounted):
     recounted("make_class_defaults.py")

@@ -15,9 +15,13 @@ from llmviewer.documents import read_yaml
 from llmviewer.model_files import load_model, model_names
 from llmviewer.resource import MEMORY, Resource, Unit, matrix, vector
 
-GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
+from .cases import for_each, gpus
+
 UNSAID = "no torch_dtype in its config: counts as fp16, as the field serves models"
-NVIDIA = [name for name in GPUS if load_hardware(name).vendor == "nvidia"]
+
+
+def nvidia():
+    return gpus("nvidia")
 
 
 def _value(name, key):
@@ -29,7 +33,7 @@ def test_there_is_what_the_documentation_promises():
     assert len(model_names()) >= 50
 
 
-@pytest.mark.parametrize("name", hardware_names())
+@for_each("name", hardware_names)
 def test_every_device_loads_by_its_name_and_its_aliases(name):
     device = load_hardware(name)
     assert device.name == name
@@ -38,7 +42,7 @@ def test_every_device_loads_by_its_name_and_its_aliases(name):
         assert load_hardware(alias) == load_hardware(alias.upper()) == device
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_every_model_loads_by_its_name_and_its_aliases(name):
     model = load_model(name)
     assert model.name == name
@@ -56,12 +60,12 @@ def test_no_two_files_claim_a_name(kind, names):
     assert [name for name, times in claimed.items() if times > 1] == []
 
 
-@pytest.mark.parametrize("name", hardware_names())
+@for_each("name", hardware_names)
 def test_the_numbers_of_every_device_fit_together(name):
     assert violations(load_hardware(name)) == ()
 
 
-@pytest.mark.parametrize("name", hardware_names())
+@for_each("name", hardware_names)
 def test_every_file_says_what_its_numbers_are(name):
     comment = (data_dir("hardware") / f"{name}.yaml").read_text(encoding="utf-8").split("\nname:")[0]
     assert comment.startswith("# ")
@@ -69,7 +73,7 @@ def test_every_file_says_what_its_numbers_are(name):
         assert said in " ".join(comment.replace("\n#", " ").split())
 
 
-@pytest.mark.parametrize("name", NVIDIA)
+@for_each("name", nvidia)
 def test_ridge_points_of_gpus_are_ordered_and_plausible(name):
     device = load_hardware(name)
     ridge = {resource: rate / device.bandwidth() for resource, rate in device.rates.items() if resource != MEMORY}
@@ -82,21 +86,21 @@ def test_ridge_points_of_gpus_are_ordered_and_plausible(name):
         assert 30 < ridge[matrix("fp16")] < 1300  # the H20 and the Jetson Thor
 
 
-@pytest.mark.parametrize("name", GPUS)
+@for_each("name", gpus)
 def test_the_chip_of_a_gpu_holds_less_than_a_gigabyte_and_less_than_the_memory(name):
     device = load_hardware(name)
     assert 1e6 < device.on_chip_bytes < 1e9 or isinf(device.on_chip_bytes)
     assert device.capacity > 4e9
 
 
-@pytest.mark.parametrize("name", hardware_names())
+@for_each("name", hardware_names)
 def test_bandwidth_is_the_width_of_the_bus_times_a_possible_rate_a_pin(name):
     width = _value(name, "memory.bus_width")
     if width:  # not published for every device
         assert 0.8 < load_hardware(name).bandwidth() * 8 / width / 1e9 <= 32  # [Gbit/s]
 
 
-@pytest.mark.parametrize("name", NVIDIA)
+@for_each("name", nvidia)
 def test_the_matrix_rate_is_a_whole_number_of_ops_a_core_and_clock(name):
     """A power of two for each of the cores at the clock it holds at, within the rounding of the datasheets."""
     cores, clock = _value(name, "cores.count"), _value(name, "clock.matrix") or _value(name, "clock.boost")
@@ -106,14 +110,14 @@ def test_the_matrix_rate_is_a_whole_number_of_ops_a_core_and_clock(name):
         assert ops == pytest.approx(nearest, rel=0.03)
 
 
-@pytest.mark.parametrize("name", NVIDIA)
+@for_each("name", nvidia)
 def test_a_pair_of_cards_is_bridged_and_a_switch_joins_more(name):
     kind = {fact.key: fact.value for fact in load_hardware(name).facts}
     if "scale_up.topology" in kind:
         assert ("bridge" in kind["scale_up.type"]) == (kind["scale_up.topology"] == "pair" or name == "h200-nvl")
 
 
-@pytest.mark.parametrize("name", hardware_names())
+@for_each("name", hardware_names)
 def test_every_rate_of_the_file_reaches_the_roofline(name):
     device = load_hardware(name)
     for fact in device.facts:
@@ -153,7 +157,7 @@ def test_dense_rates_of_datasheets(name, key, value):
 
 
 def test_int4_units_ended_with_ada():
-    for name in NVIDIA:
+    for name in nvidia():
         device = load_hardware(name)
         if device.architecture in ("hopper", "blackwell", "blackwell ultra", "rubin"):
             assert matrix("int4") not in device.rates
@@ -162,7 +166,7 @@ def test_int4_units_ended_with_ada():
 SIZE = re.compile(r"(?:^|-)(\d+)b(\d)$|(?:^|-)(\d+(?:\.\d+)?)([bm])(?=-|$)")
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_models_are_as_large_as_their_names_say(name):
     found = [match for match in SIZE.finditer(name) if name != "olmoe-1b-7b"]  # which has 1 B active, 7 B in all
     if not found:
@@ -172,7 +176,7 @@ def test_models_are_as_large_as_their_names_say(name):
     assert load_model(name).parameters / 1e9 == pytest.approx(billions, rel=0.35)  # falcon-rw-1b has 1.3
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_models_have_the_shapes_of_what_they_do(name):
     model = load_model(name)
     decoder = model.generates and not model.encodes

@@ -100,6 +100,7 @@ def test_products_of_a_prefill_equal_torchs_but_for_the_mask_and_the_head():
     assert ours == torch
 
 
+@pytest.mark.slow("counts in torch again")
 def test_deepseek_v4_json_is_what_torch_counts_today(recounted):
     """Needs the extra `oracle`; skipped without it."""
     recounted("make_deepseek_v4.py")

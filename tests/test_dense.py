@@ -17,6 +17,7 @@ from llmviewer.operators.elementwise import Add, Norm, Rope
 from llmviewer.operators.masks import CAUSAL, Causal
 from llmviewer.workload import Workload
 
+from .cases import for_each
 from .strategies import built
 
 SMALL = {
@@ -48,7 +49,7 @@ def shape(op: Operator, part: str = "weight") -> tuple[int, ...]:
     return next(w.shape for w in op.weights if w.name == f"{op.name}.{part}")
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_kinds_of_layer_have_names_of_their_own(name: str) -> None:
     names = [block.name for block in load_model(name).graph.blocks]
     assert len(names) == len(set(names))

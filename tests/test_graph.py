@@ -18,6 +18,8 @@ from llmviewer.precision import FP16, NAMED
 from llmviewer.setting import Setting
 from llmviewer.transforms.flash_attention import flash_attention
 
+from .cases import for_each
+
 PARTS = Parts(format=FP16)
 X = PARTS.tensor("x", 8)
 NORM = PARTS.norm("norm", X)
@@ -85,7 +87,7 @@ def test_every_structure_can_run_under_every_technique(attention, quant):
         check(name, attention, quant)
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_every_model_can_run_quantized_and_names_are_unique_in_a_block(name):
     check(name, "flash", "W4A16g128")
 
@@ -102,7 +104,7 @@ def check(name, attention, quant):
     assert graph.layers == model.graph.layers, name
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_blocks_hand_on_a_stream_of_one_width(name):
     """What a block leaves is as wide as what the next one reads, those aside whose result is given to later ones."""
     blocks = load_model(name).graph.blocks

@@ -642,6 +642,7 @@ def test_nemotron_omni_is_its_language_model(text):
     assert graph.parameters == load_model("nemotron-3-nano-30b-a3b").graph.parameters
 
 
+@pytest.mark.slow("counts in torch again")
 def test_latest_json_is_what_torch_counts_today(recounted):
     """Needs the extra `oracle`; skipped without it."""
     recounted("make_latest.py")

@@ -30,6 +30,7 @@ def test_each_tensor_of_a_checkpoint_is_claimed_and_bytes_agree(name):
     assert not difference(config_of(name, entry), unfolded(entry["tensors"]))
 
 
+@pytest.mark.slow("counts in torch again")
 def test_names_are_those_that_transformers_saves_now(recounted):
     recounted("make_modules.py", "falcon-h1-0.5b", "t5-small", "gpt2", "qwen1.5-moe-a2.7b")
 

@@ -8,6 +8,7 @@ import pytest
 
 from llmviewer.model_files import load_model, model_names
 
+from .cases import for_each
 from .oracle.make_parameters import ORACLE, PAGE, page, specs
 
 STORED = json.loads(ORACLE.read_text(encoding="utf-8"))
@@ -18,7 +19,7 @@ def test_every_model_has_a_row():
     assert tuple(sorted(STORED["models"])) == model_names(), REMAKE
 
 
-@pytest.mark.parametrize("name", STORED["models"])
+@for_each("name", STORED["models"])
 def test_parameters_equal_those_of_another_count(name):
     assert load_model(name).parameters == STORED["models"][name]["parameters"]
 
@@ -35,6 +36,7 @@ def test_the_page_is_made_of_these_counts():
     assert PAGE.read_text(encoding="utf-8") == page(STORED), REMAKE
 
 
+@pytest.mark.slow("counts in torch again")
 def test_parameters_json_is_what_transformers_counts_today(recounted):
     """Of each eighth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
     recounted("make_parameters.py", *model_names()[::8])

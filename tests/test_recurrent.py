@@ -132,6 +132,7 @@ def test_parameters_equal_those_of_transformers(name):
     assert graph(name).parameters == MODELS[name]["parameters"]
 
 
+@pytest.mark.slow("counts in torch again")
 def test_recurrent_json_is_what_torch_counts_today(recounted):
     """Of the tiny ones: versions are pinned. Needs the extra `oracle`; skipped without it."""
     recounted("make_recurrent.py", "kimi_linear", "minimax", "rwkv")

@@ -84,11 +84,13 @@ class Inputs:
 class Analysis:
     """Result of analyze(), in OPs, bytes and seconds.
 
+    setting   model, device, precision, layout, techniques and kernels
     effect    effect of techniques; None without techniques
     measured  verdicts on times that the user measured
     rivals    computes `faster` on first use, as it is slow and only reports show it
     """
 
+    setting: Setting = field(repr=False, compare=False)
     model: Model
     hardware: Hardware
     inputs: Inputs = field(repr=False)
@@ -232,6 +234,7 @@ def analyzed(
     answer = _answer(setting, schedule, batch=batch, gen=written, **read)
     compared = _effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None
     return Analysis(
+        setting=setting,
         model=setting.model,
         hardware=setting.hardware,
         inputs=Inputs.of(

@@ -20,6 +20,7 @@ from .generation import ends
 
 _TOLD: Final = 0.01  # share of the expected time from which operators without a measured kernel are named
 _NAMED: Final = 4
+_INNER: Final = ("workload", "advises")  # fields of a Phase that are not in its JSON
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
 
 
@@ -116,6 +117,7 @@ class Phase:
     whole batch is `micro_batches` such passes and takes time_s (expected: expected_time_s), more than the sum over
     operators if stages wait.
 
+    workload  one micro-batch on one device, as techniques change it
     advises  computes `advice` on first use, as it takes about as long as the rest
     """
 
@@ -131,6 +133,7 @@ class Phase:
     kv_len: int
     operators: tuple[OperatorResult, ...] = field(repr=False)
     total: Total
+    workload: Workload = field(repr=False, compare=False)
     advises: Callable[[], str] = field(repr=False, compare=False)
 
     @cached_property
@@ -140,7 +143,7 @@ class Phase:
 
     def to_dict(self) -> dict[str, Any]:
         """The phase as JSON."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "advises"}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _INNER}
         parts = {"operators": tuple(map(asdict, self.operators)), "total": asdict(self.total)}
         return {**own, **parts, "advice": self.advice}
 
@@ -196,6 +199,7 @@ def phase(
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.rows, expected, strict=True)),
         total=total,
+        workload=workload,
         advises=lambda: advise(
             setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures()
         ),

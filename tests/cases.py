@@ -35,7 +35,7 @@ def for_each(names, cases, *, fast=None):
                 try:
                     test(**dict(zip(names, value if len(names) > 1 else [value], strict=True)), **fixtures)
                 except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 all are raised below
-                    error.add_note(f"case {value!r}")
+                    error.add_note(f"case {value!r}"[:200])
                     failures.append(error)
             if failures:
                 raise BaseExceptionGroup(f"{len(failures)} of {len(values)} cases", failures)

@@ -10,7 +10,7 @@ from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
 from llmviewer.model import kv_cache
-from llmviewer.model_files import load_model, model_names
+from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax
 from llmviewer.operators.base import Role
 from llmviewer.operators.collectives import AllGather, Collective
@@ -18,10 +18,15 @@ from llmviewer.operators.linear import LatentExpansion, LMHead
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import for_each, one_per_type
+
 H100 = "h100-sxm"
 PROMPT = Workload.prefill(batch=1, prompt=4096)
 STEP = Workload.decode(batch=2, kv_len=4096, prompt=2048)
-ONE_OF_EACH = sorted({load_model(name).model_type: name for name in model_names()}.values())  # kinds of models
+
+
+def generating():
+    return [name for name in one_per_type() if load_model(name).generates]
 
 
 def _pair(name: str, ranks: int = 2, **asked: str) -> tuple[Setting, Setting]:
@@ -42,14 +47,14 @@ def _shared_ops(graph, workload) -> float:
     )
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@for_each("name", one_per_type)
 def test_ranks_launch_in_a_prefill_what_one_device_does_and_share_it_out(name):
     one, shared = _pair(name)
     assert _launches(shared.graph.check()) == _launches(one.graph)
     assert 2 * _shared_ops(shared.graph, PROMPT) == pytest.approx(_shared_ops(one.graph, PROMPT))
 
 
-@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH if load_model(name).generates])
+@for_each("name", generating)
 def test_ranks_hold_equal_parts_of_the_cache_and_have_the_same_of_it_in_both_passes(name):
     one, shared = _pair(name)
     states = {

@@ -34,18 +34,13 @@ from llmviewer.roofline import plan
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.workload import Workload
 
+from .cases import for_each
 from .strategies import built
 
 ORACLE = Path(__file__).parent / "oracle"
 MODELS = json.loads((ORACLE / "encoders.json").read_text(encoding="utf-8"))["models"]
-CASES = [
-    pytest.param(name, case, id=f"{name}-{case['phase']}-{case['batch']}x{case['prompt']}")
-    for name, model in MODELS.items()
-    for case in model["cases"]
-]
+CASES = [(name, case) for name, model in MODELS.items() for case in model["cases"]]
 HEAD_OF_THEIR_OWN = ("flan-t5-base", "flan-t5-xl", "mt5-base")  # whose matrix transformers ties to the embedding
-ENCODERS = [name for name in MODELS if not load_model(name).generates]
-PAIRS = [name for name in MODELS if load_model(name).encodes]
 OPERATOR = (  # how a module's path in transformers ends, and the name of the operator
     (r"(?:EncDecAttention|encoder_attn)\.([qkv])(?:_proj)?", r"cross_\1_proj"),
     (r"(?:EncDecAttention|encoder_attn)\.(?:o|out_proj)", "cross_o_proj"),
@@ -98,6 +93,14 @@ def _named(path):
     return next(re.sub(f".*?{end}$", found, path) for end, found in OPERATOR if re.search(f"{end}$", path))
 
 
+def encoders():
+    return [name for name in MODELS if not load_model(name).generates]
+
+
+def pairs():
+    return [name for name in MODELS if load_model(name).encodes]
+
+
 def _workload(case):
     batch, prompt = case["batch"], case["prompt"]
     if case["phase"] == "prefill":
@@ -105,7 +108,7 @@ def _workload(case):
     return Workload.decode(batch=batch, kv_len=prompt + 1, prompt=prompt)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_parameters_equal_those_of_transformers(name):
     graph = load_model(name).graph
     (matrix,) = {w.shape for _, op in graph for w in op.weights if w.name == "lm_head.weight"} or {(0, 0)}
@@ -123,7 +126,7 @@ def test_parameters_equal_those_of_published_checkpoints():
     assert made.parameters == 567_755_777
 
 
-@pytest.mark.parametrize(("name", "case"), CASES)
+@for_each("name, case", CASES)
 def test_ops_of_every_matrix_product_equal_those_of_torch(name, case):
     workload = _workload(case)
     ours, theirs = Counter(), Counter()
@@ -186,7 +189,7 @@ def test_the_time_of_decoding_is_the_sum_over_its_steps(name, prompt, device):
     assert found == pytest.approx(sum(steps), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@for_each("name", pairs)
 def test_an_encoder_does_nothing_in_a_decode_step_and_has_no_row_there(name):
     graph = load_model(name).graph
     step = Workload.decode(batch=4, kv_len=130, prompt=100)
@@ -381,7 +384,7 @@ def test_what_is_not_known_is_refused_in_one_line(config, line):
         built(**config)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@for_each("name", encoders)
 def test_an_encoder_has_one_pass_and_keeps_nothing(name):
     found = llmviewer.analyze(name, "a100-sxm-80gb", prompt=200, batch=3)
     assert found.phases.decode is None

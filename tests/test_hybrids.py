@@ -28,14 +28,11 @@ from llmviewer.precision import FP16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import for_each
 from .strategies import built
 
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "flops.json").read_text(encoding="utf-8"))["hybrids"]
-CASES = [
-    pytest.param(name, case, id=f"{name}-{case['phase']}-{case['batch']}x{case['kv_len']}")
-    for name, model in ORACLE.items()
-    for case in model["cases"]
-]
+CASES = [(name, case) for name, model in ORACLE.items() for case in model["cases"]]
 MODEL_TYPES = (
     "falcon_h1", "zamba2", "bamba", "granitemoehybrid", "lfm2", "lfm2_moe", "recurrent_gemma", "gemma4_text",
     "gemma3n_text",
@@ -113,7 +110,7 @@ def _counted_by_us(name, w):
     return counted
 
 
-@pytest.mark.parametrize(("name", "case"), CASES)
+@for_each("name, case", CASES)
 def test_ops_of_every_matrix_product_equal_torchs_to_the_digit(name, case):
     w = Workload.chunk(batch=case["batch"], chunk=case["q_len"], past=case["kv_len"] - case["q_len"])
     ours = _counted_by_us(name, w)

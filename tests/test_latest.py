@@ -23,6 +23,7 @@ from llmviewer.resource import Unit, matrix, vector
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import for_each
 from .strategies import built
 
 ORACLE = Path(__file__).parent / "oracle"
@@ -361,7 +362,7 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("name", TORCH["models"])
+@for_each("name", TORCH["models"])
 def test_parameters_of_small_models_equal_those_of_transformers(name):
     head = 96 * 64 if _type(name) in HEADLESS else 0
     assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"] + head

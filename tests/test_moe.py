@@ -26,6 +26,7 @@ from llmviewer.forms import distinct_experts, evaluate
 from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model, model_names
+from llmviewer.model_index import index
 from llmviewer.operators.linear import ExpertsLinear
 from llmviewer.operators.masks import CAUSAL, Chunked
 from llmviewer.precision import FP16
@@ -35,12 +36,15 @@ from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
 
+from .cases import for_each
+
 MODEL_TYPES = (
     "mixtral", "phimoe", "olmoe", "minimax_m2", "granitemoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "dbrx",
     "grok-1", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm4_moe", "dots1", "gpt_oss", "llama4_text",
     "ernie4_5_moe", "hunyuan_v1_moe",
 )  # fmt: skip
-MODELS = [name for name in model_names() if load_model(name).model_type in MODEL_TYPES]
+MODELS = [name for name in model_names() if index()[name].model_type in MODEL_TYPES]
+ONE_OF_EACH = sorted({index()[name].model_type: name for name in MODELS}.values())
 
 SCOUT = {  # the text_config of meta-llama/Llama-4-Scout-17B-16E-Instruct; with every field that it has
     "model_type": "llama4_text",
@@ -135,7 +139,7 @@ def test_mixtral_reads_the_experts_that_its_tokens_reach_and_holds_all(tokens, e
     assert held < weight_bytes(graph) == 2 * 46_702_792_704 < held + 2 * 2e9
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_experts_take_as_many_ops_as_their_active_weights_whatever_the_batch(name):
     for w, tokens in ((Workload.prefill(batch=2, prompt=300), 600), (Workload.decode(batch=7, kv_len=99), 7)):
         for block, op in load_model(name).graph:
@@ -281,7 +285,7 @@ def test_active_parameters_are_those_of_the_papers(name, published, without):
     assert float(published) in (round(billions * unit) / unit, floor(billions * unit) / unit)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_a_mixture_has_fewer_active_parameters_than_parameters(name):
     model = load_model(name)
     assert 0.02 < model.active_parameters / model.parameters < 0.4
@@ -345,7 +349,7 @@ def test_a_decode_step_of_gpt_oss_attends_to_its_windows():
     assert ops["global", "qk_matmul"] == 2 * 64 * 64 * 10_000
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", ONE_OF_EACH)
 @pytest.mark.parametrize("quant", ["W16A16", "W4A16g128", "W8A8KV8", "fp8", "mxfp4,router=W8A8"])
 @pytest.mark.parametrize("on_chip_bytes", [None, 1e7])
 def test_every_model_can_be_quantized_and_fused(name, quant, on_chip_bytes):
@@ -362,7 +366,7 @@ def test_every_model_can_be_quantized_and_fused(name, quant, on_chip_bytes):
     assert (experts.pop().bits < 16) == (quant != "W16A16")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_every_tensor_lives_until_it_is_read_last(name):
     for block in load_model(name).graph.blocks:
         for op, form in zip(block.operators, live_bytes(block), strict=True):

@@ -18,6 +18,7 @@ from llmviewer.model_files import load_model, model_names
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import for_each
 from .strategies import built
 
 TINY = {
@@ -40,7 +41,10 @@ EXPERTS = 8 * 3 * 64 * 32 + 3 * 64 * 32 + 8 * 64  # routed, shared, router
 LAYER = 64 * (4 + 2 + 2 + 4) * 16 + EXPERTS + 2 * 64  # with q, k, v, o and two norms
 FURTHER = LAYER + 64 * 2 * 64 + 3 * 64  # with the projection of two, and norms before and after
 MODELS = Path(__file__).parents[1] / "models"
-WITH_SOME = [name for name in model_names() if load_model(name).predicting]
+
+
+def predicting():
+    return [name for name in model_names() if load_model(name).predicting]
 
 
 def load_config(name):
@@ -111,7 +115,7 @@ def test_deepseek_v3_has_eleven_and_a_half_billion_of_its_own():
     assert model.predicting.parameters - model.parameters == pytest.approx(11.5e9, rel=0.01)
 
 
-@pytest.mark.parametrize("name", WITH_SOME)
+@for_each("name", predicting)
 def test_every_model_that_has_some_runs_with_them(name):
     model = load_model(name)
     assert model.predicting.parameters > model.parameters
@@ -125,7 +129,7 @@ def test_every_model_that_has_some_runs_with_them(name):
 def test_models_of_all_families_have_some():
     named = {"deepseek-v3", "deepseek-v3.2", "deepseek-v4-pro", "glm-4.5", "glm-5", "mimo-7b", "minimax-m2.5"}
     named |= {"qwen3-next-80b-a3b", "hy3-preview", "glm-ocr", "nemotron-3-super-120b-a12b", "minimax-m3"}
-    assert named <= set(WITH_SOME)
+    assert named <= set(predicting())
 
 
 def test_prediction_layers_are_those_of_public_code():

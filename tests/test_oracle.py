@@ -24,13 +24,12 @@ from llmviewer.operators.linear import ExpertsLinear, Linear
 from llmviewer.operators.masks import CAUSAL
 from llmviewer.workload import Workload
 
+from .cases import for_each
+
 ORACLE = Path(__file__).parent / "oracle"
 MODELS = json.loads((ORACLE / "flops.json").read_text(encoding="utf-8"))["models"]
-CASES = [
-    pytest.param(name, case, id=f"{name}-{case['phase']}-{case['batch']}x{case['kv_len']}")
-    for name, model in MODELS.items()
-    for case in model["cases"]
-]
+CASES = [(name, case) for name, model in MODELS.items() for case in model["cases"]]
+DECODE_STEPS = [(name, case) for name, case in CASES if case["phase"] == "decode"]
 OPERATOR = {  # last part of a module's path in transformers -> name of the operator
     "q_proj": "q_proj",
     "k_proj": "k_proj",
@@ -110,31 +109,31 @@ def _counted_by_us(name, w):
     return counted
 
 
-@pytest.mark.parametrize(("name", "case"), CASES)
+@for_each("name, case", CASES)
 def test_ops_of_every_matrix_product_equal_torchs_to_the_digit(name, case):
     ours = _counted_by_us(name, _workload(case))
     assert ours == _counted_by_torch(case)
     assert sum(ours.values()) == case["flops"]
 
 
-@pytest.mark.parametrize(("name", "case"), [param for param in CASES if param.values[1]["phase"] == "decode"])
+@for_each("name, case", DECODE_STEPS)
 def test_attention_of_a_decode_step_needs_no_change_of_convention(name, case):
     w = _workload(case)
     products = [(b.repeat, op) for b, op in load_model(name).graph if isinstance(op, QK | SV)]
     assert sum(n * evaluate(op.work().ops, w) for n, op in products) == _counted_by_torch(case)["attention"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_parameters_equal_those_of_transformers(name):
     assert load_model(name).parameters == MODELS[name]["parameters"]
 
 
-@pytest.mark.parametrize("name", model_names())
+@for_each("name", model_names)
 def test_parameters_equal_the_count_in_the_models_file(name):
     assert load_model(name).graph.parameters == read_yaml(data_dir("models") / f"{name}.yaml").integer("parameters")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_the_cache_holds_as_many_elements_a_token_as_that_of_transformers(name):
     model = load_model(name)
     repeated = 16 if name == "falcon-40b" else 1  # transformers caches its 8 KV heads as 128

@@ -17,7 +17,7 @@ from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s, generation, prefill_s
 from llmviewer.memory import memory, weight_bytes
 from llmviewer.model import kv_cache
-from llmviewer.model_files import load_model, model_names
+from llmviewer.model_files import load_model
 from llmviewer.operators.attention import Attention
 from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, Collective, Group, Send
@@ -32,6 +32,8 @@ from llmviewer.precision import FP16
 from llmviewer.resource import hop, link
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload, popularity
+
+from .cases import for_each, one_per_type
 
 NODES = ("scale_up.devices=8", "scale_up.latency=1 us", "scale_out.bandwidth=50 GB/s", "scale_out.latency=5 us")
 H100 = load_hardware("h100-sxm", NODES)
@@ -274,8 +276,6 @@ def test_branches_side_by_side_are_added_before_they_are_brought_together():
 
 # The law of all of them.
 
-KINDS = {load_model(name).model_type: name for name in reversed(model_names())}
-
 
 def _fewer(block, tp):
     """Whether some heads or groups of a block are fewer than ranks, so that several have the same one."""
@@ -283,7 +283,7 @@ def _fewer(block, tp):
     return any(n < tp for n in kv + [op.groups for op in block.operators if isinstance(op, Scan)])
 
 
-@pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+@for_each("name", one_per_type)
 def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
     whole = load_model(name).graph
     for tp in (2, 4, 8):
@@ -325,7 +325,7 @@ def _is_a_part(whole, part, tp, *, copies, streams):
         assert own.width * tp >= all_of_it.width
 
 
-@pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+@for_each("name", one_per_type)
 def test_stages_do_the_whole_between_them(name):
     whole = load_model(name).graph
     tied = sum(b.repeat * w.numel for b, op in whole for w in op.weights if w.tied)

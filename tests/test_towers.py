@@ -31,15 +31,12 @@ from llmviewer.setting import Setting
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
 
+from .cases import for_each
 from .strategies import built
 
 ORACLE = Path(__file__).parent / "oracle"
 MODELS = json.loads((ORACLE / "towers.json").read_text(encoding="utf-8"))["models"]
-CASES = [
-    pytest.param(name, case, id=f"{name}-{case['pictures']}")
-    for name, model in MODELS.items()
-    for case in model.get("cases", ())
-]
+CASES = [(name, case) for name, model in MODELS.items() for case in model.get("cases", ())]
 TEXTS = [pytest.param(name, model["text"], id=name) for name, model in MODELS.items() if "text" in model]
 SEEING = (
     "llava-1.5-7b",
@@ -105,7 +102,7 @@ def _counted(blocks, w, *, cells=False, stream=None):
     return found
 
 
-@pytest.mark.parametrize(("name", "case"), CASES)
+@for_each("name, case", CASES)
 def test_ops_of_a_tower_equal_torchs_to_the_digit(name, case):
     model, pictures = load_model(name), case["pictures"]
     if model.picture:
@@ -132,7 +129,7 @@ def test_ops_of_a_tower_for_texts_equal_torchs(name, case):
     assert _counted(blocks, w, cells=True) == {kind: case[kind] for kind in ("patches", "weights", "attention")}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_parameters_equal_those_of_transformers(name):
     assert load_model(name).parameters == MODELS[name]["parameters"]
 

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.devices.hardware import Hardware
 from llmviewer.errors import InputError
+from llmviewer.operators.kinds import kind_of
 from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
 
@@ -20,12 +21,6 @@ from .operator_table import number
 from .roofline_points import Point, Roof, about, joined, points, roofs
 from .text import called
 
-_SYMBOL: Final = {
-    "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
-    "activation": "square", "rope": "star", "embedding": "triangle-down", "quantize": "x",
-    "experts": "octagon", "router": "triangle-right", "route": "triangle-left", "permute": "bowtie",
-    "combine": "hourglass", "conv": "pentagon", "scan": "diamond-wide", "elementwise": "diamond-tall",
-}  # fmt: skip
 _LABELS: Final = 4  # points that are named in the picture
 _KINDS: Final = 8  # that a legend tells apart: a phone has room for no more
 _BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend, and of a line of that [px]
@@ -128,7 +123,7 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
                 hovertext=[f"<b>{name}</b><br>{p.hover(phase)}" for p in own],
                 customdata=[p.operator for p in own],
                 marker={
-                    "symbol": _SYMBOL.get(kind, "circle-open"), "size": [_diameter(p.share) / 1.5 for p in own],
+                    "symbol": kind_of(kind).symbol, "size": [_diameter(p.share) / 1.5 for p in own],
                     "color": line["color"], "opacity": 0.8, "line": {"color": PAPER, "width": 1},
                 },
             )  # fmt: skip
@@ -277,7 +272,7 @@ def _markers(figure: go.Figure, kind: str, own: Sequence[Point], phase: str) -> 
         showlegend=False, hovertext=[p.hover(phase) for p in own], hovertemplate="%{hovertext}<extra></extra>",
         customdata=[p.operator for p in own],
         marker={
-            "symbol": _SYMBOL.get(kind, "circle-open"), "size": [_diameter(p.share) for p in own], "opacity": 0.85,
+            "symbol": kind_of(kind).symbol, "size": [_diameter(p.share) for p in own], "opacity": 0.85,
             "color": [BOUND_COLOR[p.bound] for p in own], "line": {"color": PAPER, "width": 1},
         },
     )  # fmt: skip
@@ -287,7 +282,7 @@ def _shape(figure: go.Figure, kind: str) -> None:
     """The shape of a kind in the legend, without the colour of any bound or device."""
     figure.add_scatter(
         x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
-        marker={"symbol": _SYMBOL.get(kind, "circle-open"), "size": 9, "color": INK},
+        marker={"symbol": kind_of(kind).symbol, "size": 9, "color": INK},
     )  # fmt: skip
 
 

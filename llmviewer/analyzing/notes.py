@@ -21,7 +21,7 @@ from ..operators.base import Operator
 from ..operators.block_sparse import BlockIndexer
 from ..operators.collectives import OUT, UP
 from ..operators.fused import Fused
-from ..operators.linear import ExpertsLinear, LatentExpansion, Linear
+from ..operators.linear import ExpertsLinear, LatentExpansion, Linear, Router
 from ..parallel import busiest
 from ..parallel.layout import Network
 from ..parallel.overlap import Overlapped
@@ -292,7 +292,7 @@ def _replicated(setting: Setting) -> list[str]:
     replicated = dict.fromkeys(
         op.name
         for block, op in setting.graph
-        if (isinstance(op, Linear) and op.kind != "router" and whole.get(_place(block, op)) == op.weight.shape)
+        if (isinstance(op, Linear) and not isinstance(op, Router) and whole.get(_place(block, op)) == op.weight.shape)
         or (isinstance(op, Indexer | BlockIndexer) and heads.get(_place(block, op)) == op.heads.num_heads)
     )
     tp = setting.layout.tp

@@ -15,7 +15,7 @@ from ..forms import Form
 from ..graph import Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import ACTIVATION_OPS, Elementwise, Norm, Rope
+from ..operators.elementwise import ACTIVATION_OPS, Elementwise, Norm, Rope, Route
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
@@ -96,7 +96,7 @@ class QueryRope(Elementwise):
 
     turned: int
 
-    kind: str = "rope"
+    kind: str = Rope.kind
 
     def reads(self) -> tuple[Tensor, ...]:
         return (replace(self.inputs[0], width=self.turned),)
@@ -152,7 +152,7 @@ class Gemma4Layer(Layer):
         router_norm, experts_norm = (parts.norm(name, x) for name in ("router_norm", "experts_norm"))
         experts = moe.operators(parts, experts_norm.result, seen=router_norm.result)
         scale = (parts.weight("per_expert_scale", moe.experts),)
-        experts = tuple(replace(op, weights=scale) if op.kind == "route" else op for op in experts)
+        experts = tuple(replace(op, weights=scale) if isinstance(op, Route) else op for op in experts)
         experts_after = parts.norm("experts_post_norm", result(experts))
         both = parts.add("experts_add", mlp_after.result, experts_after.result)
         after = parts.norm("mlp_post_norm", both.result)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..devices.hardware import Hardware
 from ..forms import Num
+from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.overlap import overlapped
 from ..parameters import Attention
 from ..setting import Setting
@@ -22,15 +23,10 @@ from .fleet import Fleet, Known, fleets
 Column = npt.NDArray[Any]
 Waits = Mapping[tuple[str, str], Num]  # (group, resource) -> time of the group bound by the resource [s]
 
-GROUPS: Final = ("linear", "experts", "attention", "state", "head", "elementwise", "communication")
+GROUPS: Final = tuple(group.value for group in OperatorGroup)
 RESOURCES: Final = ("memory", "matrix", "vector", "link")
 BOUNDS: Final = ("memory", "compute", "link")
 ALL: Final = "all"  # all groups together
-_GROUP: Final = {
-    "linear": "linear", "matmul": "linear", "lm_head": "head", "attention": "attention",
-    "experts": "experts", "router": "experts", "route": "experts", "permute": "experts", "combine": "experts",
-    "conv": "state", "scan": "state", "communication": "communication",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +141,7 @@ def workload_of(setting: Setting, phase: str, *, batch: Num, length: Num, prompt
 def _by_group(fleet: Fleet, workload: Workload) -> Waits:
     found: dict[tuple[str, str], Num] = {}
     for (kind, unit), time_s in fleet.waits(workload).items():
-        key = _GROUP.get(kind, "elementwise"), str(unit)
+        key = kind_of(kind).group.value, str(unit)
         found[key] = found.get(key, 0.0) + time_s
     return found
 

@@ -19,6 +19,7 @@ from ..forms import Num
 from ..generation import decoding_s
 from ..memory import Footprint
 from ..model import Model
+from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.layout import Layout
 from ..resource import Resource, Unit
 from ..setting import Setting, arranges
@@ -136,7 +137,7 @@ class Cell:
         """Peak rate of the unit that runs most matrix products of the prefill, without the head. [OP/s]"""
         launches: dict[Resource, int] = {}
         for row in self.setting.plan.operators:
-            if row.work.wanted.unit is Unit.MATRIX and row.operator.kind != "lm_head":
+            if row.work.wanted.unit is Unit.MATRIX and kind_of(row.operator.kind).group is not OperatorGroup.HEAD:
                 launches[row.compute] = launches.get(row.compute, 0) + row.block.repeat
         return self.hardware.rates[max(launches, key=launches.__getitem__)]
 

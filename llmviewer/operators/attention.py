@@ -9,7 +9,8 @@ from typing import ClassVar, Final
 from ..forms import Form
 from ..precision import product
 from ..resource import Resource, matrix, vector
-from .base import Operator, Tensor
+from .base import Operator, Sharding, Tensor
+from .kinds import OperatorGroup, declare
 from .masks import CAUSAL, Mask
 
 _ACCUMULATOR: Final = 4  # bytes per element of the fp32 output accumulator
@@ -57,7 +58,12 @@ class Attention(Operator):
 
     heads: Heads
 
-    kind: str = "attention"
+    kind: str = declare(
+        "attention",
+        "Every new token compared with the keys before it, and their values weighed by that.",
+        group=OperatorGroup.ATTENTION,
+        symbol="diamond",
+    )
 
     def _product(self, b: Tensor, width: int) -> dict[Resource, Form]:
         """OPs of a multiply-add per (head, query, key) triple and element of a key or value of `width`."""
@@ -71,6 +77,8 @@ class Attention(Operator):
 class QK(Attention):
     """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]; several inputs may hold parts of k."""
 
+    sharding: ClassVar[Sharding] = Sharding.HEADS
+
     def arithmetic(self) -> dict[Resource, Form]:
         return self._product(self.inputs[1], self.heads.head_dim)
 
@@ -79,6 +87,7 @@ class QK(Attention):
 class Softmax(Attention):
     """probs[head, query, key] = softmax over keys of (scores + bias): maximum, subtract, exp, sum, divide."""
 
+    sharding: ClassVar[Sharding] = Sharding.HEADS
     ops_per_pair: ClassVar[int] = 5
 
     bias: bool = False  # a position bias such as ALiBi: one more OP per pair
@@ -89,6 +98,8 @@ class Softmax(Attention):
 
 class SV(Attention):
     """out[query, head, :] = sum over keys of probs[head, query, key] * v[kv_head, key, :]"""
+
+    sharding: ClassVar[Sharding] = Sharding.HEADS
 
     def arithmetic(self) -> dict[Resource, Form]:
         return self._product(self.inputs[1], self.heads.out_dim)
@@ -120,6 +131,8 @@ class FlashAttention(Attention):
     on_chip_bytes holds either a tile of queries with fp32 accumulators, while keys and values stream, or the keys and
     values of a head, while queries stream. K and V are read once if all queries or all keys fit, else once per tile.
     """
+
+    sharding: ClassVar[Sharding] = Sharding.HEADS
 
     bias: bool = False
     on_chip_bytes: float = inf

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..forms import Form
 from ..resource import Resource, vector
 from .base import Operator
+from .kinds import declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class Sources(Operator):
     the softmax. Matrix units are not used because w is a single row, or a few.
     """
 
-    kind: str = "attention_residual"
+    kind: str = declare("attention_residual", "A weighted sum of earlier residual streams.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         x, queries = self.inputs[0], len(self.outputs)

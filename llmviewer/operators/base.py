@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from math import prod
 from operator import is_
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from ..documents import LARGEST
 from ..errors import InputError
@@ -152,12 +152,32 @@ class Work:
         return (self.ops, self.conversion_ops, *(form for _, form in (*self.amounts, *self.fetched)))
 
 
+class Sharding(StrEnum):
+    """How tensor parallelism divides an operator among ranks."""
+
+    REPLICATED = "replicated"  # every rank does all of it
+    ELEMENTS = "elements"  # a rank has its part of the width of each tensor; see `units` and `cut`
+    SUM = "sum"  # by elements, or a sum of summands of several ranks
+    HEADS = "heads"  # a rank has some of `heads` with their queries, keys and values
+    PRODUCT = "product"  # rows of the weight, whose results are added up if its columns are divided instead
+    COLUMNS = "columns"  # rows of the weight, with the whole input
+    TABLE = "table"  # rows of a table
+    LOGITS = "logits"  # a part of the vocabulary
+    SCAN = "scan"  # heads of a state-space scan
+    EXPERTS = "experts"
+    DISPATCH = "dispatch"  # before the experts
+    COMBINE = "combine"  # after the experts
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """A kernel launch that reads `inputs` and `weights` and writes `outputs`; intermediate results stay on the chip.
 
     transfers  bytes per link to and from offloaded parts of its tensors
+    kind       name declared in kinds.py, by which reports and expectations know it
     """
+
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -211,6 +231,14 @@ class Operator:
     def state(self) -> tuple[Tensor, ...]:
         """The KV cache or state of the operator, which stays in memory between passes."""
         return tuple(t for t in self.inputs if t.role in KEPT)
+
+    def units(self, t: Tensor) -> int:
+        """Most equal parts of the input `t`, of an operator sharded by elements."""
+        return t.width
+
+    def cut(self, part: int, width: int) -> Self:  # noqa: ARG002
+        """The operator with its own sizes, besides tensors and weights, of a rank with `part` of `width` elements."""
+        return self
 
     def dequantized(self) -> tuple[Form, ...]:
         """Elements that are converted to another data type before the arithmetic."""

@@ -15,6 +15,7 @@ from ..forms import ONE, Form, total
 from ..parameters import Algorithm
 from ..resource import Resource, hop, link, vector
 from .base import Operator
+from .kinds import OperatorGroup, declare
 from .routing import Choice
 
 UP, OUT = "scale_up", "scale_out"
@@ -68,7 +69,7 @@ class Collective(Operator):
 
     group: Group
 
-    kind: str = "communication"
+    kind: str = declare("communication", "Data exchanged between devices.", group=OperatorGroup.COMMUNICATION)
 
     @property
     def beside(self) -> bool:

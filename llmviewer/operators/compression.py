@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from ..forms import Form
 from ..resource import Resource, vector
-from .base import Operator, Tensor
+from .base import Operator, Sharding, Tensor
+from .elementwise import Rope
+from .kinds import declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,7 @@ class Compress(Operator):
     rotary_dim: int
     normed: bool = True
 
-    kind: str = "compress"
+    kind: str = declare("compress", "The keys or values of several tokens compressed into one.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         values, entries = self.inputs[0], self.outputs[0]
@@ -38,10 +41,12 @@ class Compress(Operator):
 class Turn(Operator):
     """Rotary embedding of one tensor, or its inverse: `rotary_dim` elements of each head; the others stay in place."""
 
+    sharding: ClassVar[Sharding] = Sharding.ELEMENTS
+
     num_heads: int
     rotary_dim: int
 
-    kind: str = "rope"
+    kind: str = Rope.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): 3 * self._turned(self.inputs[0]).elements}
@@ -54,3 +59,9 @@ class Turn(Operator):
 
     def _turned(self, t: Tensor) -> Tensor:
         return replace(t, width=self.num_heads * self.rotary_dim)
+
+    def units(self, t: Tensor) -> int:  # noqa: ARG002
+        return self.num_heads
+
+    def cut(self, part: int, width: int) -> Self:
+        return replace(self, num_heads=self.num_heads * part // width)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from ..forms import Form
 from ..resource import Resource, vector
 from .attention import Heads
-from .base import Operator, Tensor
+from .base import Operator, Sharding, Tensor
+from .kinds import OperatorGroup, declare
 from .routing import UNGROUPED, Groups
 
 
@@ -19,10 +20,12 @@ class Elementwise(Operator):
     normed  elements normalized together by a fused norm; 0: none
     """
 
+    sharding: ClassVar[Sharding] = Sharding.ELEMENTS
+
     ops_per_element: float
     normed: int = 0
 
-    kind: str = "elementwise"
+    kind: str = declare("elementwise", "A function of each element.", measured="add", symbol="diamond-tall")
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): self.ops_per_element * self.outputs[0].elements}
@@ -37,21 +40,35 @@ class Norm(Elementwise):
 
     group: int = 0
 
-    kind: str = "norm"
+    kind: str = declare(
+        "norm",
+        "Each token's vector brought to one scale.",
+        measured="post_attention_layernorm",
+        traced="norm|rsqrt",
+        symbol="triangle-up",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Add(Elementwise):
     """The sum of its inputs: a residual addition, or several in one launch."""
 
-    kind: str = "add"
+    sharding: ClassVar[Sharding] = Sharding.SUM
+
+    kind: str = declare("add", "The sum of two tensors.", measured="add", traced="add|residual", symbol="cross")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activation(Elementwise):
     """act(x), or act(gate) * up in a gated MLP."""
 
-    kind: str = "activation"
+    kind: str = declare(
+        "activation",
+        "A function of each element.",
+        measured="mlp_act",
+        traced="act_|silu|gelu|swiglu|gated_op",
+        symbol="square",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +78,18 @@ class Rope(Operator):
     Two multiplications and an addition per rotated element; angles are not read from memory.
     """
 
+    sharding: ClassVar[Sharding] = Sharding.HEADS
+
     heads: Heads
     rotary_dim: int  # rotated elements per head; the others of a query stay in place
 
-    kind: str = "rope"
+    kind: str = declare(
+        "rope",
+        "Queries and keys turned by their position.",
+        measured="attn_rope",
+        traced=r"rope|rotary|_and_cache|append_?paged|(store|set)_kv",  # it writes the cache
+        symbol="star",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         turned = (self.heads.num_heads + self.heads.num_kv_heads) * self.rotary_dim
@@ -84,7 +109,7 @@ class Rope(Operator):
 class Quantize(Operator):
     """Quantizes an activation that other operators read unquantized; else its writer quantizes it."""
 
-    kind: str = "quantize"
+    kind: str = declare("quantize", "A tensor converted to fewer bits.", measured="add", traced="quant", symbol="x")
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
@@ -113,7 +138,12 @@ class Route(Operator):
     chosen: int
     groups: Groups = UNGROUPED
 
-    kind: str = "route"
+    kind: str = declare(
+        "route",
+        "The best experts of each token, and their weights.",
+        group=OperatorGroup.EXPERTS,
+        symbol="triangle-left",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (5 + self.chosen) * self.inputs[0].elements}
@@ -123,7 +153,15 @@ class Route(Operator):
 class Permute(Operator):
     """Copies the row of each token to its experts, grouped by expert."""
 
-    kind: str = "permute"
+    sharding: ClassVar[Sharding] = Sharding.DISPATCH
+
+    kind: str = declare(
+        "permute",
+        "Each token's row copied to its experts.",
+        group=OperatorGroup.EXPERTS,
+        measured="add",
+        symbol="bowtie",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
@@ -133,9 +171,17 @@ class Permute(Operator):
 class Combine(Operator):
     """Scales and sums the results of each token's experts, and of a shared expert if there is one."""
 
+    sharding: ClassVar[Sharding] = Sharding.COMBINE
+
     chosen: int
 
-    kind: str = "combine"
+    kind: str = declare(
+        "combine",
+        "The results of each token's experts scaled and summed.",
+        group=OperatorGroup.EXPERTS,
+        measured="add",
+        symbol="hourglass",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): 2 * self.chosen * self.outputs[0].elements}

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..forms import Form
 from ..resource import Resource, vector
-from .base import Operator
+from .base import Operator, Sharding
+from .kinds import declare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Operator):
     """hidden[tokens, width] = the sum of one row of each table."""
 
-    kind: str = "embedding"
+    sharding: ClassVar[Sharding] = Sharding.TABLE
+
+    kind: str = declare(
+        "embedding",
+        "A row of the table looked up for each token.",
+        measured="emb",
+        traced="(?<!rotary_)embedding",
+        symbol="triangle-down",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (len(self.weights) - 1) * self.outputs[0].elements}

@@ -9,6 +9,7 @@ from typing import Self
 from ..forms import Form, total
 from ..resource import Resource
 from .base import KEPT, Operator, Tensor
+from .kinds import declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class Fused(Operator):
 
     parts: tuple[Operator, ...]
 
-    kind: str = "fused"
+    kind: str = declare("fused", "Several operators in one launch.")
 
     @classmethod
     def of(cls, parts: tuple[Operator, ...], *, read: Collection[str]) -> Self:

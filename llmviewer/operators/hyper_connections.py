@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..forms import Form
 from ..resource import Resource, matrix, vector
 from .base import Operator
+from .kinds import declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class StreamsIn(Operator):
     streams: int
     iterations: int = 0
 
-    kind: str = "hyper_connection"
+    kind: str = declare("hyper_connection", "The residual streams of each token mixed into the input of a layer.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         x, n = self.inputs[0], self.streams

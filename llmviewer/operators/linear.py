@@ -8,7 +8,8 @@ from typing import ClassVar
 from ..forms import Form
 from ..precision import product
 from ..resource import Resource, matrix
-from .base import Operator, Weight
+from .base import Operator, Sharding, Tensor, Weight
+from .kinds import OperatorGroup, declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,16 @@ class Linear(Operator):
     The bias is read; its addition in the epilogue is not counted, as in torch.utils.flop_counter.
     """
 
+    sharding: ClassVar[Sharding] = Sharding.PRODUCT
     dense: ClassVar[bool] = True  # whether kernel times depend only on the shapes of one product
 
-    kind: str = "linear"
+    kind: str = declare(
+        "linear",
+        "Matrix product: every new token with the weight.",
+        group=OperatorGroup.LINEAR,
+        product=True,
+        symbol="circle",
+    )
     left_as_published: bool = False  # quantization schemes change it only if they name it
 
     @property
@@ -39,24 +47,47 @@ class Linear(Operator):
 class BlockLinear(Linear):
     """A Linear with equal column blocks of x, one per output: weight[n, k / outputs]."""
 
+    sharding: ClassVar[Sharding] = Sharding.ELEMENTS
+
+    def units(self, t: Tensor) -> int:
+        return t.width // self.weight.shape[1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LMHead(Linear):
     """The Linear from hidden states to logits, at positions that need logits."""
 
-    kind: str = "lm_head"
+    sharding: ClassVar[Sharding] = Sharding.LOGITS
+
+    kind: str = declare(
+        "lm_head",
+        "Matrix product: hidden states to a score for each word of the vocabulary.",
+        group=OperatorGroup.HEAD,
+        product=True,
+        symbol="hexagon2",
+    )
     left_as_published: bool = True
 
 
 class LatentExpansion(Linear):
     """Expansion of the cached latent into the keys and values that queries see; outputs are keys, then values."""
 
+    sharding: ClassVar[Sharding] = Sharding.COLUMNS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Router(Linear):
     """The Linear whose outputs score the experts for each token."""
 
-    kind: str = "router"
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
+
+    kind: str = declare(
+        "router",
+        "Matrix product: which experts each token goes to.",
+        group=OperatorGroup.EXPERTS,
+        product=True,
+        symbol="triangle-right",
+    )
     left_as_published: bool = True
 
 
@@ -67,7 +98,14 @@ class ChosenLinear(Linear):
     `rows` of the weight is the mean number of experts that a pass reads.
     """
 
-    kind: str = "experts"
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
+
+    kind: str = declare(
+        "experts",
+        "Matrix products: every new token with the weights of the experts it chose.",
+        group=OperatorGroup.EXPERTS,
+        symbol="octagon",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         x = self.inputs[0]
@@ -77,3 +115,5 @@ class ChosenLinear(Linear):
 
 class ExpertsLinear(ChosenLinear):
     """A ChosenLinear of MLP experts, which expert parallelism distributes over devices."""
+
+    sharding: ClassVar[Sharding] = Sharding.EXPERTS

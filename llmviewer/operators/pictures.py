@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ..forms import Form
 from ..precision import product
 from ..resource import Resource, matrix, vector
-from .base import Operator, Tensor
+from .base import Operator, Sharding, Tensor
+from .kinds import declare
 from .linear import Linear
 
 
@@ -18,7 +20,9 @@ class Patches(Linear):
     tokens  tokens per image, learned ones such as a class token included
     """
 
-    kind: str = "patches"
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
+
+    kind: str = declare("patches", "Matrix product: the pixels of each patch with the weight.")
     tokens: int
 
 
@@ -31,7 +35,7 @@ class Place(Operator):
     adds  whether features are added
     """
 
-    kind: str = "place"
+    kind: str = declare("place", "Image features written into the prompt.", measured="add")
     adds: bool = False
 
     @property
@@ -57,7 +61,7 @@ class RelativePositions(Operator):
 
     head_dim: int
 
-    kind: str = "positions"
+    kind: str = declare("positions", "Queries compared with learned vectors of distances.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         dtype = product(self.inputs[0].format, self.weights[0].format)
@@ -73,7 +77,7 @@ class BatchedProduct(Operator):
 
     inner: int
 
-    kind: str = "product"
+    kind: str = declare("product", "Matrix product of two activations.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         a, b = self.inputs[:2]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from ..forms import TOKENS, Form, fft
 from ..resource import Resource, vector
-from .base import Operator
+from .base import Operator, Sharding, Tensor
 from .state_space import CausalConv
 
 
@@ -19,7 +20,7 @@ class TokenShift(Operator):
 
     mixtures: int
 
-    kind: str = "conv"
+    kind: str = CausalConv.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (1 + 2 * self.mixtures) * self.inputs[0].elements}
@@ -42,10 +43,12 @@ class LongConv(Operator):
     are u, d u, its addition and the gate. Not counted: a few OPs per point for spectra and their products.
     """
 
+    sharding: ClassVar[Sharding] = Sharding.ELEMENTS
+
     channels: float
     states: int
 
-    kind: str = "conv"
+    kind: str = CausalConv.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
         modes = (11 * self.states + 4) * TOKENS
@@ -55,3 +58,9 @@ class LongConv(Operator):
     def filters(self) -> int:
         """Independent filters: channels, or groups of channels that share one."""
         return min(w.shape[0] for w in self.weights)
+
+    def units(self, t: Tensor) -> int:  # noqa: ARG002
+        return self.filters
+
+    def cut(self, part: int, width: int) -> Self:
+        return replace(self, channels=self.channels * part // width)

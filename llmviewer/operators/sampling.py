@@ -8,6 +8,7 @@ from typing import Final
 from ..forms import Form
 from ..resource import Resource, vector
 from .base import Operator
+from .kinds import declare
 
 _DRAWN_OPS: Final = 8  # temperature; maximum, subtract, exp, sum, divide; a comparison; the running sum
 
@@ -21,7 +22,7 @@ class Sample(Operator):
 
     greedy: bool = False
 
-    kind: str = "sample"
+    kind: str = declare("sample", "The next token drawn from the scores.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (1 if self.greedy else _DRAWN_OPS) * self.inputs[0].elements}

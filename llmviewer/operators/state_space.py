@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from ..forms import TOKENS, Form, chunk_pairs
 from ..resource import Resource, matrix, vector
 from .attention import Heads
-from .base import KEPT, Operator, Tensor
+from .base import KEPT, Operator, Sharding, Tensor
+from .kinds import OperatorGroup, declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,11 @@ class CausalConv(Operator):
     OPs per element: a multiply-add per tap, and four of SiLU.
     """
 
+    sharding: ClassVar[Sharding] = Sharding.ELEMENTS
+
     taps: int
 
-    kind: str = "conv"
+    kind: str = declare("conv", "A convolution over neighbouring tokens.", group=OperatorGroup.STATE, symbol="pentagon")
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (2 * self.taps + 4) * self.outputs[0].elements}
@@ -37,11 +40,18 @@ class LinearScan(Operator):
     ranks  devices among which the tokens are divided
     """
 
+    sharding: ClassVar[Sharding] = Sharding.HEADS
+
     heads: Heads
     chunk: int
     ranks: int = 1
 
-    kind: str = "scan"
+    kind: str = declare(
+        "scan",
+        "A recurrence over tokens: each updates a state of fixed size.",
+        group=OperatorGroup.STATE,
+        symbol="diamond-wide",
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         heads = self.heads
@@ -67,13 +77,15 @@ class Scan(Operator):
     groups  groups of heads that share q and k
     """
 
+    sharding: ClassVar[Sharding] = Sharding.SCAN
+
     token_ops: float
     heads: int = 0
     groups: int = 0
     pair_ops: float = 0
     chunk: int = 0
 
-    kind: str = "scan"
+    kind: str = LinearScan.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
         if not self.chunk:

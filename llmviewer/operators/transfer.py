@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from ..forms import Form
 from ..resource import Resource, vector
 from .base import Operator
+from .kinds import declare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Operator):
     """A launch that only does its `transfers`."""
 
-    kind: str = "transfer"
+    kind: str = declare("transfer", "Offloaded data copied to or from the device.", measured="add")
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
@@ -29,7 +30,7 @@ class Transfer(Operator):
 class Exposed(Operator):
     """The wait for transfers that take longer than all launches of a pass together."""
 
-    kind: str = "exposed"
+    kind: str = declare("exposed", "Waits for offloaded data that is still on its way after all launches of the pass.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}

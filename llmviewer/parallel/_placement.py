@@ -2,8 +2,8 @@
 
 Every tensor is whole (replicated on all ranks), cut (each rank has a part of its width) or partial (each rank has a
 summand). An operator that reads a cut tensor computes its part, a matrix product over a cut tensor yields a partial
-one, and a collective makes a tensor whole where an operator needs it. No rule is specific to an architecture. Operators
-of kinds not listed here are replicated; so is the first of two products through a narrow tensor if the second is cut.
+one, and a collective makes a tensor whole where an operator needs it. No rule is specific to an architecture: each
+operator states its `sharding`. The first of two products through a narrow tensor is replicated if the second is cut.
 """
 
 from __future__ import annotations
@@ -11,24 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
-from typing import Final
 
 from ..errors import InputError
 from ..graph import Block
-from ..operators.attention import QK, SV, FlashAttention, Heads, Softmax
-from ..operators.base import KEPT, Operator, Role, Tensor, Weight
+from ..operators.attention import QK, Heads
+from ..operators.base import KEPT, Operator, Role, Sharding, Tensor, Weight
 from ..operators.collectives import AllGather, AllReduce, Group
-from ..operators.compression import Turn
 from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Rope
-from ..operators.embedding import Embedding
-from ..operators.linear import BlockLinear, ExpertsLinear, LatentExpansion, Linear, LMHead
-from ..operators.recurrence import LongConv
-from ..operators.state_space import CausalConv, LinearScan, Scan
+from ..operators.linear import ExpertsLinear, Linear
+from ..operators.state_space import Scan
 from ..precision import FP32
 from .experts import ExpertPlaces
 from .layout import nearest_divisors
-
-_ATTENTION: Final = (QK, Softmax, SV, FlashAttention, LinearScan)
 
 
 class _State(StrEnum):
@@ -99,26 +93,21 @@ class Placement:
         return min(found, key=lambda split: (split.units, -split.shared)) if len(found) == len(splits) else None
 
     def _split_for(self, op: Operator, index: int, t: Tensor) -> _Split | None:
+        """The finest cut of `t`, input number `index` of `op`, that `op` supports; None if there is none."""
         split = None
         match op:
             case QK() if index > 1 and op.inputs[1].width < op.heads.kv_width:
                 pass  # the part of keys that all heads share
-            case Rope() | QK() | SV() | FlashAttention() | LinearScan():
-                split = _Split(units=op.heads.num_kv_heads if index else op.heads.num_heads)
-            case Scan() if op.has_part(t):
+            case Operator(sharding=Sharding.HEADS):
+                split = _Split(units=_heads(op).num_kv_heads if index else _heads(op).num_heads)
+            case Scan(sharding=Sharding.SCAN) if op.has_part(t):
                 split = _Split(units=op.heads, shared=0 if index else op.shared, groups=op.groups)
             case Norm():
                 after = self._split(op.outputs[0])
                 split = after if after and (op.group or after.units < op.outputs[0].width) else None
-            case Elementwise() | CausalConv():
-                split = self._after(op, t, t.width)
-            case LongConv():
-                split = self._after(op, t, op.filters)
-            case Turn():
-                split = self._after(op, t, op.num_heads)
-            case BlockLinear():
-                split = self._after(op, t, t.width // op.weight.shape[1])
-            case Linear() if type(op) in (Linear, ExpertsLinear):
+            case Operator(sharding=Sharding.ELEMENTS | Sharding.SUM):
+                split = self._after(op, t, op.units(t))
+            case Operator(sharding=Sharding.PRODUCT | Sharding.EXPERTS):
                 narrow = t.width <= sum(out.width for out in op.outputs) and any(map(self._split, op.outputs))
                 split = None if narrow else _Split(units=t.width)
         return split
@@ -137,7 +126,7 @@ class Placement:
     def _is_key(self, t: Tensor) -> bool:
         """Whether `t` is keys or values, whose heads are replicated if there are fewer than ranks."""
         return any(
-            self._is_key(op.outputs[0]) if isinstance(op, Norm) else index > 0 and isinstance(op, (Rope, *_ATTENTION))
+            self._is_key(op.outputs[0]) if isinstance(op, Norm) else index > 0 and op.sharding is Sharding.HEADS
             for op, index in self._readers[t.name]
         )
 
@@ -215,31 +204,31 @@ class Placement:
 
     def _place(self, op: Operator) -> None:
         match op:
-            case Embedding():
-                self._embedding(op)
-            case Combine():
+            case Operator(sharding=Sharding.TABLE):
+                self._table(op)
+            case Operator(sharding=Sharding.COMBINE):
                 self._combine(op)
-            case ExpertsLinear():
+            case ExpertsLinear(sharding=Sharding.EXPERTS):
                 self._none_partial(op)
                 self._experts(op)
-            case Permute() if self.experts.choice.experts:
+            case Permute(sharding=Sharding.DISPATCH) if self.experts.choice.experts:
                 self._run_whole(op)
                 self._dispatched(op)
-            case LMHead():
+            case Operator(sharding=Sharding.LOGITS):
                 self._none_partial(op)
-                self._head(op)
-            case Linear() if type(op) in (Linear, LatentExpansion):
+                self._logits(op)
+            case Linear(sharding=Sharding.PRODUCT | Sharding.COLUMNS):
                 self._none_partial(op)
                 self._linear(op)
-            case Rope() | QK() | Softmax() | SV() | FlashAttention() | LinearScan():
+            case Operator(sharding=Sharding.HEADS):
                 self._none_partial(op)
                 self._attention(op)
-            case Scan():
+            case Scan(sharding=Sharding.SCAN):
                 self._none_partial(op)
                 self._scan(op)
-            case Add():
+            case Add(sharding=Sharding.SUM):
                 self._add(op)
-            case Elementwise() | CausalConv() | LongConv() | Turn() | BlockLinear() if op.inputs:
+            case Operator(sharding=Sharding.ELEMENTS) if op.inputs:
                 self._none_partial(op)
                 self._elementwise(op)
             case _:
@@ -252,8 +241,8 @@ class Placement:
         for t in op.outputs:
             self._put(t, t)
 
-    def _embedding(self, op: Operator) -> None:
-        """Each rank has a part of the vocabulary and looks up the tokens in it."""
+    def _table(self, op: Operator) -> None:
+        """Each rank has a part of the rows and looks up the tokens in it."""
         ranks = self.group.size
 
         def part(w: Weight) -> Weight:
@@ -275,7 +264,7 @@ class Placement:
             op = replace(op, outputs=outputs, weights=tuple(_share(w, wide, width) for w in op.weights))
         self.operators.append(op)
 
-    def _head(self, op: LMHead) -> None:
+    def _logits(self, op: Operator) -> None:
         """Each rank computes logits of a part of the vocabulary."""
         self._whole(op.inputs[0].name)
         ranks, logits = self.group.size, op.outputs[0]
@@ -293,16 +282,16 @@ class Placement:
         if first.state is _State.WHOLE:
             self._run_whole(op)
             return
-        heads, ranks = op.heads, self.group.size  # type: ignore[attr-defined]
+        heads, ranks = _heads(op), self.group.size
         local = replace(heads, num_heads=heads.num_heads // ranks, num_kv_heads=max(heads.num_kv_heads // ranks, 1))
         inputs = tuple(self._have(self._borrowed(t, heads, local)).tensor for t in op.inputs)
         if isinstance(op, Rope):
             outputs = tuple(self._put(t, replace(t, width=x.width)) for t, x in zip(op.outputs, inputs, strict=True))
         else:
-            summed = isinstance(op, SV | FlashAttention | LinearScan)
-            width = local.num_heads * (local.out_dim if summed else 1)
-            kept = tuple(self._borrowed(t, heads, local) for t in op.outputs[1:])
-            outputs = (self._put(op.outputs[0], replace(op.outputs[0], width=width)), *kept)
+            result, *others = op.outputs
+            width = result.width * local.num_heads // heads.num_heads
+            kept = tuple(self._borrowed(t, heads, local) for t in others)
+            outputs = (self._put(result, replace(result, width=width)), *kept)
         weights = tuple(_share(w, heads.num_heads, local.num_heads) for w in op.weights)
         self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights, heads=local))  # type: ignore[call-arg]
 
@@ -346,12 +335,7 @@ class Placement:
         weights = tuple(
             w if by_head and w.shape[0] < op.outputs[0].width else _share(w, wide, part) for w in op.weights
         )
-        match op:
-            case LongConv():
-                op = replace(op, channels=op.channels * part // wide)
-            case Turn():
-                op = replace(op, num_heads=op.num_heads * part // wide)
-        self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights))
+        self.operators.append(replace(op.cut(part, wide), inputs=inputs, outputs=outputs, weights=weights))
 
     def _spans_ranks(self, op: Elementwise) -> bool:
         """Whether it normalizes over elements of several ranks."""
@@ -432,7 +416,7 @@ class Placement:
         """Whether its result is combined over the experts of a token."""
         return any(isinstance(reader, Combine) for reader, _ in self._readers.get(op.outputs[0].name, []))
 
-    def _combine(self, op: Combine) -> None:
+    def _combine(self, op: Operator) -> None:
         states = [self._have(t).state for t in op.inputs]
         experts, *others = op.inputs
         shared = [t for t in others if t.width == op.outputs[0].width]
@@ -452,6 +436,12 @@ class Placement:
             return
         self.operators.append(placed)
         self._put(out, out, _State.PARTIAL if together else _State.WHOLE)
+
+
+def _heads(op: Operator) -> Heads:
+    """The heads of an operator that is sharded by them."""
+    heads: Heads = op.heads  # type: ignore[attr-defined]
+    return heads
 
 
 def _narrow(weight: Weight, width: int) -> Weight:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from ..graph import Block
-from ..operators.base import Operator, Tensor
+from ..operators.base import Operator, Sharding, Tensor
 from ..operators.linear import Linear
 
 _SOME: Final = ("sampled", "together", "thinned")  # streams of a fraction of the generated tokens
@@ -15,6 +15,8 @@ _SOME: Final = ("sampled", "together", "thinned")  # streams of a fraction of th
 @dataclass(frozen=True, kw_only=True)
 class Instead(Linear):
     """A linear that replaces `of`, with the same inputs and outputs."""
+
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
 
     of: Linear
 

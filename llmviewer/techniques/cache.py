@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -146,7 +146,7 @@ class KvQuant(Technique):
     def _quantized(self, op: Operator, *, decode: bool) -> Operator:
         cached = [t for t in op.inputs if t.role is Role.KV_CACHE]
         if decode and cached and isinstance(op, FlashAttention):
-            values = {name: getattr(op, name) for name in op.__dataclass_fields__}
+            values = {field.name: getattr(op, field.name) for field in fields(op)}
             op = ResidualAttention(**values, extra=self._extra(cached[0].format))
         return op.with_tensors(lambda t: self._stored(t, decode=decode) if t.role is Role.KV_CACHE else t)
 

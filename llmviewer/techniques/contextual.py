@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from ..architectures.blocks.parts import Parts
 from ..devices.hardware import Hardware
 from ..forms import any_of
 from ..graph import Block, Graph
-from ..operators.base import Operator, Tensor
+from ..operators.base import Operator, Sharding, Tensor
 from ..operators.elementwise import Activation
 from ..operators.linear import ChosenLinear, Linear
 from ..precision import HALF, resolved
@@ -100,6 +100,8 @@ class Contextual(Technique):
 
 class Predictor(Linear):
     """A linear of the predictor."""
+
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
 
 
 def _some(op: Linear, part: float) -> Operator:

@@ -12,7 +12,8 @@ from ..devices.hardware import Hardware
 from ..errors import suggest
 from ..forms import SINGLE, Form, distinct_experts
 from ..graph import Block, Graph
-from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.base import Operator, Role, Sharding, Tensor, Weight
+from ..operators.kinds import declare
 from ..operators.linear import Linear
 from ..precision import HALF, product, resolved
 from ..resource import Resource, matrix
@@ -124,9 +125,10 @@ class LowRank(_OnLinears):
 class Thin(Linear):
     """y[row, n] = x[row, k] @ weight[adapter of the row, n, k].T (+ the result of the base linear)."""
 
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
     dense: ClassVar[bool] = False
 
-    kind: str = "lora"
+    kind: str = declare("lora", "Matrix product: every new token with the thin matrix of its adapter.")
 
     def arithmetic(self) -> dict[Resource, Form]:
         x = self.inputs[0]

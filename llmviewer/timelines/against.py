@@ -14,7 +14,9 @@ from ..analyzing.analysis import Analysis
 from ..analyzing.phases import OperatorResult, Phase, Total
 from ..errors import InputError
 from ..graph import Graph
+from ..operators.attention import Attention
 from ..operators.collectives import Group
+from ..operators.state_space import LinearScan
 from ..parallel.pipeline import SEND, staged
 from ..setting import whole
 from .elementwise import ElementwiseOfPass, elementwise_of
@@ -26,7 +28,7 @@ from .reading import MAX_UNPACKED, read_timeline
 
 SCHEMA_VERSION: Final = 1
 IDLE: Final = "nothing runs"  # name of the time between kernels
-_MIXING: Final = ("attention", "scan")  # kinds of operators that mix tokens
+_MIXING: Final = (Attention.kind, LinearScan.kind)  # kinds of operators that mix tokens
 _BESIDE: Final = ("indexer",)  # those of them that are not attention kernels
 
 

@@ -8,20 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..analyzing.phases import OperatorResult
+from ..operators.kinds import traced_kinds
 from .kinds import KernelOfPass, known_sum
 
-# Patterns in kernel names by kind of operator; an addition alone may belong to a norm or to positions.
-_NAMED: Final = {
-    kind: re.compile(pattern, re.IGNORECASE)
-    for kind, pattern in {
-        "norm": "norm|rsqrt",
-        "add": "add|residual",
-        "activation": "act_|silu|gelu|swiglu|gated_op",
-        "rope": r"rope|rotary|_and_cache|append_?paged|(store|set)_kv",  # which writes the cache
-        "quantize": "quant",
-        "embedding": "(?<!rotary_)embedding",
-    }.items()
-}
 _PIECES: Final = re.compile(r"^aten::|at::native::")  # torch's kernels, several of which may make up one operator
 
 
@@ -57,7 +46,8 @@ def elementwise_of(
 
 
 def _named(name: str) -> frozenset[str]:
-    found = frozenset(kind for kind, pattern in _NAMED.items() if pattern.search(name))
+    """Kinds of operators that a kernel of this name runs; an addition alone may belong to a norm or to positions."""
+    found = frozenset(kind for kind, pattern in traced_kinds().items() if re.search(pattern, name, re.IGNORECASE))
     return frozenset() if found == {"add"} or _PIECES.search(name) else found
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Final
 
 from ..analyzing.phases import OperatorResult
+from ..operators.kinds import OperatorGroup, kind_of
 
 
 class Part(StrEnum):
@@ -91,10 +92,10 @@ _MINOR: Final = re.compile(
 )
 OPENS: Final = re.compile("^aten::embedding")  # the first operator of a pass on a CPU
 SUMS_UP: Final = re.compile(r"split_?k_?reduce|reduce_?split", re.IGNORECASE)  # beside the product itself
-_OPERATORS: Final[Mapping[str, Part]] = {
-    "linear": Part.PRODUCTS, "lm_head": Part.PRODUCTS, "router": Part.PRODUCTS,
-    "experts": Part.EXPERTS, "route": Part.EXPERTS, "permute": Part.EXPERTS, "combine": Part.EXPERTS,
-    "attention": Part.ATTENTION, "scan": Part.STATE, "conv": Part.STATE, "communication": Part.COMMUNICATION,
+_GROUPS: Final[Mapping[OperatorGroup, Part]] = {
+    OperatorGroup.LINEAR: Part.PRODUCTS, OperatorGroup.HEAD: Part.PRODUCTS, OperatorGroup.EXPERTS: Part.EXPERTS,
+    OperatorGroup.ATTENTION: Part.ATTENTION, OperatorGroup.STATE: Part.STATE,
+    OperatorGroup.ELEMENTWISE: Part.ELEMENTWISE, OperatorGroup.COMMUNICATION: Part.COMMUNICATION,
 }  # fmt: skip
 
 
@@ -108,7 +109,8 @@ COVERED_BY: Final[Mapping[Part, Part]] = {
 def part_of_operator(op: OperatorResult) -> Part:
     if op.kind == "activation" and op.name.startswith("expert_"):
         return Part.EXPERTS
-    return _OPERATORS.get(op.kind, Part.ELEMENTWISE)
+    kind = kind_of(op.kind)
+    return Part.PRODUCTS if kind.product else _GROUPS[kind.group]
 
 
 def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[str, Part]:

@@ -7,7 +7,10 @@ from typing import Final
 
 from ..forms import SEQUENCES, Form
 from ..operators.base import Operator
+from ..operators.elementwise import Elementwise
+from ..operators.kinds import OperatorGroup, declare
 from ..operators.masks import CAUSAL, Everything, Mask
+from ..operators.state_space import LinearScan
 from ..precision import BF16, FP16, FP32, NAMED, Format, product
 from ..resource import Resource, matrix, vector
 
@@ -31,7 +34,7 @@ class Pointwise(Operator):
 
     ops: Form
 
-    kind: str = "elementwise"
+    kind: str = Elementwise.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): self.ops}
@@ -48,7 +51,7 @@ class Step(Operator):
     ops: Form
     products: Form = field(default_factory=Form)
 
-    kind: str = "scan"
+    kind: str = LinearScan.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
         made = {matrix(self.outputs[0].format.compute): self.products} if self.products else {}
@@ -65,7 +68,7 @@ class Product(Operator):
     ops: Form
     mask: Mask = CAUSAL
 
-    kind: str = "matmul"
+    kind: str = declare("matmul", "Matrix product.", group=OperatorGroup.LINEAR)
 
     def arithmetic(self) -> dict[Resource, Form]:
         formats = [*(t.format for t in self.inputs), *(w.format for w in self.weights)]

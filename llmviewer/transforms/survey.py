@@ -19,6 +19,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.compression import Turn
 from ..operators.elementwise import Activation, Add, Norm, Quantize, Rope
 from ..operators.embedding import Embedding
+from ..operators.kinds import OperatorGroup, kind_of
 from ..operators.linear import ChosenLinear, Linear, LMHead
 from ..precision import FP16, Format, Scheme, product
 from ..resource import Resource, matrix
@@ -71,7 +72,7 @@ class _Formats:
 def _surveyed(block: Block, formats: _Formats) -> Block:
     operators = tuple(new for op in _without_rope(block) if (new := _counted(op, formats, block)))
     if not block.layers:
-        heads = [op for op in operators if op.kind == "lm_head"]
+        heads = [op for op in operators if kind_of(op.kind).group is OperatorGroup.HEAD]
         return replace(
             block, operators=tuple(replace(op, inputs=(_renamed(op.inputs[0], block.input),)) for op in heads)
         )

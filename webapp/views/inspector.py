@@ -11,6 +11,7 @@ from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.operators.base import KEPT, Role, Tensor
+from llmviewer.operators.kinds import kind_of
 from llmviewer.operators.transfer import EXPOSED
 from llmviewer.parameters import Accounting, Attention
 from llmviewer.precision import parse_scheme
@@ -28,21 +29,6 @@ from ..answers import Answer
 from .formulas import formula
 
 _WORTH: Final = 1.05  # a change that helps by less is not told
-_DOES: Final = {
-    EXPOSED.kind: "Waits for offloaded data that is still on its way after all launches of the pass.",
-    "linear": "Matrix product: every new token with the weight.",
-    "lm_head": "Matrix product: hidden states to a score for each word of the vocabulary.",
-    "attention": "Every new token compared with the keys before it, and their values weighed by that.",
-    "experts": "Matrix products: every new token with the weights of the experts it chose.",
-    "router": "Matrix product: which experts each token goes to.",
-    "norm": "Each token's vector brought to one scale.",
-    "add": "The sum of two tensors.",
-    "activation": "A function of each element.",
-    "rope": "Queries and keys turned by their position.",
-    "embedding": "A row of the table looked up for each token.",
-    "scan": "A recurrence over tokens: each updates a state of fixed size.",
-    "conv": "A convolution over neighbouring tokens.",
-}
 _HELPS: Final = (
     ("4-bit weights (W4g128)", "W4g128"), ("8-bit weights and activations (W8A8)", "W8A8"), ("fp8", "fp8"),
     ("nvfp4", "nvfp4"), ("an 8-bit KV cache (KV8)", "KV8"),
@@ -91,7 +77,7 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
     )  # fmt: skip
     return Inspected(
         title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
-        does=_DOES.get(result.kind, f"An operator of kind {result.kind}."),
+        does=kind_of(result.kind).does,
         bound=result.bound,
         position=_position(answer, result),
         formulas=tuple(
@@ -112,7 +98,7 @@ def _waited_for(answer: Answer, phase: str, result: OperatorResult, workload: Wo
     busy = {link: float(time) for row in rows for link, time in row.busy_s.items() if float(time)}
     return Inspected(
         title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
-        does=_DOES[EXPOSED.kind],
+        does=kind_of(EXPOSED.kind).does,
         bound=result.bound,
         position=_position(answer, result),
         formulas=(),

@@ -16,6 +16,7 @@ from ...forms import ONE, Form, total
 from ...operators.attention import QK, SV, FlashAttention, Indexer, Softmax
 from ...operators.block_sparse import BlockIndexer
 from ...operators.collectives import Collective
+from ...operators.kinds import kind_of
 from ...operators.masks import Across, Causal, Everything
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
@@ -25,7 +26,7 @@ from ._attention import attention, indexer, scores
 from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
 from ._kernel import Kernel, Launch, Sending
-from ._movers import STREAMS, mover, unmeasured
+from ._movers import mover, unmeasured
 from ._products import ALONE, gemm, products
 from ._whole import AMOUNTS, WHOLE, by_amounts
 from ._work import Work, stream_of
@@ -129,5 +130,5 @@ def _launch(place: int, work: Work) -> Launch:
     if isinstance(op, QK | SV):
         kernels = tuple(scores(op, work.part(spans), work) for spans in work.groups)
     else:
-        kernels = (mover(op, work),) if isinstance(op, Softmax) or op.kind in STREAMS else unmeasured(op, work)
+        kernels = (mover(op, work),) if isinstance(op, Softmax) or kind_of(op.kind).measured else unmeasured(op, work)
     return Launch(members=members, kernels=kernels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,27 +10,20 @@ import numpy as np
 from ...forms import TOKENS, Num
 from ...operators.attention import Softmax
 from ...operators.base import Operator, Tensor
+from ...operators.kinds import OperatorGroup, kind_of
 from ..families import Stack
 from ._kernel import Kernel
 from ._work import Work
 
-# Kinds of operators that move bytes, as measured tables call them; the others are as an addition, which only does that.
-_MOVERS: Final[Mapping[str, str]] = {
-    "norm": "post_attention_layernorm",
-    "activation": "mlp_act",
-    "rope": "attn_rope",
-    "embedding": "emb",
-}
-_STEPPED: Final = ("scan", "conv")  # which have other kernels for steps than for prompts
+_PLAIN: Final = "add"  # which only moves bytes
 _CHUNK: Final = 64  # tokens from which scans are computed in chunks: chunk_size of flash-linear-attention's kernels
-STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
 
 
 def unmeasured(op: Operator, work: Work) -> tuple[Kernel, ...]:
-    """The kernels of an operator of a kind that profiles lack: an operation of its kind, or one for single tokens, one
-    for a few and one for prompts.
+    """The kernels of an operator of a kind that was not measured: an operation of its kind; of a recurrence one for
+    single tokens, one for a few and one for prompts.
     """
-    if op.kind not in _STEPPED:
+    if kind_of(op.kind).group is not OperatorGroup.STATE:
         return (replace(mover(op, work, name=op.kind), traffic=True),)
     longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
     few = np.less(longest, _CHUNK)
@@ -41,9 +33,9 @@ def unmeasured(op: Operator, work: Work) -> tuple[Kernel, ...]:
 
 
 def mover(op: Operator, work: Work, *, where: Num = True, name: str = "") -> Kernel:
-    """The kernel of an operator whose time is that of its bytes; `name` if it is not that of its kind."""
+    """The kernel of an operator whose time is that of its bytes: operation `name`, that of its kind, or an addition."""
     softmax = isinstance(op, Softmax)
-    name, dtype = ("softmax", "fp32") if softmax else (name or _MOVERS.get(op.kind, "add"), "fp16")
+    name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or _PLAIN, "fp16")
     moved = work.nbytes
     shapes: dict[str, Num] = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
     if isinstance(op, Softmax):

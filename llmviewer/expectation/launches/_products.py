@@ -13,6 +13,7 @@ from ...operators.attention import Attention
 from ...operators.base import Operator
 from ...operators.elementwise import Quantize
 from ...operators.fused import Fused
+from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
 from ..families import Stack
@@ -48,7 +49,7 @@ def products(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
                 found.append([*before, place])
                 alike |= {key: found[-1]} if _plain(op) and work.library not in ALONE else {}
             waiting = []
-        elif isinstance(op, Attention) or op.kind in ("scan", "conv"):
+        elif isinstance(op, Attention) or kind_of(op.kind).group is OperatorGroup.STATE:
             alike.clear()
     return [tuple(group) for group in found]
 

@@ -287,6 +287,10 @@ class Section:
             return None if isinstance(value, Mapping) else value
         return value
 
+    def has(self, key: str) -> bool:
+        """Whether the file has a value of a key, under any of its names."""
+        return self.data.get(self._written(key)) is not None
+
     def unread(self, known: Collection[str] = ()) -> list[str]:
         """Keys with a value that were never read and are not `known`, here and in sections opened."""
         own = [

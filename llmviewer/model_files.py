@@ -415,6 +415,7 @@ def _with_towers(config: Section, towers: Mapping[str, Mapping[str, Any]]) -> Se
     config = config.with_data({**config.data, **towers})
     for key, fields in towers.items():
         config.section(key).costless(*fields)
+        config.asked.discard(key)
         config.assumed[key] = "as a whole"
     return config
 

@@ -6,6 +6,10 @@ import pytest
 
 ORACLE = Path(__file__).parent / "oracle"
 TYPES = ("falcon_h1", "minicpm3", "gemma3_text", "qwen2_moe", "gpt2", "bert")
+SEEING = (
+    "blip-2", "instructblip", "idefics2", "llama4", "inkling2", "deepseek_vl", "llava", "kosmos-2", "lighton_ocr",
+    "step3p7",
+)  # fmt: skip
 ENDINGS = ("ForCausalLM", "GPT2LMHeadModel", "ForSequenceClassification", "ForMaskedLM")
 
 
@@ -18,10 +22,10 @@ def test_random_configs_have_as_many_parameters_as_in_transformers(monkeypatch):
 
     lines = [
         line
-        for kind in TYPES
+        for kind in (*TYPES, *SEEING)
         for name in compare_configs.class_names(kind)
-        if name.endswith(ENDINGS)
-        for line in compare_configs.compare(kind, name, seed=1, draws=1, ops=True)
+        if name.endswith(ENDINGS if kind in TYPES else "ForConditionalGeneration")
+        for line in compare_configs.compare(kind, name, seed=1, draws=1, ops=kind in TYPES)
     ]
     assert [line for line in lines if ": refused: " not in line] == []
 

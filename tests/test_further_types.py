@@ -134,11 +134,11 @@ def test_memory_of_xlstm():
 def test_step_3_7_may_have_the_fields_of_its_language_model_beside_the_others(changed):
     text = yaml.safe_load((MODELS / "step-3.5-flash.yaml").read_text(encoding="utf-8"))["config"]
     text.pop("model_type")
-    flat, nested = (
-        changed("step-3.5-flash", model_type="step3p7"),
-        changed("gpt2", model_type="step3p7", torch_dtype="bfloat16", text_config=text),
-    )
-    assert flat.graph == nested.graph == load_model("step-3.5-flash").graph
+    whole = {"model_type": "step3p7", "torch_dtype": "bfloat16", "tie_word_embeddings": False, "text_config": text}
+    flat, nested = changed("step-3.5-flash", model_type="step3p7"), changed("gpt2", **whole)
+    assert flat.graph == nested.graph
+    alone = changed("step-3.5-flash", model_type="step3p7", architectures=["Step3p5ForCausalLM"])
+    assert alone.graph == load_model("step-3.5-flash").graph
 
 
 WRONG = (0, -1, 3, 2**53, 1.5, float("nan"), "x", None, True, [], [1], {"a": 1}, 10**30)

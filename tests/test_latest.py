@@ -528,7 +528,7 @@ def test_inkling_keeps_rows_before_its_filters():
     silent = {key: value for key, value in config.items() if "layer_types" not in key}
     older = silent | {"dense_mlp_idx": 1, "local_layer_ids": [0, 2], "sconv_kernel_size": 4}
     older |= {"dense_intermediate_size": 80, "intermediate_size": 32}
-    whole = {"model_type": "inkling_mm_model", "text_config": older, "vision_config": {}}
+    whole = {"model_type": "inkling_mm_model", "text_config": older}
     assert _graph(whole) == graph
     assert [b.layers for b in _graph(silent, num_hidden_layers=7).blocks if b.layers] == [(0, 1, 2, 3, 4, 6), (5,)]
 

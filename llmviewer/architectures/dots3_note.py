@@ -39,7 +39,7 @@ _WINDOWED: Final = {  # sizes of layers with a window, as transformers.Dots3Note
     "v_head_dim": 128,
 }
 _HEAD_DIM: Final = 256  # of those layers, the rotated part included
-_MEDIA: Final = "vision_config audio_config audio_token_id image_token_id video_token_id"
+_MEDIA: Final = "audio_token_id image_token_id video_token_id"
 
 
 @architecture("dots3_note_text")

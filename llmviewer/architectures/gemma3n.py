@@ -31,7 +31,7 @@ _COSTLESS = """
     rope_local_base_freq vocab_size_per_layer_input
 """
 _MEDIA = """
-    vision_config audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoi_token_id image_token_id
+    audio_token_id boa_token_id boi_token_id eoa_token_id eoi_token_id image_token_id
     audio_soft_tokens_per_image tie_word_embeddings vision_soft_tokens_per_image
 """
 _CUT = 6  # OPs of an element for the cut at a part of the gate: mean, deviation (3), difference, maximum

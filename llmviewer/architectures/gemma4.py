@@ -26,7 +26,7 @@ from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import gated_mlp, of_each_layer, sliding_layers
 from .blocks.moe import at_most
 from .blocks.parts import NormKind, Parts, result
-from .blocks.tower import filled
+from .blocks.tower import filled, tied_of
 
 _UNIFIED = TEXT_CLASSES["Gemma4TextConfig"] | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
 _GLOBAL_HEAD_DIM = 512  # of layers that see all
@@ -37,7 +37,7 @@ _COSTLESS = """
     moe_intermediate_size num_experts top_k_experts num_global_key_value_heads use_double_wide_mlp
 """
 _MEDIA = """
-    vision_config audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
+    audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
     image_token_id tie_word_embeddings video_token_id vision_soft_tokens_per_image
 """
 
@@ -215,14 +215,20 @@ def build_unified(config: Section, fmt: Format) -> Graph:
 def build_text_of(config: Section, fmt: Format) -> Graph:
     """The decoder of a Gemma 4 that also sees and hears: without the towers that make tokens of that."""
     config.costless(*_MEDIA.split())
-    return build(config.section("text_config"), fmt)
+    return build(_text_of(config), fmt)
 
 
 @architecture("gemma4_unified")
 def build_text_of_unified(config: Section, fmt: Format) -> Graph:
     """The same without the projections that make tokens of patches and of sound."""
     config.costless(*_MEDIA.split())
-    return build_unified(config.section("text_config"), fmt)
+    return build_unified(_text_of(config), fmt)
+
+
+def _text_of(config: Section) -> Section:
+    """The text_config, whose head is tied as the config says it of the whole, or else as it says itself."""
+    text = config.section("text_config")
+    return filled(text, instead={"tie_word_embeddings": tied_of(config, text)})
 
 
 def _decoder(config: Section) -> Gemma4Decoder:

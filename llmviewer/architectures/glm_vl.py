@@ -101,7 +101,7 @@ def build_glm5_next(config: Section, fmt: Format) -> Graph:
     fields of the language model beside the others.
     """
     config.costless(*_COSTLESS.split())
-    if config.get("text_config") is None:
+    if not config.has("text_config") and config.has("num_hidden_layers"):
         return build_glm5_next_text(config, fmt)
     text = language_model(config)
     text.costless(*_TEXT_COSTLESS.split())

@@ -1,18 +1,19 @@
-"""Inkling's text part: a window in five layers of six, biases that each token makes for its distance to keys, short
+"""Inkling: a window in five layers of six, biases that each token makes for its distance to keys, short
 filters over keys, values and what attention and networks leave, and experts.
 
-The towers that see and hear are left out, and the layers that predict further tokens. Of several devices each makes the
-biases of all heads.
+Each patch of a picture is folded to a token. The table by which it hears is held and not read, as sounds are not
+counted; the layers that predict further tokens are left out. Of several devices each makes the biases of all heads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 from ..documents import Section
-from ..graph import Graph
+from ..forms import images
+from ..graph import Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Route
@@ -24,11 +25,13 @@ from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import FeedForward, Mixer
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import decoder
+from .blocks.fields import check_width, decoder
 from .blocks.moe import at_most, costless, integers, listed, listed_sparse, windows_and_experts
-from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from .blocks.patch_folding import fold_layers, scales_of
 from .blocks.state_space import kept
-from .blocks.tower import Scaled
+from .blocks.tiles import picture_size
+from .blocks.tower import Scaled, beside, filled, held, joined, of_pictures, vision
 
 _WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _EVERY: Final = 6  # layers, of which the last one has no window
@@ -39,8 +42,9 @@ _COSTLESS: Final = """
     final_logit_softcapping
 """
 _SAID: Final = {"q_bias": False, "o_bias": False, "use_sconv": True, "use_embed_norm": True, "use_global_scale": True}
+_PATCHES: Final = {"patch_size": 40, "temporal_patch_size": 2, "num_channels": 3, "num_hidden_layers": 24}
 _MEDIA: Final = """
-    audio_config vision_config mtp_config image_token_id audio_token_id image_bos_token_id audio_bos_token_id
+    mtp_config image_token_id audio_token_id image_bos_token_id audio_bos_token_id
     tie_word_embeddings
 """
 
@@ -134,7 +138,31 @@ class WeighedExperts(Experts):
 @architecture("inkling_mm_model")
 def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_MEDIA.split())
-    return build_text(config.section("text_config"), fmt)
+    text = config.section("text_config")
+    graph, width = build_text(text, fmt), text.integer("hidden_size")
+    if config.get("audio_config") is not None:
+        table = held("hearing", Parts(format=fmt), _heard(config.section("audio_config"), width))
+        graph = Graph((beside(table, name="unused"), *graph.blocks))
+    if config.get("vision_config") is None:
+        return graph
+    section = filled(vision(config), _PATCHES)
+    section.costless("hidden_size", "num_attention_heads")
+    check_width(section, "text_hidden_size", width, "the language model", 6144)
+    (height, across), side = picture_size(config), section.integer("patch_size")
+    patches, parts = ceil(height / side) * (across // side + 1), Parts(format=fmt)
+    folds = fold_layers(parts, scales_of(section), patches, width)
+    tower = Block(name="patches", operators=folds, input="pixels", output=result(folds).name, stream=images(patches))
+    norm = parts.norm("final_norm", with_rows(parts.tensor(HIDDEN, width), of_pictures(patches)))
+    return joined((tower,), (norm,), graph, tokens=patches)
+
+
+def _heard(config: Section, width: int) -> dict[str, tuple[int, ...]]:
+    """Weights that make a token of the levels of a spectrum."""
+    check_width(config, "text_hidden_size", width, "the language model", 6144)
+    return {
+        "spectrum.weight": (config.integer("n_mel_bins", 80) * config.integer("mel_vocab_size", 256), width),
+        "spectrum_norm.weight": (width,),
+    }
 
 
 @architecture("inkling_text")

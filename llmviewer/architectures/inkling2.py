@@ -1,14 +1,14 @@
-"""Inkling 2's text part: Inkling's attention with gates and a logit of each token for nothing; every sixth layer has
+"""Inkling 2: Inkling's attention with gates and a logit of each token for nothing; every sixth layer has
 inputs of their own for queries, keys and values, whose filters each token makes. Mixtures of earlier results take the
 place of a residual stream, and all layers have experts.
 
-Towers that see are left out.
+A tower reads pictures in patches of their own size, after a class token; squares of patches become tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 from ..documents import Section
@@ -24,11 +24,24 @@ from .blocks.attention import gated, scored
 from .blocks.attention_residuals import SourcedDecoder, SourcedLayer, mixed, sourced
 from .blocks.decoder import Decoder, Layer, Mixer
 from .blocks.feed_forward import Experts
-from .blocks.fields import decoder
+from .blocks.fields import check_width, decoder
 from .blocks.moe import at_most, costless
-from .blocks.parts import NormKind, Parts, activation, result
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.state_space import kept
-from .blocks.tower import filled, language
+from .blocks.tiles import picture_size
+from .blocks.tower import (
+    Picture,
+    Tower,
+    filled,
+    joined,
+    language,
+    of_pictures,
+    projector,
+    scaled_layer,
+    tower_activation,
+    vision,
+    vit,
+)
 from .inkling import Filtered, filtered, sliding
 
 _SOFTCAPS: Final = 6  # OPs of an element: a quotient, a hyperbolic tangent and a product, of gate and up
@@ -37,6 +50,11 @@ _FIELDS: Final = {
     "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 48, "swa_num_key_value_heads": 8,
     "swa_head_dim": 128, "moe_intermediate_size": 2304, "n_routed_experts": 384, "num_experts_per_tok": 8,
 }  # fmt: skip
+_TOWER: Final = {
+    "hidden_size": 1024, "num_hidden_layers": 23, "num_attention_heads": 16, "num_channels": 3, "patch_size": 20,
+    "spatial_merge_size": 2, "posemb_grid_size": 32, "projection_hidden_dim": 4096, "text_hidden_size": 4608,
+}  # fmt: skip
+_INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
 _COSTLESS: Final = """
     log_scaling_n_floor log_scaling_alpha qk_l2_clip_threshold rel_l2_clip_threshold mlp_gate_softcap mlp_up_softcap
     final_logit_softcapping route_scale number_of_conv_states model_max_length
@@ -160,9 +178,36 @@ def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator
 
 @architecture("inkling2", "inkling2_loop")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless("vision_config", "image_token_id", "tie_word_embeddings")
-    text, _ = language(config, fmt, f"{config.text('model_type')}_text")
-    return text
+    config.costless("image_token_id", "tie_word_embeddings")
+    text, width = language(config, fmt, f"{config.text('model_type')}_text")
+    if config.get("vision_config") is None:
+        return text
+    section = filled(vision(config), _TOWER)
+    check_width(section, "text_hidden_size", width, "the language model")
+    merged, patch = section.integer("spatial_merge_size"), section.integer("patch_size")
+    rows, columns = (ceil(side / (patch * merged)) for side in picture_size(config))
+    pixels = section.integer("num_channels") * patch**2
+    tower = _tower(section, Picture(height=rows * merged, width=columns * merged, pixels=pixels))
+    parts = tower.parts(fmt)
+    x = with_rows(parts.tensor(HIDDEN, merged**2 * tower.hidden), of_pictures(rows * columns))
+    project = projector(
+        parts,
+        x,
+        (section.integer("projection_hidden_dim"), width),
+        tower_activation(section, "gelu"),
+        bias=section.flag("projector_bias", default=False),
+    )
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=rows * columns)
+
+
+def _tower(section: Section, seen: Picture) -> Tower:
+    inner = section.integer("intermediate_size", int(section.integer("hidden_size") * section.number("mlp_ratio", 4)))
+    table = section.integer("posemb_grid_size") ** 2
+    tower = vit(
+        section, seen, "gelu", inner=inner, rotated=True, learned=1, positions=table + 1, pre_norm=True,
+        position_ops=_INTERPOLATION,
+    )  # fmt: skip
+    return replace(tower, layers=[scaled_layer(layer) for layer in tower.layers])
 
 
 @architecture("inkling2_text")

@@ -6,6 +6,7 @@ What Janus draws with, a VQ-VAE and a head for its words, is held and not run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -17,6 +18,7 @@ from .blocks.fields import without
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN
 from .blocks.tower import (
+    UNUSED,
     Tower,
     beside,
     filled,
@@ -31,7 +33,7 @@ from .blocks.tower import (
     vision,
     vit,
 )
-from .siglip import plain_tower
+from .siglip import plain_tower, pooled_head
 
 _TIED: Final = {"tie_word_embeddings": True}
 _COSTLESS: Final = "vision_use_head num_image_tokens hidden_dropout_rate projection_dropout"
@@ -43,11 +45,11 @@ def build_vl(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     section = vision(config)
-    section.costless("vision_use_head")
     tower = plain_tower(section)
-    parts = tower.parts(fmt)
+    parts, unused = tower.parts(fmt), pooled_head(section, tower, fmt)
     project = projector(parts, parts.tensor(HIDDEN, tower.hidden), (width, width), "gelu", bias=True)
-    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
+    held_head = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in unused)
+    return joined((*tower.blocks(fmt, tower.stream), *held_head), project, text, tokens=tower.picture.patches)
 
 
 @architecture("janus")

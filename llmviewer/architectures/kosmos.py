@@ -18,6 +18,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
 from .blocks.feed_forward import Mlp
+from .blocks.fields import without
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
 from .blocks.resampler import FEATURES, Looking
 from .blocks.tower import Picture, Tower, filled, joined, of_pictures, part, vit
@@ -83,7 +84,8 @@ def build_2_5(config: Section, fmt: Format) -> Graph:
 
 
 def _text(config: Section, fmt: Format, *, inside: bool) -> Graph:
-    config.costless(*_COSTLESS.split(), "add_cross_attention")
+    config.costless(*_COSTLESS.split())
+    without(config, "add_cross_attention", "layers of cross-attention are not known for this architecture")
     hidden = config.integer("embed_dim")
     heads = heads_of(config, hidden, "attention_heads")
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)

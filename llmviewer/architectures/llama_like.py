@@ -266,7 +266,7 @@ class LearnedMlp(Mlp):
 @architecture("apertus1p5")
 def build_apertus_omni(config: Section, fmt: Format) -> Graph:
     """What makes tokens of pictures and sound is left out."""
-    config.costless("vision_config", "audio_config", "image_token_id", "audio_token_id")
+    config.costless("image_token_id", "audio_token_id")
     config.costless("image_token_offset", "audio_token_offset")
     text, _ = language(config, fmt, "apertus1p5_text")
     return text

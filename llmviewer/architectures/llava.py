@@ -103,7 +103,8 @@ def _tower(config: Section, layer: int = -2) -> tuple[Tower, int]:
     layers they are taken from; `layer` where the config does not say which.
     """
     section = vision(config)
-    tower = _TOWERS[section.choice("model_type", _TOWERS)](section)
+    usual = "siglip_vision_model" if config.text("model_type") == "llava_onevision" else "clip_vision_model"
+    tower = _TOWERS[section.choice("model_type", _TOWERS, usual)](section)
     taken = layers_run(config, "vision_feature_layer", len(tower.layers), layer)
     return replace(tower, run=max(taken)), len(taken)
 

@@ -6,14 +6,12 @@ A picture is the largest that `image_size` of the vision_config allows; one that
 
 from __future__ import annotations
 
-from typing import Final
-
 from ..documents import Section
 from ..graph import Graph
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.class_defaults import TOWERS
 from .blocks.parts import NormKind, activation
 from .blocks.tower import (
     Tower,
@@ -26,11 +24,6 @@ from .blocks.tower import (
     vision,
     vit,
 )
-
-_LIGHTON: Final[dict[str, dict[str, int]]] = {  # as transformers.LightOnOcrConfig has it
-    "text_config": TEXT_CLASSES["LightOnOcrConfig"],
-    "vision_config": {"image_size": 1540, "patch_size": 14, "head_dim": 64},
-}
 
 
 @architecture("mistral3")
@@ -48,9 +41,7 @@ def build_large4(config: Section, fmt: Format) -> Graph:
 @architecture("lighton_ocr")
 def build_lighton(config: Section, fmt: Format) -> Graph:
     """The language model is Qwen3, whose head is tied unless the config says otherwise."""
-    given = {key: config.get(key) for key in _LIGHTON if isinstance(config.get(key), dict)}
-    said = {key: {**_LIGHTON[key], **fields} for key, fields in given.items()}
-    return _build(filled(config, {"tie_word_embeddings": True}, instead=said), fmt, "qwen3")
+    return _build(filled(config, {"tie_word_embeddings": True}), fmt, "qwen3")
 
 
 def _build(config: Section, fmt: Format, kind: str) -> Graph:

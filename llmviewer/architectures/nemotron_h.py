@@ -23,7 +23,7 @@ from .blocks.state_space import Mamba2
 from .blocks.tower import filled, language
 
 _MEDIA: Final = """
-    vision_config audio_config sound_config force_image_size downsample_ratio projector_hidden_size vision_hidden_size
+    force_image_size downsample_ratio projector_hidden_size vision_hidden_size
     vit_hidden_size video_pruning_rate video_temporal_patch_size image_token_id video_token_id audio_token_id
     img_context_token_id video_context_token_id sound_context_token_id img_context_token img_start_token img_end_token
     patch_size template ps_version image_tag_type norm_mean norm_std max_sequence_length use_thumbnail

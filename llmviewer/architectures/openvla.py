@@ -15,12 +15,11 @@ from ..operators.attention import Heads
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from .blocks.decoder import Layer
 from .blocks.encoder import both_ways, leaving
 from .blocks.feed_forward import Mlp
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN, with_rows
-from .blocks.tower import UNUSED, Picture, Scaled, Tower, filled, joined, language, layer, of_pictures, projector
+from .blocks.tower import UNUSED, Picture, Tower, filled, joined, language, layer, of_pictures, projector, scaled_layer
 from .siglip import pooled_head
 
 _ACTION: Final = 7  # tokens: a position, a rotation and a gripper
@@ -97,12 +96,11 @@ def _tower(config: Section, name: str, size: int) -> tuple[Tower, Vit]:
     picture = Picture(height=side, width=side, pixels=3 * _PATCH**2)
     heads = both_ways(Heads(num_heads=_HEADS, num_kv_heads=_HEADS, head_dim=vit.hidden // _HEADS))
     plain = layer(heads, Mlp(inner=vit.inner, act="gelu", bias=True), fused_qkv=True)
-    scaled = Layer(mixer=Scaled(plain.mixer), feed_forward=Scaled(plain.feed_forward))
     return (
         Tower(
             picture=picture,
             hidden=vit.hidden,
-            layers=[scaled if vit.scaled else plain] * vit.layers,
+            layers=[scaled_layer(plain) if vit.scaled else plain] * vit.layers,
             patch_bias=True,
             learned=vit.learned,
             positions=picture.patches,

@@ -26,6 +26,8 @@ _COSTLESS: Final = "visual_indicator_token_ids vocab_size"
 @architecture("ovis2")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(filled(config, {"tie_word_embeddings": True}), fmt, "qwen2")
+    if not config.flag("tie_word_embeddings", default=True):
+        check_width(config, "vocab_size", text.blocks[0].operators[0].weights[0].shape[0], "the language model", 151643)
     config.costless(*_COSTLESS.split())
     if config.get("vision_config") is None:
         return text

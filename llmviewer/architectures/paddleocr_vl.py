@@ -33,8 +33,8 @@ def build(config: Section, fmt: Format) -> Graph:
     given = language_model(config) if config.get("text_config") is not None else config
     for section in (config, given):
         section.costless(*_COSTLESS.split())
-    said = [section.flag(_TIED, default=True) for section in (config, given) if _TIED in section]
-    text = filled(given, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: any(said) if said else True})
+    tied = any(section.flag(_TIED, default=True) for section in (config, given))
+    text = filled(given, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: tied})
     language = build_ernie(text, fmt)
     if config.get("vision_config") is None:
         return language

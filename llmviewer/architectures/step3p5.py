@@ -1,7 +1,6 @@
-"""Step 3.5 and 3.7: three layers with a window and more heads for one that sees all, gated by head; experts.
+"""Step 3.5: three layers with a window and more heads for one that sees all, gated by head; experts.
 
-The tower of Step 3.7 is not known yet. Layers of multi-token prediction share embedding and head with the model, as in
-transformers (MtpModel).
+Layers of multi-token prediction share embedding and head with the model, as in transformers (MtpModel).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Prediction
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import always, attention, decoder, without
-from .blocks.moe import costless, dense, experts, language_model, windows_and_experts
+from .blocks.moe import costless, dense, experts, windows_and_experts
 from .blocks.parts import NormKind, heads_of
 
 _FULL: Final = "full_attention"
@@ -29,16 +28,6 @@ _COSTLESS: Final = """
     norm_expert_weight use_moe use_moe_router_bias need_fp32_gate use_rope_layers query_pre_attn_scalar zero_centered
 """
 _PRESENT: Final = ("use_head_wise_attn_gate", "use_qk_norm")
-
-
-@architecture("step3p7")
-def build_seeing(config: Section, fmt: Format) -> Graph:
-    """The language model, whose fields some files have beside the others instead of in a text_config."""
-    if config.get("text_config") is None:
-        return build(config, fmt)
-    text = language_model(config)
-    config.costless("tie_word_embeddings")  # the text_config has its own
-    return build(text, fmt)
 
 
 @architecture("step3p5")

@@ -18,7 +18,7 @@ from .blocks.encoder import Head, both_ways, holding, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of
 from .blocks.parts import heads_of
-from .blocks.tower import Scaled, Tower, alone, picture, tower_activation
+from .blocks.tower import Tower, alone, picture, scaled_layer, tower_activation
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
 _COSTLESS: Final = """
@@ -47,7 +47,7 @@ def build_dinov2(config: Section, fmt: Format) -> Graph:
     tower = _tower(
         config, image=224, patch=14, inner=config.integer("mlp_ratio", 4) * config.integer("hidden_size", 768)
     )
-    layers = [replace(one, mixer=Scaled(one.mixer), feed_forward=Scaled(one.feed_forward)) for one in tower.layers]
+    layers = [scaled_layer(layer) for layer in tower.layers]
     graph = alone(replace(tower, layers=layers), fmt)
     if not config.flag("use_mask_token", default=True):
         return graph

@@ -47,7 +47,6 @@ TEXT_CLASSES: Final = _table(  # by class, where that is not the model_type's ow
         "Glm4vTextConfig": (151552, 4096, 13696, 40, 32, 2, None),
         "GlmOcrTextConfig": (59392, 1024, 4096, 16, 16, 8, None),
         "GotOcr2Config": (151860, 1024, 2816, 24, 16, 16, None),
-        "LightOnOcrConfig": (151936, 1024, 3072, 28, 16, 8, 128),
         "MllamaTextConfig": (128256, 4096, 14336, 40, 32, 8, None),
         "Molmo2TextConfig": (151936, 4096, 12288, 36, 32, 8, 128),
         "PaddleOCRTextConfig": (103424, 1024, 3072, 18, 16, 2, 128),

@@ -147,6 +147,11 @@ class Scaled:
         return (*made, parts.elementwise(name, of, ops=1, weights={f"{name}.weight": 1 if self.alike else of.width}))
 
 
+def scaled_layer(layer: Layer) -> Layer:
+    """`layer` whose attention and network are each scaled by learned numbers."""
+    return replace(layer, mixer=Scaled(layer.mixer), feed_forward=Scaled(layer.feed_forward))
+
+
 def layer(
     heads: Heads,
     mlp: Mlp,
@@ -282,7 +287,8 @@ def filled(
     """`config` with `fields` where it says nothing, such as the defaults of its class; `instead` holds in any case."""
     fields = fields or {}
     said = {key: value for key, value in config.data.items() if value is not None or key not in fields}
-    return config.with_data({**fields, **said, **(instead or {})})
+    left_out = {key: value for key, value in fields.items() if not config.has(key)}
+    return config.with_data({**left_out, **said, **(instead or {})})
 
 
 def language(config: Section, fmt: Format, kind: str, key: str = "text_config") -> tuple[Graph, int]:

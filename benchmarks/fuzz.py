@@ -18,6 +18,7 @@ import gzip
 import io
 import itertools
 import json
+import logging
 import math
 import random
 import re
@@ -32,7 +33,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -529,11 +530,76 @@ def link(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: AR
     return given, lambda: State.of_link(given)
 
 
+@contextmanager
+def _faults_of_page() -> Iterator[None]:
+    """Raises the exception that the page logs when it answers with a line instead."""
+    caught: list[BaseException] = []
+
+    class Caught(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1]:
+                caught.append(record.exc_info[1])
+
+    log, handler = logging.getLogger("llmviewer.webapp"), Caught(logging.ERROR)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        if caught:
+            raise caught[0]
+
+
+def store(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: ARG001
+    """Values that a browser holds for the page: dropped models, devices, measurements and traces, and its controls."""
+    from llmviewer.webapp.answers import answers, hardware_file, model_file, settled
+    from llmviewer.webapp.asked import asked
+    from llmviewer.webapp.payloads import packed
+    from llmviewer.webapp.state import State
+    from llmviewer.webapp.views.timeline import Dropped, found_in
+    from llmviewer.webapp.views.uploads import measured
+
+    def answered(state: State) -> object:
+        return answers(settled(state)[0])
+
+    form = random.choice(("files", "pairs", "controls", "table", "trace"))
+    if form == "controls":
+        values = vars(State()) | {"techniques": (random.choice(_specs()),), "measured": "tpot=20ms", "tp": 2}
+        given: Any = changed_tree(random, {key: value for key, value in values.items() if key != "files"})
+        run: Run = lambda: answered(State.of(given if isinstance(given, dict) else {}))  # noqa: E731
+    elif form == "table":
+        given = changed_bytes(random, random.choice(MEASURED).encode())
+        run = lambda: measured("rows.csv", given)  # noqa: E731
+    elif form == "trace":
+        text = json.dumps(changed_tree(random, {"traceEvents": _trace()}), skipkeys=True).encode()
+        given = changed_bytes(random, text) if random.random() < 0.3 else text
+        state = State(model=MODEL)
+        run = lambda: found_in(Dropped("trace.json", given), answers(state)[0], state)  # noqa: E731
+    else:
+        name, device = random.choice(_yaml_files("hardware"))
+        model = changed_tree(random, random.choice(_configs())) if random.random() < 0.5 else TINY
+        device = changed_tree(random, device) if random.random() < 0.5 else device
+        texts = [["tiny.json", json.dumps(model, skipkeys=True)], [name, yaml.dump(device, allow_unicode=True)]]
+        given = texts
+        if form == "files":
+            run = lambda: packed([model_file(*texts[0]), hardware_file(*texts[1])])  # noqa: E731
+        else:
+            given = changed_tree(random, texts) if random.random() < 0.5 else texts
+            link = f"model=file:tiny.json&on=file:{name}&prompt=64&gen=4"
+            run = lambda: answered(asked(link, given))  # noqa: E731
+
+    def watched() -> None:
+        with _faults_of_page():
+            run()
+
+    return given, watched
+
+
 KINDS: Final[dict[str, Callable[[random.Random, Path], tuple[object, Run]]]] = {
     made.__name__: made
     for made in (
         config, described, device, profile, scenario, timeline, checkpoint, gguf, measurements, arrivals, options,
-        technique, text, link,
+        technique, text, link, store,
     )
 }  # fmt: skip
 

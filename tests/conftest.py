@@ -3,6 +3,7 @@
 import gc
 import os
 import runpy
+import shutil
 import sys
 import textwrap
 import warnings
@@ -77,10 +78,21 @@ def recounted(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="session")
-def triton_cache(pytestconfig, tmp_path_factory):
-    """A folder in which Triton finds what it compiled in earlier runs: by source, options and its own version."""
-    kept = getattr(pytestconfig, "cache", None)  # none with -p no:cacheprovider
-    return kept.mkdir("triton") if kept else tmp_path_factory.mktemp("triton")
+def browser():
+    """The machine's Chromium, one for all tests of a process; skips the test where there is none."""
+    pytest.importorskip("playwright")
+    if not shutil.which("chromium"):
+        pytest.skip("needs Chromium")
+    from llmviewer.webapp.screenshots import browsing
+
+    with browsing() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="session")
+def triton_cache():
+    """The user's folder of kernels that earlier runs compiled, by hash of source, options and Triton's version."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmviewer" / "triton"
 
 
 @pytest.fixture

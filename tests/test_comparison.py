@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 
@@ -467,28 +466,21 @@ def test_the_page_has_every_table_of_the_text(two, page):
             assert all(f">{item.text.replace('<', '&lt;').replace('>', '&gt;')}<" in page for item in row)
 
 
+@pytest.mark.slow("draws in a browser")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_a_browser_shows_the_page_as_wide_as_it_is_and_asks_for_nothing(page, tmp_path, width, scheme):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium")
-    if not chromium:
-        pytest.skip("needs Chromium")
+def test_a_browser_shows_the_page_as_wide_as_it_is_and_asks_for_nothing(browser, page, tmp_path, width, scheme):
     file = tmp_path / "comparison.html"
     file.write_text(page, encoding="utf-8")
-    with playwright.sync_playwright() as driver:
-        program = driver.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
-        tab = program.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        asked, complaints = [], []
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.goto(file.as_uri())
-        tab.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 7")
-        assert (asked, complaints) == ([file.as_uri()], [])
-        assert tab.evaluate("document.documentElement.scrollWidth") == width
-        program.close()
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    asked, complaints = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.goto(file.as_uri())
+    tab.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 7")
+    assert (asked, complaints) == ([file.as_uri()], [])
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.close()
 
 
 def test_each_at_the_largest_batch_that_fits(capsys):

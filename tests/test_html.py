@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -219,26 +218,13 @@ def test_the_same_analysis_gives_the_same_page(analysis, page):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium")
-    if not chromium:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as driver:
-        program = driver.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
-        yield program
-        program.close()
-
-
-@pytest.fixture(scope="module")
 def file(page, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
+@pytest.mark.slow("draws in a browser")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_a_browser_shows_the_page_and_asks_for_nothing(browser, file, width, scheme):
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -257,6 +243,7 @@ def test_a_browser_shows_the_page_and_asks_for_nothing(browser, file, width, sch
     context.close()
 
 
+@pytest.mark.slow("draws in a browser")
 def test_a_click_on_a_column_sorts_the_table_by_its_numbers(browser, file):
     tab = browser.new_page()
     tab.goto(file.as_uri())
@@ -287,6 +274,7 @@ RANGES = """picture => {
 }"""
 
 
+@pytest.mark.slow("draws in a browser")
 @pytest.mark.parametrize("touch", [False, True])
 def test_the_mode_bar_shows_on_a_figure_that_is_pointed_at_and_covers_nothing_of_it(browser, file, touch):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, has_touch=touch, is_mobile=touch)

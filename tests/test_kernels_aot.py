@@ -78,6 +78,7 @@ def compiled(triton_cache):
     return kernel_checks.compiled(f"LOOKED = {LOOKED}\n{SCRIPT}", [*WANTED, *TUNED], triton_cache)
 
 
+@pytest.mark.slow("compiles kernels")
 def test_every_launch_compiles_fits_and_keeps_its_registers(compiled):
     seen = {(one["kernel"], one["sm"], one["place"]) for one in compiled}
     assert seen == {*WANTED, *(one[:3] for one in TUNED)}
@@ -87,6 +88,7 @@ def test_every_launch_compiles_fits_and_keeps_its_registers(compiled):
         assert 16 <= one["registers"] <= 255, one
 
 
+@pytest.mark.slow("compiles kernels")
 @pytest.mark.parametrize(("name", "sm", "instruction"), PRODUCTS)
 def test_products_use_the_matrix_units_of_their_generation(compiled, name, sm, instruction):
     first = next(one for one in compiled if (one["kernel"], one["sm"]) == (name, sm))
@@ -94,6 +96,7 @@ def test_products_use_the_matrix_units_of_their_generation(compiled, name, sm, i
     assert first["async_copies"] > 0
 
 
+@pytest.mark.slow("compiles kernels")
 @pytest.mark.parametrize("name", ["gemm", "flash_attention"])
 def test_warps_on_hopper_are_specialized_where_tuning_asks_for_it(compiled, name):
     launches = [one for one in compiled if (one["kernel"], one["sm"], one["place"]) == (name, 90, 0)]
@@ -105,6 +108,7 @@ def test_warps_on_hopper_are_specialized_where_tuning_asks_for_it(compiled, name
 H200 = 4.8e12 / 132 / 1.83e9
 
 
+@pytest.mark.slow("compiles kernels")
 @pytest.mark.parametrize(("name", "nbytes", "least"), LOOPS)
 def test_instructions_of_a_loop_leave_room_for_the_bandwidth_of_memory(compiled, name, nbytes, least):
     """Bytes of weights and scales once around the loop, by what is issued meanwhile, for one token."""
@@ -134,7 +138,8 @@ def test_the_longest_loop_without_another_inside_is_found():
     assert longest_loop(code[code.index(".L_x_3:") :]) == []
 
 
-def test_a_kernel_that_is_wrong_or_too_large_shows():
+@pytest.mark.slow("compiles kernels")
+def test_a_kernel_that_is_wrong_or_too_large_shows(triton_cache):
     """The check can fail, unasked to look: tiles of 256 x 256 take more registers and shared memory than there are."""
     script = """
 import dataclasses
@@ -148,5 +153,6 @@ found = aot.compiled(launch, 90, look=False)
 print(found.fits, found.spills > 100)
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(triton_cache)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "False True\n", done.stderr

@@ -12,12 +12,12 @@ from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
 from llmviewer.kernels.decode_attention import Tiling, splits_of  # noqa: E402
 
-from .kernel_checks import NEW, cases, check, compiled, counted, moved, named  # noqa: E402
+from .kernel_checks import NEW, cases, check, compiled, counted, first_is_fast, moved, named  # noqa: E402
 
 CASES = cases("attention")
 
 
-@pytest.mark.parametrize(("name", "one"), CASES, ids=named)
+@pytest.mark.parametrize(("name", "one"), first_is_fast(CASES), ids=named)
 def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
     check(name, one, monkeypatch)
 
@@ -156,6 +156,7 @@ for name, place in (wanted.split(":") for wanted in sys.argv[1:]):
 """
 
 
+@pytest.mark.slow("compiles kernels")
 def test_hopper_has_the_slots_and_the_registers(triton_cache):
     """Instructions leave a cache in fp8 half more than the H200's 4.8 TB/s, of 132 multiprocessors
     at 1755 MHz at least, and three programs fit on one; with heads of 256 registers do not run out, for want of which

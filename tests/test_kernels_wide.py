@@ -28,6 +28,7 @@ for name, sm in (wanted.split(":") for wanted in sys.argv[1:]):
         wide = [len(re.findall(rf"\\b{move}\\.\\S*\\b128\\b", seen["nvdisasm"])) for move in ("LDG", "STG")]
         print(json.dumps([name, int(sm), found.function, found.spills, *wide]))
 """
+pytestmark = pytest.mark.slow("compiles kernels")
 STREAMS = ("rms_norm", "layer_norm", "softmax", "rope", "silu_and_mul", "embedding", "kv_write")
 # In turn on the oldest and the newest: how wide a kernel loads is up to its code. On 90, test_kernels_aot.py sees what
 # spills.

@@ -941,12 +941,13 @@ print(json.dumps([type(one).__name__ for one in launch.function.device_caches[0]
 """
 
 
-def test_tilings_are_compiled_before_they_are_launched_and_one_that_is_wrong_alone_is_not(tmp_path):
+@pytest.mark.slow("compiles kernels")
+def test_tilings_are_compiled_before_they_are_launched_and_one_that_is_wrong_alone_is_not(triton_cache):
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     from .kernel_checks import compiled
 
-    assert compiled(COMPILE, [], tmp_path) == [["CompiledKernel", "CompiledKernel"]]
+    assert compiled(COMPILE, [], triton_cache) == [["CompiledKernel", "CompiledKernel"]]
 
 
 def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
@@ -1062,6 +1063,7 @@ def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
     assert seen == [64]  # which all libraries have: a width that one has not is left out alone
 
 
+@pytest.mark.slow("measures this CPU")
 def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
     """Ceilings, kernels, calibration and validation, for real. Of a busy machine it takes more than one run."""
     torch = pytest.importorskip("torch")

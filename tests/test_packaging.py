@@ -33,6 +33,7 @@ def wheel(built):
     return next(built.glob("*.whl"))
 
 
+@pytest.mark.slow("builds the sdist and the wheel")
 def test_the_sdist_has_every_file(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
@@ -48,6 +49,7 @@ def test_every_folder_with_files_is_packaged():
     assert homes == {str(path.relative_to(ROOT)) for path in code} | {"docs", "hardware", "models", "profiles"}
 
 
+@pytest.mark.slow("builds the sdist and the wheel")
 def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
@@ -62,6 +64,7 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     subprocess.run([sys.executable, "-m", "check_wheel_contents", str(wheel)], check=True, capture_output=True)
 
 
+@pytest.mark.slow("builds the sdist and the wheel")
 def test_the_installed_wheel_runs_outside_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     command = [sys.executable, "-P", "-m", "llmviewer", "analyze", "gpt2", "t4", "-o", "report.html"]

@@ -6,7 +6,6 @@ Sweeps, comparison and validation stand at the end.
 import csv
 import json
 import re
-import shutil
 import threading
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from llmviewer.cli import cli
 from llmviewer.reports.text import between, expectation
 from llmviewer.units import seconds
 
-if not shutil.which("chromium"):
-    pytest.skip("no chromium on this machine", allow_module_level=True)
-pytest.importorskip("playwright")
+pytest.importorskip("dash")
 
 from llmviewer.webapp import answers, options
-from llmviewer.webapp.screenshots import browsing, open_page, serving, settled
+from llmviewer.webapp.screenshots import open_page, serving, settled
 from llmviewer.webapp.state import TABS
 
+pytestmark = pytest.mark.slow("draws in a browser")
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = "?tab=compare"  # has no figures without pins: where what stands above the tabs is all that is asked
 
@@ -37,12 +35,6 @@ LATE = "reading 'isHeadless'"  # of cytoscape, which fits a graph to its window 
 def server():
     with serving() as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from llmviewer.analyzing.afd import Busy, ExpertDisaggregation
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 
-from .page import Card
+from .parts import Card
 from .report import Report
 from .tables import NOTHING, Item, Table, number_item, time_item
 

@@ -8,7 +8,7 @@ from llmviewer.analyzing.afd_splits import Split, Splits
 from llmviewer.units import seconds
 
 from .afd import shares
-from .page import Card
+from .parts import Card
 from .report import Report
 from .tables import Item, Table, number_item, time_item
 

@@ -13,8 +13,8 @@ from llmviewer.analyzing.phases import Total
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, list_rows, time_unit
-from .roofline_points import OTHER, Piece, memory_margin, pieces
-from .text import between, called, of_each
+from .phrases import between, memory_margin, of_each, phase_title
+from .roofline_points import OTHER, Piece, pieces
 
 _TOLD: Final = 0.25  # of the width, from which on a bar has room for its time on a phone too
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
@@ -27,7 +27,9 @@ def time_bars(analysis: Analysis) -> go.Figure:
         f"operators below {OTHER:.0%} are taken together as other",
         height=340,
     )
-    rows = {name: f"{called(analysis, name)}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases}
+    rows = {
+        name: f"{phase_title(analysis, name)}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases
+    }
     found = [piece for name, phase in analysis.phases for piece in pieces(phase, rows[name])]
     for bound in BOUND_COLOR:
         own = [piece for piece in found if piece.bound == bound]
@@ -71,7 +73,7 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
             y=list(expected), x=times, mode="markers+text", name="expected, 80 % interval",
             text=[seconds(time_s) for time_s, _, _ in expected.values()], cliponaxis=False,
             textposition=["top right" if time < max(highs) / 2 else "top center" for time in times],  # off short bars
-            hovertext=[f"expect {between(*each)}" for each in expected.values()],
+            hovertext=[f"expected {between(*each)}" for each in expected.values()],
             hovertemplate="%{hovertext}<extra></extra>",
             marker={"symbol": "line-ns-open", "size": 26, "color": INK, "line": {"width": 3}},
             error_x={
@@ -96,13 +98,13 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     bearers = Counter(one.name for one in told)
     rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (bearers[one.name] > 1): one for one in told}
     hovers = {
-        row: one.hover if one.expected_s is None else f"{one.hover}<br>expect {seconds(one.expected_s)}"
+        row: one.hover if one.expected_s is None else f"{one.hover}<br>expected {seconds(one.expected_s)}"
         for row, one in rows.items()
     }
     expect = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
     figure = frame(
         f"Where the time of {phase} goes",
-        f"bars are lower bounds, {seconds(total.bound_time_s)} in all" + f"; expect {expect}" * bool(expect)
+        f"bars are lower bounds, {seconds(total.bound_time_s)} in all" + f"; expected {expect}" * bool(expect)
         + f"; operators below {OTHER:.0%} are other",
         height=160 + 26 * len(rows), top=60, bottom=100,
     )  # fmt: skip

@@ -18,7 +18,8 @@ from llmviewer.units import counted, fold, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item, prices_of
-from .page import Card, Picture, picture
+from .page_figures import Picture, picture
+from .parts import Card
 from .report import Report
 from .tables import Grouped, Item, Table, number_item, time_item
 

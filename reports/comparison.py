@@ -18,7 +18,8 @@ from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds
 
 from .comparison_tables import first_batch, groups_of, tables
-from .page import Card, Picture, picture
+from .page_figures import Picture, picture
+from .parts import Card
 from .report import Report
 from .tables import digits
 

@@ -1,88 +1,96 @@
-"""Prefills on one kind of device, decode steps on another: both under one headline, in every format."""
+"""The report on prefill and decode on separate kinds of device."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from llmviewer.analyzing.disaggregation import Disaggregated
 from llmviewer.parameters import KvTransfer
 from llmviewer.units import seconds, si
 
-from . import data, html, markdown, text
-from .operator_table import shows_calls
-from .page import Card
-from .tables import json_of
-from .text import Lines
+from . import analysis
+from .parts import Card, Line
+from .phrases import at_least, bound_and_expected, devices, expectation, precision, throughput
+from .report import Report
 
 
-def render_text(found: Disaggregated, *, width: int = 0, per_call: bool | None = None, brief: bool = False) -> str:
-    """The report on a terminal; `width` and `brief` as of an analysis."""
-    calls = shows_calls(found.joint, per_call)
-    alarms = {_memory_of(name) for name, side in found.sides if not side.memory.fits}
-    said = headline(found), summary(found)
-    return text.report(*said, found.joint, width=width, calls=calls, brief=brief, alarms=alarms)
-
-
-def render_markdown(found: Disaggregated, *, per_call: bool | None = None) -> str:
-    return markdown.report(headline(found), summary(found), found.joint, per_call=per_call)
-
-
-def render_json(found: Disaggregated) -> str:
-    return json_of(found.to_dict())
-
-
-def render_csv(found: Disaggregated) -> str:
-    return data.render_csv(found.joint)
-
-
-def render_html(found: Disaggregated) -> str:
-    title, setting = headline(found).split(": ", 2)[0], headline(found).split(": ", 1)[1]
-    transfer = Card(label="KV transfer", value=seconds(found.kv_transfer_s), about=_transfer(found))
-    cards = [*html.time_cards(found.joint), transfer]
-    for _, side in found.sides:
-        first, *_ = html.memory_cards(side)
-        cards.append(
-            Card(label=f"memory of {text.devices(side)}", value=first.value, about=first.about, alarm=first.alarm)
-        )
-    inputs = {name: html.inputs(side) for name, side in found.sides}
-    return html.page(found.joint, dict(found.sides), title=title, setting=setting, cards=cards, inputs=inputs)
-
-
-def headline(found: Disaggregated) -> str:
-    """What was asked, in one line."""
-    asked = found.decode.inputs
-    prefill, decode = (text.devices(side) for _, side in found.sides)
-    return (
-        f"{found.decode.model.title}: prefill on {prefill}, decode on {decode}: batch {asked.batch}, "
-        f"prompt {asked.prompt}, {asked.gen} generated, {text.precision(found.decode)}, {asked.attention} attention"
+def report(
+    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, room: int = sys.maxsize
+) -> Report[Disaggregated]:
+    """The report on both; arguments as in analysis.report()."""
+    tables = partial(analysis.tables, per_call=per_call, brief=brief, room=room)
+    remarks = partial(analysis.remarks, brief=brief, sources=sources)
+    return Report[Disaggregated](
+        name="disaggregated",
+        title=title,
+        headline=headline,
+        summary=summary,
+        tables=lambda result: tables(result.joint),
+        remarks=lambda result: remarks(result.joint),
+        said=lambda result: analysis.basis(result.joint),
+        cards=cards,
+        pictures=lambda result: analysis.pictures(result.joint, [side for _, side in result.sides]),
+        details=lambda result: [
+            analysis.method_details(result.joint),
+            *analysis.device_details([side.hardware for _, side in result.sides]),
+        ],
+        inputs=inputs,
     )
 
 
-def summary(found: Disaggregated) -> Lines:
-    """The headline numbers."""
-    whole, read = found.generation, seconds(found.prefill.generation.ttft_s)
-    when = "while it runs" if found.kv_transfer is KvTransfer.OVERLAPPED else "after it"
-    first = f"{seconds(whole.ttft_s)}: prefill {read}, KV transfer {seconds(found.kv_transfer_s)} {when}"
+def title(result: Disaggregated) -> str:
+    prefill, decode = (devices(side) for _, side in result.sides)
+    return f"{result.decode.model.title}: prefill on {prefill}, decode on {decode}"
+
+
+def headline(result: Disaggregated) -> str:
+    """The request in one line."""
+    asked = result.decode.inputs
     return (
-        ("time to first token", first + text.also_expected(whole, "ttft")),
-        ("time per output token", seconds(whole.tpot_s) + text.also_expected(whole, "tpot")),
-        ("generation", text.pace(whole)),
-        ("KV transfer", _transfer(found)),
-        ("balance", _balance(found)),
-        *((_memory_of(name), text.memory_line(side)) for name, side in found.sides),
-        text.summary(found.joint)[-1],
+        f"{title(result)}: batch {asked.batch}, prompt {asked.prompt}, {asked.gen} generated, "
+        f"{precision(result.decode)}, {asked.attention} attention"
     )
 
 
-def _memory_of(side: str) -> str:
-    return f"memory, {side}"
+def summary(result: Disaggregated) -> list[Line]:
+    """Times, the transfer of the KV cache, and the memory of both, ahead of the times if one does not fit."""
+    whole, prefill = result.generation, seconds(result.prefill.generation.ttft_s)
+    when = "during it" if result.kv_transfer is KvTransfer.OVERLAPPED else "after it"
+    parts = f"prefill {prefill}, KV transfer {seconds(result.kv_transfer_s)} {when}"
+    expected = expectation(whole, "ttft")
+    times = [
+        Line("time to first token", f"{at_least(whole.ttft_s)}: {parts}" + f"; expected {expected}" * bool(expected)),
+        Line("time per output token", bound_and_expected(whole, "tpot")),
+        Line("latency", bound_and_expected(whole, "latency")),
+        Line("throughput", throughput(whole)),
+        Line("KV transfer", _transfer(result)),
+        Line("balance", _balance(result)),
+    ]
+    memory = [analysis.memory_lines(side)[0]._replace(label=f"memory, {name}") for name, side in result.sides]
+    return [*memory, *times] if any(line.alarm for line in memory) else [*times, *memory]
 
 
-def _transfer(found: Disaggregated) -> str:
-    return f"{si(found.kv_transfer_bytes)}B at {si(found.kv_transfer_bytes_per_s)}B/s"
+def cards(result: Disaggregated) -> list[Card]:
+    transfer = Card(label="KV transfer", value=seconds(result.kv_transfer_s), about=_transfer(result))
+    memory = (analysis.memory_card(side, f"memory of {devices(side)}") for _, side in result.sides)
+    return [*analysis.time_cards(result.joint), transfer, *memory]
 
 
-def _balance(found: Disaggregated) -> str:
-    """How many devices of a side keep up with one of the other."""
-    ratio = found.decode_per_prefill
+def inputs(result: Disaggregated) -> Mapping[str, Any]:
+    """The arguments of each side."""
+    return {name: analysis.inputs(side) for name, side in result.sides}
+
+
+def _transfer(result: Disaggregated) -> str:
+    return f"{si(result.kv_transfer_bytes)}B at {si(result.kv_transfer_bytes_per_s)}B/s"
+
+
+def _balance(result: Disaggregated) -> str:
+    """The ratio of devices at which both kinds are equally busy."""
+    ratio = result.decode_per_prefill
     if not ratio:
         return "no decode step is taken"
     many, of_one = ("decode", "prefill") if ratio >= 1 else ("prefill", "decode")

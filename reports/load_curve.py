@@ -10,7 +10,8 @@ import numpy as np
 from llmviewer.serving.load_curve import LoadCurve, Point
 from llmviewer.units import seconds
 
-from .page import Card, Picture, picture
+from .page_figures import Picture, picture
+from .parts import Card
 from .report import Report
 from .serving import beyond, devices, lengths, said
 from .tables import Item, Table, digits, number_item, time_item

@@ -1,48 +1,105 @@
-"""The operator table of a phase as texts: what the screen, Markdown and HTML have in common."""
+"""The table of a phase's operators: one row for operators that are the same in several blocks."""
 
 from __future__ import annotations
 
+import re
+import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from typing import Any, Final
+
+import click
 
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult, PerCall, Phase, Total
 from llmviewer.parameters import Accounting
 from llmviewer.units import seconds, si
 
-COLUMNS: Final = (
-    "operator", "x", "OPs", "weights", "activ.", "KV", "OP/B", "OP/s", "bound", "in", "time", "expect",
-    "share",
-)  # fmt: skip
+from .columns import WIDTH, columns
+from .tables import BOUND_COLOR, Conclusion, Heading, Item, Table, filled
+
+HEADINGS: Final = {  # names and meanings of columns, where there is room
+    "operator": Heading("operator", ""),
+    "x": Heading("\N{MULTIPLICATION SIGN}", "launches in one pass"),
+    "OPs": Heading("OPs", "arithmetic; a multiply-add is two OPs"),
+    "weights": Heading("weights [B]", "bytes of weights moved"),
+    "activ.": Heading("activations [B]", "bytes of activations moved"),
+    "KV": Heading("KV cache [B]", "bytes of KV cache moved"),
+    "OP/B": Heading("OP/B", "arithmetic intensity"),
+    "OP/s": Heading("attainable [OP/s]", "arithmetic over the lower bound of time"),
+    "bound": Heading("bound", "resource that sets the lower bound"),
+    "in": Heading("computed in", "data type that this device computes in"),
+    "time": Heading("time", "lower bound"),
+    "expected": Heading("expected", "expected time of measured kernels"),
+    "share": Heading("share", "of the phase's time"),
+}
+COLUMNS: Final = tuple(HEADINGS)
+WORDS: Final = ("operator", "bound", "in")  # columns of words
+LITTLE: Final = 0.01  # share of time below which a long table may leave operators out
+
 _SUMS: Final = (
     "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes", "conversion_ops",
     "bound_time_s", "expected_time_s", "expected_low_s", "expected_high_s", "share",
 )  # fmt: skip
-LITTLE: Final = 0.01  # of the time, below which a long table can leave operators out
-_LONG: Final = 24  # operators of a table
-LEGEND: Final = (
-    "OPs and bytes moved (weights, activations, KV cache), arithmetic intensity, attainable performance, "
-    "what bounds it, the type it is computed in, the least time it takes, and what to expect of real kernels"
-)
+_LONG_TABLE: Final = 24  # operators
+_SHORT: Final = {"weights": "wts.", "activ.": "act.", "expected": "exp."}  # names of columns of a text
+_NAME_ROOM: Final = 12  # columns left for names, below which numbers are written closer
+_MIN_NAME: Final = 8  # columns of names, however little room there is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of texts, in the order of COLUMNS."""
+class OperatorTable(Table):
+    """The operators of a phase.
 
-    cells: tuple[str, ...]
-    bound: str
+    shortened  rows of a text in place of all, where a long table has one line for small operators
+    room       columns of a text, within which long names are broken
+    """
+
+    shortened: tuple[tuple[Item, ...], ...] = ()
+    room: int = sys.maxsize
+
+    def text_rows(self) -> list[tuple[Item, ...]]:
+        return [*(self.shortened or self.body), self.total]
+
+    def text(self, width: int = WIDTH) -> str:
+        names, cells = self._narrow()
+        lines: list[list[str]] = []
+        heads = _fitted([name for name, *_ in cells], self.room - _width_without_names(cells))
+        for (first, *more), (_, *numbers) in zip(heads, cells, strict=True):
+            lines += [[first, *numbers], *([text, *len(numbers) * [""]] for text in more)]
+
+        def style(line: int, column: int, text: str) -> str:
+            if line == 0:
+                return click.style(text, dim=True)
+            color = BOUND_COLOR.get(text.strip()) if names[column] == "bound" else None
+            total = line == len(lines) - 1
+            return click.style(text, fg=color, bold=total) if color or total else text
+
+        body = columns(lines, left=[names.index(name) for name in WORDS], gap=" ", style=style)
+        return f"{click.style(filled(self.title, width), bold=True)}\n{body}{self.below(width)}"
+
+    def _narrow(self) -> tuple[list[str], list[list[str]]]:
+        """Columns of a text and its rows, the head first, written closer where there is little room."""
+        unknown = self.total[COLUMNS.index("expected")].text == seconds(None)
+        left_out = "expected" if unknown else "OP/s"  # there is no room for both
+        names = [name for name in COLUMNS if name != left_out]
+        shown = [COLUMNS.index(name) for name in names]
+        cells = [[line[at] for at in shown] for line in self.lines()]
+        if "expected" in names or _width_without_names(cells) > self.room - _NAME_ROOM:
+            cells = [[name, *(_SHORT.get(text, text.replace(" ", "")) for text in line)] for name, *line in cells]
+        return names, cells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """An operator whose launches do the same in several blocks.
+    """An operator whose launches are the same in several blocks.
 
-    parts  it in each block
-    whole  all its launches, as one of the block of the first
-    title  what it is called so that no other is: its name, and where others bear it, its blocks
+    parts  the operator in each block
+    whole  all its launches, as one operator of the first block
+    title  a unique name: its own, with its blocks where several rows have that name
     """
 
     parts: tuple[OperatorResult, ...]
@@ -50,46 +107,73 @@ class Merged:
     title: str
 
 
-def merged(phase: Phase) -> list[Merged]:
-    """The operators of a phase, those that are the same in several blocks together, in the order of the first of them.
+def operator_table(
+    phase: Phase, *, title: str, subject: str, conclusion: str, per_call: bool, brief: bool, room: int
+) -> OperatorTable:
+    """The table of a phase.
 
-    This is what tables show; JSON and CSV have each block's.
+    subject     name of the phase
+    conclusion  sentence on what bounds the phase
+    per_call    amounts and times of one launch of an operator, instead of all its launches
+    brief       a text of a long table has one line for all small operators
+    room        columns of a text
     """
-    found: dict[tuple[object, ...], list[OperatorResult]] = {}
+    *body, total = rows(phase, per_call=per_call)
+    *shortened, _ = rows(phase, per_call=per_call, brief=brief)
+    return OperatorTable(
+        title=title, about="", head=COLUMNS, words=WORDS, body=tuple(body), total=total, shortened=tuple(shortened),
+        room=room, headings=HEADINGS, conclusion=Conclusion(subject, phase.total.bound, conclusion),
+    )  # fmt: skip
+
+
+def operator_id(op: OperatorResult) -> str:
+    """BLOCK.NAME, unique in a graph."""
+    return f"{op.block}.{op.name}"
+
+
+def merged(phase: Phase) -> list[Merged]:
+    """The operators of a phase, in launch order, with those that are the same in several blocks as one.
+
+    Tables show them so; JSON and CSV have each block's.
+    """
+    alike: dict[tuple[object, ...], list[OperatorResult]] = {}
     for op in phase.operators:
-        found.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
+        alike.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
     blocks: dict[str, list[list[str]]] = {}
-    for parts in found.values():
+    for parts in alike.values():
         blocks.setdefault(parts[0].name, []).append([op.block for op in parts])
     return [
         Merged(parts=tuple(parts), whole=_sum(parts), title=_title(parts, blocks[parts[0].name]))
-        for parts in found.values()
+        for parts in alike.values()
     ]
 
 
 def _title(parts: Sequence[OperatorResult], rows: Sequence[Sequence[str]]) -> str:
-    """Its name alone if it has the only one of the `rows` of that name, of which these are the blocks."""
-    name, own = parts[0].name, [op.block for op in parts]
+    """The name alone if no other row has it; else with the blocks of this row.
+
+    rows  blocks of each row with that name
+    """
+    name, blocks = parts[0].name, [op.block for op in parts]
     if len(rows) == 1:
         return name
-    return f"{name} ({_common(own, [block for row in rows if row != own for block in row])})"
+    return f"{name} ({_common(blocks, [block for row in rows if row != blocks for block in row])})"
 
 
-def _common(own: Sequence[str], others: Sequence[str]) -> str:
-    """Words that the names of all of one's `own` blocks have and those of no other; else the first, and how many more.
+def _common(blocks: Sequence[str], others: Sequence[str]) -> str:
+    """Words in the names of all `blocks` and of no other; else the first block and the number of the rest.
 
     >>> _common(["local_dense", "local_moe"], ["global_moe"]), _common(["local", "global"], ["local_cut"])
     ('local', 'local +1')
     """
-    first, *more = own
-    words = [word for word in first.split("_") if all(word in block.split("_") for block in own)]
+    first, *more = blocks
+    words = [word for word in first.split("_") if all(word in block.split("_") for block in blocks)]
     if not more or not words or any(set(words) <= set(block.split("_")) for block in others):
         return f"{first} +{len(more)}" if more else first
     return "_".join(words)
 
 
 def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
-    """All of them as one; what is not known of one is not known of all, such as the end of an interval."""
+    """All parts as one operator; a field that is unknown for one is unknown for all."""
     if len(parts) == 1:
         return parts[0]
     values = {field: [getattr(op, field) for op in parts] for field in _SUMS}
@@ -97,14 +181,15 @@ def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
     return replace(parts[0], **sums)
 
 
-def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[Row]:
-    """A line for each operator, of all its launches or of one, and one for the whole.
+def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[tuple[Item, ...]]:
+    """A row for each operator, in the order of COLUMNS, and one for the whole phase.
 
-    brief  a long table has those that take long, and one line for all others together
+    per_call  amounts and times of one launch, instead of all launches
+    brief     a long table has one row for all operators that take little of the time
     """
     table = merged(phase)
     small = _small(table, phase.total) if brief else []
-    shown = [_operator(one, per_call=per_call) for one in table if one not in small]
+    shown = [_operator(place, one, per_call=per_call) for place, one in enumerate(table) if one not in small]
     return [*shown, *([_together(small)] if small else []), _total(phase.total)]
 
 
@@ -114,85 +199,84 @@ def shortens(phase: Phase) -> bool:
 
 
 def _small(table: Sequence[Merged], total: Total) -> list[Merged]:
-    """Of a long table, the operators that take little of the time, at the bound and as expected."""
+    """Operators of a long table that take little of the time, both at the bound and as expected."""
 
     def little(op: OperatorResult) -> bool:
         expected = (op.expected_time_s or 0) < LITTLE * (total.expected_time_s or inf)
         return op.share < LITTLE and expected
 
-    return [one for one in table if little(one.whole)] if len(table) > _LONG else []
+    return [one for one in table if little(one.whole)] if len(table) > _LONG_TABLE else []
 
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
-    """Whether OPs, bytes and times are those of one launch: as asked, else as the paper's table in its accounting."""
+    """Whether a table is of one launch: as `per_call` says; by default only in survey accounting, as in its paper."""
     return analysis.inputs.accounting is Accounting.SURVEY if per_call is None else per_call
 
 
 def computed_in(op: OperatorResult) -> str:
-    """The data type of its arithmetic, where there is any that is not all waiting for a link."""
+    """The data type of its arithmetic; "-" without arithmetic, and where a link bounds it."""
     return op.compute_dtype if op.ops and op.bound != "link" else "-"
 
 
 def expected_s(op: OperatorResult, *, per_call: bool) -> float | None:
-    """What all launches of an operator are expected to take, or one of them."""
+    """Expected time of all launches of an operator, or of one."""
     return op.expected_time_s / op.repeat if per_call and op.expected_time_s is not None else op.expected_time_s
 
 
-def _operator(merged: Merged, *, per_call: bool) -> Row:
+def _operator(place: int, merged: Merged, *, per_call: bool) -> tuple[Item, ...]:
     op = merged.whole
     amounts = op.per_call if per_call else op
-    cells = (
-        merged.title,
-        str(op.repeat),
+    time_s = expected_s(op, per_call=per_call)
+    return (
+        Item(text=merged.title, key=place),
+        Item(text=str(op.repeat), key=op.repeat),
         *_amounts(amounts),
-        number(op.intensity),
-        _short(op.attainable_ops_per_s),
-        op.bound,
-        computed_in(op),
-        seconds(amounts.bound_time_s),
-        seconds(expected_s(op, per_call=per_call)),
-        f"{op.share:.1%}",
+        Item(text=number(op.intensity), key=op.intensity),
+        Item(text=_short(op.attainable_ops_per_s), key=op.attainable_ops_per_s),
+        Item(text=op.bound, bound=op.bound),
+        Item(text=computed_in(op)),
+        Item(text=seconds(amounts.bound_time_s), key=amounts.bound_time_s),
+        Item(text=seconds(time_s), key=time_s or 0),
+        Item(text=f"{op.share:.1%}", key=op.share),
     )
-    return Row(cells=cells, bound=op.bound)
 
 
-def _together(small: Sequence[Merged]) -> Row:
-    """All launches of operators that have no line of their own."""
+def _together(small: Sequence[Merged]) -> tuple[Item, ...]:
+    """One row for all launches of small operators."""
     op = _sum([one.whole for one in small])
-    cells = (
-        f"{len(small)} under {LITTLE:.0%}",
-        str(op.repeat),
+    return (
+        Item(text=f"{len(small)} under {LITTLE:.0%}"),
+        Item(text=str(op.repeat)),
         *_amounts(op),
-        *4 * ("",),
-        seconds(op.bound_time_s),
-        seconds(op.expected_time_s),
-        f"{op.share:.1%}",
+        *4 * (Item(text=""),),
+        Item(text=seconds(op.bound_time_s)),
+        Item(text=seconds(op.expected_time_s)),
+        Item(text=f"{op.share:.1%}"),
     )
-    return Row(cells=cells, bound="")
 
 
-def _total(total: Total) -> Row:
-    cells = (
-        "total",
-        "",
+def _total(total: Total) -> tuple[Item, ...]:
+    return (
+        Item(text="total"),
+        Item(text=""),
         *_amounts(total),
-        number(total.intensity),
-        _short(total.attainable_ops_per_s),
-        total.bound,
-        "",
-        seconds(total.bound_time_s),
-        seconds(total.expected_time_s),
-        "100%",
+        Item(text=number(total.intensity)),
+        Item(text=_short(total.attainable_ops_per_s)),
+        Item(text=total.bound, bound=total.bound),
+        Item(text=""),
+        Item(text=seconds(total.bound_time_s)),
+        Item(text=seconds(total.expected_time_s)),
+        Item(text="100%"),
     )
-    return Row(cells=cells, bound=total.bound)
 
 
-def _amounts(of: OperatorResult | PerCall | Total) -> tuple[str, ...]:
-    return tuple(_short(value) for value in (of.ops, of.weight_bytes, of.activation_bytes, of.kv_bytes))
+def _amounts(of: OperatorResult | PerCall | Total) -> tuple[Item, ...]:
+    amounts = (of.ops, of.weight_bytes, of.activation_bytes, of.kv_bytes)
+    return tuple(Item(text=_short(amount), key=amount) for amount in amounts)
 
 
 def rate(value: float) -> str:
-    """Four digits, or as many as it takes to write it out."""
+    """Four significant digits; from 1000 on, all digits of the integer part."""
     return f"{value:.4g}" if value < 999.95 else f"{value:,.0f}"
 
 
@@ -203,3 +287,38 @@ def number(value: float) -> str:
 
 def _short(value: float) -> str:
     return si(value).replace(" ", "") if value else "-"
+
+
+def _width_without_names(cells: Sequence[Sequence[str]]) -> int:
+    """Columns that a text needs beside those of the names."""
+    return sum(1 + max(map(len, column)) for column in zip(*(line[1:] for line in cells), strict=True))
+
+
+def _fitted(names: Sequence[str], width: int) -> list[list[str]]:
+    """The lines of each name within `width`.
+
+    A name that begins with the one above, or with the last one in full, shows the rest of it, indented.
+
+    >>> _fitted(["o_proj", "o_proj_lora_in", "o_proj_lora_out", "logits_all_gather"], 12)
+    [['o_proj'], ['  lora_in'], ['  lora_out'], ['logits_all_', ' gather']]
+    """
+    if max(map(len, names)) <= width:
+        return [[name] for name in names]
+    width = max(width, _MIN_NAME)
+    lines = []
+    full = ""
+    for before, name in pairwise(("", *names)):
+        above = next((one for one in (before, full) if one and name.startswith(f"{one}_")), "")
+        lines.append(_broken(f"  {name.removeprefix(f'{above}_')}" if above else name, width))
+        full = full if above else name
+    return lines
+
+
+def _broken(name: str, width: int) -> list[str]:
+    """The lines of a name, broken at spaces and after underscores and commas."""
+    if len(name) <= width:
+        return [name]
+    indent = len(name) - len(name.lstrip()) + 1
+    spaced = re.sub(r"([_,])(?=.)", r"\1 ", name)
+    lines = textwrap.wrap(spaced, width, subsequent_indent=indent * " ", break_on_hyphens=False)
+    return [re.sub(r"([_,]) ", r"\1", line) for line in lines]

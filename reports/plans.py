@@ -17,9 +17,10 @@ from llmviewer.units import counted, seconds
 
 from .choice import unsold
 from .comparison_tables import prices_of
-from .page import Card, Picture, picture
+from .page_figures import Picture, picture
+from .parts import Card, Command
 from .recommendations import Folded
-from .report import Command, Report
+from .report import Report
 from .serving import beyond
 from .tables import Item, Reasons, Table, digits, number_item, time_item
 

@@ -17,7 +17,7 @@ from llmviewer.units import seconds, si
 
 from .columns import WIDTH, columns
 from .operator_table import rate
-from .page import Card
+from .parts import Card
 from .report import Report
 from .serving import beyond, kernels, unknown
 from .tables import Item, Table, filled, time_item

@@ -1,33 +1,32 @@
-"""What a report on an answer has to say, which every format arranges in its own way."""
+"""A report: the parts of a result that each format arranges, as text, Markdown, CSV, JSON or an HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import click
 
 from .columns import WIDTH
-from .page import Card, Picture, listing_page
-from .tables import Table, csv_of, filled, json_of, markdowns, texts
+from .parts import Card, Command, Details, Line
+from .tables import Heading, Table, csv_of, filled, json_of
+
+if TYPE_CHECKING:
+    from .page_figures import Picture
+
+ALARM: Final = "red"
 
 
-class Answer(Protocol):
-    """What is reported on: what was asked, the document, and the rows of a table, each of them for programs."""
+class Result(Protocol):
+    """A result with a JSON document and the rows of a CSV file."""
 
-    @property
-    def inputs(self) -> Mapping[str, Any]: ...
     def to_dict(self) -> dict[str, Any]: ...
     def rows(self) -> Iterable[Mapping[str, Any]]: ...
 
 
-class Command(NamedTuple):
-    """One that tells more, in words between which a line can break, and what it tells."""
-
-    told: str
-    words: Sequence[str]
-
-
-_A = TypeVar("_A", bound=Answer)
+_R = TypeVar("_R", bound=Result)
 
 
 def _none(_: object) -> list[Any]:
@@ -35,62 +34,110 @@ def _none(_: object) -> list[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Generic[_A]):
-    """Functions of an answer, one for each part.
+class Report(Generic[_R]):
+    """Functions of a result, one for each part.
 
-    name      of files, where several formats are written to a folder
-    headline  what was asked and the result in words; begins with the title
-    said      what the numbers are, on a page ahead of them, elsewhere the last of the remarks
-    cards     numbers to see first, on a page
-    pictures  likewise, those of a list side by side; with them it holds plotly.js, some five megabytes
-    undrawn   what pictures leave out
+    name      stem of the files in a folder of several formats
+    headline  the request and the outcome in words; begins with the title
+    summary   main numbers; on a page, cards have most of them
+    remarks   notes on the result, as sentences
+    said      what the numbers are: ahead of them on a page, after the remarks elsewhere
+    cards     numbers at the top of a page
+    pictures  rows of figures and small tables, side by side on a page; figures bring plotly.js, some five megabytes
+    undrawn   what the figures leave out
     more      commands to go on with
+    details   folds at the end of a page
+    inputs    arguments of the result, at the foot of a page
     """
 
     name: str
-    title: Callable[[_A], str]
-    headline: Callable[[_A], str]
-    tables: Callable[[_A], list[Table]]
-    remarks: Callable[[_A], list[str]]
-    said: Callable[[_A], str]
-    cards: Callable[[_A], list[Card]] = _none
-    pictures: Callable[[_A], list[list[Picture]]] = _none
-    undrawn: Callable[[_A], list[str]] = _none
-    more: Callable[[_A], list[Command]] = _none
+    title: Callable[[_R], str]
+    headline: Callable[[_R], str]
+    tables: Callable[[_R], list[Table]]
+    remarks: Callable[[_R], list[str]]
+    said: Callable[[_R], str]
+    summary: Callable[[_R], list[Line]] = _none
+    cards: Callable[[_R], list[Card]] = _none
+    pictures: Callable[[_R], Sequence[Sequence[Picture | Table]]] = _none
+    undrawn: Callable[[_R], list[str]] = _none
+    more: Callable[[_R], list[Command]] = _none
+    details: Callable[[_R], list[Details]] = _none
+    inputs: Callable[[_R], Mapping[str, Any]] = attrgetter("inputs")
 
-    def text(self, found: _A, width: int = WIDTH) -> str:
-        told = [*self.remarks(found), self.said(found)]
-        commands = (f"\n{filled(one.told, width)}\n{_lines(one.words, width)}" for one in self.more(found))
-        return "".join((texts(self.headline(found), self.tables(found), told, width), *commands))
+    def text(self, result: _R, width: int = WIDTH, *, colored: bool = False) -> str:
+        """Text with words that wrap at `width`; the columns of tables are as wide as they must be."""
+        summary, remarks = self.summary(result), [*self.remarks(result), self.said(result)]
+        parts = [
+            click.style(filled(self.headline(result), width), bold=True) + "\n" + _lines(summary, width),
+            *(table.text(width) for table in self.tables(result)),
+            "".join(f"{filled(remark, width)}\n" for remark in remarks),
+            *(f"{filled(one.purpose, width)}\n{_typed(one.words, width)}" for one in self.more(result)),
+        ]
+        text = "\n".join(parts)
+        return text if colored else click.unstyle(text)
 
-    def markdown(self, found: _A) -> str:
-        commands = (f"{one.told} `{' '.join(one.words)}`" for one in self.more(found))
-        told = [*self.remarks(found), self.said(found), *commands]
-        return markdowns(self.headline(found), self.tables(found), told)
+    def markdown(self, result: _R) -> str:
+        summary, tables = self.summary(result), self.tables(result)
+        commands = (f"{one.purpose} `{' '.join(one.words)}`" for one in self.more(result))
+        remarks = [*self.remarks(result), self.said(result), *commands]
+        lines = "".join(f"| {line.label} | {line.text} |\n" for line in summary)
+        parts = [
+            f"# {self.headline(result)}\n",
+            *([f"| | |\n|---|---|\n{lines}"] if summary else []),
+            *(table.markdown() for table in tables),
+            *(f"{legend}\n" for legend in [_legend(tables)] if legend),
+            "".join(f"- {remark}\n" for remark in remarks),
+        ]
+        return "\n".join(parts)
 
-    def csv(self, found: _A) -> str:
-        return csv_of(found.rows())
+    def csv(self, result: _R) -> str:
+        return csv_of(result.rows())
 
-    def json(self, found: _A) -> str:
-        return json_of(found.to_dict())
+    def json(self, result: _R) -> str:
+        return json_of(result.to_dict())
 
-    def html(self, found: _A) -> str:
-        """The whole page."""
-        commands = (f"{one.told} {' '.join(one.words)}" for one in self.more(found))
-        return listing_page(
-            title=self.title(found),
-            setting=self.headline(found),
-            said=self.said(found),
-            cards=self.cards(found),
-            pictures=self.pictures(found),
-            tables=self.tables(found),
-            remarks=[*self.undrawn(found), *self.remarks(found), *commands],
-            inputs=found.inputs,
+    def html(self, result: _R) -> str:
+        """A page in one file."""
+        from .page import report_page
+
+        tables = self.tables(result)
+        commands = (f"{one.purpose} {' '.join(one.words)}" for one in self.more(result))
+        return report_page(
+            title=self.title(result),
+            headline=self.headline(result),
+            said=self.said(result),
+            summary=[line for line in self.summary(result) if line.on_page],
+            cards=self.cards(result),
+            pictures=self.pictures(result),
+            tables=tables,
+            legend=_legend(tables),
+            remarks=[*self.undrawn(result), *self.remarks(result), *commands],
+            details=self.details(result),
+            inputs=self.inputs(result),
         )
 
 
-def _lines(words: Sequence[str], width: int) -> str:
-    """A command in lines that a shell takes as one."""
+def _legend(tables: Sequence[Table]) -> str:
+    """Meanings of the columns of all tables, each once."""
+    headings: dict[str, Heading] = {}
+    for table in tables:
+        headings |= {name: heading for name, heading in table.headings.items() if heading.meaning}
+    meanings = "; ".join(f"{name}: {heading.meaning}" for name, heading in headings.items())
+    return f"{meanings}." if meanings else ""
+
+
+def _lines(summary: Sequence[Line], width: int) -> str:
+    """The summary as labels and texts in two columns."""
+    margin = max((len(line.label) for line in summary), default=0) + 2
+    text = ""
+    for line in summary:
+        value = filled(line.text, width - margin).replace("\n", "\n" + margin * " ")
+        text += line.label.ljust(margin) + (click.style(value, fg=ALARM) if line.alarm else value) + "\n"
+    return text
+
+
+def _typed(words: Sequence[str], width: int) -> str:
+    """A command in lines that a shell reads as one."""
     lines = [f"  {words[0]}"]
     for word in words[1:]:
         if len(lines[-1]) + len(word) < width - len(" \\"):

@@ -11,11 +11,10 @@ from typing import Final, NamedTuple, Self
 
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.devices.hardware import Hardware
-from llmviewer.memory import Memory
 from llmviewer.resource import Resource, Unit
 from llmviewer.units import seconds, si
 
-from .operator_table import number
+from .operator_table import number, operator_id
 
 _TOLD: Final = 20  # of others, by name
 OTHER: Final = 0.01  # share of time below which operators of a phase are put together
@@ -138,7 +137,7 @@ class Point:
         if self.expected is None:
             return ""
         regimes = ", ".join(dict.fromkeys(op.regime for op in self.operators if op.regime))
-        return f"<br>expect {seconds(self.sum('expected_time_s'))} ({regimes}), {si(self.expected)}OP/s"
+        return f"<br>expected {seconds(self.sum('expected_time_s'))} ({regimes}), {si(self.expected)}OP/s"
 
 
 def points(phase: Phase) -> list[Point]:
@@ -169,11 +168,6 @@ def about(phase: Phase) -> str:
     return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least" + (
         f"; not shown: {left_out}" if left_out else ""
     )
-
-
-def operator_id(op: OperatorResult) -> str:
-    """BLOCK.NAME, which no other operator of a graph has."""
-    return f"{op.block}.{op.name}"
 
 
 def joined(names: Iterable[str]) -> str:
@@ -244,9 +238,3 @@ def _narrow(name: str) -> str:
     ('down_proj', 'expert_<br>down_proj')
     """
     return "<br>".join(textwrap.wrap(name.replace("_", "_ "), _PIECE)).replace("_ ", "_")
-
-
-def memory_margin(memory: Memory) -> tuple[float, str]:
-    """How much of the memory of the device is left or lacking, and the word for which of the two. [B]"""
-    left = memory.capacity_bytes - memory.total_bytes
-    return abs(left), "free" if memory.fits else "too much"

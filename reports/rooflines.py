@@ -18,8 +18,8 @@ from llmviewer.units import si
 
 from .drawing import BOUND_COLOR, INK, PAPER, frame, lines
 from .operator_table import number
+from .phrases import phase_title
 from .roofline_points import Point, Roof, about, joined, points, roofs
-from .text import called
 
 _LABELS: Final = 4  # points that are named in the picture
 _KINDS: Final = 8  # that a legend tells apart: a phone has room for no more
@@ -40,7 +40,7 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     shown = dict(analysis.phases).get(phase)
     if shown is None:
         raise InputError(f"{analysis.model.name} does not generate: it has no {phase} step")
-    name = called(analysis, phase)
+    name = phase_title(analysis, phase)
     main, *others = roofs(shown, analysis.hardware)
     found = points(shown)
     reach = [main.turning, *(p.intensity for p in found)]

@@ -11,7 +11,7 @@ from llmviewer.serving.outcome import summary
 from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
 from llmviewer.units import counted, seconds
 
-from .page import Card
+from .parts import Card
 from .report import Report
 from .serving import beyond, laid, lengths, preempted, said, steps
 from .tables import NOTHING, Item, Table, number_item, time_item

@@ -15,7 +15,8 @@ from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
-from .page import Card, Picture, picture
+from .page_figures import Picture, picture
+from .parts import Card
 from .report import Report
 from .tables import NOTHING, Item, Table, digits, number_item, time_item
 

@@ -1,29 +1,40 @@
-"""Tables of any kind, once: as aligned text, as Markdown, and as HTML that sorts; and what programs read: JSON, CSV."""
+"""Tables as aligned text and Markdown; wrapped text; JSON and CSV documents."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import click
 
 from llmviewer.rows import csv_text
 from llmviewer.units import seconds, si
 
 from .columns import WIDTH, columns
 
-_LEAST: Final = 24  # of words beside columns
+_MIN_WORDS: Final = 24  # columns of a text for words to the right of others
+BOUND_COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}  # on a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A cell: its text, the number behind it by which the table is sorted, and the bound whose colour it has."""
+    """A cell of a table.
+
+    key    value that the page sorts by; the text if not given
+    bound  resource that bounds it, "memory", "compute" or "link", which colors the cell
+    url    web page of the source that the cell names
+    alarm  a verdict against the setting
+    """
 
     text: str
     key: float | str = ""
     bound: str = ""
+    url: str = ""
+    alarm: bool = False
 
     @property
     def sort(self) -> float | str:
@@ -43,17 +54,37 @@ def time_item(value: float) -> Item:
 
 
 def digits(value: float) -> str:
-    """Three that are significant, or as many as it takes to write it out up to a million."""
+    """Three significant digits; below a million all digits of the integer part."""
     if value >= 1e6:
         return si(value).replace(" ", "")
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+class Heading(NamedTuple):
+    """A column's name where there is room for it, and its meaning."""
+
+    name: str
+    meaning: str
+
+
+class Conclusion(NamedTuple):
+    """What a table amounts to: its subject, the resource that bounds it, and a sentence."""
+
+    subject: str
+    bound: str
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """`words` are the columns of words, to the left; the others are of numbers. `about` explains what a head cannot.
+    """A table that each format arranges.
 
-    most  rows that a text has; None for all
+    about       explains what a heading cannot
+    words       columns of words, aligned to the left; others are numbers
+    total       a last row that sums up the others
+    headings    full names and meanings of columns, by their short names, for pages and Markdown
+    conclusion  follows the table in texts and stands at the top of a page
+    most        rows of a text; None for all
     """
 
     title: str
@@ -61,10 +92,13 @@ class Table:
     head: tuple[str, ...]
     words: tuple[str, ...]
     body: tuple[tuple[Item, ...], ...]
+    total: tuple[Item, ...] = ()
+    headings: Mapping[str, Heading] = field(default_factory=dict)
+    conclusion: Conclusion | None = None
     most: int | None = None
 
     def without_constants(self, *names: str) -> Table:
-        """The table without those of the columns `names` that say the same in every row, or nothing."""
+        """The table without those of the columns `names` in which all rows agree."""
         kept = [
             i for i, head in enumerate(self.head) if head not in names or len({row[i].text for row in self.body}) > 1
         ]
@@ -72,51 +106,69 @@ class Table:
         return replace(self, head=head, body=body)
 
     def text(self, width: int = WIDTH) -> str:
-        """Aligned, with words that wrap at `width`; the columns themselves take the room that they need."""
+        """Aligned columns of any width, with a title and explanations that wrap at `width`."""
         left = [i for i, head in enumerate(self.head) if head in self.words]
-        return f"{filled(self.title, width)}\n{columns(self.lines(), left=left, gap=' ')}{self.below(width)}"
+        rows = self.text_rows()
+        lines = [self.head, *(tuple(item.text for item in row) for row in rows)]
+
+        def style(line: int, column: int, text: str) -> str:
+            return _styled(text, rows[line - 1][column], total=rows[line - 1] is self.total) if line else text
+
+        return f"{filled(self.title, width)}\n{columns(lines, left=left, gap=' ', style=style)}{self.below(width)}"
+
+    def text_rows(self) -> list[tuple[Item, ...]]:
+        """The rows of a text, the total last."""
+        return [*self.body[: self.most], *([self.total] if self.total else [])]
 
     def lines(self) -> list[tuple[str, ...]]:
-        """The head and the rows that a text has."""
-        return [self.head, *(tuple(item.text for item in row) for row in self.body[: self.most])]
+        """Head and rows of a text, as texts."""
+        return [self.head, *(tuple(item.text for item in row) for row in self.text_rows())]
 
     def below(self, width: int) -> str:
-        """What a text says under its rows."""
-        more = self._left_out()
-        rest = f"{more:,} more: -o FILE.html, .md, .csv or .json has all." if more else ""
-        said = " ".join(filter(None, (self.about, rest)))
-        return f"{filled(said, width)}\n" if said else ""
+        """The lines under the rows of a text: explanations, the number of rows left out, and the conclusion."""
+        left_out = self._left_out()
+        more = f"{left_out:,} more: -o FILE.html, .md, .csv or .json has all." if left_out else ""
+        about = " ".join(filter(None, (self.about, more)))
+        texts = filter(None, (about, self.conclusion.text if self.conclusion else ""))
+        return "".join(f"{filled(text, width)}\n" for text in texts)
 
     def _left_out(self) -> int:
-        """How many rows a text has not."""
+        """Number of rows that a text lacks."""
         return len(self.body) - len(self.body[: self.most])
 
     def markdown(self) -> str:
-        marks = ["---" if head in self.words else "---:" for head in self.head]
-        rows = [self.head, tuple(marks), *(tuple(item.text for item in row) for row in self.body)]
+        align = ["---" if head in self.words else "---:" for head in self.head]
+        body = (*self.body, *([self.total] if self.total else []))
+        rows = [self.head, tuple(align), *(tuple(item.text for item in row) for row in body)]
         lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-        about = f"\n{self.about}\n" if self.about else ""
-        return f"## {self.title}\n\n" + "\n".join(lines) + f"\n{about}"
+        below = filter(None, (self.about, self.conclusion.text if self.conclusion else ""))
+        return f"## {self.title}\n\n" + "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in below)
+
+
+def _styled(text: str, item: Item, *, total: bool) -> str:
+    color = BOUND_COLOR.get(item.bound)
+    return click.style(text, fg=color, bold=total) if color or total else text
 
 
 class Reasons(Table):
-    """Of words alone, the last of which are long and go on in the next line of a text."""
+    """A table of words, whose last column wraps in a text."""
 
     def text(self, width: int = WIDTH) -> str:
         lines = self.lines()
         before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
         indent = max(map(len, before)) + 1
-        found = [filled(self.title, width)]
+        texts = [filled(self.title, width)]
         for start, line in zip(before, lines, strict=True):
-            found.append(filled(line[-1], max(width, indent + _LEAST), first=start.ljust(indent), others=" " * indent))
-        return "\n".join((*found, self.below(width)))
+            room = max(width, indent + _MIN_WORDS)
+            texts.append(filled(line[-1], room, first=start.ljust(indent), others=" " * indent))
+        return "\n".join((*texts, self.below(width)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped(Table):
-    """Of which a text has only the names of what has the same reason: `groups` of a reason and of them.
+    """A table of which a text shows only `groups`: (reason, names of the rows with that reason).
 
-    most  names of a group that a text has; None for all
+    most  names of each group that a text has; None for all
     """
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]
@@ -134,23 +186,13 @@ class Grouped(Table):
 
 
 def filled(text: str, width: int = WIDTH, *, first: str = "", others: str = "") -> str:
-    """Lines of `text`, of which the first and the others are indented; options and paths are whole, to be copied."""
+    """`text` wrapped at `width`; options and paths are not broken, so that they can be copied.
+
+    first, others  indentation of the first and of the other lines
+    """
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
     )
-
-
-def texts(head: str, tables: Sequence[Table], remarks: Sequence[str], width: int = WIDTH) -> str:
-    """A report as text, `width` columns wide where names allow it."""
-    parts = [filled(head, width) + "\n", *(table.text(width) for table in tables)]
-    parts += ["\n".join(filled(remark, width) for remark in remarks) + "\n"] if remarks else []
-    return "\n".join(parts)
-
-
-def markdowns(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:
-    parts = [f"# {head}\n", *(table.markdown() for table in tables)]
-    parts += ["".join(f"- {remark}\n" for remark in remarks)] if remarks else []
-    return "\n".join(parts)
 
 
 def json_of(document: object) -> str:
@@ -158,7 +200,11 @@ def json_of(document: object) -> str:
 
 
 def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A line of heads, which are the keys of the first row, and a line for each row, empty where it lacks a key."""
+    """CSV with the keys of the first row as heads; empty where a row lacks a key. Whole numbers have no fraction."""
     listed = list(rows)
     heads = list(listed[0])
-    return csv_text([heads, *([row.get(head, "") for head in heads] for row in listed)])
+    return csv_text([heads, *([_whole(row.get(head, "")) for head in heads] for row in listed)])
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -14,7 +14,8 @@ from llmviewer.timelines.kinds import Part, part_of_operator
 from llmviewer.timelines.products import ProductOfPass
 from llmviewer.units import counted, seconds
 
-from .page import Card, Picture, picture
+from .page_figures import Picture, picture
+from .parts import Card
 from .report import Report
 from .tables import NOTHING, Item, Table, digits, time_item
 

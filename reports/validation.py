@@ -14,8 +14,10 @@ from llmviewer.expectation.validate import Group, Point, Validation
 from llmviewer.units import counted, seconds
 
 from .columns import WIDTH
-from .page import Card, Picture, listing_page, picture
-from .tables import NOTHING, Item, Table, filled, texts
+from .page import report_page
+from .page_figures import Picture, picture
+from .parts import Card
+from .tables import NOTHING, Item, Table, filled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -40,14 +42,24 @@ _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "x")
 def render_text(scores: Validation, inputs: Mapping[str, Sequence[str]], width: int = WIDTH) -> str:
     """A table for each family, with what there is room for."""
     families = dict.fromkeys(group.family for group in scores.groups)
-    tables = [_of_family(family, scores.groups) for family in families]
-    told = [_LEGEND] if tables else []
-    text = texts(f"{_headline(scores, inputs)}.", tables, [*told, *_under(scores.groups)], width)
-    kept = ({k: v for k, v in row.items() if k != "file" or len(inputs["files"]) > 1} for row in scores.worst)
-    parts = ((_FARTHEST, map(_far, kept)), ("Not scored:", _skipped(scores)))
-    listed = ((head, [filled(line, width, first="  ", others="    ") for line in lines]) for head, lines in parts)
-    lists = ("\n".join((filled(head, width), *lines)) for head, lines in listed if lines)
-    return "\n".join((text, *(f"{lines}\n" for lines in lists)))
+    tables = [_of_family(family, scores.groups).text(width) for family in families]
+    remarks = [*([_LEGEND] if tables else []), *_under(scores.groups)]
+    worst = ({k: v for k, v in row.items() if k != "file" or len(inputs["files"]) > 1} for row in scores.worst)
+    lists = {_FARTHEST: list(map(_far, worst)), "Not scored:": list(_skipped(scores))}
+    parts = [
+        filled(f"{_headline(scores, inputs)}.", width) + "\n",
+        *tables,
+        *(["".join(f"{filled(remark, width)}\n" for remark in remarks)] if remarks else []),
+        *(_listed(head, lines, width) for head, lines in lists.items() if lines),
+    ]
+    return "\n".join(parts)
+
+
+def _listed(head: str, lines: Sequence[str], width: int) -> str:
+    """Lines under a head, indented."""
+    return "".join(f"{line}\n" for line in (
+        filled(head, width), *(filled(line, width, first="  ", others="    ") for line in lines),
+    ))  # fmt: skip
 
 
 def _headline(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
@@ -95,9 +107,9 @@ def _skipped(scores: Validation) -> Iterator[str]:
 
 def render_html(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    return listing_page(
+    return report_page(
         title="Bound and expectation against measurements",
-        setting=_headline(scores, inputs),
+        headline=_headline(scores, inputs),
         said=_SAID,
         cards=_cards(scores),
         pictures=_pictures(scores),

@@ -29,7 +29,7 @@ def test_analyze_prints_one_screen_with_both_phases_memory_and_advice(capsys):
     assert len(lines) < 68
     assert lines[0].startswith("Llama 2 7B on NVIDIA RTX A6000: batch 1, prompt 2048, 128 generated")
     for text in ("time to first token", "Prefill: 2048 tokens", "Decode: 1 token", "Prefill is compute-bound",
-                 "Decode is memory-bound", "weights 13.5", "largest that fits", "lower bounds"):  # fmt: skip
+                 "Decode is memory-bound", "weights 13.5", "largest that fits", "roofline bounds"):  # fmt: skip
         assert text in out
 
 

@@ -15,10 +15,7 @@ import pytest
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.reports.data import render_csv, render_json
-from llmviewer.reports.html import render_html
-from llmviewer.reports.markdown import render_markdown
-from llmviewer.reports.text import render_text
+from llmviewer.reports.analysis import REPORT
 from llmviewer.techniques import about, parse_technique, techniques
 
 MODEL, DEVICE = "llama-68m", "h100-sxm"
@@ -96,11 +93,11 @@ def test_each_choice_ends_in_a_result_or_in_one_line(every_choice, capsys, tmp_p
 
 
 def test_each_choice_in_words_is_written(every_choice):
-    others = cycle((render_html, *(render_json, render_csv) * 7))
+    others = cycle((REPORT.html, *(REPORT.json, REPORT.csv) * 7))
     for text in (text for in_words, text in every_choice if in_words):
         try:
             analysis = analyze(MODEL, DEVICE, prompt=300, gen=20, batch=2, techniques=[text])
         except InputError:
             continue
-        for render in (render_text, render_markdown, next(others)):
+        for render in (REPORT.text, REPORT.markdown, next(others)):
             assert render(analysis), text

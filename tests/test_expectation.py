@@ -27,7 +27,7 @@ from llmviewer.expectation.residual import Residual, points_of
 from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.rows import read as read_rows
 from llmviewer.expectation.transfer import choose, expect
-from llmviewer.reports.text import render_text
+from llmviewer.reports.analysis import REPORT
 
 H100 = find("H100-SXM-80GB")
 H100_LIMIT = 989.4e12 * 1980 / 1830  # of 16-bit products at the highest clock [OP/s]
@@ -360,7 +360,7 @@ def test_bounds_alone_are_those_beside_expectations_and_need_no_library():
     whole, alone = llmviewer.analyze(**asked), llmviewer.analyze(**asked, bound=True)
     found, bounds = vars(whole.generation), vars(alone.generation)
     assert bounds == {key: None if key.startswith("expected") else value for key, value in found.items()}
-    assert "expect" not in render_text(alone)
+    assert "expect" not in REPORT.text(alone)
     either = {"library": "vllm"}, {"profiles": ["mine.yaml"]}
     for run, other in product((llmviewer.analyze, llmviewer.compare), either):
         with pytest.raises(InputError, match=r"^bound must be given without library, engine and"):

@@ -280,7 +280,7 @@ def test_points_that_fall_together_are_one_that_names_them_all(fits):
         "<b>gate_proj × 32, up_proj × 32, down_proj × 32</b> (linear, together)<br>"
         "17.7 TOP, 14.6 GB: weights 8.66 GB, activations 5.94 GB<br>"
         "1215 OP/B, attainable 181 TOP/s<br>compute-bound, by matrix fp16<br>98.2 ms, 58.2% of prefill<br>"
-        f"expect {seconds(expected_s)} (compute), {si(ops / expected_s)}OP/s"
+        f"expected {seconds(expected_s)} (compute), {si(ops / expected_s)}OP/s"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llmviewer
-from llmviewer.reports.data import render_csv
+from llmviewer.reports.analysis import REPORT
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = {
@@ -36,7 +36,7 @@ def _near(was, now):
 
 
 def report(name):
-    return render_csv(llmviewer.analyze(**SETTINGS[name]))
+    return REPORT.csv(llmviewer.analyze(**SETTINGS[name]))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

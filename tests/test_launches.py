@@ -572,9 +572,9 @@ def test_the_command_line_shows_both_numbers_in_eighty_columns(capsys):
     assert main(["analyze", "llama-3-8b", "h100", "--library", "vllm"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    assert "; expect " in out
+    assert ", expected " in out
     assert "calibrated on h100-sxm vllm" in " ".join(out.split())
-    assert "expect share" in out
+    assert "exp. share" in out
     assert main(["analyze", "llama-3-8b", "h100", "--library", "vllmm"]) == 2
     assert capsys.readouterr().err == "llmviewer: no kernels of a library 'vllmm' were measured; did you mean vllm?\n"
     assert main(["sweep", "llama-3-8b", "h100", "--over", "batch=1,2", "--expected"]) == 0

@@ -17,7 +17,7 @@ from llmviewer.expectation.device import find
 from llmviewer.expectation.engines import find_engine
 from llmviewer.expectation.profile import FOLDER
 from llmviewer.expectation.whole_passes import LEVELS, PHASES, backend_of
-from llmviewer.reports.text import headline
+from llmviewer.reports.phrases import headline
 from llmviewer.resource import matrix
 from llmviewer.serving.planning import plan
 from llmviewer.serving.steps import Steps

@@ -7,9 +7,7 @@ import pytest
 
 from llmviewer import InputError, analyze
 from llmviewer.cli import main
-from llmviewer.reports.html import render_html
-from llmviewer.reports.markdown import render_markdown
-from llmviewer.reports.text import render_text
+from llmviewer.reports.analysis import REPORT
 from llmviewer.units import fold
 
 ASKED = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "batch": 16}
@@ -95,12 +93,12 @@ def test_it_is_told_what_that_means_and_what_to_try(more, measured, said):
 
 def test_every_report_has_it():
     found = analyze("gpt2", "t4", measured={"tpot_s": 0.01, "tokens_per_s": 90})
-    for text in (render_text(found), render_markdown(found), render_html(found)):
+    for text in (REPORT.text(found), REPORT.markdown(found), REPORT.html(found)):
         words = " ".join(text.split())
         for one in found.measured:
             assert one.said[:60] in words
-    assert "\nmeasured tpot          10.0 ms: " in render_text(found)
-    assert "| measured tokens/s | 90.0 tokens/s: " in render_markdown(found)
+    assert "\nmeasured tpot          10.0 ms: " in REPORT.text(found)
+    assert "| measured tokens/s | 90.0 tokens/s: " in REPORT.markdown(found)
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert [one["quantity"] for one in document["measured"]] == ["tpot_s", "tokens_per_s"]
     assert document["measured"][0]["verdict"] == "slower"

@@ -14,7 +14,7 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model_files import load_model
-from llmviewer.reports.text import render_text
+from llmviewer.reports.analysis import REPORT
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -191,7 +191,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(model, device, asked):
     assert not same.inputs.batch_found
     assert (found.phases, found.generation, found.memory) == (same.phases, same.generation, same.memory)
     assert [note for note in found.notes if note not in same.notes] == [found.notes[0]]
-    assert found.notes[0].startswith(f"batch max: {batch} sequences of ")
+    assert found.notes[0].startswith(f"Batch max: {batch} sequences of ")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
     batch = analyze("gpt2", "l4").memory.max_batch
     words = " ".join(capsys.readouterr().out.split())
     assert f"on NVIDIA L4: batch {batch}, the largest that fits, prompt 1024" in words
-    assert f"Note: batch max: {batch:,} sequences of 1152 tokens fit the 24.2 GB of the device, with " in words
+    assert f"Batch max: {batch:,} sequences of 1152 tokens fit the 24.2 GB of the device, with " in words
     scenario = tmp_path / "most.yaml"
     scenario.write_text("batch: max\ngen: 1\n")
     assert main(["analyze", "gpt2", "l4", "--scenario", str(scenario), "--format", "markdown"]) == 0
@@ -281,5 +281,5 @@ def test_the_largest_batch_is_of_sequences_as_long_as_the_context_that_is_given(
     found = analyze("llama-2-13b", "rtx-a6000", kv_len=30_000)
     assert found.inputs.longest == 30_000
     assert found.memory.max_batch == analyze("llama-2-13b", "rtx-a6000", gen=30_000 - 1024).memory.max_batch == 1
-    assert "batch 1 at 30,000 tokens" in " ".join(render_text(found).split())
+    assert "batch 1 at 30,000 tokens" in " ".join(REPORT.text(found).split())
     assert analyze("llama-2-13b", "rtx-a6000").inputs.longest == 1024 + 128

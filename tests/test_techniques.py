@@ -27,7 +27,7 @@ from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role
 from llmviewer.reports import techniques as report
-from llmviewer.reports import text
+from llmviewer.reports.analysis import REPORT
 from llmviewer.resource import Unit
 from llmviewer.setting import Setting
 from llmviewer.techniques import (
@@ -705,7 +705,7 @@ def test_a_generation_says_how_much_faster_it_is_expected_to_be():
     assert bare.effect is None
     gain = bare.generation.expected_latency_s / drafted.generation.expected_latency_s
     assert drafted.effect.expected_speed_up == pytest.approx(gain)
-    assert f"x as fast (expect {gain:.3g}x)" in " ".join(text.render_text(drafted).split())
+    assert f"x as fast (expected {gain:.3g}x)" in " ".join(REPORT.text(drafted).split())
     assert unknown.effect.expected_speed_up is None
 
 

@@ -9,8 +9,9 @@ import pytest
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
+from llmviewer.reports.analysis import REPORT, report
 from llmviewer.reports.operator_table import COLUMNS, merged, rate, rows
-from llmviewer.reports.text import between, headline, render_text, sentence
+from llmviewer.reports.phrases import between, headline, sentence
 from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si
 
@@ -20,6 +21,10 @@ CALLS = ("per-call", "all-calls")
 @pytest.fixture(scope="module")
 def analysis():
     return analyze("mixtral-8x7b", "h100-sxm", layout="tp=2")
+
+
+def texts(row):
+    return tuple(item.text for item in row)
 
 
 def tables(text):
@@ -34,7 +39,7 @@ def tables(text):
 
 
 def test_tables_fit_the_terminal(analysis):
-    lines = tables(render_text(analysis, width=80))
+    lines = tables(report(room=80).text(analysis))
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  all_reduce ") for line in lines)  # under the operator whose outputs it adds up
 
@@ -50,13 +55,13 @@ def test_names_that_have_no_room_are_broken_and_whole(name, asked):
     found = analyze(name, "h200-sxm", **asked)
     names = [row.title for _, phase in found.phases for row in merged(phase)]
     told: list[str] = []
-    for line in tables(render_text(found, width=80)):
+    for line in tables(report(room=80).text(found)):
         if len(line) > 60:
             told.append(re.split(r"(?<=\S) +\d", line)[0])
         else:  # what is left of a name
             told[-1] += line.strip() if told[-1].endswith("_") else f" {line.strip()}"
     told = [text for text in told if not text.startswith("operator ") and text != "total"]
-    assert len(told) == len(names) < len(tables(render_text(found, width=80))) - 4
+    assert len(told) == len(names) < len(tables(report(room=80).text(found))) - 4
     for text, name in zip(told, names, strict=True):
         assert name == text or (text.startswith("  ") and name.endswith(f"_{text.strip()}"))
 
@@ -66,13 +71,13 @@ def test_what_takes_little_may_be_partly_unmeasured():
     (_, phase), *_ = analyze("nomic-embed-text-v2-moe", "b200", layout="tp=4").phases
     small = [row.whole for row in merged(phase) if row.whole.share < 1 / 100]
     assert 0 < sum(op.expected_high_s is None for op in small) < len(small)
-    (line,) = [row.cells for row in rows(phase, per_call=False, brief=True) if "under" in row.cells[0]]
+    (line,) = [texts(row) for row in rows(phase, per_call=False, brief=True) if "under" in row[0].text]
     assert re.fullmatch(r"[\d.]+us", line[-2].replace(" ", ""))
 
 
 def test_a_long_table_has_one_line_for_what_takes_little():
     found = analyze("kimi-k3", "h200-sxm")
-    shown = [re.split(" {2,}", line)[0] for line in tables(render_text(found, brief=True))]
+    shown = [re.split(" {2,}", line)[0] for line in tables(report(brief=True).text(found))]
     for (_, phase), left_out in zip(found.phases, [text for text in shown if "under 1%" in text], strict=True):
         table, total = merged(phase), phase.total
         small = [
@@ -81,7 +86,7 @@ def test_a_long_table_has_one_line_for_what_takes_little():
             if row.whole.bound_time_s < total.bound_time_s / 100
             and row.whole.expected_time_s < total.expected_time_s / 100
         ]
-        (line,) = [row.cells for row in rows(phase, per_call=False, brief=True) if "under" in row.cells[0]]
+        (line,) = [texts(row) for row in rows(phase, per_call=False, brief=True) if "under" in row[0].text]
         assert line[:2] == (left_out, str(sum(op.repeat for op in small))) == (f"{len(small)} under 1%", line[1])
         assert line[-3] == seconds(sum(op.bound_time_s for op in small))
         assert line[-1] == f"{sum(op.share for op in small):.1%}"
@@ -92,7 +97,7 @@ def test_only_a_long_table_on_the_screen_leaves_operators_out(capsys, tmp_path):
     def told(name, *options):
         assert main(["analyze", name, "h200-sxm", *options]) == 0
         text = capsys.readouterr().out
-        return len(tables(text)), "Note: --all lists the operators" in text
+        return len(tables(text)), "--all lists the operators" in text
 
     def lines(name):
         return sum(2 + len(merged(phase)) for _, phase in analyze(name, "h200-sxm").phases)
@@ -126,7 +131,7 @@ def test_a_row_of_several_blocks_is_named_by_what_they_have_in_common():
 
 def test_all_parts_of_an_operator_stand_under_it():
     found = analyze("llama-3.1-8b", "h100-sxm", techniques=["lora:rank=16"], layout="tp=2")
-    lines = tables(render_text(found, width=80))
+    lines = tables(report(room=80).text(found))
     under = [line.split()[0] for line in lines if line.startswith("  ")]
     projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert under.count("lora_in") == under.count("lora_out") == 2 * len(projections)
@@ -155,13 +160,13 @@ def test_a_row_of_one_launch_has_its_times_too(capsys):
 @pytest.mark.parametrize(
     ("layout", "memory", "part", "amounts"),
     [
-        ("tp=2", " of each device: fits", "", "of all launches, of one device)"),
-        ("pp=2", " of the fullest device: fits", ", one of 2 micro-batches, ",
+        ("tp=2", " of each device, ", "", "of all launches, of one device)"),
+        ("pp=2", " of the fullest device, ", ", one of 2 micro-batches, ",
          "of all launches, of one device in each stage)"),
     ],
 )  # fmt: skip
 def test_a_report_of_several_devices_says_whose_numbers_it_has(layout, memory, part, amounts):
-    text = " ".join(render_text(analyze("llama-3.1-8b", "h100-sxm", batch=4, layout=layout)).split())
+    text = " ".join(REPORT.text(analyze("llama-3.1-8b", "h100-sxm", batch=4, layout=layout)).split())
     assert text.count(memory) == 1
     assert text.count(part) == 2 or not part
     assert text.count(amounts) == 2
@@ -179,7 +184,7 @@ def test_a_format_that_has_all_launches_takes_no_other(capsys, form, option):
 
 def test_no_data_type_is_told_where_nothing_is_computed_or_a_link_is_waited_for():
     found = analyze("llama-3.1-8b", "h100-sxm", layout="tp=2").phases.prefill
-    shown = {row.cells[0]: row.cells[COLUMNS.index("in")] for row in rows(found, per_call=False)}
+    shown = {row[0].text: row[COLUMNS.index("in")].text for row in rows(found, per_call=False)}
     assert shown["embed_tokens"] == shown["o_proj_all_reduce"] == "-"
     assert (shown["o_proj"], shown["attn_norm"]) == ("bf16", "fp32")
 
@@ -192,7 +197,7 @@ def test_the_headline_says_whose_kernels_an_engine_brings():
 @pytest.mark.parametrize("name", ["kimi-k3", "gemma-3n-e2b", "switch-base-8", "deepseek-v4-flash"])
 def test_an_operator_that_does_the_same_in_several_blocks_has_one_row(name):
     found = analyze(name, "h200-sxm")
-    assert len(render_text(found).splitlines()) < 200
+    assert len(REPORT.text(found).splitlines()) < 200
     for _, phase in found.phases:
         table = merged(phase)
         assert sorted(map(id, (part for row in table for part in row.parts))) == sorted(map(id, phase.operators))
@@ -203,9 +208,9 @@ def test_an_operator_that_does_the_same_in_several_blocks_has_one_row(name):
             assert row.whole.repeat * row.whole.per_call.ops == pytest.approx(row.whole.ops)
 
 
-@pytest.mark.parametrize("width", [0, 120])
-def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, width):
-    text = "\n".join(tables(render_text(analysis, width=width)))
+@pytest.mark.parametrize("there", [{}, {"room": 120}])
+def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, there):
+    text = "\n".join(tables(report(**there).text(analysis)))
     assert "…" not in text
     for phase in (analysis.phases.prefill, analysis.phases.decode):
         assert all(f"\n{op.name} " in text for op in phase.operators)
@@ -221,7 +226,7 @@ def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, width):
     ],
 )
 def test_tables_of_large_numbers_fit_too(name, device, asked):
-    lines = tables(render_text(analyze(name, device, **asked), width=80))
+    lines = tables(report(room=80).text(analyze(name, device, **asked)))
     assert max(map(len, lines)) <= 80
     assert max(map(len, lines)) > 60
 
@@ -233,10 +238,10 @@ def test_a_bracket_has_two_ends():
     found = analyze("llama-3.1-8b", "a100-sxm-80gb", engine="huggingface")
     whole = found.generation
     assert whole.expected_tpot_low_s == whole.expected_tpot_high_s
-    text = " ".join(click.unstyle(render_text(found)).split())
-    assert f"expect {seconds(whole.expected_tpot_s)} generation" in text
+    text = " ".join(click.unstyle(REPORT.text(found)).split())
+    assert f"expected {seconds(whole.expected_tpot_s)} latency" in text
     total = found.phases.decode.total
-    assert f"expect {seconds(total.expected_time_s)} ({total.expectation_source}" in text
+    assert f"expected {seconds(total.expected_time_s)} ({total.expectation_source}" in text
 
 
 @pytest.mark.parametrize(
@@ -288,8 +293,8 @@ def test_the_layouts_in_the_documentation_have_these_bounds():
         assert f"| {' | '.join(cells)} | {si(found.memory.total_bytes)}B |" in text
 
 
-@pytest.mark.parametrize(("columns", "most"), [("60", 60), ("20", 40), ("120", 120)])
-def test_words_are_as_wide_as_the_terminal_and_tables_are_whole(capsys, monkeypatch, columns, most):
+@pytest.mark.parametrize(("columns", "most"), [("60", 60), ("20", 40), ("120", 80)])
+def test_words_are_as_wide_as_a_narrow_terminal_and_tables_are_whole(capsys, monkeypatch, columns, most):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["analyze", "llama-3.1-8b", "h100-sxm"]) == 0
     text = capsys.readouterr().out

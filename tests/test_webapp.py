@@ -28,7 +28,7 @@ from llmviewer.devices.files import hardware_names
 from llmviewer.errors import InputError
 from llmviewer.forms import SOURCE, Feature, images, replicas
 from llmviewer.reports.drawing import GRID, INK, PAPER
-from llmviewer.reports.roofline_points import operator_id
+from llmviewer.reports.operator_table import operator_id
 from llmviewer.techniques import techniques
 from llmviewer.techniques._parameters import about
 from llmviewer.units import seconds, si
@@ -605,7 +605,7 @@ def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source()
     for one, line in zip(found, lines, strict=True):
         whole = one.analysis.generation
         assert line[at].value == seconds(whole.tpot_s)
-        assert line[at].more.startswith(f"expect {seconds(whole.expected_tpot_s)} (")
+        assert line[at].more.startswith(f"expected {seconds(whole.expected_tpot_s)} (")
         assert one.analysis.phases.decode.total.expectation_source.split(", ")[0] in overview.sources(found)
     with_others = answers.answers(
         State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16, quant="fp8")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import cli
-from llmviewer.reports.text import between, expectation
+from llmviewer.reports.phrases import between, expectation
 from llmviewer.units import seconds
 
 pytest.importorskip("dash")
@@ -327,9 +327,9 @@ def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
     found = analyze("llama-3.1-8b", "h100-sxm")
     whole, step = found.generation, found.phases.decode
     assert f"≥ {seconds(whole.tpot_s)}" in card
-    assert f"expect {expectation(whole, 'tpot')}" in card
+    assert f"expected {expectation(whole, 'tpot')}" in card
     expected = between(step.expected_time_s, step.expected_low_s, step.expected_high_s)
-    assert f"expect {expected}" in page.inner_text(".picture:has(#times) figcaption")
+    assert f"expected {expected}" in page.inner_text(".picture:has(#times) figcaption")
     open_page(page, f"{server}{PLAIN}&model=llama-3.1-70b&on=h100-sxm|mi300x")
     assert page.locator(".totals tr:has(th:text-is('h100-sxm')) .alarm >> nth=0").inner_text() == "does not fit"
     assert page.locator(".totals tr:has(th:text-is('mi300x')) .alarm").count() == 0

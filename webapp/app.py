@@ -19,8 +19,7 @@ from dash.exceptions import PreventUpdate
 from flask import Flask
 
 from llmviewer.errors import InputError
-from llmviewer.reports.data import render_csv, render_json
-from llmviewer.reports.html import render_html
+from llmviewer.reports.analysis import REPORT
 
 from . import controls, edits, fields, options, page
 from .answers import answers, device, fault, settled
@@ -210,7 +209,7 @@ def _saving(app: Dash) -> None:
     )
     def save(_html: Any, _csv: Any, _json: Any, link: str, files: Any) -> Any:
         form = str(ctx.triggered_id).removeprefix("save-")
-        render = {"html": render_html, "csv": render_csv, "json": render_json}.get(form)
+        render = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}.get(form)
         if render is None:  # nothing was clicked
             raise PreventUpdate
         found = [one.analysis for one in answers(asked(link, files))]

@@ -8,7 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from llmviewer import __version__
-from llmviewer.reports.text import sentence
+from llmviewer.reports.phrases import sentence
 from llmviewer.units import counted
 
 from . import controls

@@ -15,6 +15,7 @@ from ..memory import Memory, largest_batch, memory
 from ..model import Model
 from ..options import SettingOptions, document_options
 from ..parameters import Accounting, Attention, Mla
+from ..rows import Rows
 from ..setting import Setting, arranges, check_countable, check_images, whole
 from ..techniques import Schedule
 from ..units import counted, fold, seconds, si
@@ -29,8 +30,6 @@ from .notes import acted, notes
 from .phases import OperatorResult, Phases, phase, unmodelled
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from .effect import Effect
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); incremented when a key changes its meaning or is removed
@@ -81,7 +80,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
+class Analysis(Rows):
     """Result of analyze(), in OPs, bytes and seconds.
 
     setting   model, device, precision, layout, techniques and kernels
@@ -141,16 +140,12 @@ class Analysis:
         }
         return plain(document)
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per phase and operator; columns are the fields of OperatorResult."""
-        import pandas as pd
-
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row per phase and operator, with the fields of OperatorResult."""
         names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
-        return pd.DataFrame(
-            {"phase": phase_name, **{name: getattr(op, name) for name in names}}
-            for phase_name, phase in self.phases
-            for op in phase.operators
-        )
+        for phase_name, one in self.phases:
+            for op in one.operators:
+                yield {"phase": phase_name, **{name: getattr(op, name) for name in names}}
 
 
 @document_options(SettingOptions)

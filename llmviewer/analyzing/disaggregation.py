@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..model import Model, kv_cache_bytes
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout
 from ..parameters import KvLink, KvTransfer
+from ..rows import Rows
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE, Offload
 from .analysis import MAX, Analysis, analyzed
@@ -26,7 +27,7 @@ from .phases import Phases
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disaggregated:
+class Disaggregated(Rows):
     """Result of disaggregate().
 
     prefill                  analysis of the prefill devices, which also generate the first token
@@ -105,6 +106,10 @@ class Disaggregated:
     @property
     def sides(self) -> tuple[tuple[str, Analysis], ...]:
         return (("prefill", self.prefill), ("decode", self.decode))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of both phases, as those of an Analysis."""
+        return self.joint.rows()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document: that of analyze() for each side, with its own phase only, and results for both."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +14,7 @@ from . import inputs
 from . import options as shared
 
 if TYPE_CHECKING:
-    from ..analyzing.analysis import Analysis
-    from ..analyzing.disaggregation import Disaggregated
     from ..parallel.layout import Layout
-
-_REPORTS: Final = "llmviewer.reports"
-_OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "markdown", "html": "html"}
 
 
 def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
@@ -75,6 +69,7 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @shared.profiles
 @shared.engine
 @shared.bound
+@click.option("--sources", is_flag=True, help="Name the measurements behind the times of an engine (text).")
 @inputs.two_kinds
 @inputs.with_techniques
 @shared.output(what="the report")
@@ -83,6 +78,7 @@ def analyze(
     form: str | None,
     per_call: bool | None,
     every: bool,
+    sources: bool,
     output: Path | None,
     hardware_set: tuple[str, ...],
     sides: dict[str, Any],
@@ -95,6 +91,7 @@ def analyze(
     file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a YAML file.
     """
     from ..analyzing.analysis import analyze as run
+    from ..reports.columns import WIDTH
 
     chosen = shared.form_of(form, output)
     if per_call is not None and chosen not in ("text", "markdown"):
@@ -106,7 +103,12 @@ def analyze(
         raise InputError(f"--all is of text; leave it out with {chosen}, which has every operator")
     if question["measured"] and chosen == "csv":
         raise InputError("--measured is not told in csv, which has a row per operator; leave one of them out")
-    render = partial(_rendered, form=chosen, per_call=per_call, every=every, to_file=output is not None)
+    brief = chosen == "text" and not every and output is None
+    room = shared.terminal() if chosen == "text" and output is None else 0
+    options: dict[str, Any] = {
+        "per_call": per_call, "brief": brief, "sources": sources or chosen == "markdown",
+        "room": max(room, WIDTH) if room else sys.maxsize,
+    }  # fmt: skip
     if sides:
         from ..analyzing.disaggregation import disaggregate
 
@@ -121,13 +123,17 @@ def analyze(
         usual = {f"{side}_{what}": value for side in inputs.SIDES for what, value in both.items()}
         if question["gen"] is None:
             del question["gen"]
-        found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
-        shared.emit(render(found), output)
+        from ..reports import disaggregated
+
+        both_sides = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
+        shared.emit_report(disaggregated.report(**options), both_sides, chosen, output)
         return
     analysis = run(hardware_set=hardware_set, **question)
     if question["gen"] is not None and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
-    shared.emit(render(analysis), output)
+    from ..reports.analysis import report
+
+    shared.emit_report(report(**options), analysis, chosen, output)
 
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
@@ -144,17 +150,3 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
         )
     if len(own["layout"]) > 1 and layout != ALONE:
         raise InputError(f"layout {layout} is of no use beside --prefill-layout and --decode-layout; leave one out")
-
-
-def _rendered(found: Analysis | Disaggregated, *, form: str, per_call: bool | None, every: bool, to_file: bool) -> str:
-    from ..analyzing.analysis import Analysis
-
-    report = import_module(f"{_REPORTS}.{_OF_ONE[form] if isinstance(found, Analysis) else 'disaggregated'}")
-    render = partial(getattr(report, f"render_{form}"), found)
-    if form == "markdown":
-        return str(render(per_call=per_call))
-    if form != "text":
-        return str(render())
-    colored, width = shared.styled() and not to_file, 0 if to_file else shared.terminal()
-    text = str(render(width=width, per_call=per_call, brief=not every and not to_file))
-    return text if colored else click.unstyle(text)

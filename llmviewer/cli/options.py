@@ -17,7 +17,7 @@ from .._layout import PATH_VARIABLE
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..reports.report import Answer, Report
+    from ..reports.report import Report, Result
 
 AS_NAMED: Final = "If not given: text, or as the name of the output file ends"  # help of a --format
 MAX: Final = "max"  # in place of a number: the most there is
@@ -28,7 +28,7 @@ _WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
 _SEVERAL: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of numbers
 
 _F = TypeVar("_F", bound=Callable[..., object])
-_A = TypeVar("_A", bound="Answer")
+_R = TypeVar("_R", bound="Result")
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
 
@@ -295,19 +295,21 @@ def in_options(message: str, command: click.Command, arguments: Sequence[str]) -
     return message
 
 
-def emit_report(report: Report[_A], found: _A, form: str | None, output: Path | None) -> None:
-    """The report on `found`: to the screen, a file, or a folder of files named after the report."""
+def emit_report(report: Report[_R], result: _R, form: str | None, output: Path | None) -> None:
+    """Writes the report on `result`: to the screen, a file, or a folder of files named after the report."""
     from ..writing import write_text
 
     if output and not form and (output.is_dir() or not output.suffix):
         _make(output)
         for suffix in (".html", ".md", ".csv"):
-            write_text(output / f"{report.name}{suffix}", getattr(report, SUFFIXES[suffix])(found))
+            write_text(output / f"{report.name}{suffix}", getattr(report, SUFFIXES[suffix])(result))
         click.echo(f"{output}: {report.name}.html, {report.name}.md, {report.name}.csv", err=True)
         return
     chosen = form_of(form, output)
-    more = {"width": width(output)} if chosen == "text" else {}
-    emit(getattr(report, chosen)(found, **more), output)
+    if chosen == "text":
+        emit(report.text(result, width(output), colored=output is None and styled()), output)
+    else:
+        emit(getattr(report, chosen)(result), output)
 
 
 def _make(folder: Path) -> None:

@@ -11,8 +11,8 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
-from llmviewer.reports.page import Card
 from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
+from llmviewer.reports.parts import Card
 from llmviewer.rows import csv_text
 
 from ..answers import Answer, answers

@@ -12,7 +12,7 @@ from dash.exceptions import PreventUpdate
 from flask import current_app
 
 from llmviewer.errors import InputError
-from llmviewer.reports.page import below
+from llmviewer.reports.phrases import below
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import Recorded
 

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from llmviewer.analyzing.advice import larger_batch
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.precision import Format, Scheme, parse_scheme
+from llmviewer.reports.phrases import between
 from llmviewer.reports.techniques import describe
-from llmviewer.reports.text import between
 from llmviewer.techniques import techniques
 from llmviewer.transforms.quantize import AS_IT_IS, as_typed, parse_quantization
 from llmviewer.units import counted, fold, seconds, si

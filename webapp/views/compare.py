@@ -10,9 +10,10 @@ from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import Phase
 from llmviewer.errors import InputError
 from llmviewer.reports import figures
+from llmviewer.reports.operator_table import operator_id
 from llmviewer.reports.page_figures import PageFigure, page_figure
-from llmviewer.reports.roofline_points import operator_id, roofs
-from llmviewer.reports.text import headline
+from llmviewer.reports.phrases import headline
+from llmviewer.reports.roofline_points import roofs
 from llmviewer.units import fold, seconds, si
 
 from ..answers import Answer, answers

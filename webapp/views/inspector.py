@@ -16,9 +16,8 @@ from llmviewer.operators.transfer import EXPOSED
 from llmviewer.parameters import Accounting, Attention
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
-from llmviewer.reports.operator_table import merged, number
-from llmviewer.reports.roofline_points import operator_id
-from llmviewer.reports.text import between
+from llmviewer.reports.operator_table import merged, number, operator_id
+from llmviewer.reports.phrases import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
 from llmviewer.setting import Setting

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from llmviewer.reports import figures
 from llmviewer.reports.page_figures import PageFigure, page_figure
-from llmviewer.reports.roofline_points import memory_margin
-from llmviewer.reports.text import of_each
+from llmviewer.reports.phrases import memory_margin, of_each
 from llmviewer.units import si
 
 from ..answers import Answer

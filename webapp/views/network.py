@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmviewer.analyzing.phases import OperatorResult
 from llmviewer.graph import Block, Graph
 from llmviewer.reports.graph import edges, shape, title
-from llmviewer.reports.roofline_points import operator_id
+from llmviewer.reports.operator_table import operator_id
 from llmviewer.units import seconds
 
 from ..answers import Answer

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from llmviewer.reports import figures
+from llmviewer.reports.analysis import memory_cards, time_cards
 from llmviewer.reports.drawing import SKY
-from llmviewer.reports.html import memory_cards, time_cards
-from llmviewer.reports.operator_table import computed_in, merged
-from llmviewer.reports.page import Card, below
+from llmviewer.reports.operator_table import computed_in, merged, operator_id
 from llmviewer.reports.page_figures import PageFigure, page_figure
-from llmviewer.reports.roofline_points import operator_id
-from llmviewer.reports.text import effect_lines, headline, measured_label, sentence, subject
+from llmviewer.reports.parts import Card
+from llmviewer.reports.phrases import below, effect_lines, headline, measured_label, sentence, subject
 
 from ..answers import Answer
 
@@ -91,12 +90,12 @@ def totals(found: Sequence[Answer], phase: str) -> list[tuple[Total, ...]]:
 
 
 def _more(card: Card) -> str:
-    return f"expect {card.expected}" if card.expected else card.about.partition("; ")[2]
+    return f"expected {card.expected}" if card.expected else card.about.partition("; ")[2]
 
 
 def expected(card: Card) -> str:
     """What is expected beside a bound, to be broken only before the interval."""
-    value, bracket, interval = f"expect {card.expected}".replace(" ", _SPACE).partition("(")
+    value, bracket, interval = f"expected {card.expected}".replace(" ", _SPACE).partition("(")
     return f"{value.rstrip(_SPACE)} {bracket}{interval}".rstrip()
 
 

@@ -1,0 +1,356 @@
+"""The report on an analysis: bounds and expected times, memory, and the operators of each phase."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.facts import plain
+from llmviewer.analyzing.phases import Phase
+from llmviewer.devices.hardware import Hardware
+from llmviewer.expectation.engines import ENGINES
+from llmviewer.units import fold, seconds, si
+
+from .operator_table import LITTLE, operator_table, rate, shortens, shows_calls
+from .parts import Card, Details, Line
+from .phrases import (
+    at_least,
+    between,
+    bound_and_expected,
+    effect_lines,
+    expectation,
+    headline,
+    largest,
+    made_for,
+    measured_label,
+    memory_margin,
+    memory_verdict,
+    phase_title,
+    sentence,
+    subject,
+    throughput,
+)
+from .report import Report
+from .tables import Item, Table
+
+if TYPE_CHECKING:
+    from .page_figures import Picture
+
+_AT_LEAST, _AT_MOST = "\N{GREATER-THAN OR EQUAL TO}", "\N{LESS-THAN OR EQUAL TO}"
+_LEFT_OUT: Final = f"--all lists the operators that take less than {LITTLE:.0%} of the time too."
+_ROOFLINE: Final = ">= and <= are roofline bounds: no kernel of one operator is faster with its tensors in memory"
+_OVERLAP: Final = (
+    "At the bound, arithmetic and memory traffic of a launch overlap completely, and launches follow one another "
+    "without a gap."
+)
+
+
+def report(
+    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, room: int = sys.maxsize
+) -> Report[Analysis]:
+    """The report on an analysis.
+
+    per_call  amounts and times of one launch of an operator, instead of all its launches
+    brief     a text of a long table has one line for all operators that take little of the time
+    sources   name where expected times of an engine come from
+    room      columns of a text for tables, within which names are broken
+    """
+    return Report[Analysis](
+        name="analysis",
+        title=subject,
+        headline=headline,
+        summary=summary,
+        tables=partial(tables, per_call=per_call, brief=brief, room=room),
+        remarks=partial(remarks, brief=brief, sources=sources),
+        said=basis,
+        cards=cards,
+        pictures=lambda analysis: pictures(analysis, [analysis]),
+        details=lambda analysis: [method_details(analysis), *device_details([analysis.hardware])],
+        inputs=inputs,
+    )
+
+
+def summary(analysis: Analysis) -> list[Line]:
+    """Times, verdicts on measurements, gains of techniques, and memory, ahead of all if the request does not fit."""
+    memory = memory_lines(analysis)
+    times = [
+        *_time_lines(analysis),
+        *(Line(measured_label(one), sentence(one.said), on_page=True) for one in analysis.measured),
+        *(Line(label, text) for label, text in (effect_lines(analysis.effect) if analysis.effect else ())),
+    ]
+    return [*times, *memory] if analysis.memory.fits else [*memory, *times]
+
+
+def _time_lines(analysis: Analysis) -> list[Line]:
+    whole, effect = analysis.generation, analysis.effect
+    lines = [
+        Line("time to first token", bound_and_expected(whole, "ttft")),
+        Line("time per output token", bound_and_expected(whole, "tpot")),
+        Line("latency", bound_and_expected(whole, "latency")),
+        Line("throughput", throughput(whole)),
+    ]
+    if analysis.model.generates:
+        return lines
+    if whole.tpot_s is not None:  # denoised by blocks
+        return [lines[0]._replace(label="first block"), *lines[1:]]
+    passes = sum(run.passes for run in effect.runs) if effect else 1
+    return [lines[-2]._replace(label=f"{passes:,.0f} passes" if passes > 1 else "one pass"), lines[-1]]
+
+
+def memory_lines(analysis: Analysis) -> list[Line]:
+    """The verdict with the parts of the memory, and the largest batch and context that fit."""
+    memory = analysis.memory
+    away = "".join(f"; {si(size)}B {where}" for where, size in _elsewhere(analysis) if size)
+    parts = (
+        f"weights {si(memory.weight_bytes)}B, KV cache {si(memory.kv_cache_bytes)}B, "
+        f"live activations {si(memory.activation_bytes)}B{away}"
+    )
+    verdict = f"{'fits' if memory.fits else 'does not fit'}: {memory_verdict(analysis)}"
+    return [
+        Line("memory", f"{verdict}; {parts}", alarm=not memory.fits),
+        Line("largest that fits", _largest(analysis)),
+    ]
+
+
+def _elsewhere(analysis: Analysis) -> tuple[tuple[str, float], ...]:
+    """Data outside the device's memory. [B]"""
+    memory = analysis.memory
+    return (("in host memory", memory.host_bytes), ("on storage", memory.storage_bytes))
+
+
+def _largest(analysis: Analysis) -> str:
+    memory, asked = analysis.memory, analysis.inputs
+    length = f"{asked.longest:,} tokens"
+    sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch:,}"
+    context = "any context" if memory.max_context is None else f"{memory.max_context:,} tokens"
+    tokens = context if memory.max_context != 0 else "no context"
+    batch = f"not one sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
+    return f"{batch}; {tokens} at batch {asked.batch}{made_for(analysis)}"
+
+
+def tables(
+    analysis: Analysis, *, per_call: bool | None = None, brief: bool = False, room: int = sys.maxsize
+) -> list[Table]:
+    """The operators of each phase."""
+    calls = shows_calls(analysis, per_call)
+    return [
+        operator_table(
+            phase, title=_table_title(analysis, name, phase, per_call=calls), subject=phase_title(analysis, name),
+            conclusion=sentence(phase.advice), per_call=calls, brief=brief, room=room,
+        )
+        for name, phase in analysis.phases
+    ]  # fmt: skip
+
+
+def _table_title(analysis: Analysis, name: str, phase: Phase, *, per_call: bool) -> str:
+    """The phase with its tokens and times, and the devices and launches of its table."""
+    tokens = phase.batch * phase.q_len
+    amounts = "OPs, bytes and times of " + ("one launch, in the total of all" if per_call else "all launches")
+    if phase.devices > 1:
+        amounts += ", of one device" + " in each stage" * (phase.stages > 1)
+    part = f", one of {phase.micro_batches} micro-batches" if phase.micro_batches > 1 else ""
+    return (
+        f"{phase_title(analysis, name).capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of "
+        f"{phase.kv_len}{part}, {at_least(phase.total.bound_time_s)}{_expected(phase)} ({amounts})"
+    )
+
+
+def _expected(phase: Phase) -> str:
+    """Such as ", expected 21.3 ms (19.9 to 23.0 ms; calibrated on h100-sxm vllm)"; "" where unknown."""
+    total = phase.total
+    if total.expected_time_s is None:
+        return ""
+    interval = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
+    expected, bracket, ends = interval.partition(" (")
+    gaps = f"; {seconds(total.host_s)} of it without a kernel" if total.host_s else ""
+    within = f"{ends.removesuffix(')')}; " if bracket else ""
+    return f", expected {expected} ({within}{total.expectation_source}{gaps})"
+
+
+def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -> list[str]:
+    """The notes, and for a brief text the option that lists all operators."""
+    shortened = brief and any(shortens(phase) for _, phase in analysis.phases)
+    return [
+        *map(sentence, analysis.remarks),
+        *([_LEFT_OUT] if shortened else []),
+        *(_engine_sources(analysis) if sources else ()),
+    ]
+
+
+def _engine_sources(analysis: Analysis) -> tuple[str, ...]:
+    """Where the launch times and the scheduler of the engine come from."""
+    name = analysis.inputs.engine
+    return (ENGINES[name].said,) if name and analysis.generation.expected_latency_s is not None else ()
+
+
+def basis(analysis: Analysis) -> str:
+    """Conditions of the bounds, a launch per operator and cold caches, and the origin of the expected times."""
+    fused = any(name.startswith("fusion") for name in analysis.inputs.techniques)
+    text = _ROOFLINE + ("." if fused else "; fused ones may be (--with fusion).")
+    if analysis.generation.expected_latency_s is None:
+        return text
+    name = analysis.inputs.engine
+    if not name:
+        return f"{text} Expected: measured kernels, with the 80 % interval, without gaps between launches."
+    engine = ENGINES[name]
+    kernels = "whole passes of its users" if engine.whole else f"kernels of {engine.library}"
+    interval = "" if engine.whole else " of kernels alone"
+    return f"{text} Expected: {engine.title} on measured {kernels}, with the 80 % interval{interval}."
+
+
+def cards(analysis: Analysis) -> list[Card]:
+    """Times, gains of techniques, and memory, which comes first if the request does not fit."""
+    times, memory = [*time_cards(analysis), *effect_cards(analysis)], memory_cards(analysis)
+    return [*times, *memory] if analysis.memory.fits else [*memory, *times]
+
+
+def time_cards(analysis: Analysis) -> list[Card]:
+    """Times and tokens per second of a generation, or of the one pass of a model that does not generate."""
+    asked, whole = analysis.inputs, analysis.generation
+    bounds = {name: phase.total.bound for name, phase in analysis.phases}
+    expected_rate = rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else ""
+    throughput, latency = (rate(whole.tokens_per_s), expected_rate), (whole.latency_s, expectation(whole, "latency"))
+    if not asked.gen:
+        tokens = f"over {asked.batch} × {asked.prompt} tokens"
+        return [
+            _time("one pass", *latency, about=tokens, bound=bounds["prefill"]),
+            _throughput(*throughput, about="read, of all sequences"),
+        ]
+    steps = f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken"
+    ttft, tpot = (expectation(whole, quantity) for quantity in ("ttft", "tpot"))
+    prompts = f"prefill of {asked.batch} × {asked.prompt}"
+    return [
+        _time("time to first token", whole.ttft_s, ttft, about=prompts, bound=bounds["prefill"]),
+        _time("time per output token", whole.tpot_s, tpot, about=steps, bound=bounds.get("decode", "")),
+        _throughput(*throughput, about="generated, of all sequences"),
+        _time("latency", *latency, about=f"until token {asked.gen}"),
+    ]
+
+
+def _time(label: str, time_s: float | None, expected: str, *, about: str, bound: str = "") -> Card:
+    if time_s is None:
+        return Card(label=label, value=seconds(time_s), about=about)
+    return Card(label=label, value=seconds(time_s), about=about, sign=_AT_LEAST, bound=bound, expected=expected)
+
+
+def _throughput(value: str, expected: str, *, about: str) -> Card:
+    return Card(label="tokens per second", value=value, about=about, sign=_AT_MOST, expected=expected)
+
+
+def effect_cards(analysis: Analysis) -> list[Card]:
+    """Gain and passes of techniques."""
+    if not analysis.effect:
+        return []
+    passes, gain, *conditions = (text for _, text in effect_lines(analysis.effect))
+    about = "; ".join((gain, *conditions))
+    return [
+        Card(label="techniques", value=f"{fold(analysis.effect.speed_up)} as fast", about=about),
+        Card(label="passes", value=str(len(analysis.effect.runs)), about=passes),
+    ]
+
+
+def memory_cards(analysis: Analysis) -> list[Card]:
+    """Whether the request fits, and the largest batch and context that do."""
+    asked, memory = analysis.inputs, analysis.memory
+    tokens = f"tokens, at batch {asked.batch}{made_for(analysis)}"
+    return [
+        memory_card(analysis),
+        Card(
+            label="largest batch", value=largest(memory.max_batch), about=f"sequences of {asked.longest:,} tokens",
+            alarm=memory.max_batch == 0,
+        ),
+        Card(label="longest context", value=largest(memory.max_context), about=tokens, alarm=memory.max_context == 0),
+    ]  # fmt: skip
+
+
+def memory_card(analysis: Analysis, label: str = "memory") -> Card:
+    fits = analysis.memory.fits
+    return Card(
+        label=label, value="fits" if fits else "does not fit", about=memory_verdict(analysis), alarm=not fits
+    )  # fmt: skip
+
+
+def memory_table(analysis: Analysis) -> Table:
+    """The parts of the memory at its peak."""
+    memory = analysis.memory
+    margin, word = memory_margin(memory)
+    sizes = (
+        ("weights", memory.weight_bytes),
+        ("KV cache" + " of prompt and generated tokens" * analysis.model.generates, memory.kv_cache_bytes),
+        ("live activations, at most", memory.activation_bytes),
+        ("in all", memory.total_bytes),
+        ("memory of the device", memory.capacity_bytes),
+        (word, margin),
+        *((f"besides, {where}", size) for where, size in _elsewhere(analysis) if size),
+    )
+    body = tuple(
+        (
+            Item(text=name, alarm=name == word and not memory.fits),
+            Item(text=f"{si(size)}B", key=size),
+            Item(text=f"{size / memory.capacity_bytes:.1%}", key=size),
+        )
+        for name, size in sizes
+    )
+    return Table(
+        title="Memory", about="", head=("memory at the peak of the request", "size", "of the device"),
+        words=("memory at the peak of the request",), body=body,
+    )  # fmt: skip
+
+
+def pictures(analysis: Analysis, sides: Sequence[Analysis]) -> Sequence[Sequence[Picture | Table]]:
+    """Rooflines, shares of time, and memory beside its table.
+
+    sides  the analyses of the devices of prefill and decode, if those differ
+    """
+    from .analysis_figures import memory_bar, time_bars
+    from .page_figures import picture
+    from .rooflines import roofline
+
+    place = dict(zip(("prefill", "decode"), (sides[0], sides[-1]), strict=True))
+    rows: list[list[Picture | Table]] = [
+        [picture(roofline(place[name], name), f"roofline-{name}") for name, _ in analysis.phases],
+        [picture(time_bars(analysis), "time-bars")],
+    ]
+    for i, side in enumerate(sides):
+        rows.append([picture(memory_bar(side), f"memory-bar{i or ''}"), memory_table(side)])
+    return rows
+
+
+def method_details(analysis: Analysis) -> Details:
+    """How bounds and the expected times of an engine are derived."""
+    return Details(summary="How these times are derived", notes=(_OVERLAP, *_engine_sources(analysis)))
+
+
+def device_details(hardware: Sequence[Hardware]) -> list[Details]:
+    """The numbers of each device with their sources."""
+    return [_device_details(device) for device in {device.name: device for device in hardware}.values()]
+
+
+def _device_details(device: Hardware) -> Details:
+    facts = Table(
+        title="", about="", head=("key", "value", "source"), words=("key", "source"),
+        body=tuple(
+            (Item(text=fact.key), Item(text=fact.text),
+             Item(text="; ".join(str(text) for text in (fact.source, fact.note) if text)))
+            for fact in device.facts
+        ),
+    )  # fmt: skip
+    sources = Table(
+        title="", about="", head=("source", "published as"), words=("source", "published as"),
+        body=tuple((Item(text=key), Item(text=str(one), url=one.url)) for key, one in device.sources.items()),
+    )  # fmt: skip
+    return Details(
+        summary=f"Numbers of {device.title} and where they come from", tables=(facts, sources), notes=device.notes
+    )  # fmt: skip
+
+
+def inputs(analysis: Analysis) -> Mapping[str, Any]:
+    """The arguments of an analysis."""
+    return plain({"model": analysis.model.name, "hardware": analysis.hardware.name, **asdict(analysis.inputs)})
+
+
+REPORT: Final = report()

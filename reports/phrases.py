@@ -1,0 +1,179 @@
+"""Phrases that reports and the page share: settings, intervals, verdicts and what techniques change."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.effect import Effect
+from llmviewer.analyzing.generation import GenerationResult
+from llmviewer.analyzing.measured import RATE, Rated
+from llmviewer.memory import Memory
+from llmviewer.precision import AS_PUBLISHED
+from llmviewer.units import fold, seconds, si
+
+from .operator_table import rate
+
+_TYPED: Final = re.compile(r"[._=\d]")  # in words that are typed: keys, options, names of models and devices
+
+
+def subject(analysis: Analysis) -> str:
+    """The model and its devices."""
+    return f"{analysis.model.title} on {devices(analysis)}"
+
+
+def headline(analysis: Analysis) -> str:
+    """The request in one line."""
+    asked = analysis.inputs
+    generated = f"{asked.gen} generated, " if asked.gen else ""
+    offload = f", offloaded {asked.offload}" if asked.offload else ""
+    techniques = f", with {' and '.join(asked.techniques)}" if asked.techniques else ""
+    return (
+        f"{subject(analysis)}: {batch(analysis)}, prompt {asked.prompt}, "
+        f"{generated}{precision(analysis)}, {asked.attention} attention{offload}{techniques}{engine(analysis)}"
+    )
+
+
+def batch(analysis: Analysis) -> str:
+    """The batch, and the goal by which it was found."""
+    asked = analysis.inputs
+    goal = f" within {seconds(asked.tpot_goal_s)} a token" if asked.tpot_goal_s else ""
+    return f"batch {asked.batch}{', the largest that fits' if asked.batch_found else ''}{goal}"
+
+
+def engine(analysis: Analysis) -> str:
+    """The engine, and the library of its kernels where that differs: ", engine openppl with kernels of cublas"."""
+    asked = analysis.inputs
+    if not asked.engine:
+        return ""
+    return f", engine {asked.engine}" + (f" with kernels of {asked.library}" if asked.library != asked.engine else "")
+
+
+def devices(analysis: Analysis) -> str:
+    """Such as "8 x NVIDIA H100 SXM5 80 GB (tp=8)"."""
+    asked, title = analysis.inputs, analysis.hardware.title
+    return f"{asked.devices} x {title} ({asked.layout})" if asked.devices > 1 else title
+
+
+def phase_title(analysis: Analysis, phase: str) -> str:
+    """The name of a phase; "one pass" of a model that does not generate."""
+    return phase if analysis.model.generates else "one pass"
+
+
+def precision(analysis: Analysis) -> str:
+    """The precision scheme, and the format in which the model is published."""
+    quant, fmt = analysis.inputs.quant, analysis.model.format.name
+    return f"{fmt} {quant}" if quant == AS_PUBLISHED.text else f"{quant} ({fmt} model)"
+
+
+def memory_margin(memory: Memory) -> tuple[float, str]:
+    """Free or lacking memory of the device, and the words for which of the two. [B]"""
+    margin = memory.capacity_bytes - memory.total_bytes
+    return abs(margin), "free" if memory.fits else "too much"
+
+
+def memory_verdict(analysis: Analysis) -> str:
+    """Such as "14.8 GB of 51.5 GB, 36.8 GB free"."""
+    memory = analysis.memory
+    margin, word = memory_margin(memory)
+    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{of_each(analysis)}, {si(margin)}B {word}"
+
+
+def of_each(analysis: Analysis) -> str:
+    """The device, of several, whose memory is given; "" where there is one."""
+    if analysis.inputs.devices == 1:
+        return ""
+    return " of the fullest device" if analysis.phases.prefill.stages > 1 else " of each device"
+
+
+def largest(number: int | None) -> str:
+    """The largest batch or context that fits."""
+    if number is None:
+        return "no limit"
+    return f"{number:,}" if number else "none"
+
+
+def made_for(analysis: Analysis) -> str:
+    """The longest context of the model, where memory allows more."""
+    fitting, positions = analysis.memory.max_context, analysis.model.max_context
+    longer = positions and (fitting is None or fitting > positions)
+    return f"; the model is made for {positions:,}" if longer else ""
+
+
+def between(expected: float | None, low: float | None, high: float | None) -> str:
+    """Such as "21.3 ms (19.9 to 23.0 ms)"; without an interval whose ends read the same; "" where unknown."""
+    if expected is None or low is None or high is None:
+        return ""
+    start, end = seconds(low), seconds(high)
+    if start == end:
+        return seconds(expected)
+    value, _, unit = start.partition(" ")
+    return f"{seconds(expected)} ({value if end.endswith(unit) else start} to {end})"
+
+
+def expectation(whole: GenerationResult, quantity: str) -> str:
+    """The expected "ttft", "tpot" or "latency" with its interval; "" where only the bound is known."""
+    return between(*(getattr(whole, f"expected_{quantity}{end}_s") for end in ("", "_low", "_high")))
+
+
+def bound_and_expected(whole: GenerationResult, quantity: str) -> str:
+    """Such as ">= 3.22 s, expected 6.12 s (5.40 to 7.00 s)" of "ttft", "tpot" or "latency"."""
+    bound, expected = getattr(whole, f"{quantity}_s"), expectation(whole, quantity)
+    return f"{at_least(bound)}, expected {expected}" if expected else at_least(bound)
+
+
+def at_least(time_s: float | None) -> str:
+    """A lower bound of a time; "-" where there is none."""
+    return f">= {seconds(time_s)}" if time_s is not None else seconds(time_s)
+
+
+def throughput(whole: GenerationResult) -> str:
+    """Such as "<= 50.41 tokens/s, expected 37.32"."""
+    expected = f", expected {rate(whole.expected_tokens_per_s)}" if whole.expected_tokens_per_s else ""
+    return f"<= {rate(whole.tokens_per_s)} tokens/s{expected}"
+
+
+def measured_label(one: Rated) -> str:
+    """The quantity that the user measured, such as "measured tpot"."""
+    return f"measured {'tokens/s' if one.quantity == RATE else one.quantity.removesuffix('_s')}"
+
+
+def effect_lines(effect: Effect) -> tuple[tuple[str, str], ...]:
+    """The passes of a generation with techniques, and their gains; (label, text)."""
+    result, without = effect.result, effect.without
+    passes = ", ".join(f"{run.name} {_times(run.passes)} ({seconds(run.time_s)})" for run in effect.runs)
+    several = effect.tokens_per_step is not None and effect.tokens_per_step > 1
+    tokens = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
+    expected = f" (expected {fold(effect.expected_speed_up)})" if effect.expected_speed_up else ""
+    gains = [
+        f"generation {fold(effect.speed_up)} as fast{expected}",
+        f"first token {fold(without.ttft_s / result.ttft_s)}",
+    ]
+    if result.tpot_s and without.tpot_s:
+        gains.append(f"further ones {fold(without.tpot_s / result.tpot_s)}")
+    amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))
+    gains += (f"{fold(getattr(result, key) / getattr(without, key))} the {name}" for name, key in amounts)
+    lines = [("passes", f"{tokens}{passes}")]
+    if result != without:
+        lines.append(("techniques gain", ", ".join(gains)))
+    return (*lines, *((("" if i else "to know"), text) for i, text in enumerate(effect.said)))
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:.4g} times"
+
+
+def below(title: str, headline: str) -> str:
+    """A headline without the title that stands above it."""
+    return headline.removeprefix(title).lstrip(",:; ")
+
+
+def sentence(text: str) -> str:
+    """`text` with a full stop, and a capital unless it begins with a key or a name, which are typed as they are.
+
+    >>> sentence("scale_up.latency is not known"), sentence("decode is memory-bound")
+    ('scale_up.latency is not known.', 'Decode is memory-bound.')
+    """
+    first = text.split(maxsplit=1)[0].rstrip(":,")
+    return f"{text}." if _TYPED.search(first) else f"{text[0].upper()}{text[1:]}."

@@ -1107,3 +1107,15 @@ def test_a_long_simulation_tells_how_far_it_is(monkeypatch, capsys):
     assert main(["simulate", "llama-68m", "h100-sxm", "--rate", "50", "--requests", "20", "--gen-lengths", "8"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == "40 of 40 requests done"
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [(("--concurrency", "1,2"), "2 of 2 points done"), (("--rate", "max"), r"\d,\d{3} of 2,\d{3} requests done")],
+)
+def test_further_simulations_tell_how_far_they_are(monkeypatch, capsys, given, last):
+    monkeypatch.setattr("llmviewer.cli.progress._SHORT_S", 0)
+    monkeypatch.setattr("llmviewer.cli.progress._QUIET_S", 0)
+    more = ("--max-batch", "4", "--gen-lengths", "8") + (("--requests", "20") if "1,2" in given else ())
+    assert main(["simulate", "llama-68m", "h100-sxm", *given, *more]) == 0
+    assert re.fullmatch(last, capsys.readouterr().err.splitlines()[-1])

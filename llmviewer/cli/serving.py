@@ -205,7 +205,7 @@ def _curve(
 
     if rate is not None or arrivals is not None:
         raise InputError("--concurrency must be alone; leave out --rate and --arrivals")
-    shared.emit_report(REPORT, run(concurrency=in_flight, **question), form, output)
+    shared.emit_report(REPORT, with_progress(run, "point")(concurrency=in_flight, **question), form, output)
 
 
 def _saturate(form: str | None, output: Path | None, *, rate: str, **question: Any) -> None:
@@ -219,7 +219,7 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
                 f"--rate {rate} has all requests there from the start, of copies that both read and decode; leave out "
                 f"--{name.replace('_', '-')}"
             )
-    shared.emit_report(REPORT, run(**question), form, output)
+    shared.emit_report(REPORT, with_progress(run, "request")(**question), form, output)
 
 
 @click.command()

@@ -168,9 +168,11 @@ def _gpu_draft(said: Mapping[str, str]) -> str:
         "sources:",
         *_source("driver", f"nvidia-smi of the machine, driver {said.get('driver_version', 'unknown')}"),
     ]
-    clocks = (("boost", "clocks.max.sm"), ("memory", "clocks.max.memory"))
-    known = "".join(f", {key}: {numbers[name]} MHz" for key, name in clocks if name in numbers)
-    lines += [f"clock: {{source: driver{known}}}"] if known else []
+    clocks = (("max", "clocks.max.sm"), ("memory", "clocks.max.memory"))
+    known = [f"  {key}: {numbers[name]} MHz" for key, name in clocks if name in numbers]
+    if known:
+        rated = _unknown("boost", known[0].partition(": ")[2], "the data sheet, the clock of its rates")
+        lines += ["clock:", "  source: driver", *known, *rated]
     lines += ["# matrix: {source: driver, fp16: 125 TOP/s}  # unknown, an example; dense rates of the data sheet"]
     lines += ["vector:", "  source: driver", *_unknown("fp32", "31.2 TOP/s", whitepaper), "memory:", "  source: driver"]
     memory = f"{numbers['memory.total']} MiB" if "memory.total" in numbers else None

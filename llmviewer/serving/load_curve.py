@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -117,11 +117,17 @@ class LoadCurve(Rows):
 
 
 def load_curve(
-    model: str | Model, hardware: str | Hardware, *, concurrency: Iterable[int], **options: Any
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    concurrency: Iterable[int],
+    progress: Callable[[int, int], object] = lambda finished, points: None,
+    **options: Any,
 ) -> LoadCurve:
     """Simulates closed loops of several numbers of requests in flight: more serve more, and each of them slower.
 
     concurrency  requests in flight, smallest first in the result
+    progress     called with the number of finished points, and of all
     options      the other arguments of simulate(), but rate and arrivals
 
     Raises InputError as simulate() does, and if there are no numbers, too many, or one twice.
@@ -130,5 +136,8 @@ def load_curve(
     if not 0 < len(asked) <= MOST:
         raise InputError(f"concurrency must be 1 to {MOST} numbers; got {len(asked)}")
     arguments.each_once("concurrency", asked)
-    runs = [simulate(model, hardware, concurrency=one, **options) for one in asked]
+    runs: list[Simulation] = []
+    for one in asked:
+        runs.append(simulate(model, hardware, concurrency=one, **options))
+        progress(len(runs), len(asked))
     return LoadCurve(runs=tuple(sorted(runs, key=lambda run: run.traffic.in_flight or 0)))

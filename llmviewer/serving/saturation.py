@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any, Final
@@ -225,6 +226,7 @@ def saturate(
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
+    progress: Callable[[int, int], object] = lambda finished, requests: None,
 ) -> Saturation:
     """The maximum throughput of `copies`, with all requests waiting from the start.
 
@@ -234,6 +236,7 @@ def saturate(
     policy     None: that of the engine; without an engine, chunks of the size with the highest throughput
     requests   requests per copy; None: at least six times the concurrent sequences, and at least 1000
     max_batch  most concurrent sequences; None: as many as fit the memory, up to the limit of the engine, or 2048
+    progress   called with the number of finished requests, and of all; they are served twice unless `bound`
     The other arguments are as in simulate().
 
     Raises InputError if an argument is invalid, a request does not fit the memory, or there are too few requests.
@@ -258,7 +261,7 @@ def saturate(
     limit = limit or _MOST
     most = min(_fitting(steps, some, chosen, block), limit) if max_batch is None else max_batch
     capped = max_batch is not None or most == limit
-    traffic, spans = _busy(runs, lengths, requests, policy=chosen, most=most, block=block, seed=seed)
+    traffic, spans = _busy(runs, lengths, requests, policy=chosen, most=most, block=block, seed=seed, progress=progress)
     bounds, *expected = (
         _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
         for run, span in zip(runs, spans, strict=True)
@@ -278,6 +281,7 @@ def _busy(
     most: int,
     block: int,
     seed: int,
+    progress: Callable[[int, int], object],
 ) -> tuple[Traffic, list[Span]]:
     """Requests that all wait from the start, as many as it takes if None, and the span of each run that is measured.
 
@@ -288,7 +292,18 @@ def _busy(
     while True:
         traffic = at_once(lengths, check_requests(count), seed).leaving(runs[0].leaves, seed)
         waiting = _midway(traffic, 0 if policy.drains else together, seed)
-        found = [span_of(run, *waiting, policy=policy, max_batch=most, block=block) for run in runs]
+        every = len(waiting[0])
+        found = [
+            span_of(
+                run,
+                *waiting,
+                policy=policy,
+                max_batch=most,
+                block=block,
+                progress=partial(_of_runs, progress, place * every, len(runs) * every),
+            )
+            for place, run in enumerate(runs)
+        ]
         spans = [span for span in found if span]
         if len(spans) == len(runs):
             return traffic, spans
@@ -298,6 +313,11 @@ def _busy(
                 "is past its start; leave it out for as many as it takes"
             )
         count *= 2
+
+
+def _of_runs(progress: Callable[[int, int], object], before: int, requests: int, finished: int) -> None:
+    """Reports progress of one run as that of several."""
+    progress(before + finished, requests)
 
 
 def at_once(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:

@@ -48,16 +48,19 @@ def serve(
 
 
 def saturate(
-    steps: Steps, traffic: Traffic, passes: Tokens, *, policy: Policy, max_batch: int, block: int
-) -> Span | None:
+    steps: Steps, traffic: Traffic, passes: Tokens, *, policy: Policy, max_batch: int, block: int,
+    progress: Callable[[int], object] = lambda finished: None,
+) -> Span | None:  # fmt: skip
     """Requests that are all there at the start, the first of which have taken so many passes; without the steps in
     which a copy fills up or runs empty. None where they are too few to tell.
+
+    progress  called after each step with the number of finished requests
 
     Raises InputError where a request does not fit alone.
     """
     further = np.zeros(len(traffic) - len(passes), dtype=np.int64)
     every = np.concatenate((passes, further))
-    return _Server(steps, traffic, policy, max_batch, block, passes=every).saturated()
+    return _Server(steps, traffic, policy, max_batch, block, passes=every).saturated(progress)
 
 
 @dataclass(eq=False)
@@ -138,18 +141,22 @@ class _Server:
             preempted=self.preempted, known=self.known, usage=self._usage(self.spent),
         )  # fmt: skip
 
-    def saturated(self) -> Span | None:
+    def saturated(self, progress: Callable[[int], object]) -> Span | None:
         """From when all are answered that were taken up at first, until nobody waits any more."""
+
+        def step() -> None:
+            self._step()
+            self._take_up()
+            progress(self.come - len(self.waiting) - self.held)
+
         self._arrive()
         self._take_up()
         first = np.flatnonzero(~np.isnan(self.start))
         while np.any(np.isnan(self.finish[first])):
-            self._step()
-            self._take_up()
+            step()
         start, spent, preempted = self.clock, dict(self.spent), int(np.sum(self.preempted))
         while self.waiting:
-            self._step()
-            self._take_up()
+            step()
         done = self.finish > start
         if np.count_nonzero(done) < len(first):
             return None

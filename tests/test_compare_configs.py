@@ -13,6 +13,7 @@ SEEING = (
 ENDINGS = ("ForCausalLM", "GPT2LMHeadModel", "ForSequenceClassification", "ForMaskedLM")
 
 
+@pytest.mark.slow("builds random models in transformers")
 def test_random_configs_have_as_many_parameters_as_in_transformers(monkeypatch):
     """One of each class; what is refused is not compared. Needs the extra `oracle`."""
     pytest.importorskip("torch")

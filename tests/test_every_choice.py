@@ -76,6 +76,7 @@ def test_the_choices_are_those_of_all_techniques(every_choice):
     assert all(map(parse_technique, texts))
 
 
+@pytest.mark.slow("runs every choice of every technique")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_choice_ends_in_a_result_or_in_one_line(every_choice, capsys, tmp_path, command):
     accepted = 0
@@ -92,6 +93,7 @@ def test_each_choice_ends_in_a_result_or_in_one_line(every_choice, capsys, tmp_p
     assert accepted > 5
 
 
+@pytest.mark.slow("runs every choice of every technique")
 def test_each_choice_in_words_is_written(every_choice):
     others = cycle((REPORT.html, *(REPORT.json, REPORT.csv) * 7))
     for text in (text for in_words, text in every_choice if in_words):

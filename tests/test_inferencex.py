@@ -24,6 +24,7 @@ def page():
     return module
 
 
+@pytest.mark.slow("serves published loads")
 def test_some_of_each_kind_are_near_what_is_expected_and_none_is_above_the_bound():
     """All of them take minutes: benchmarks/inferencex.py."""
     for part, most in ((TOGETHER[::37], 0.25), (APART[::17], 0.25)):
@@ -33,6 +34,7 @@ def test_some_of_each_kind_are_near_what_is_expected_and_none_is_above_the_bound
         assert median(abs(one.served[1] - 1) for one in ratios) < most
 
 
+@pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("of", [("DeepSeek-R1", "h200-sxm", "sglang", "8 bits")])
 def test_the_page_says_how_near_servers_are(page, of):
     title, device, engine, form = of
@@ -45,6 +47,7 @@ def test_the_page_says_how_near_servers_are(page, of):
     assert line[4:] == page.cells(own, steps=True)
 
 
+@pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("key", [("gb300", "tensorrt-llm", "4 bits", "dp"), ("h200-sxm", "sglang", "8 bits", "tp")])
 def test_the_page_says_how_near_steps_are(page, key):
     (line,) = (

@@ -73,11 +73,13 @@ def expected(wanted):
     return [each for each in found if each]
 
 
+@pytest.mark.slow("serves every published load")
 def test_no_result_is_above_the_bound():
     assert len(ROWS) > 60
     assert max(ratio(row, expected=False) for row in ROWS) < 1
 
 
+@pytest.mark.slow("serves every published load")
 @pytest.mark.parametrize("model", ["llama-3.1-405b", "llama-3.1-8b", "llama-2-70b"])
 def test_dense_models_are_served_as_expected(model):
     """NVIDIA's devices with NVLink and AMD's of 2025, in the newest round of each."""
@@ -94,6 +96,7 @@ def test_dense_models_are_served_as_expected(model):
     assert max(abs(ratio - 1) for ratio in found) < 0.3
 
 
+@pytest.mark.slow("serves every published load")
 def test_experts_come_nearer_with_every_round():
     """DeepSeek-R1 was served at two thirds of what is expected in its first round, and as expected in the newest."""
     first, newest = (expected(lambda row, which=which: row["model"] == "deepseek-r1" and row["round"] == which)
@@ -102,6 +105,7 @@ def test_experts_come_nearer_with_every_round():
     assert median(newest) == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.slow("serves every published load")
 def test_the_page_says_how_fast_the_newest_of_each_device_are():
     newest = {(row["model"], row["device"]): row for row in ROWS}
     model, told = "", set()

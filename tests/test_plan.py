@@ -110,6 +110,7 @@ def by_turns(rate, through, every, step, turns):
     return mean / (1 - own), read + waits, (1 - often) * step**2 / mean / 2
 
 
+@pytest.mark.slow("tries every setting by hand")
 @pytest.mark.parametrize("expected", [False, True], ids=["bound", "expected"])
 def test_it_is_what_every_setting_tried_by_hand_gives(expected):
     devices, layouts = ("h100-sxm", "l40s", "mi300x", "rtx-4090"), ("", "tp=2", "tp=4", "pp=2")

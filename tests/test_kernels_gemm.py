@@ -13,16 +13,11 @@ from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import fused_moe, gemm, gemm_weight_only, kernel_names, load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
 
-from .kernel_checks import NEW, cases, check, converted, counted, first_is_fast, moved, named, seed  # noqa: E402
+from .kernel_checks import NEW, cases, converted, moved, named, seed  # noqa: E402
 
 FAMILIES = ("stream", "gemm", "moe", "quantize")
 CASES = cases(*FAMILIES)
 H100 = Target(sm=90, multiprocessors=132)
-
-
-@pytest.mark.parametrize(("name", "one"), first_is_fast(CASES), ids=named)
-def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
-    check(name, one, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -43,57 +38,6 @@ def test_results_repeat_bit_by_bit(name, one):
 def test_the_operator_moves_every_tensor_once(name, one):
     """But for scales of whole operands, and of blocks that are not full."""
     assert load_kernel(name).nbytes(one) == pytest.approx(moved(name, one), rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("name", "one", "wanted"),
-    [
-        ("copy", case("fp16", rows=3, width=5), [(0, 2 * 2 * 15)]),
-        ("triad", case("fp32", rows=3, width=5), [(2 * 15, 4 * 3 * 15)]),
-        ("gemm", case("fp16", M=3, N=5, K=7), [(2 * 3 * 5 * 7, 2 * (3 * 7 + 5 * 7 + 3 * 5))]),
-        # a byte an element, fp32 scales of 3 rows and 5 columns, and an fp16 result
-        ("gemm", case("int8", M=3, N=5, K=7), [(2 * 3 * 5 * 7, 3 * 7 + 5 * 7 + 4 * (3 + 5) + 2 * 3 * 5)]),
-        ("gemv", case("bf16", M=1, N=5, K=7), [(2 * 5 * 7, 2 * (7 + 5 * 7 + 5))]),
-        # 4 bits, and for each of 2 groups of a row a scale of 2 bytes and a zero point of half a byte
-        (
-            "gemm_w4a16",
-            case("fp16", M=3, N=4, K=256, group=128),
-            [(2 * 3 * 4 * 256, 2 * 3 * (256 + 4) + 4 * (128 + 2 * 2.5))],
-        ),
-        # a byte an element and a scale of 2 bytes for each row
-        ("gemm_w8a16", case("fp16", M=3, N=4, K=256), [(2 * 3 * 4 * 256, 2 * 3 * (256 + 4) + 4 * (256 + 2))]),
-        # 4 bits, and a byte for each 32
-        ("gemm_mxfp4", case("fp16", M=3, N=4, K=256), [(2 * 3 * 4 * 256, 2 * 3 * (256 + 4) + 4 * (128 + 8))]),
-        # 2 scales of 4 bytes for each row of x; 2 x 2 for the blocks of w
-        (
-            "gemm_fp8_block",
-            case("fp8_e4m3", M=3, N=256, K=256),
-            [(2 * 3 * 256 * 256, 3 * (256 + 2 * 4) + 256 * 256 + 4 * 4 + 2 * 3 * 256)],
-        ),
-        # 6 copies of tokens; 4 (1 - (1 - 2/4)^3) = 3.5 experts are reached
-        (
-            "grouped_gemm",
-            case("fp16", M=3, N=5, K=7, experts=4, chosen=2),
-            [(2 * 6 * 5 * 7, 2 * (6 * (5 + 7) + 3.5 * 5 * 7))],
-        ),
-        (
-            "fused_moe",
-            case("fp16", M=3, N=5, K=7, experts=4, chosen=2),
-            [
-                ((5 + 2) * 3 * 4, 4 * 3 * (4 + 2 * 2)),  # logits in, 2 weights and 2 numbers a token out
-                (2 * 6 * 10 * 7, 2 * (6 * 7 + 3.5 * 10 * 7)),  # gate and up of each copy, kept on the chip
-                ((4 + 1) * 6 * 5, 2 * 6 * 5),  # silu and the product, written
-                (2 * 6 * 7 * 5, 2 * (6 * (5 + 7) + 3.5 * 7 * 5)),
-                (2 * 2 * 3 * 7, 2 * (6 * 7 + 3 * 7) + 4 * 3 * 2 * 2),
-            ],
-        ),
-        # fp16 in; a byte an element and 2 scales of 4 bytes a row out
-        ("quantize", case("fp8_e4m3", M=3, K=256, group=128), [(0, 3 * (2 * 256 + 256 + 2 * 4))]),
-    ],
-    ids=named,
-)  # fmt: skip
-def test_counts_by_hand(name, one, wanted):
-    assert counted(load_kernel(name), one) == [pytest.approx(each) for each in wanted]
 
 
 def test_a_large_product_is_persistent_and_a_narrow_one_split():
@@ -265,12 +209,6 @@ def test_sizes_that_a_kernel_cannot_take_are_refused():
         w4a16.run(**w4a16.make(case("fp16", M=1, N=12, K=128, group=128), "cpu", 0))
     with pytest.raises(InputError, match=r"^k must be a multiple of 128; got 192$"):
         fp8.run(**fp8.make(case("fp8_e4m3", M=1, N=4, K=192), "cpu", 0))
-
-
-def test_kernels_are_found_by_name():
-    assert all(load_kernel(name).name == name for name in kernel_names())
-    with pytest.raises(InputError, match=r"^kernel must be one of copy, triad, .*; got 'nothing'$"):
-        load_kernel("nothing")
 
 
 def test_tiles_take_no_more_shared_memory_than_there_is():

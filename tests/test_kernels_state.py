@@ -8,14 +8,9 @@ pytest.importorskip("triton")
 from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import case  # noqa: E402
 
-from .kernel_checks import cases, check, counted, first_is_fast, moved, named  # noqa: E402
+from .kernel_checks import cases, moved, named  # noqa: E402
 
 CASES = cases("state")
-
-
-@pytest.mark.parametrize(("name", "one"), first_is_fast(CASES), ids=named)
-def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
-    check(name, one, monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "one"), CASES, ids=named)
@@ -90,32 +85,3 @@ def test_a_decay_of_each_channel_that_is_everywhere_the_same_is_one_of_the_head(
     spread = {"decay": inputs["decay"].repeat_interleave(16, 1), "bias": inputs["bias"].repeat_interleave(16)}
     for head, channel in zip(kernel.run(**inputs), kernel.run(**inputs | spread), strict=True):
         torch.testing.assert_close(head, channel, rtol=1e-5, atol=1e-6)
-
-
-def test_counts_by_hand():
-    # 3 taps and silu of 5 channels: x in, y out, the state of 2 tokens in and out, weights and bias once
-    conv = (2 * 5 * (2 * 3 + 4), 2 * (2 * 5 * (1 + 1 + 2 + 2) + 5 * 3 + 5))
-    assert counted(load_kernel("causal_conv_update"), case("fp16", B=2, C=5, taps=3, bias=1)) == [conv]
-
-    # C . B of 2 groups and its product with x of 4 heads; the state of 4 x 8 x 16 updated and read
-    one = {"B": 3, "heads": 4, "dim": 8, "state": 16, "groups": 2}
-    ops = 3 * (2 * 2 * 16 + 2 * 4 * 8 + 2 * 2 * 4 * 8 * 16)
-    state = 2 * 4 * 4 * 8 * 16
-    small = 2 * 3 * 4  # A, D and the bias of the step
-    mamba2 = load_kernel("mamba2_update")
-    assert counted(mamba2, case("fp16", **one)) == [(ops, 3 * (2 * (32 + 64 + 4 + 32) + state) + small)]
-    # with a gate, x of the Scan's result stays on the chip: silu and a product, the gate in and y out
-    gated = [(ops, 3 * (2 * (32 + 64 + 4) + state) + small), (3 * 32 * 5, 3 * 2 * (32 + 32))]
-    assert counted(mamba2, case("fp16", **one, gate=1)) == gated
-
-    # K K^T, Q K^T and W of a token with itself, U and the result; W S, Q S and K^T U
-    one = {"B": 3, "heads": 4, "key_heads": 2, "key_dim": 8, "dim": 16}
-    ops, state = 3 * 4 * (6 * 8 + 4 * 16 + 6 * 8 * 16), 2 * 4 * 4 * 8 * 16
-    delta = load_kernel("gated_delta_update")
-    nbytes = 3 * (2 * (2 * 2 * 8 + 4 * 16 + 4 + 4 + 4 * 16) + state) + 2 * 2 * 4
-    assert counted(delta, case("fp16", **one)) == [(ops, nbytes)]
-    # a decay and a bias of each channel
-    one = {"B": 3, "heads": 4, "key_heads": 4, "key_dim": 8, "dim": 8, "channels": 1}
-    ops, state = 3 * 4 * (6 * 8 + 4 * 8 + 6 * 8 * 8), 2 * 4 * 4 * 8 * 8
-    nbytes = 3 * (2 * (3 * 32 + 4 + 32 + 32) + state) + 2 * (4 + 32)
-    assert counted(delta, case("fp16", **one)) == [(ops, nbytes)]

@@ -23,11 +23,10 @@ _GEMM: Final[Mapping[str, str]] = {
     "bf16": "gemm", "fp16": "gemm", "sq": "gemm", "int4_wo": "gemm_w4a16", "int8_wo": "gemm_w8a16",
     "w4a16_mxfp4": "gemm_mxfp4",
 }  # fmt: skip
-# Families of kernels measured at sizes of their own, and their names in tables.
-_OWN: Final[Mapping[str, str]] = {
-    "norm": "elementwise", "sampling": "elementwise", "kv_write": "elementwise", "rope_cache": "elementwise",
-    "state": "elementwise",
-}  # fmt: skip
+# Families whose kernels run problems of models, or whole layers; those of all others are measured at full size.
+_OF_MODELS: Final = (
+    "stream", "gemm", "moe", "quantize", "softmax", "rope", "activation", "embedding", "attention", "layer",
+)  # fmt: skip
 _ROWS: Final = ("rows", "tokens", "M", "B")  # names of the size that is the number of rows
 _GROUP: Final = 128  # elements of k per scale
 
@@ -132,7 +131,8 @@ class TritonBackend:
         """Kernels for which models give no problem, at full size."""
         asked = {name for name, _ in _ELEMENTWISE.values()}
         kernels = (load_kernel(name) for name in kernel_names() if name not in asked)
-        return [_own(kernel, case) for kernel in kernels if kernel.family in _OWN for case in kernel.full_size]
+        others = (kernel for kernel in kernels if kernel.family not in _OF_MODELS)
+        return [_own(kernel, case) for kernel in others for case in kernel.full_size]
 
     def kernels(self, problem: Problem) -> Sequence[str]:
         found = [load_kernel(part.kernel) for part in parts(problem) if part.kernel in kernel_names()]
@@ -197,12 +197,10 @@ class TritonBackend:
 
 
 def _own(kernel: Kernel, case: Case) -> Problem:
-    rows = next(case[name] for name in _ROWS if case.get(name))
+    rows = next((case[name] for name in _ROWS if case.get(name)), 1)
     moved = int(kernel.nbytes(case))
     sizes = {"rows": rows, "cols": moved // rows} | {f"size_{name}": size for name, size in case.sizes}
-    return Problem(
-        family=_OWN[kernel.family], op=kernel.name, dtype=case.dtype, sizes=tuple(sizes.items()), moved=moved
-    )
+    return Problem(family="elementwise", op=kernel.name, dtype=case.dtype, sizes=tuple(sizes.items()), moved=moved)
 
 
 def _case(part: _Part) -> Case:

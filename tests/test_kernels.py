@@ -1,0 +1,44 @@
+"""Every kernel: it computes what its reference does in Triton's interpreter, and counts what was counted by hand.
+
+test_kernels_aot.py compiles the first full-size case of each for Hopper; other files test what is particular to some.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from llmviewer import kernels
+from llmviewer.errors import InputError
+from llmviewer.kernels import kernel_names, load_kernel
+
+from .kernel_checks import cases, check, counted, first_is_fast, named
+from .kernel_counts import COUNTS
+
+
+@pytest.mark.parametrize(("name", "one"), first_is_fast(cases()), ids=named)
+def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
+    check(name, one, monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "one", "wanted"), COUNTS, ids=named)
+def test_a_kernel_counts_what_was_counted_by_hand(name, one, wanted):
+    assert counted(load_kernel(name), one) == [pytest.approx(each) for each in wanted]
+
+
+def test_every_kernel_has_a_name_and_all_its_cases():
+    modules = (import_module(f"{kernels.__name__}.{one.name}") for one in iter_modules(kernels.__path__))
+    found = [one for module in modules for one in getattr(module, "KERNELS", ())]
+    assert sorted(one.name for one in found) == sorted(kernel_names()), "kernels/__init__.py lists each kernel"
+    assert all(load_kernel(name).name == name for name in kernel_names())
+    assert not [one.name for one in found if not one.cases], "cases: sizes for the interpreter"
+    assert not [one.name for one in found if not one.full_size], "full_size: sizes to compile and to time"
+    assert {name for name, *_ in COUNTS} == set(kernel_names()), "tests/kernel_counts.py has a count of each kernel"
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(InputError, match=r"^kernel must be one of copy, triad, .*; got 'nothing'$"):
+        load_kernel("nothing")

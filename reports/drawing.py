@@ -34,7 +34,7 @@ _LINES: Final = (
     {"color": PURPLE, "dash": "dot"}, {"color": ORANGE, "dash": "6px,3px"}, {"color": SKY, "dash": "9px,3px,2px,3px"},
     {"color": INK, "dash": "14px,4px"}, {"color": "#7d8790", "dash": "3px,2px"},
 )  # fmt: skip
-_TOP, _BOTTOM = 76, 92  # margins [px]
+TOP, BOTTOM = 76, 92  # margins [px]
 _ROOM: Final = 1.1  # around the values of a logarithmic axis
 _AXIS: Final[dict[str, Any]] = {
     "gridcolor": GRID, "linecolor": INK, "tickcolor": INK, "ticks": "outside", "showline": True, "zeroline": False,
@@ -75,8 +75,8 @@ def frame(
     subtitle: str,
     *,
     height: int = 420,
-    top: int = _TOP,
-    bottom: int = _BOTTOM,
+    top: int = TOP,
+    bottom: int = BOTTOM,
     traces: Sequence[dict[str, Any]] = (),
     **layout: Any,
 ) -> go.Figure:

@@ -36,7 +36,7 @@ class Roof(NamedTuple):
         return cls(unit, device.limit(unit), device.bandwidth())
 
     @property
-    def turning(self) -> float:
+    def ridge(self) -> float:
         """The intensity from which on arithmetic bounds. [OP/B]"""
         return self.rate / self.bandwidth
 

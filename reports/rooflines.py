@@ -1,8 +1,9 @@
-"""Rooflines: of the operators of a phase, and of all data types of a device."""
+"""Rooflines: operators of a phase, operators in several settings, and the data types of a device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil, inf, log10, sqrt
 from typing import Any, Final
@@ -12,61 +13,116 @@ import plotly.graph_objects as go
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.devices.hardware import Hardware
 from llmviewer.errors import InputError
-from llmviewer.operators.kinds import kind_of
 from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
 
-from .drawing import BOUND_COLOR, INK, PAPER, frame, lines
+from .drawing import BOTTOM, BOUND_COLOR, INK, PAPER, TOP, frame, lines
 from .operator_table import number
 from .phrases import phase_title
 from .roofline_points import Point, Roof, about, joined, points, roofs
 
-_LABELS: Final = 4  # points that are named in the picture
-_KINDS: Final = 8  # that a legend tells apart: a phone has room for no more
-_BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend, and of a line of that [px]
-_FAR: Final = 1e7  # times a turning point: beyond what is shown
-_HOLLOW: Final = "expected"
-_LINE: Final = 18  # height of a name that hangs from a line [px]
-_LABELLED: Final = 0.01  # share of time from which on a point is worth a name
+_SYMBOL: Final = {
+    "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
+    "activation": "square", "rope": "star", "embedding": "triangle-down", "quantize": "x",
+    "experts": "octagon", "router": "triangle-right", "route": "triangle-left", "permute": "bowtie",
+    "combine": "hourglass", "conv": "pentagon", "scan": "diamond-wide", "elementwise": "diamond-tall",
+}  # fmt: skip
+_OTHER_SYMBOL: Final = "circle-open"  # of other kinds of operators
+_EXPECTED: Final = "expected"
+_MAX_LABELS: Final = 4  # points with their names in a figure
+_LABELLED: Final = 0.01  # smallest share of time of a point with its name
+_MAX_KINDS: Final = 8  # entries of a legend that fit on a phone
+_HEIGHT: Final = 480  # [px]
+_LEGEND, _LEGEND_ROW = 64, 20  # distance of the legend from the plot, and the height of its rows [px]
+_LABEL_ROW: Final = 18  # height of a name at a line [px]
+_BEYOND: Final = 1e7  # ratio to a ridge point of intensities outside the figure
+
+
+@dataclass
+class _LogLog:
+    """The traces, shapes and notes of a figure whose axes are logarithmic; plotly takes them fastest at once."""
+
+    title: str
+    subtitle: str
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+    def scatter(self, **trace: Any) -> None:
+        self.traces.append({"type": "scatter", **trace})
+
+    def note(
+        self, x: float, y: float, text: str, *, ax: float, ay: float, arrow: bool = True, **more: Any
+    ) -> None:  # fmt: skip
+        """Text at a point, moved by `ax` to the right and `ay` down. [px]"""
+        place = {"ax": ax, "ay": ay, "showarrow": True} if arrow else {"showarrow": False, "xshift": ax, "yshift": -ay}
+        style = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": INK}
+        self.notes.append({"x": log10(x), "y": log10(y), "text": text, **style, **place, **more})
+
+    def legend(self, kinds: Iterable[str]) -> None:
+        """Entries of the kinds of operators, by shape alone."""
+        for kind in kinds:
+            self.scatter(
+                x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+                marker={"symbol": _SYMBOL.get(kind, _OTHER_SYMBOL), "size": 9, "color": INK},
+            )  # fmt: skip
+
+    def figure(self, *, x: tuple[float, float], y: tuple[float, float], bottom: int = BOTTOM) -> go.Figure:
+        """The figure with these ranges of its axes and a tick per decade, above a margin. [px]"""
+        decades = [10.0**e for e in range(ceil(log10(y[0])), ceil(log10(y[1])))]
+        plot = _HEIGHT - TOP - BOTTOM
+        more: dict[str, Any] = {} if bottom == BOTTOM else {"legend": {"y": -_LEGEND / plot}}
+        return frame(
+            self.title, self.subtitle, height=TOP + plot + bottom, bottom=bottom, traces=self.traces,
+            shapes=self.shapes, annotations=self.notes,
+            xaxis={"title": {"text": "arithmetic intensity [OP/B]"}, "type": "log", "dtick": 1,
+                   "range": list(map(log10, x))},
+            yaxis={"title": {"text": "performance [OP/s]"}, "type": "log", "dtick": 1, "range": list(map(log10, y)),
+                   "tickvals": decades, "ticktext": [si(decade, 1).strip() for decade in decades]},
+            **more,
+        )  # fmt: skip
 
 
 def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
-    """The operators of a phase under the roof of the unit that most of its arithmetic asks for (figure 4).
+    """The operators of a phase under the roof of the unit that does most of its arithmetic (figure 4).
 
-    Raises InputError where there is no such phase, or the model has none.
+    Raises InputError if there is no such phase, or the model has none.
     """
     if phase not in ("prefill", "decode"):
         raise InputError(f"phase must be prefill or decode; got {phase!r}")
-    shown = dict(analysis.phases).get(phase)
-    if shown is None:
+    analyzed = dict(analysis.phases).get(phase)
+    if analyzed is None:
         raise InputError(f"{analysis.model.name} does not generate: it has no {phase} step")
     name = phase_title(analysis, phase)
-    main, *others = roofs(shown, analysis.hardware)
-    found = points(shown)
-    reach = [main.turning, *(p.intensity for p in found)]
-    low, high = min(reach) / 3, max(4 * max(reach), 70 * main.turning)
-    figure = _log_log(f"Roofline of {name}: {analysis.model.name} on {analysis.hardware.name}", about(shown))
-    _zones(figure, main, low=low, high=high)
-    _ink(figure, x=[low, main.turning, high], y=[low * main.bandwidth, main.rate, main.rate])
-    for kind in dict.fromkeys(p.kind for p in found):
-        _markers(figure, kind, [p for p in found if p.kind == kind], name)
-    for kind in list(dict.fromkeys(p.kind for p in found))[:_KINDS]:
-        _shape(figure, kind)
-    _expected(figure, found)
+    main, *others = roofs(analyzed, analysis.hardware)
+    shown = points(analyzed)
+    kinds = list(dict.fromkeys(point.kind for point in shown))
+    intensities = [main.ridge, *(point.intensity for point in shown)]
+    low, high = min(intensities) / 3, max(4 * max(intensities), 70 * main.ridge)
+
+    plot = _LogLog(f"Roofline of {name}: {analysis.model.name} on {analysis.hardware.name}", about(analyzed))
+    _add_zones(plot, main, low=low, high=high)
+    _add_roof(plot, x=[low, main.ridge, high], y=[low * main.bandwidth, main.rate, main.rate])
+    for kind in kinds:
+        same = [point for point in shown if point.kind == kind]
+        colors = [BOUND_COLOR[point.bound] for point in same]
+        _add_points(plot, same, name, color=colors, sizes=[_diameter(p.share) for p in same], opacity=0.85, group=kind)
+    plot.legend(kinds[:_MAX_KINDS])
+    _add_expected(plot, shown)
     for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
-        _lower_roof(figure, roof, high=high, dash=dash)
-    tops = _inner_slopes(figure, analysis.hardware, main, low)
-    _turning_point(figure, main)
-    large = [p.expected for p in found if p.expected is not None and p.share >= _LABELLED]
-    bottom = min([p.attainable for p in found] + large + [low * main.bandwidth]) / 10
+        _add_lower_roof(plot, roof, high=high, dash=dash)
+    tops = _add_cache_slopes(plot, analysis.hardware, main, low)
+    _add_ridge_point(plot, main)
+
+    large = [point.expected for point in shown if point.expected is not None and point.share >= _LABELLED]
+    bottom = min([point.attainable for point in shown] + large + [low * main.bandwidth]) / 10
     top = 12 * max(*(roof.rate for roof in (main, *others)), *tops)
-    decade = _plot(figure) / log10(top / bottom)
-    _labels(
-        figure, found, [roof.rate for roof in others], beyond=main.turning / 2, decade=decade,
+    decade = (_HEIGHT - TOP - BOTTOM) / log10(top / bottom)
+    _add_labels(
+        plot, shown, [roof.rate for roof in others], leftwards_from=main.ridge / 2, decade=decade,
         floor=-decade * log10(bottom),
     )  # fmt: skip
-    _window(figure, x=(low, high), y=(bottom, top))
-    return figure
+    return plot.figure(x=(low, high), y=(bottom, top))
 
 
 def roofline_dtypes(hardware: Hardware) -> go.Figure:
@@ -74,85 +130,72 @@ def roofline_dtypes(hardware: Hardware) -> go.Figure:
     rated = hardware.at_datasheet()
     ranked = sorted((Roof.of(rated, unit) for unit in _arithmetic(hardware)), key=_rate, reverse=True)
     top, bandwidth = ranked[0], hardware.bandwidth()
-    low, high = ranked[-1].turning / 30, top.turning * 25
-    figure = _log_log(
+    low, high = ranked[-1].ridge / 30, top.ridge * 25
+    plot = _LogLog(
         f"Rooflines of {hardware.title}",
-        f"dense datasheet rates, memory at {si(bandwidth)}B/s; numbers: turning points [OP/B]",
+        f"dense datasheet rates, memory at {si(bandwidth)}B/s; numbers: ridge points [OP/B]",
     )
-    _ink(figure, x=[low, top.turning], y=[low * bandwidth, top.rate])
+    _add_roof(plot, x=[low, top.ridge], y=[low * bandwidth, top.rate])
     groups = [list(same) for _, same in groupby(ranked, key=_rate)]
     for same, line in zip(groups, lines(len(groups)), strict=True):
-        at, rate = same[0].turning, same[0].rate
+        ridge, rate = same[0].ridge, same[0].rate
         name = f"{_dtypes(same)}: {si(rate)}OP/s"
-        figure.add_scatter(
-            x=[at, high], y=[rate, rate], name=name, mode="lines+markers", showlegend=True,
+        plot.scatter(
+            x=[ridge, high], y=[rate, rate], name=name, mode="lines+markers", showlegend=True,
             line={**line, "width": 2.5}, marker={"size": [9, 0], "color": line["color"]},
-            hovertemplate=f"{name} from {number(at)} OP/B<extra></extra>",
+            hovertemplate=f"{name} from {number(ridge)} OP/B<extra></extra>",
         )  # fmt: skip
-        _note(figure, at, rate, number(at), ax=-4, ay=-12, arrow=False, xanchor="right")
-    _window(figure, x=(low, high), y=(low * bandwidth, 3 * top.rate))
-    return figure
+        plot.note(ridge, rate, number(ridge), ax=-4, ay=-12, arrow=False, xanchor="right")
+    return plot.figure(x=(low, high), y=(low * bandwidth, 3 * top.rate))
 
 
 def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Figure:
     """The operators of a phase in several settings, by name, each under the roof of its own device."""
     about = "a line and a colour for each setting, a shape for each kind of operator, area by share of time"
-    figure = _log_log(f"Rooflines of {phase}", about)
+    plot = _LogLog(f"Rooflines of {phase}", about)
     low, high, bottom, top = inf, 0.0, inf, 0.0
     kinds: dict[str, None] = {}
-    for (name, one), line in zip(analyses.items(), lines(len(analyses)), strict=True):
-        shown = getattr(one.phases, phase)
-        main, *_ = roofs(shown, one.hardware)
-        found = points(shown)
-        kinds |= dict.fromkeys(p.kind for p in found if p.share >= _LABELLED)
-        left, right = min(main.turning, *(p.intensity for p in found)) / 3, 4 * max(p.intensity for p in found)
-        low, high = min(low, left), max(high, right, 10 * main.turning)
-        bottom, top = min(bottom, *(p.attainable for p in found)), max(top, main.rate)
-        _roof_of(figure, main, name, line)
-        hollow = [(p.intensity, p.expected) for p in found if p.expected is not None]
-        if hollow:
-            figure.add_scatter(
-                x=[x for x, _ in hollow], y=[y for _, y in hollow], mode="markers", legendgroup=name, name=_HOLLOW,
-                showlegend=False, hoverinfo="skip", marker={"symbol": "circle-open", "color": line["color"], "size": 7},
+    some_expected = False
+    for (name, analysis), line in zip(analyses.items(), lines(len(analyses)), strict=True):
+        analyzed = getattr(analysis.phases, phase)
+        main, *_ = roofs(analyzed, analysis.hardware)
+        shown = points(analyzed)
+        kinds |= dict.fromkeys(point.kind for point in shown if point.share >= _LABELLED)
+        low = min(low, min(main.ridge, *(point.intensity for point in shown)) / 3)
+        high = max(high, 4 * max(point.intensity for point in shown), 10 * main.ridge)
+        bottom, top = min(bottom, *(point.attainable for point in shown)), max(top, main.rate)
+        _add_named_roof(plot, main, name, line)
+        expected = [(point.intensity, point.expected) for point in shown if point.expected is not None]
+        if expected:
+            some_expected = True
+            plot.scatter(
+                x=[x for x, _ in expected], y=[y for _, y in expected], mode="markers", legendgroup=name,
+                name=_EXPECTED, showlegend=False, hoverinfo="skip",
+                marker={"symbol": _OTHER_SYMBOL, "color": line["color"], "size": 7},
             )  # fmt: skip
-        for kind in dict.fromkeys(p.kind for p in found):
-            own = [p for p in found if p.kind == kind]
-            figure.add_scatter(
-                x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=name,
-                showlegend=False, hovertemplate="%{hovertext}<extra></extra>",
-                hovertext=[f"<b>{name}</b><br>{p.hover(phase)}" for p in own],
-                customdata=[p.operator for p in own],
-                marker={
-                    "symbol": kind_of(kind).symbol, "size": [_diameter(p.share) / 1.5 for p in own],
-                    "color": line["color"], "opacity": 0.8, "line": {"color": PAPER, "width": 1},
-                },
+        for kind in dict.fromkeys(point.kind for point in shown):
+            same = [point for point in shown if point.kind == kind]
+            sizes = [_diameter(point.share) / 1.5 for point in same]
+            _add_points(
+                plot, same, phase, color=line["color"], sizes=sizes, opacity=0.8, group=name, head=f"<b>{name}</b><br>"
             )  # fmt: skip
-    if any(trace.name == _HOLLOW for trace in figure.data):
-        figure.add_scatter(
-            x=[None],
-            y=[None],
-            mode="markers",
-            name=_HOLLOW,
-            marker={"symbol": "circle-open", "size": 9, "color": INK},
-        )
-    for kind in kinds:
-        _shape(figure, kind)
-    _window(figure, x=(low, high), y=(bottom / 5, 4 * top))
-    below = _BELOW + _LEGEND_ROW * (len(analyses) + ceil(len(kinds) / 3))
-    plot = _plot(figure)
-    figure.update_layout(
-        height=figure.layout.margin.t + plot + below, margin={"b": below}, legend={"y": -_BELOW / plot}
-    )  # fmt: skip
-    return figure
+    if some_expected:
+        plot.scatter(
+            x=[None], y=[None], mode="markers", name=_EXPECTED,
+            marker={"symbol": _OTHER_SYMBOL, "size": 9, "color": INK},
+        )  # fmt: skip
+    plot.legend(kinds)
+    below = _LEGEND + _LEGEND_ROW * (len(analyses) + ceil(len(kinds) / 3))
+    return plot.figure(x=(low, high), y=(bottom / 5, 4 * top), bottom=below)
 
 
-def _roof_of(figure: go.Figure, roof: Roof, name: str, line: Mapping[str, str]) -> None:
-    """The slope and the peak of one of several roofs, from one decimal end of the picture to the other."""
-    low, high = roof.turning / _FAR, roof.turning * _FAR
+def _add_named_roof(plot: _LogLog, roof: Roof, name: str, line: Mapping[str, str]) -> None:
+    """The slope and the peak of the roof of one setting, beyond both ends of the figure."""
+    low, high = roof.ridge / _BEYOND, roof.ridge * _BEYOND
     peak = f"{roof.name} {si(roof.rate)}OP/s, {si(roof.bandwidth)}B/s"
-    text = f"<b>{name}</b><br>{peak}<br>turning point {number(roof.turning)} OP/B"
-    figure.add_scatter(
-        x=[low, roof.turning, high], y=[low * roof.bandwidth, roof.rate, roof.rate], name=name, legendgroup=name,
+    text = f"<b>{name}</b><br>{peak}<br>ridge point {number(roof.ridge)} OP/B"
+    plot.scatter(
+        x=[low, roof.ridge, high], y=[low * roof.bandwidth, roof.rate, roof.rate], name=name, legendgroup=name,
         mode="lines", line={**line, "width": 2}, hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
 
@@ -162,7 +205,7 @@ def _rate(roof: Roof) -> float:
 
 
 def _arithmetic(device: Hardware) -> list[Resource]:
-    """Its matrix units and vector fp32; all of its vector units where it has no other."""
+    """The matrix units of a device and vector fp32; all vector units of a device without matrix units."""
     units = [unit for unit in device.rates if unit.unit is Unit.MATRIX]
     if units:
         return units + [unit for unit in device.rates if unit == vector("fp32")]
@@ -173,191 +216,176 @@ def _dtypes(same: Sequence[Roof]) -> str:
     return ", ".join(unit.dtype if unit.unit is Unit.MATRIX else str(unit) for unit, *_ in same)
 
 
-def _log_log(title: str, subtitle: str) -> go.Figure:
-    """The frame of a roofline."""
-    figure = frame(title, subtitle, height=480)
-    figure.update_xaxes(title_text="arithmetic intensity [OP/B]", type="log", dtick=1)
-    figure.update_yaxes(title_text="performance [OP/s]", type="log", dtick=1)
-    return figure
-
-
-def _window(figure: go.Figure, *, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """What of log-log axes is shown, with a tick a decade."""
-    figure.update_xaxes(range=list(map(log10, x)))
-    decades = [10.0**e for e in range(ceil(log10(y[0])), ceil(log10(y[1])))]
-    figure.update_yaxes(range=list(map(log10, y)), tickvals=decades, ticktext=[si(d, 1).strip() for d in decades])
-
-
-def _note(
-    figure: go.Figure, x: float, y: float, text: str, *, ax: float, ay: float, arrow: bool = True, **more: Any
-) -> None:
-    """Text at a point of log-log axes, moved by `ax` to the right and `ay` down. [px]"""
-    position = {"ax": ax, "ay": ay, "showarrow": True} if arrow else {"showarrow": False, "xshift": ax, "yshift": -ay}
-    figure.add_annotation(
-        x=log10(x), y=log10(y), text=text, arrowhead=0, arrowwidth=1, arrowcolor=INK, **position, **more
-    )  # fmt: skip
-
-
-def _zones(figure: go.Figure, roof: Roof, *, low: float, high: float) -> None:
-    """Where memory bounds, and where arithmetic does."""
+def _add_zones(plot: _LogLog, roof: Roof, *, low: float, high: float) -> None:
+    """The intensities at which memory bounds, and those at which arithmetic does."""
     for bound, start, end, place, anchor in (
-        ("memory", low, roof.turning, 0, "left"), ("compute", roof.turning, high, 1, "right"),
+        ("memory", low, roof.ridge, 0, "left"), ("compute", roof.ridge, high, 1, "right"),
     ):  # fmt: skip
-        figure.add_vrect(
-            x0=start, x1=end, fillcolor=BOUND_COLOR[bound], opacity=0.1, line_width=0, layer="below"
-        )  # fmt: skip
-        figure.add_annotation(
-            x=place, xref="paper", y=1, yref="paper", yanchor="bottom", xanchor=anchor, showarrow=False,
-            text=f"<b>{bound}-bound</b>", font={"color": BOUND_COLOR[bound], "size": 11},
-        )  # fmt: skip
+        plot.shapes.append({
+            "type": "rect", "x0": start, "x1": end, "y0": 0, "y1": 1, "xref": "x", "yref": "y domain",
+            "fillcolor": BOUND_COLOR[bound], "opacity": 0.1, "line": {"width": 0}, "layer": "below",
+        })  # fmt: skip
+        plot.notes.append({
+            "x": place, "xref": "paper", "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": anchor,
+            "showarrow": False, "text": f"<b>{bound}-bound</b>", "font": {"color": BOUND_COLOR[bound], "size": 11},
+        })  # fmt: skip
 
 
-def _ink(figure: go.Figure, *, x: Sequence[float], y: Sequence[float]) -> None:
-    """The thick line of what a device attains at most."""
-    figure.add_scatter(
-        x=x, y=y, mode="lines", hoverinfo="skip", showlegend=False, line={"color": INK, "width": 2.5}
-    )  # fmt: skip
+def _add_roof(plot: _LogLog, *, x: Sequence[float], y: Sequence[float]) -> None:
+    """The highest performance of a device."""
+    plot.scatter(x=x, y=y, mode="lines", hoverinfo="skip", showlegend=False, line={"color": INK, "width": 2.5})
 
 
-def _lower_roof(figure: go.Figure, roof: Roof, *, high: float, dash: str) -> None:
-    """The peak of another unit, from where it leaves the slope that all units share."""
+def _add_lower_roof(plot: _LogLog, roof: Roof, *, high: float, dash: str) -> None:
+    """The peak of another unit, from the slope that all units share."""
     text = f"{roof.name} {si(roof.rate)}OP/s"
-    figure.add_scatter(
-        x=[roof.turning, high], y=[roof.rate, roof.rate], mode="lines", showlegend=False,
+    plot.scatter(
+        x=[roof.ridge, high], y=[roof.rate, roof.rate], mode="lines", showlegend=False,
         line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
-    _note(figure, high, roof.rate, text, ax=-4, ay=8, arrow=False, xanchor="right", font={"size": 11})
+    plot.note(high, roof.rate, text, ax=-4, ay=8, arrow=False, xanchor="right", font={"size": 11})
 
 
-def _inner_slopes(figure: go.Figure, hardware: Hardware, main: Roof, low: float) -> list[float]:
-    """What caches would let a launch attain whose operands they hold, where a file says how fast they are; the tops."""
-    tops, names, left = [0.0], [], main.turning
+def _add_cache_slopes(plot: _LogLog, hardware: Hardware, main: Roof, low: float) -> list[float]:
+    """The performance of launches whose operands a cache holds, by the bandwidths of the device's file.
+
+    Returns the highest values.
+    """
+    tops, names, left = [0.0], [], main.ridge
     for level, dash in zip(("l2", "l3"), ("dot", "dashdot"), strict=True):
         bandwidth = hardware.numbers.get(f"{level}.bandwidth")
         if bandwidth and bandwidth > main.bandwidth:
-            at = main.rate / bandwidth
+            ridge = main.rate / bandwidth
+            start = min(low, ridge / 10)
             text = f"{level.upper()} {si(bandwidth)}B/s"
-            figure.add_scatter(
-                x=[min(low, at / 10), at], y=[min(low, at / 10) * bandwidth, main.rate], mode="lines",
-                showlegend=False, line={"color": INK, "width": 1.2, "dash": dash},
+            plot.scatter(
+                x=[start, ridge], y=[start * bandwidth, main.rate], mode="lines", showlegend=False,
+                line={"color": INK, "width": 1.2, "dash": dash},
                 hovertemplate=f"{text}: for operands that it holds<extra></extra>",
             )  # fmt: skip
             tops.append(main.rate)
             names.append(text)
-            left = min(left, at)
+            left = min(left, ridge)
     if names:  # left of the fastest
-        _note(
-            figure, left / 3, main.rate / 3, "<br>".join(names), ax=-8, ay=-16, arrow=False, xanchor="right",
-            align="right", font={"size": 11},
+        plot.note(
+            left / 3, main.rate / 3, "<br>".join(names), ax=-8, ay=-16, arrow=False, xanchor="right", align="right",
+            font={"size": 11},
         )  # fmt: skip
     return tops
 
 
-def _turning_point(figure: go.Figure, roof: Roof) -> None:
-    figure.add_scatter(
-        x=[roof.turning], y=[roof.rate], mode="markers", showlegend=False, marker={"color": INK, "size": 8},
-        hovertemplate=f"turning point of {roof.name} units<br>{si(roof.rate)}OP/s at {si(roof.bandwidth)}B/s: "
-        f"{number(roof.turning)} OP/B<extra></extra>",
+def _add_ridge_point(plot: _LogLog, roof: Roof) -> None:
+    plot.scatter(
+        x=[roof.ridge], y=[roof.rate], mode="markers", showlegend=False, marker={"color": INK, "size": 8},
+        hovertemplate=f"ridge point of {roof.name} units<br>{si(roof.rate)}OP/s at {si(roof.bandwidth)}B/s: "
+        f"{number(roof.ridge)} OP/B<extra></extra>",
     )  # fmt: skip
-    text = f"turning point {number(roof.turning)} OP/B<br>{roof.name} {si(roof.rate)}OP/s"
-    _note(
-        figure, roof.turning, roof.rate, text, ax=-24, ay=-24, xanchor="right", align="right", font={"size": 11}
-    )  # fmt: skip
+    text = f"ridge point {number(roof.ridge)} OP/B<br>{roof.name} {si(roof.rate)}OP/s"
+    plot.note(roof.ridge, roof.rate, text, ax=-24, ay=-24, xanchor="right", align="right", font={"size": 11})
 
 
-def _markers(figure: go.Figure, kind: str, own: Sequence[Point], phase: str) -> None:
-    """Points of one shape."""
-    figure.add_scatter(
-        x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=kind,
-        showlegend=False, hovertext=[p.hover(phase) for p in own], hovertemplate="%{hovertext}<extra></extra>",
-        customdata=[p.operator for p in own],
+def _add_points(
+    plot: _LogLog,
+    same: Sequence[Point],
+    phase: str,
+    *,
+    color: str | list[str],
+    sizes: list[float],
+    opacity: float,
+    group: str,
+    head: str = "",
+) -> None:
+    """Points of operators of one kind.
+
+    group  entry of the legend that shows and hides them
+    head   first line of what is shown on hover
+    """
+    plot.scatter(
+        x=[p.intensity for p in same], y=[p.attainable for p in same], mode="markers", legendgroup=group,
+        showlegend=False, hovertext=[f"{head}{p.hover(phase)}" for p in same],
+        hovertemplate="%{hovertext}<extra></extra>", customdata=[p.operator for p in same],
         marker={
-            "symbol": kind_of(kind).symbol, "size": [_diameter(p.share) for p in own], "opacity": 0.85,
-            "color": [BOUND_COLOR[p.bound] for p in own], "line": {"color": PAPER, "width": 1},
+            "symbol": _SYMBOL.get(same[0].kind, _OTHER_SYMBOL), "size": sizes, "opacity": opacity, "color": color,
+            "line": {"color": PAPER, "width": 1},
         },
     )  # fmt: skip
 
 
-def _shape(figure: go.Figure, kind: str) -> None:
-    """The shape of a kind in the legend, without the colour of any bound or device."""
-    figure.add_scatter(
-        x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
-        marker={"symbol": kind_of(kind).symbol, "size": 9, "color": INK},
-    )  # fmt: skip
-
-
-def _expected(figure: go.Figure, found: Sequence[Point]) -> None:
-    """Hollow points where real kernels are expected, each on a line below its bound."""
-    known = [(p, p.expected) for p in found if p.expected is not None]
+def _add_expected(plot: _LogLog, shown: Sequence[Point]) -> None:
+    """Hollow points of expected performance, each on a line below its bound."""
+    known = [(point, point.expected) for point in shown if point.expected is not None]
     if not known:
         return
-    figure.add_scatter(
+    plot.scatter(
         x=[x for p, _ in known for x in (p.intensity, p.intensity, None)],
         y=[y for p, expected in known for y in (p.attainable, expected, None)],
         mode="lines", line={"color": INK, "width": 1}, opacity=0.5, hoverinfo="skip", showlegend=False,
-        legendgroup="expected",
+        legendgroup=_EXPECTED,
     )  # fmt: skip
-    figure.add_scatter(
-        x=[p.intensity for p, _ in known], y=[expected for _, expected in known], mode="markers",
-        name=_HOLLOW, legendgroup="expected",
+    plot.scatter(
+        x=[p.intensity for p, _ in known], y=[expected for _, expected in known], mode="markers", name=_EXPECTED,
+        legendgroup=_EXPECTED, hovertemplate="%{hovertext}, %{y:.3s}OP/s<extra></extra>",
         hovertext=[f"<b>{joined(op.name for op in p.operators)}</b>, expected" for p, _ in known],
-        hovertemplate="%{hovertext}, %{y:.3s}OP/s<extra></extra>",
         marker={
-            "symbol": "circle-open", "size": [_diameter(p.share) * 0.7 for p, _ in known],
+            "symbol": _OTHER_SYMBOL, "size": [_diameter(p.share) * 0.7 for p, _ in known],
             "color": [BOUND_COLOR[p.bound] for p, _ in known], "line": {"width": 1.5},
         },
     )  # fmt: skip
 
 
 def _diameter(share: float) -> float:
-    """Area grows with the share of time. [px]"""
+    """Diameter of a point whose area grows with its share of time. [px]"""
     return 8 + 26 * sqrt(share)
 
 
-def _labels(
-    figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *, beyond: float, decade: float, floor: float
+def _add_labels(
+    plot: _LogLog,
+    shown: Sequence[Point],
+    rates: Sequence[float],
+    *,
+    leftwards_from: float,
+    decade: float,
+    floor: float,
 ) -> None:
-    """Names of the largest points, as many as have room above `floor`: to the right of those that memory bounds, to the
-    left of others and of those `beyond` that intensity, where a narrow picture has no room. A decade is so high. [px]
+    """Names of the largest points, as many as have room.
+
+    They stand to the right of memory-bound points, and to the left of others, where a narrow figure has room.
+
+    rates           peaks of lower roofs, whose names are kept clear
+    leftwards_from  intensity from which on names stand to the left of memory-bound points too [OP/B]
+    decade, floor   height of a decade, and place of the lower end of the plot [px]
     """
-    right = [p for p in found if p.bound == "memory" and p.intensity < beyond]
-    named = [p for p in found[:_LABELS] if p.share >= _LABELLED]
-    places = _places(named, right, rates, decade)
+    rightwards = [p for p in shown if p.bound == "memory" and p.intensity < leftwards_from]
+    named = [p for p in shown[:_MAX_LABELS] if p.share >= _LABELLED]
+    places = _places(named, rightwards, rates, decade)
     while any(end > floor for _, end in places):
         named.pop()
-        places = _places(named, right, rates, decade)
-    for point, (start, _) in zip(_downwards(named, right), places, strict=True):
-        side, anchor = (1, "left") if point in right else (-1, "right")
-        _note(
-            figure, point.intensity, point.attainable, point.label, ax=22 * side,
+        places = _places(named, rightwards, rates, decade)
+    for point, (start, _) in zip(_downwards(named, rightwards), places, strict=True):
+        side, anchor = (1, "left") if point in rightwards else (-1, "right")
+        plot.note(
+            point.intensity, point.attainable, point.label, ax=22 * side,
             ay=start + decade * log10(point.attainable), xanchor=anchor, yanchor="top", align=anchor,
             standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1, font={"size": 11},
         )  # fmt: skip
 
 
-def _downwards(named: Sequence[Point], right: Sequence[Point]) -> list[Point]:
-    """Points in the order in which their names hang below each other, on either side of them."""
-    return sorted(named, key=lambda p: p.intensity ** (-1 if p in right else 1))
+def _downwards(named: Sequence[Point], rightwards: Sequence[Point]) -> list[Point]:
+    """Points in the order in which their names stand below each other, on either side of them."""
+    return sorted(named, key=lambda p: p.intensity ** (-1 if p in rightwards else 1))
 
 
 def _places(
-    named: Sequence[Point], right: Sequence[Point], rates: Sequence[float], decade: float
+    named: Sequence[Point], rightwards: Sequence[Point], rates: Sequence[float], decade: float
 ) -> list[tuple[float, float]]:
-    """The upper and the lower end of each name: below the roof, no two as high, since on a narrow picture they would
-    meet, and clear of the names of lower roofs at `rates`. [px]
-    """
-    others = [(-decade * log10(rate), _LINE - decade * log10(rate)) for rate in rates]
-    found: list[tuple[float, float]] = []
-    for point in _downwards(named, right):
+    """The upper and the lower end of each name, below the roof and clear of others, also in a narrow figure. [px]"""
+    others = [(-decade * log10(rate), _LABEL_ROW - decade * log10(rate)) for rate in rates]
+    placed: list[tuple[float, float]] = []
+    for point in _downwards(named, rightwards):
         height = 9 + 13 * point.lines
-        start = (34 if point in right else 46) - decade * log10(point.attainable)
-        for above, below in sorted(others + found):
+        start = (34 if point in rightwards else 46) - decade * log10(point.attainable)
+        for above, below in sorted(others + placed):
             if above < start + height and start < below:
                 start = below
-        found.append((start, start + height))
-    return found
-
-
-def _plot(figure: go.Figure) -> float:
-    """The height of what is between the margins. [px]"""
-    return float(figure.layout.height - figure.layout.margin.t - figure.layout.margin.b)
+        placed.append((start, start + height))
+    return placed

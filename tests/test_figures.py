@@ -228,7 +228,7 @@ def test_the_roof_bends_where_peak_and_bandwidth_meet(fits):
     assert roof.x[1] == peak / 768e9 == 235.15625
     assert roof.y[1:] == (peak, peak)
     assert roof.y[0] / roof.x[0] == pytest.approx(768e9)
-    assert "turning point 235 OP/B<br>fp16 matrix 181 TOP/s" in texts(figure)
+    assert "ridge point 235 OP/B<br>fp16 matrix 181 TOP/s" in texts(figure)
     memory, compute = figure.layout.shapes
     assert (memory.fillcolor, memory.x1) == (drawing.VERMILLION, 235.15625)
     assert (compute.fillcolor, compute.x0) == (drawing.GREEN, 235.15625)
@@ -291,8 +291,8 @@ def test_a_phase_that_there_is_not_is_refused(fits):
         figures.roofline(analyze("bert-base-uncased", "l4"), "decode")
 
 
-def test_names_near_the_turning_point_stand_to_the_left_where_a_phone_has_room():
-    """Of BERT, q, k, v and o_proj are bound by memory at 279 OP/B, just short of the turning point at 295."""
+def test_names_near_the_ridge_point_stand_to_the_left_where_a_phone_has_room():
+    """Of BERT, q, k, v and o_proj are bound by memory at 279 OP/B, just short of the ridge point at 295."""
     figure = figures.roofline(analyze("bert-base-uncased", "h100-sxm"), "prefill")
     (note,) = (one for one in figure.layout.annotations if one.text.startswith("q/k/v"))
     assert (note.ax < 0, note.xanchor) == (True, "right")
@@ -347,7 +347,7 @@ def test_labels_of_points_are_clear_of_those_of_lower_roofs(model, phase, asked)
     def at(note):
         return (high - note.y) / (high - low) * height
 
-    roofs = [note for note in figure.layout.annotations if note.text.endswith("OP/s") and "turning" not in note.text]
+    roofs = [note for note in figure.layout.annotations if note.text.endswith("OP/s") and "ridge" not in note.text]
     assert roofs
     for note in (note for note in figure.layout.annotations if "%" in note.text):
         upper = at(note) + note.ay
@@ -375,7 +375,7 @@ def test_ticks_are_round_and_few():
 def test_other_units_that_work_have_a_thin_roof():
     analysis = analyze("llama-3-8b", "rtx-a6000", quant="W8A8")
     notes = texts(figures.roofline(analysis, "prefill"))
-    assert "turning point 470 OP/B<br>int8 matrix 361 TOP/s" in notes
+    assert "ridge point 470 OP/B<br>int8 matrix 361 TOP/s" in notes
     assert {"bf16 matrix 181 TOP/s", "fp32 vector 45.1 TOP/s"} <= set(notes)
 
 
@@ -392,7 +392,7 @@ def test_a_roof_is_that_of_the_unit_that_works_where_both_have_the_data_type():
 
 def test_a_device_without_matrix_units_has_the_roof_of_its_vector_units():
     notes = texts(figures.roofline(analyze("gpt2", "i9-13900k"), "decode"))
-    assert "turning point 27.7 OP/B<br>fp32 vector 2.48 TOP/s" in notes
+    assert "ridge point 27.7 OP/B<br>fp32 vector 2.48 TOP/s" in notes
 
 
 def test_the_roofs_of_all_data_types_are_figure_5_of_the_paper():

@@ -227,7 +227,8 @@ def _saving(app: Dash) -> None:
 def _zipped(name: str, made: Mapping[str, str]) -> dict[str, Any]:
     """Several files as one, for dcc.Download."""
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
+    # Each page has its own copy of plotly.js: by default they would take 2.4 times as long to save 14 %.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as files:
         for title, text in made.items():
             files.writestr(title, text)
     content = base64.b64encode(archive.getvalue()).decode()

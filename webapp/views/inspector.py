@@ -144,13 +144,13 @@ def _position(answer: Answer, op: OperatorResult) -> str:
         return f"Waits for the {op.limited_by.removeprefix('link ')} link; under no roof."
     unit = Resource(Unit(op.compute_unit), op.compute_dtype)
     peak = hardware.limit(unit)
-    turning = peak / hardware.bandwidth()
-    roof = f"{si(peak)}OP/s of {unit.dtype} {unit.unit} units, turning point {number(turning)} OP/B"
+    ridge = peak / hardware.bandwidth()
+    roof = f"{si(peak)}OP/s of {unit.dtype} {unit.unit} units, ridge point {number(ridge)} OP/B"
     if not op.ops:
         return f"No arithmetic: only bytes. Roof: {roof}."
-    side = "left of" if op.intensity < turning else "right of"
+    side = "left of" if op.intensity < ridge else "right of"
     return (
-        f"{number(op.intensity)} OP/B, {side} the turning point: attains {si(op.attainable_ops_per_s)}OP/s at most, "
+        f"{number(op.intensity)} OP/B, {side} the ridge point: attains {si(op.attainable_ops_per_s)}OP/s at most, "
         f"{op.attainable_ops_per_s / peak:.1%} of {roof}."
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,10 @@ _PLAIN: Final = re.compile(r"^(?:void |std::enable_if<.*?>::type )+")
 _TYPES: Final = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # as torch names them
 _BESIDE: Final = 0.05  # of a pass, below which nothing is worth a word
 _MANY: Final = 100  # times, of which no fraction is told
+_BESIDE_OPERATORS: Final = 0.01  # of a pass, from which kernels without an operator are named
+_FEW: Final = 3  # kernels named in a remark
+_NAMED: Final = {Part.MOVES: "Data is moved by", Part.OTHER: "Kernels of no known part"}
+_LENGTHS: Final = 0.02  # difference of lengths that is not worth a word
 _BELOW: Final = 0.97  # of its bound, from which a part is said to be below it
 
 
@@ -59,18 +64,29 @@ def _taken(found: Recorded) -> str:
 
 def remarks(found: Recorded) -> list[str]:
     return [
-        *_others(found), *_other_operands(found), *_partial(found), *_over(found), *_below(found), *_averaged(found),
+        *_others(found), *_other_operands(found), *_partial(found), *_over(found), *_below(found),
+        *_unidentified(found), *_without_operators(found), *_averaged(found),
     ]  # fmt: skip
 
 
 def _others(found: Recorded) -> list[str]:
-    """Where the engine named the pass, and it is not what was asked for."""
-    step, batch = found.passes.step, found.analysis.inputs.batch
-    decodes = found.phase == "decode"
-    if step is None or (step.reads, step.writes) == ((0, batch) if decodes else (batch, 0)):
+    """A remark where the engine named passes of another batch or length than the analysis has."""
+    asked = found.analysis.inputs
+    named = [step.decodes if found.phase == "decode" else step.prefills for step in found.passes.steps]
+    if not named:
         return []
-    reads, writes = counted(step.reads, "prompt"), counted(step.writes, "token")
-    return [f"These passes read {reads} and write {writes}, as the engine named them; asked was a batch of {batch}."]
+    number = fmean(each.number for each in named)
+    tokens = [each.seen if found.phase == "decode" else each.new for each in named]
+    known = [count for count in tokens if count is not None]
+    length = sum(known) / sum(each.number for each in named) if known and len(known) == len(named) else None
+    given = asked.kv_len if found.phase == "decode" else asked.prompt
+    option = "--kv-len" if found.phase == "decode" else "--prompt"
+    told = []
+    if round(number) != asked.batch:
+        told.append(f"{number:.4g} sequences (--batch {number:.0f}; the analysis has {asked.batch})")
+    if length is not None and given is not None and abs(length - given) > max(1.0, _LENGTHS * length):
+        told.append(f"{length:,.0f} tokens each ({option} {length:.0f}; the analysis has {given:,})")
+    return [f"The engine named these passes as of {' of '.join(told)}."] if told else []
 
 
 def _other_operands(found: Recorded) -> list[str]:
@@ -78,8 +94,6 @@ def _other_operands(found: Recorded) -> list[str]:
     rows, shown = found.passes.rows, found.of_phase
     tokens, towers = shown.batch * shown.q_len, found.analysis.inputs.images
     types = {_TYPES.get(of.dtype, of.dtype) for of in found.passes.operands}
-    sizes = {of.weights for of in found.passes.operands}
-    heads = {op.weights[0].numel for _, op in found.analysis.model.graph if op.kind == "lm_head"}
     asked = {op.operand_dtype for op in shown.operators if part_of_operator(op) is Part.PRODUCTS}
     told = []
     if rows and rows != tokens and not towers:
@@ -88,8 +102,6 @@ def _other_operands(found: Recorded) -> list[str]:
     if types and not types & asked:
         names = (" or ".join(sorted(names)) for names in (types, asked))
         told.append("Matrix products are of {}; asked was {} (--quant).".format(*names))
-    if sizes and heads and not heads & sizes and shown.devices == 1:
-        told.append(f"No matrix product is as large as the head of {found.analysis.model.name}: it was another model.")
     return told
 
 
@@ -133,6 +145,50 @@ def _below(found: Recorded) -> list[str]:
     below = [part.part for part in parts if 0 < part.measured_s < _BELOW * part.bound_s]
     why = "batch, lengths, precision or layout were others than those given, or operands stood in a cache"
     return [f"Faster than the bound: {' and '.join(below)}; {why}."] if below else []
+
+
+def _unidentified(found: Recorded) -> list[str]:
+    """Matrix products that were not identified, or whose time shows that they were identified wrongly."""
+    identified = found.identified
+    if identified.why_not:
+        return [f"Matrix products are not listed one by one: {identified.why_not}."]
+    told = []
+    rest = [kernel for kernel in identified.rest if kernel.weights is not None]
+    heads = {op.weights[0].numel for _, op in found.analysis.model.graph if op.kind == "lm_head"}
+    if heads and "lm_head" in identified.missing and rest and found.of_phase.devices == 1:
+        largest = max(kernel.weights or 0 for kernel in rest)
+        told.append(
+            f"A product of {largest:,} weights was recorded in place of the head of {found.analysis.model.name}, which "
+            f"has {max(heads):,}: it was another model."
+        )
+    elif identified.missing:
+        told.append(f"No kernel was recorded of {', '.join(identified.missing)}: the pass ran without.")
+    if identified.rest:
+        names = dict.fromkeys(_short(kernel.name) for kernel in identified.rest)
+        took = seconds(sum(kernel.time_s for kernel in identified.rest))
+        told.append(f"Of no product of the model: {', '.join(list(names)[:_FEW])}, {took}.")
+    below = [
+        f"{', '.join(product.operators)} ({product.measured_s / product.bound_s:.2f}x)"
+        for product in identified.products
+        if product.measured_s < _BELOW * product.bound_s
+    ]
+    if below:
+        told.append(
+            f"Below their bounds: {'; '.join(dict.fromkeys(below))}. These kernels were identified wrongly, or the "
+            "settings of the analysis are not those of the recording."
+        )
+    return told
+
+
+def _without_operators(found: Recorded) -> list[str]:
+    """The kernels of most time in the parts that no operator of the model has."""
+    told = []
+    for part in found.parts:
+        if part.part in (Part.MOVES, Part.OTHER) and part.measured_s > _BESIDE_OPERATORS * found.time_s:
+            own = [kernel for kernel in found.kernels if kernel.part == part.part]
+            names = ", ".join(f"{_short(kernel.name)} {seconds(kernel.measured_s)}" for kernel in own[:_FEW])
+            told.append(f"{_NAMED[part.part]}: {names}{', ...' * (len(own) > _FEW)}.")
+    return told
 
 
 def _averaged(found: Recorded) -> list[str]:
@@ -200,6 +256,7 @@ def _products(found: Recorded) -> list[Table]:
     rows = [
         (
             Item(text=f"{product.block}: " * several + ", ".join(product.operators)),
+            Item(text=product.matched),
             Item(text=digits(product.launches), key=product.launches),
             time_item(product.measured_s / product.launches),
             time_item(product.bound_s / product.launches),
@@ -211,9 +268,9 @@ def _products(found: Recorded) -> list[Table]:
     return [
         Table(
             title="Matrix products, each",
-            about="By their order in a pass; at least and expect are of operators one by one.",
-            head=("products", "launches", "recorded", "at least", "expect", "of it"),
-            words=("products",),
+            about="Identified by the shape of their weights, or by their order between launches that mix tokens.",
+            head=("products", "by", "launches", "recorded", "at least", "expect", "of it"),
+            words=("products", "by"),
             body=tuple(rows),
         )
     ][: len(rows)]

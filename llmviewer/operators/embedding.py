@@ -21,7 +21,7 @@ class Embedding(Operator):
         "embedding",
         "A row of the table looked up for each token.",
         measured="emb",
-        traced="(?<!rotary_)embedding",
+        traced="(?<!rotary_)embedding|indexSelect|gather_kernel",
         symbol="triangle-down",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,23 +13,28 @@ from .. import __version__
 from ..analyzing.analysis import Analysis
 from ..analyzing.phases import OperatorResult, Phase, Total
 from ..errors import InputError
-from ..graph import Graph
-from ..operators.attention import Attention
-from ..operators.collectives import Group
-from ..operators.state_space import LinearScan
-from ..parallel.pipeline import SEND, staged
-from ..setting import whole
+from ..parallel.pipeline import SEND
+from ..setting import Setting, whole
+from ..workload import Workload
 from .elementwise import ElementwiseOfPass, elementwise_of
-from .kinds import COVERED_BY, KernelOfPass, Part, in_layers, known_sum, marks_a_layer, part_of_operator, parts_of
+from .kinds import (
+    COVERED_BY,
+    KernelOfPass,
+    Part,
+    in_layers,
+    known_sum,
+    marks_a_layer,
+    mixes,
+    part_of_operator,
+    parts_of,
+)
 from .launches import Launches, Sums
 from .passes import Averaged, averaged
-from .products import ProductOfPass, fewest, products_of
+from .products import Identified, Place, ProductOfPass, fewest_products, identify
 from .reading import MAX_UNPACKED, read_timeline
 
 SCHEMA_VERSION: Final = 1
 IDLE: Final = "nothing runs"  # name of the time between kernels
-_MIXING: Final = (Attention.kind, LinearScan.kind)  # kinds of operators that mix tokens
-_BESIDE: Final = ("indexer",)  # those of them that are not attention kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class Recorded:
     """A recorded pass with its analysis.
 
     parts        parts with kernels or operators, by decreasing measured time
-    products     matrix products in order, if kernels can be assigned to them by order
+    identified   matrix products in order, with the kernels that were identified as theirs
     elementwise  the elementwise part, by groups of operators that kernels run together
     stage        pipeline stage of the recorded device, from 1; None without a pipeline
     operators    operators of the pass or stage
@@ -75,7 +80,7 @@ class Recorded:
     analysis: Analysis = field(repr=False)
     passes: Averaged
     parts: tuple[PartOfPass, ...]
-    products: tuple[ProductOfPass, ...] = field(repr=False)
+    identified: Identified = field(repr=False)
     elementwise: tuple[ElementwiseOfPass, ...] = field(repr=False)
     kernels: tuple[KernelOfPass, ...] = field(repr=False)
     layers: int
@@ -83,6 +88,11 @@ class Recorded:
     host: bool
     stage: int | None
     operators: tuple[OperatorResult, ...] = field(repr=False)
+
+    @property
+    def products(self) -> tuple[ProductOfPass, ...]:
+        """Identified matrix products, in order."""
+        return self.identified.products
 
     @property
     def mixing(self) -> float:
@@ -218,16 +228,19 @@ def compared(
         ran = "operators of a CPU, and no kernel of a GPU" if found.host else "kernels of a GPU"
         raise InputError(f"{file}: has {ran}; hardware must be the device they ran on; got {analysis.hardware.name}")
     operators = _of_stage(shown[phase], stage)
-    layers = sum(op.repeat for op in operators if op.kind in _MIXING and op.name not in _BESIDE)
+    layers = sum(op.repeat for op in operators if mixes(op))
     if not layers and not passes:
         raise InputError(
             f"how many passes were recorded cannot be told: {analysis.model.name} has no attention or state to count "
             "them by; give their number (--passes N)"
         )
     parts = parts_of(set(found.names), operators)
-    graph = _graph(analysis.model.graph, shown[phase].stages, stage)
-    at_least = fewest(graph, operators)
+    graph = analysis.setting.decode_graph if phase == "decode" else analysis.setting.graph
+    graph = graph if stage is None else graph.of_stage(stage - 1)
+    at_least = fewest_products(graph, operators)
     mean = averaged(found, parts, layers=layers, products=at_least, passes=passes, phase=phase)
+    expected_s = _expected_products(analysis.setting, phase, shown[phase].workload)
+    identified = identify(mean.products, graph, operators, expected_s)
     kernels = sorted(
         (
             KernelOfPass(name=name, part=part, launches=mean.launches[name], measured_s=mean.kernels_s[name])
@@ -245,7 +258,7 @@ def compared(
             [kernel for kernel in kernels if kernel.part == Part.ELEMENTWISE],
             [op for op in operators if part_of_operator(op) is Part.ELEMENTWISE],
         ),
-        products=products_of(mean.products, graph, operators),
+        identified=identified,
         kernels=tuple(kernels),
         layers=layers,
         devices=found.devices,
@@ -267,9 +280,20 @@ def _of_stage(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:
     return phase.operators[[0, *ends][stage - 1] : [*ends, None][stage - 1]]
 
 
-def _graph(graph: Graph, stages: int, stage: int | None) -> Graph:
-    """The graph of the model, or of one pipeline stage."""
-    return graph if stage is None else staged(graph, stages, Group(name="pp", inner=stages)).of_stage(stage - 1)
+def _expected_products(setting: Setting, phase: str, workload: Workload) -> Callable[[Place], float | None]:
+    """The expected time of a kernel that computes some products of a block together. [s]"""
+    kernels = setting.kernels
+    rows = setting.plan_of(phase).estimate(workload).operators
+
+    def expected_s(place: Place) -> float | None:
+        block, names = place
+        own = [row for row in rows if row.block.name == block and row.operator.name in names]
+        found = kernels.expect(own, workload) if kernels and own else None
+        if found is None or not found.modelled:
+            return None
+        return sum(float(launch.expected[0]) for launch in found.launches)
+
+    return expected_s
 
 
 def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult]) -> tuple[PartOfPass, ...]:

@@ -11,6 +11,7 @@ from ..analyzing.phases import OperatorResult
 from ..operators.kinds import traced_kinds
 from .kinds import KernelOfPass, known_sum
 
+_MOST_PIECES: Final = 8  # kernels of torch for one operator: an RMS norm in single steps takes seven
 _PIECES: Final = re.compile(r"^aten::|at::native::")  # torch's kernels, several of which may make up one operator
 
 
@@ -34,13 +35,22 @@ class ElementwiseOfPass:
 def elementwise_of(
     kernels: Sequence[KernelOfPass], operators: Sequence[OperatorResult]
 ) -> tuple[ElementwiseOfPass, ...]:
-    """Groups by decreasing time. Kernels with unknown names are assigned to the remaining operators."""
+    """Groups by decreasing time.
+
+    Kernels with unknown names are assigned to the operators that no other kernel names, unless they are launched more
+    often than the pieces of those operators could be; then they are of no known operator.
+    """
     kinds = frozenset(op.kind for op in operators)
     does = {kernel.name: _named(kernel.name) & kinds for kernel in kernels}
     groups = _joined(does.values())
     left = kinds.difference(*groups)
     own = [(group, [k for k in kernels if does[k.name] and does[k.name] <= group]) for group in groups]
-    own.append((left, [k for k in kernels if not does[k.name]]))
+    unknown = [k for k in kernels if not does[k.name]]
+    pieces = _MOST_PIECES * sum(op.repeat for op in operators if op.kind in left)
+    if sum(kernel.launches for kernel in unknown) <= pieces:
+        own.append((left, unknown))
+    else:
+        own += [(left, []), (frozenset(), unknown)]
     rows = [_row(some, [op for op in operators if op.kind in group]) for group, some in own]
     return tuple(sorted((row for row in rows if row.kernels or row.operators), key=lambda row: -row.measured_s))
 

@@ -1,7 +1,7 @@
 """Parts of a pass, and their assignment to kernels by name and to operators by kind.
 
-Names are those of PyTorch, cuBLAS, CUTLASS, FlashAttention, FlashInfer, vLLM, SGLang, TensorRT-LLM, DeepGEMM, Triton,
-llama.cpp and NCCL, as profiles of 2024 to 2026 have them (tests/test_timelines.py), and of PyTorch's operators.
+kernel_names.yaml has the names, as profiles of 2024 to 2026 have them (tests/test_timelines.py), and those of PyTorch's
+operators on a CPU.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from typing import Final
 
+import yaml
+
 from ..analyzing.phases import OperatorResult
+from ..operators.attention import Attention
 from ..operators.kinds import OperatorGroup, kind_of
+from ..operators.state_space import LinearScan
 
 
 class Part(StrEnum):
@@ -27,7 +32,7 @@ class Part(StrEnum):
     ELEMENTWISE = "elementwise"
     COMMUNICATION = "communication"
     SAMPLING = "sampling"
-    COPIES = "copies"
+    MOVES = "data movement"
     OTHER = "other"
 
 
@@ -43,55 +48,16 @@ class KernelOfPass:
 
 _ACTIVATION: Final = "activation"
 _LIBRARY: Final = re.compile(r"flashinfer|flash_infer", re.IGNORECASE)  # has kernels of all parts
-# The first pattern found in a name decides.
-_NAMES: Final = tuple(
-    (what, re.compile("|".join(patterns), re.IGNORECASE))
-    for what, patterns in (
-        (Part.COPIES, (r"^\[?(cuda )?mem(cpy|set)",)),
-        (Part.ELEMENTWISE, ("reshape_and_cache", "concat_and_cache", "append_?paged", "fullcache", r"(store|set)_kv")),
-        (Part.COMMUNICATION, (
-            "nccl", "rccl", "all_?reduce", "all_?gather", "reduce_?scatter", "all_?to_?all", "cross_device_reduce",
-            "deep_?ep", "nvshmem", "multimem", "mscclpp",
-        )),
-        (Part.EXPERTS, (
-            "moe", "expert", "grouped?_?(gemm|mm)", "groupproblemshape", r"^(void )?bmm_", "routing", "matmul_ogs",
-            "bitmatrix", "topk_?(gating|softmax|sigmoid|forward)", "grouped_topk", "mul_mat_(vec_)?id",
-        )),
-        (_ACTIVATION, ("act_and_mul", "silu", "swiglu", "gelu", "gated_op")),
-        (Part.ELEMENTWISE, (
-            "rms_?norm", "layer_?norm", "_norm_", "norm_kernel", "rotary", "rope", "(?<!de)quantiz(?!ed_ge)", "_quant_",
-            "quant_kernel",
-        )),
-        (Part.STATE, (
-            "selective_scan", "mamba", "ssm_", "ssd_", "causal_conv1d", "delta_rule", "gated_delta", "fused_recurrent",
-            "wkv", "chunk_(scan|state|fwd|local|scaled|cumsum)",
-        )),
-        (Part.ATTENTION, (
-            "flash", "fmha", "attention", "attn", "mla(_|::|kernel)", "batch_?(decode|prefill)", "merge_?states?",
-            "paged_?kv", "softmax_warp", "mqa_logits", "sparse_(indices|mla)", "_fwd_(grouped_)?kernel",
-            "reduce_segments",
-        )),
-        (Part.SAMPLING, (
-            "sampl", "argmax", "soft_?max", "top_?[kp]", "radix", "sort", "multinomial", "penalt", "exponential",
-        )),
-        (Part.PRODUCTS, (
-            "gemm", "gemv", "nvjet", "matmul", "mul_mat", "cutlass", "xmma", "s16816", "s1688", "split_?k", "marlin",
-            "machete", "dequant", "cijk_", "_mm_", "triton_tem", "awq", "gptq", "bitblas", r"::\w*linear",
-            r"::\w*mm(_|$)",
-        )),
-        (Part.ELEMENTWISE, (
-            "elementwise", "quant", "cvt_", "convert", "embedding", "index", "gather", "scatter", "copy", "cpy",
-            "cat_?array", "reduce_kernel", "triton_(poi|red|per)", "cast", "fill", "add_", "mul_", "norm", "get_rows",
-            "^aten::", "compiledfxgraph",
-        )),
-    )
-)  # fmt: skip
+_NAMES: Final = Path(__file__).with_name("kernel_names.yaml")
 _MOST: Final = 0.5  # share of the layers that mix tokens
 _MINOR: Final = re.compile(
     r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
 )
 OPENS: Final = re.compile("^aten::embedding")  # the first operator of a pass on a CPU
+EMBEDS: Final = re.compile(r"^aten::embedding|(?<!rotary_)embedding_?kernel|indexSelect|gather_kernel", re.IGNORECASE)
 SUMS_UP: Final = re.compile(r"split_?k_?reduce|reduce_?split", re.IGNORECASE)  # beside the product itself
+_MIXERS: Final = (Attention.kind, LinearScan.kind)
+_BESIDE_MIXERS: Final = ("indexer",)  # operators of these kinds that choose tokens for one that mixes them
 _GROUPS: Final[Mapping[OperatorGroup, Part]] = {
     OperatorGroup.LINEAR: Part.PRODUCTS, OperatorGroup.HEAD: Part.PRODUCTS, OperatorGroup.EXPERTS: Part.EXPERTS,
     OperatorGroup.ATTENTION: Part.ATTENTION, OperatorGroup.STATE: Part.STATE,
@@ -111,6 +77,11 @@ def part_of_operator(op: OperatorResult) -> Part:
         return Part.EXPERTS
     kind = kind_of(op.kind)
     return Part.PRODUCTS if kind.product else _GROUPS[kind.group]
+
+
+def mixes(op: OperatorResult) -> bool:
+    """Whether an operator mixes tokens in one launch per layer, by which layers are counted."""
+    return op.kind in _MIXERS and op.name not in _BESIDE_MIXERS
 
 
 def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[str, Part]:
@@ -147,5 +118,16 @@ def marks_a_layer(name: str, part: Part) -> bool:
 
 @cache
 def _what(name: str) -> str:
+    """The part of a kernel's name, or _ACTIVATION; the first pattern found in the name decides."""
     plain = _LIBRARY.sub("", name)
-    return next((what for what, pattern in _NAMES if pattern.search(plain)), Part.OTHER)
+    return next((what for what, pattern in _patterns() if pattern.search(plain)), Part.OTHER)
+
+
+@cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(part or _ACTIVATION, pattern of names), in order."""
+    entries = yaml.safe_load(_NAMES.read_text(encoding="utf-8"))
+    return tuple(
+        (entry.pop("part"), re.compile("|".join(pattern for own in entry.values() for pattern in own), re.IGNORECASE))
+        for entry in entries
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -13,18 +13,33 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_VLLM: Final = re.compile(r"context_(?P<reads>\d+)\([^)]*\)[ _]generation_(?P<writes>\d+)\(")
-_SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d+)")
+from ..units import counted
+
+# vLLM: execute_context_2(512)_generation_8(8); newer ones precede it by the tokens of the pass and list in parentheses
+# the sums of new tokens (sq) and of tokens attended to (sk), or new tokens and the sum of their squares.
+_VLLM: Final = re.compile(
+    r"context_(?P<reads>\d{1,9})\((?P<read>[^)]*)\)[ _]generation_(?P<writes>\d{1,9})\((?P<written>[^)]*)\)"
+)
+_SUMS: Final = re.compile(r"sq(?P<new>\d{1,15})sk(?P<seen>\d{1,15})sqsq")
+_NEW: Final = re.compile(r"\d{1,15}")
+_SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d{1,9})(?: toks=(?P<tokens>\d{1,15}))?")
 _LONGEST_S: Final = 1e12  # longest time and latest start [s]
 _CLOCK: Final = 1e-6  # tolerance between the end of a range and the start of the next [s]
 
 
 class Operands(NamedTuple):
-    """Operands of a matrix product in torch: rows, elements of the weight matrix, and data type of the rows."""
+    """Operands of a matrix product in torch.
+
+    rows     rows of the activations
+    weights  elements of the weight matrix; 0 if both operands are activations, as in eager attention
+    dtype    data type of the activations
+    call     number of the operator's call in the file: kernels of one call are one product
+    """
 
     rows: int
     weights: int
     dtype: str
+    call: int = -1
 
 
 class Launch(NamedTuple):
@@ -53,15 +68,44 @@ def is_time(value: float, least: float = 0.0) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Sequences of one phase in a pass that the engine named.
+
+    number  sequences
+    new     new tokens of all of them; None if not named
+    seen    tokens that they attend to, new ones included, of all of them; None if not named
+    """
+
+    number: int
+    new: int | None = None
+    seen: int | None = None
+
+    def text(self, one: str) -> str:
+        """The sequences in words, such as "9 prompts (8,155 tokens)"; `one` names one of them."""
+        tokens = f" ({self.new:,} tokens)" if self.new and self.new != self.number else ""
+        return f"{counted(self.number, one)}{tokens}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """A pass named by the engine: vLLM `execute_context_0(0)_generation_8(8)`, SGLang `step[DECODE bs=8]`.
 
-    reads, writes  number of sequences in prefill and in decode
+    prefills, decodes  its sequences by phase
     """
 
     start_s: float
-    reads: int
-    writes: int
+    prefills: Sequences
+    decodes: Sequences
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of its sequences."""
+        return ("prefill",) * bool(self.prefills.number) + ("decode",) * bool(self.decodes.number)
+
+    def __str__(self) -> str:
+        """The work of the pass, such as "9 prompts (8,155 tokens) and 37 decodes"."""
+        named = (self.prefills, "prompt"), (self.decodes, "decode")
+        return " and ".join(sequences.text(one) for sequences, one in named if sequences.number) or "no sequences"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,21 +163,49 @@ def sums(found: Iterable[tuple[str, float, float]], *, passes: int | None = None
 
 
 def steps_of(named: Iterable[Launch]) -> tuple[Step, ...]:
-    """Passes named by the engine, in order; of ranges repeated for each stream, the first one."""
+    """Passes named by the engine, in order; of ranges repeated for each stream or nested, the first one's start, and
+    the name with most numbers.
+    """
     found: list[Step] = []
     until = -inf
     for one in sorted(named, key=attrgetter("start")):
-        step = _step(one.name, one.start)
-        if step and one.start > until - _CLOCK:
+        step = parse_step(one.name, one.start)
+        if step is None:
+            continue
+        if one.start > until - _CLOCK:
             found.append(step)
             until = one.start + one.duration
+        elif _known(step) > _known(found[-1]):
+            found[-1] = replace(step, start_s=found[-1].start_s)
     return tuple(found)
 
 
-def _step(name: str, start: float) -> Step | None:
-    if said := _VLLM.search(name):
-        return Step(start_s=start, reads=int(said["reads"]), writes=int(said["writes"]))
-    if said := _SGLANG.search(name):
-        decodes, batch = said["mode"] == "DECODE", int(said["batch"])
-        return Step(start_s=start, reads=0 if decodes else batch, writes=batch if decodes else 0)
+def _known(step: Step) -> int:
+    """How many numbers of tokens the name of a pass gives."""
+    return sum(count is not None for each in (step.prefills, step.decodes) for count in (each.new, each.seen))
+
+
+def parse_step(name: str, start: float) -> Step | None:
+    """The pass that a range's name describes; None if it names none.
+
+    start  when the range begins [s]
+    """
+    if found := _VLLM.search(name):
+        return Step(
+            start_s=start, prefills=_sequences(found["reads"], found["read"]),
+            decodes=_sequences(found["writes"], found["written"]),
+        )  # fmt: skip
+    if found := _SGLANG.search(name):
+        tokens = None if found["tokens"] is None else int(found["tokens"])
+        given, none = Sequences(number=int(found["batch"]), new=tokens), Sequences(number=0)
+        decodes = found["mode"] == "DECODE"
+        return Step(start_s=start, prefills=none if decodes else given, decodes=given if decodes else none)
     return None
+
+
+def _sequences(number: str, numbers: str) -> Sequences:
+    """Sequences of a phase, from what a name has in parentheses."""
+    if found := _SUMS.match(numbers):
+        return Sequences(number=int(number), new=int(found["new"]), seen=int(found["seen"]))
+    first = _NEW.match(numbers)
+    return Sequences(number=int(number), new=int(first[0]) if first else None)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from .boundaries import whole_passes
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
 from .launches import Launches, Operands, Step, Sums
 
 _REPEATS: Final = 3  # least number of repeating passes
+_SHOWN: Final = 3  # named passes in an error
 _TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # parts that distinguish kinds of passes
 
 
@@ -26,6 +28,9 @@ class Kind(NamedTuple):
     names: frozenset[str] = frozenset()
     rows: int = 0
     sequences: tuple[int, int] = (0, 0)
+
+
+Span: TypeAlias = tuple[int, int]  # first launch of a pass, and the one after its last
 
 
 class Run(NamedTuple):
@@ -52,8 +57,9 @@ class Averaged:
     passes, others       number of passes averaged, and of passes left out
     each_s               time of each pass, from its first launch to that of the next one; empty if the file has only
                          sums by kernel [s]
-    step                 one of the passes as named by the engine, if it names them
-    products             matrix products in order, split-K reductions included; empty unless all passes have the same
+    steps                the passes as named by the engine, if it names them
+    products             matrix products before, between and after launches that mix tokens, of the passes that have
+                         the most frequent kernels
     rows                 rows of most matrix products; 0 if not recorded
     operands             operands of all matrix products, if recorded
     """
@@ -63,8 +69,8 @@ class Averaged:
     passes: int
     others: int
     each_s: NDArray[np.float64] = field(repr=False)
-    step: Step | None = None
-    products: tuple[Product, ...] = field(default=(), repr=False)
+    steps: tuple[Step, ...] = field(default=(), repr=False)
+    products: tuple[tuple[Product, ...], ...] = field(default=(), repr=False)
     rows: int = 0
     operands: frozenset[Operands] = field(default=frozenset(), repr=False)
 
@@ -94,58 +100,71 @@ def averaged(
     if isinstance(found, Sums):
         return _of_sums(found, parts, layers, passes)
     named = found.steps if passes is None else ()
-    starts, kinds = _of_steps(found) if named else _of_layers(found, parts, layers, products, passes)
-    took, alone = _times(found, starts)
-    candidates = _named(named, phase) if named else range(len(starts))
-    kept = _inner(_alike(kinds, took, candidates, phase), len(starts))
+    spans, kinds = _of_steps(found) if named else _of_layers(found, parts, layers, products, passes)
+    took, alone = _times(found, spans)
+    candidates = _named(named, phase) if named else range(len(spans))
+    kept = _inner(_alike(kinds, took, candidates, phase), spans, len(found.names))
     launches: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
-    stops = [*starts[1:], len(found.names)]
     for one in kept:
-        for i in range(starts[one], stops[one]):
+        for i in range(*spans[one]):
             launches[found.names[i]] += 1
             kernels[found.names[i]] += alone[i]
-    step = named[kept[0]] if named else None
-    operands = [of for one in kept for of in _operands(found, parts, starts[one], stops[one])]
+    operands = [of for one in kept for of in _operands(found, parts, *spans[one])]
     return Averaged(
         launches={name: n / len(kept) for name, n in launches.items()},
         kernels_s={name: float(s) / len(kept) for name, s in kernels.items()},
-        passes=len(kept), others=len(starts) - len(kept), each_s=took[kept], step=step,
-        products=_sequence([_products(found, alone, parts, starts[one], stops[one]) for one in kept]),
+        passes=len(kept), others=len(spans) - len(kept), each_s=took[kept],
+        steps=tuple(named[one] for one in kept) if named else (),
+        products=_common([_segments(found, alone, parts, *spans[one]) for one in kept]),
         rows=_most_rows(operands), operands=frozenset(operands),
     )  # fmt: skip
 
 
-def _products(
+def _segments(
     found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
-) -> list[Product]:
-    """The matrix products of a pass; those with weights, if operands are recorded."""
-    products: list[Product] = []
-    known = any(found.operands[start:stop])
+) -> list[list[Product]]:
+    """The matrix products of a pass before, between and after launches that mix tokens.
+
+    Kernels that one operator called, and sums of split products, count with the product before them. Products without
+    weights, as in eager attention, are left out.
+    """
+    segments: list[list[Product]] = [[]]
+    call = -1
     for i in range(start, stop):
         name, operands = found.names[i], found.operands[i]
-        if parts[name] is not Part.PRODUCTS or (known and not operands):
+        if marks_a_layer(name, parts[name]) and (segments[-1] or len(segments) == 1):
+            segments.append([])
+        if parts[name] is not Part.PRODUCTS or (operands and not operands.weights):
             continue
-        if products and SUMS_UP.search(name):
-            products[-1] = products[-1]._replace(time_s=products[-1].time_s + alone[i])
+        own = segments[-1]
+        if own and (SUMS_UP.search(name) or (operands and operands.call == call >= 0)):
+            own[-1] = own[-1]._replace(time_s=own[-1].time_s + alone[i])
         else:
-            products.append(Product(name, alone[i], operands.weights if operands else None))
-    return products
+            own.append(Product(name, alone[i], operands.weights if operands else None))
+        call = operands.call if operands else -1
+    return segments
 
 
-def _sequence(passes: Sequence[Sequence[Product]]) -> tuple[Product, ...]:
-    """The mean of passes; empty unless all have the same kernels."""
-    if len({tuple((one.name, one.weights) for one in own) for own in passes}) > 1:
-        return ()
+def _common(passes: Sequence[Sequence[Sequence[Product]]]) -> tuple[tuple[Product, ...], ...]:
+    """The mean of the passes that have the most frequent kernels, in equal order."""
+    groups: dict[object, list[Sequence[Sequence[Product]]]] = {}
+    for own in passes:
+        groups.setdefault(tuple(tuple((one.name, one.weights) for one in each) for each in own), []).append(own)
+    alike = max(groups.values(), key=len, default=[])
     return tuple(
-        each[0]._replace(time_s=float(np.mean([one.time_s for one in each]))) for each in zip(*passes, strict=True)
+        tuple(
+            each[0]._replace(time_s=float(np.mean([one.time_s for one in each])))
+            for each in zip(*segments, strict=True)
+        )
+        for segments in zip(*alike, strict=True)
     )
 
 
 def _operands(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
-    """Operands of the matrix products, if recorded."""
+    """Operands of the matrix products with weights, if recorded."""
     every = (found.operands[i] for i in range(start, stop) if parts[found.names[i]] is Part.PRODUCTS)
-    return (operands for operands in every if operands)
+    return (operands._replace(call=-1) for operands in every if operands and operands.weights)
 
 
 def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | None) -> Averaged:
@@ -164,24 +183,32 @@ def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | 
     )  # fmt: skip
 
 
-def _of_steps(found: Launches) -> tuple[list[int], list[Kind]]:
-    """(indices of the first launches of passes, kinds of passes), as named by the engine."""
+def _of_steps(found: Launches) -> tuple[list[Span], list[Kind]]:
+    """(launches of passes, kinds of passes), as named by the engine."""
     starts = np.searchsorted(found.start_s, [step.start_s for step in found.steps]).tolist()
     if sorted(set(starts)) != starts or starts[-1] >= len(found.names):
         raise InputError("each pass that the engine named must have kernels of its own; here some have none")
-    return starts, [Kind(sequences=(step.reads, step.writes)) for step in found.steps]
+    kinds = [Kind(sequences=(step.prefills.number, step.decodes.number)) for step in found.steps]
+    return _until_next(starts, len(found.names)), kinds
+
+
+def _until_next(starts: Sequence[int], end: int) -> list[Span]:
+    """Passes each of which ends where the next begins."""
+    return list(zip(starts, [*starts[1:], end], strict=True))
 
 
 def _of_layers(
     found: Launches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
-) -> tuple[list[int], list[Kind]]:
+) -> tuple[list[Span], list[Kind]]:
     """The same, found by embeddings, by the number of layers, by repetition, or by a given number of passes."""
     marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
     opens = _openings(found, parts)
     if passes in (None, len(opens)) and opens and _even(opens, marks):
-        starts = [0, *opens[1:]]
+        spans = _until_next([0, *opens[1:]], len(found.names))
+    elif passes is None and (cut := whole_passes(found, parts, marks, layers)):
+        spans = cut
     elif passes is None and (not marks or len(marks) % layers) and (again := _repeated(found, parts, products)):
-        starts = again
+        spans = _until_next(again, len(found.names))
     else:
         count = passes or _whole(Counter(found.names[i] for i in marks), layers)
         where = marks or opens
@@ -189,13 +216,13 @@ def _of_layers(
             raise InputError(f"passes must divide the {len(where)} recorded launches of attention; got {count}")
         each = len(where) // count
         starts = [0, *_between(found, where[each - 1 : -1 : each], where[each::each])]
-    if found.host and len(starts) > 1 and not any(found.operands):
+        spans = _until_next(starts, len(found.names))
+    if found.host and len(spans) > 1 and not any(found.operands):
         raise InputError(
             "passes that read prompts cannot be told from decode steps, as the operators were recorded without shapes; "
             "record with record_shapes=True, or name each pass as vLLM does"
         )
-    stops = [*starts[1:], len(found.names)]
-    return starts, [_kind(found, parts, a, b) for a, b in zip(starts, stops, strict=True)]
+    return spans, [_kind(found, parts, *span) for span in spans]
 
 
 def _openings(found: Launches, parts: Mapping[str, Part]) -> list[int]:
@@ -281,12 +308,13 @@ def _most_rows(operands: Iterable[Operands]) -> int:
     return max(counts, key=counts.__getitem__, default=0)
 
 
-def _times(found: Launches, starts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(time of each pass until the next one starts, time of each launch in which no earlier one runs). [s]"""
+def _times(found: Launches, spans: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(time of each pass until the next launch after it, time of each launch in which no earlier one runs). [s]"""
     ends, _ = _pauses(found)
     before = np.concatenate(([found.start_s[0]], ends[:-1]))
     alone = np.maximum(ends - np.maximum(found.start_s, before), 0.0)
-    return np.append(found.start_s[starts[1:]], ends[-1]) - found.start_s[starts], alone
+    until = np.append(found.start_s, ends[-1])
+    return np.array([until[stop] - until[start] for start, stop in spans]), alone
 
 
 def _whole(marks: Mapping[str, float], layers: int) -> int:
@@ -306,11 +334,16 @@ def _whole(marks: Mapping[str, float], layers: int) -> int:
 
 
 def _named(steps: Sequence[Step], phase: str) -> list[int]:
-    found = [place for place, step in enumerate(steps) if bool(step.reads) == (phase == "prefill")]
+    """Places of the named passes of a phase.
+
+    Raises InputError if there are none, such as where all passes with prompts also decode.
+    """
+    found = [place for place, step in enumerate(steps) if step.phases == (phase,)]
     if not found:
-        does = "reads prompts" if phase == "prefill" else "decodes alone"
+        kinds = "; ".join(dict.fromkeys(map(str, steps[:_SHOWN])))
         raise InputError(
-            f"phase must be of passes that were recorded; none of the {len(steps)} that the engine named {does}"
+            f"phase must be of passes that were recorded; none of the {len(steps)} that the engine named is a {phase} "
+            f"alone: {kinds}{', ...' * (len(steps) > _SHOWN)}; passes of both phases together are not compared"
         )
     return found
 
@@ -325,6 +358,6 @@ def _alike(kinds: Sequence[Kind], took: NDArray[np.float64], candidates: Iterabl
     return max(groups.values(), key=lambda group: (kinds[group[0]].rows, float(took[group].mean())))
 
 
-def _inner(group: list[int], count: int) -> list[int]:
-    """Without the first and the last pass of the file, which may be incomplete, if others are left."""
-    return [place for place in group if 0 < place < count - 1] or group
+def _inner(group: list[int], spans: Sequence[Span], end: int) -> list[int]:
+    """Without passes at the beginning and the end of the file, which may be incomplete, if others are left."""
+    return [place for place in group if spans[place][0] > 0 and spans[place][1] < end] or group

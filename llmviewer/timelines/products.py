@@ -1,18 +1,42 @@
-"""Assignment of kernels to matrix products by their order in a pass, if there are as many as the model has."""
+"""Assignment of kernels to the matrix products of a model.
+
+Launches that mix tokens, one in each layer, divide a pass into segments. Kernels of a segment are assigned to its
+products by the sizes of their weights where shapes were recorded, and else by their order. Engines may merge products
+that read the same tensor, such as q_proj, k_proj and v_proj: of all ways to merge them, the one counts whose segments
+have as many products as were recorded, and whose times are nearest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations, groupby
-from typing import TypeAlias
+from math import log
+from typing import Final, NamedTuple, TypeAlias
 
 from ..analyzing.phases import OperatorResult
 from ..graph import Block, Graph
-from .kinds import Part, known_sum, part_of_operator
+from ..operators.base import Operator
+from ..units import counted
+from .kinds import Part, known_sum, mixes, part_of_operator
 from .passes import Product
 
 Place: TypeAlias = tuple[str, tuple[str, ...]]  # (block, its operators that one kernel computes)
+Way: TypeAlias = list[list[Place]]  # products of a pass before, between and after operators that mix tokens
+
+BY_SHAPE: Final = "shape"
+BY_ORDER: Final = "order"
+_LEAST: Final = 0.97  # of its bound, below which a kernel cannot be that of a product
+_IMPOSSIBLE: Final = 10.0  # of a kernel below the bound of its product
+_PACKED: Final = (1, 2, 4, 8)  # weights in an element of a packed tensor, such as 8 of 4 bits in an int32
+
+
+class Match(NamedTuple):
+    """Kernels assigned to products, how many of them by the sizes of their weights, and those without a product."""
+
+    pairs: list[tuple[Place, Product]]
+    by_shape: int
+    rest: list[Product]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +44,7 @@ class ProductOfPass:
     """Matrix products that one kernel computes in each layer of a block. Times are totals over its layers. [s]
 
     kernels     distinct names of kernels
+    matched     how the kernels were identified: BY_SHAPE or BY_ORDER
     expected_s  None if only the bound of one product is known
     """
 
@@ -27,77 +52,228 @@ class ProductOfPass:
     operators: tuple[str, ...]
     kernels: tuple[str, ...]
     launches: int
+    matched: str
     measured_s: float
     bound_s: float
     expected_s: float | None
 
 
-def products_of(
-    sequence: Sequence[Product], graph: Graph, operators: Iterable[OperatorResult]
-) -> tuple[ProductOfPass, ...]:
-    """The matrix products of a pass; `sequence` has its kernels in order.
+@dataclass(frozen=True, kw_only=True)
+class Identified:
+    """The matrix products of a pass.
 
-    Engines may merge products that read the same tensor, such as q_proj, k_proj and v_proj. The result is empty unless
-    exactly one choice of merged products yields as many kernels, with the same sizes of weights if those are recorded.
+    products  products with their kernels, in order
+    rest      kernels of products that the model does not have, such as those of rotary angles
+    missing   operators without a kernel
+    why_not   why there are no products; "" if there are
     """
-    known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
-    sizes = {(block.name, op.name): sum(weight.numel for weight in op.weights[:1]) for block, op in graph}
-    ways = [way for way in _ways(graph, known) if len(way) == len(sequence) and _fits(way, sequence, sizes)]
-    if len(ways) != 1 or not sequence:
-        return ()
+
+    products: tuple[ProductOfPass, ...] = field(default=(), repr=False)
+    rest: tuple[Product, ...] = field(default=(), repr=False)
+    missing: tuple[str, ...] = ()
+    why_not: str = ""
+
+
+def identify(
+    recorded: Sequence[Sequence[Product]],
+    graph: Graph,
+    operators: Iterable[OperatorResult],
+    expected_s: Callable[[Place], float | None],
+) -> Identified:
+    """The products of a pass.
+
+    recorded    kernels of products before, between and after launches that mix tokens
+    graph       the graph of the device, whose weights have their sizes
+    operators   operators of the pass
+    expected_s  expected time of one kernel that computes the operators of a place together [s]
+    """
+    order = _Order.of(graph, operators)
+    if not recorded:
+        return Identified(why_not="the file has sums by kernel, without their order")
+    if not any(recorded) or not order.products:
+        return Identified(why_not="no kernel of a matrix product was recorded")
+    ways = [way for way in map(_flat if len(recorded) == 1 else list, order.ways()) if len(way) == len(recorded)]
+    matches = [(match, way) for way in ways if (match := _matched(recorded, way, order.sizes))]
+    if not matches:
+        kernels = counted(sum(map(len, recorded)), "kernel")
+        return Identified(
+            why_not=f"a pass has {kernels} of matrix products, which are not those of the model: {order.most} one by "
+            f"one, {order.fewest} where those that read the same tensor are merged"
+        )
+    match, way = min(matches, key=lambda each: (-each[0].by_shape, _distance(each[0], order.products)))
     found: dict[Place, list[Product]] = {}
-    for place, launch in zip(ways[0], sequence, strict=True):
-        found.setdefault(place, []).append(launch)
-    return tuple(_product(place, launches, known) for place, launches in found.items())
-
-
-def fewest(graph: Graph, operators: Iterable[OperatorResult]) -> int:
-    """Number of kernels for the matrix products of a pass if all that can be merged are."""
-    known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
-    return sum(max(len(block.layers), 1) * len(_alike(block, known)) for block in graph.blocks)
-
-
-def _fits(way: Sequence[Place], sequence: Sequence[Product], sizes: Mapping[tuple[str, str], int]) -> bool:
-    return all(
-        launch.weights in (None, sum(sizes[block, name] for name in names))
-        for (block, names), launch in zip(way, sequence, strict=True)
+    for place, kernel in match.pairs:
+        found.setdefault(place, []).append(kernel)
+    missing = dict.fromkeys(name for segment in way for place in segment if place not in found for name in place[1])
+    return Identified(
+        products=tuple(_product(place, kernels, order, expected_s(place)) for place, kernels in found.items()),
+        rest=tuple(match.rest),
+        missing=tuple(missing),
     )
 
 
-def _product(
-    place: Place, launches: Sequence[Product], known: Mapping[tuple[str, str], OperatorResult]
-) -> ProductOfPass:
+def fewest_products(graph: Graph, operators: Iterable[OperatorResult]) -> int:
+    """Number of kernels for the matrix products of a pass if all that can be merged are."""
+    return _Order.of(graph, operators).fewest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """The operators of a pass in order.
+
+    products  operators that are matrix products
+    blocks    one block per layer, in order, with the groups of its products that read the same tensor; an empty group
+              where an operator mixes tokens
+    sizes     elements of the weights of a product
+    """
+
+    products: Mapping[tuple[str, str], OperatorResult]
+    blocks: Sequence[tuple[str, Sequence[tuple[str, ...]]]]
+    sizes: Mapping[tuple[str, str], int]
+
+    @classmethod
+    def of(cls, graph: Graph, operators: Iterable[OperatorResult]) -> _Order:
+        results = {(op.block, op.name): op for op in operators}
+        groups = {block.name: list(_groups(block, results)) for block in graph.blocks}
+        return cls(
+            products={key: op for key, op in results.items() if part_of_operator(op) is Part.PRODUCTS},
+            blocks=[(block.name, groups[block.name]) for block in _in_order(graph)],
+            sizes={(block.name, op.name): op.weights[0].numel for block, op in graph if op.weights},
+        )
+
+    @property
+    def fewest(self) -> int:
+        """Number of kernels if all products that can be merged are."""
+        return sum(bool(group) for _, groups in self.blocks for group in groups)
+
+    @property
+    def most(self) -> int:
+        """Number of kernels if each product is one."""
+        return sum(len(group) for _, groups in self.blocks for group in groups)
+
+    def ways(self) -> Iterator[Way]:
+        """The kernels of a pass for each choice of merged products."""
+        several = sorted({group for _, groups in self.blocks for group in groups if len(group) > 1})
+        for count in range(len(several) + 1):
+            for merged in combinations(several, count):
+                yield self._segments(frozenset(merged))
+
+    def _segments(self, merged: frozenset[tuple[str, ...]]) -> Way:
+        segments: Way = [[]]
+        for block, groups in self.blocks:
+            for group in groups:
+                if not group and (segments[-1] or len(segments) == 1):
+                    segments.append([])
+                segments[-1] += [(block, group)] if group in merged else [(block, (name,)) for name in group]
+        return segments
+
+
+def _flat(way: Way) -> Way:
+    """The products of a way as one segment, for recordings without a launch that is known to mix tokens."""
+    return [[place for segment in way for place in segment]]
+
+
+def _groups(block: Block, results: Mapping[tuple[str, str], OperatorResult]) -> Iterator[tuple[str, ...]]:
+    """Names of the products of a block, together if they follow each other and read the same tensor; not routers with
+    others. An empty group stands for an operator that mixes tokens.
+    """
+
+    def key(op: Operator) -> tuple[str, ...]:
+        result = results[block.name, op.name]
+        if part_of_operator(result) is Part.PRODUCTS:
+            return op.kind, op.inputs[0].name
+        return (op.name,) if mixes(result) else ()
+
+    known = [op for op in block.operators if (block.name, op.name) in results]
+    for kind, own in groupby((op for op in known if key(op)), key):
+        yield tuple(op.name for op in own) if len(kind) > 1 else ()
+
+
+def _matched(recorded: Sequence[Sequence[Product]], way: Way, sizes: Mapping[tuple[str, str], int]) -> Match | None:
+    """The kernels of each segment assigned to its products; None if segments within the pass do not have as many."""
+    match = Match([], 0, [])
+    for number, (kernels, places) in enumerate(zip(recorded, way, strict=True)):
+        if kernels and all(kernel.weights is not None for kernel in kernels):
+            pairs = _by_sizes(kernels, places, sizes)
+            by_shape = len(pairs)
+        else:
+            first, last = 0 == number < len(way) - 1, 0 < number == len(way) - 1
+            pairs, by_shape = _by_order(kernels, places, first=first, last=last), 0
+        assigned = {place for place, _ in pairs}
+        if 0 < number < len(way) - 1 and len(assigned) < len(places):
+            return None
+        taken = {id(kernel) for _, kernel in pairs}
+        match = Match(
+            match.pairs + pairs,
+            match.by_shape + by_shape,
+            match.rest + [kernel for kernel in kernels if id(kernel) not in taken],
+        )
+    return match if match.pairs else None
+
+
+def _by_sizes(
+    kernels: Sequence[Product], places: Sequence[Place], sizes: Mapping[tuple[str, str], int]
+) -> list[tuple[Place, Product]]:
+    """Kernels whose recorded weights are those of the next product, in order."""
+    pairs: list[tuple[Place, Product]] = []
+    following = 0
+    for kernel in kernels:
+        for number in range(following, len(places)):
+            block, names = places[number]
+            size = sum(sizes[block, name] for name in names)
+            if kernel.weights is not None and any(size == kernel.weights * packed for packed in _PACKED):
+                pairs.append((places[number], kernel))
+                following = number + 1
+                break
+    return pairs
+
+
+def _by_order(
+    kernels: Sequence[Product], places: Sequence[Place], *, first: bool, last: bool
+) -> list[tuple[Place, Product]]:
+    """Kernels and products one by one.
+
+    In the first segment kernels before those of the products, such as of rotary angles, and in the last segment kernels
+    behind them have no product; a head may not have run.
+    """
+    if len(kernels) == len(places):
+        return list(zip(places, kernels, strict=True))
+    if first and len(kernels) > len(places):
+        return list(zip(places, kernels[len(kernels) - len(places) :], strict=True))
+    if last:
+        return list(zip(places, kernels, strict=False))
+    return []
+
+
+def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) -> float:
+    """How far recorded times are from expected ones, or from bounds: the mean of the logarithms of their ratios, in
+    which a time below the bound weighs most.
+    """
+    total = 0.0
+    for (block, names), kernel in match.pairs:
+        own = [products[block, name] for name in names]
+        bound = sum(op.bound_time_s / op.repeat for op in own)
+        expected = known_sum(op.expected_time_s for op in own)
+        near = bound if expected is None else expected / own[0].repeat
+        if kernel.time_s > 0 and near > 0:
+            total += abs(log(kernel.time_s / near)) + (_IMPOSSIBLE if kernel.time_s < _LEAST * bound else 0)
+    return total / max(len(match.pairs), 1)
+
+
+def _product(place: Place, kernels: Sequence[Product], order: _Order, expected_s: float | None) -> ProductOfPass:
     block, names = place
-    own = [known[block, name] for name in names]
+    own = [order.products[block, name] for name in names]
+    launches = len(kernels)
     return ProductOfPass(
         block=block,
         operators=names,
-        kernels=tuple(dict.fromkeys(launch.name for launch in launches)),
-        launches=len(launches),
-        measured_s=sum(launch.time_s for launch in launches),
-        bound_s=sum(op.bound_time_s for op in own),
-        expected_s=known_sum(op.expected_time_s for op in own),
+        kernels=tuple(dict.fromkeys(kernel.name for kernel in kernels)),
+        launches=launches,
+        matched=BY_SHAPE if all(kernel.weights is not None for kernel in kernels) else BY_ORDER,
+        measured_s=sum(kernel.time_s for kernel in kernels),
+        bound_s=sum(op.bound_time_s / op.repeat for op in own) * launches,
+        expected_s=None if expected_s is None else expected_s * launches,
     )
-
-
-def _ways(graph: Graph, known: Mapping[tuple[str, str], OperatorResult]) -> Iterator[list[Place]]:
-    """The kernels of a pass in order, for each way to merge products."""
-    alike = {block.name: _alike(block, known) for block in graph.blocks}
-    several = sorted({group for groups in alike.values() for group in groups if len(group) > 1})
-    for count in range(len(several) + 1):
-        for at_once in combinations(several, count):
-            yield [
-                (block.name, names)
-                for block in _in_order(graph)
-                for group in alike[block.name]
-                for names in ([group] if group in at_once else [(name,) for name in group])
-            ]
-
-
-def _alike(block: Block, known: Mapping[tuple[str, str], OperatorResult]) -> list[tuple[str, ...]]:
-    """Names of the products of a block, grouped if they follow each other and read the same tensor; not routers."""
-    ops = [op for op in block.operators if (block.name, op.name) in known]
-    return [tuple(op.name for op in own) for _, own in groupby(ops, lambda op: (op.kind, op.inputs[0].name))]
 
 
 def _in_order(graph: Graph) -> list[Block]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import inf, prod
 from pathlib import Path
 from typing import Any, Final
 
 from ..documents import LARGEST
 from ..errors import InputError, shown
+from .host_calls import CALLS, Call, HostCalls, Origin, parse_call
 from .launches import Launch, Launches, Operands, of_busiest, steps_of
 
+_KERNEL: Final = "kernel"
 _ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # categories; older ones have capitals
 _NAMED_ON_GPU: Final = "gpu_user_annotation"  # ranges named by the host, with their times on the device
 _ON_CPU: Final = "cpu_op"
@@ -30,41 +33,66 @@ _VIEWS: Final = frozenset((
 
 
 def of_trace(events: Iterable[Any], path: Path) -> Launches:
-    """The launches in a trace.
+    """The launches in a trace, kernels with the operands of the operators that launched them.
 
     Raises InputError if an event is invalid.
     """
-    found: dict[str, list[Launch]] = {kind: [] for kind in (*_ON_GPU, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
+    found: dict[str, list[Launch]] = {kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
+    origins: list[Origin] = []
+    calls: dict[int, Call] = {}
+    externals: dict[int, Launch] = {}
     for number, event in enumerate(events, 1):
-        kind = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
-        if kind in found:
-            found[kind].append(_launch(event, f"{path}: event {number}", host=kind in (_ON_CPU, _NAMED_ON_CPU)))
-    kernels = [one for kind in _ON_GPU for one in found[kind]]
-    if kernels:
-        return of_busiest(kernels, steps=steps_of(found[_NAMED_ON_GPU]))
-    named = found[_NAMED_ON_CPU]
-    return of_busiest(_work(found[_ON_CPU], named), steps=steps_of(named), host=True)
+        category = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
+        if category in CALLS and (parsed := parse_call(event)):
+            calls[parsed[0]] = parsed[1]
+        kind = _KERNEL if category in _ON_GPU else category
+        if kind not in found:
+            continue
+        launch = _launch(event, number, path, host=kind in (_ON_CPU, _NAMED_ON_CPU))
+        found[kind].append(launch)
+        if kind == _KERNEL:
+            origins.append(Origin.of(_args(event)))
+        elif kind == _ON_CPU and (external := Origin.of(_args(event)).external) is not None:
+            externals[external] = launch
+    kernels, named = found[_KERNEL], found[_NAMED_ON_CPU]
+    if not kernels:
+        return of_busiest(_work(found[_ON_CPU], named), steps=steps_of(named), host=True)
+    host = HostCalls(calls, found[_ON_CPU], externals)
+    products = host.operands(origins)
+    kernels = [one._replace(operands=product) for one, product in zip(kernels, products, strict=True)]
+    steps = steps_of(found[_NAMED_ON_GPU]) or host.steps(kernels, origins, named)
+    return of_busiest(kernels, steps=steps)
 
 
-def _launch(event: dict[str, Any], where: str, *, host: bool) -> Launch:
-    given = event.get("args")
-    args = given if isinstance(given, dict) else {}
+def _args(event: dict[str, Any]) -> dict[str, Any]:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> Launch:
+    """A launch; `number` is that of its event in the file.
+
+    Raises InputError if it has no name or no finite times.
+    """
+    args = _args(event)
     device = f"{event.get('pid')}, {event.get('tid')}" if host else event.get("pid")
     try:
         launch = Launch(
             device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
-            duration=1e-6 * float(event["dur"]), operands=_operands(args),
+            duration=1e-6 * float(event["dur"]), operands=_operands(args, number),
         )  # fmt: skip
     except (KeyError, OverflowError, TypeError, ValueError):
         launch = None
     if launch is None or not launch.valid:
-        raise InputError(f"{where}: a {event['cat']} must have name, ts and dur; got {shown(event)}")
+        raise InputError(f"{path}: event {number}: a {event['cat']} must have name, ts and dur; got {shown(event)}")
     return launch
 
 
-def _operands(args: dict[str, Any]) -> Operands | None:
-    """The first two matrices of an operator, recorded by record_shapes=True; None if the second is not a weight matrix,
-    but one per sequence or head.
+def _operands(args: dict[str, Any], call: int) -> Operands | None:
+    """The operands of an operator, as record_shapes=True records them; None if it has no two matrices.
+
+    Weights are a matrix that shares its inner size with the activations before it: some operators name their result
+    first. Tensors of more dimensions, one matrix per sequence or head, are no weights.
     """
     shapes, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
@@ -74,12 +102,12 @@ def _operands(args: dict[str, Any]) -> Operands | None:
         if isinstance(shape, list) and len(shape) >= _MATRIX
         and all(isinstance(size, int) and 0 <= size <= LARGEST for size in shape)
     ]  # fmt: skip
-    if len(matrices) < _MATRIX:
-        return None
-    (rows, dtype), (weights, _), *_ = matrices
-    if len(weights) > _MATRIX:
-        return None
-    return Operands(rows=prod(rows[:-1]), weights=prod(weights), dtype=dtype)
+    for (rows, dtype), (weights, _) in pairwise(matrices):
+        if len(weights) > _MATRIX:
+            return Operands(rows=prod(rows[:-1]), weights=0, dtype=dtype, call=call)
+        if rows[-1] in weights:
+            return Operands(rows=prod(rows[:-1]), weights=prod(weights), dtype=dtype, call=call)
+    return None
 
 
 def _work(operators: Iterable[Launch], named: Iterable[Launch]) -> Iterator[Launch]:

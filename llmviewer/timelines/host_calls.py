@@ -1,0 +1,122 @@
+"""Kernels of a trace traced back to the host: the operator that launched each, and the range that an engine named.
+
+A kernel and the call that launched it share a correlation. Where calls are missing, a kernel may name its operator by
+an "External id". Kernels of a CUDA graph share the one call that launched the graph, so they have no operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+from .launches import Launch, Operands, Step, steps_of
+
+CALLS: Final = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")  # categories of calls that launch kernels
+_MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\b)", re.IGNORECASE)
+
+
+class Origin(NamedTuple):
+    """What a kernel has in common with the host: numbers of its call and of its operator, None if not recorded."""
+
+    correlation: int | None
+    external: int | None
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Origin:
+        return cls(_whole(args.get("correlation")), _whole(args.get("External id", args.get("external id"))))
+
+
+class Call(NamedTuple):
+    """A call that launched kernels: its thread and when it began. [s]"""
+
+    thread: str
+    start: float
+
+
+class HostCalls(NamedTuple):
+    """Calls by correlation, and the operators of the host with their numbers."""
+
+    calls: Mapping[int, Call]
+    operators: Sequence[Launch]
+    externals: Mapping[int, Launch]  # operators by "External id"
+
+    def operands(self, origins: Sequence[Origin]) -> list[Operands | None]:
+        """The operands of the product that launched each kernel; None if it is unknown."""
+        called = [(place, call) for place, origin in enumerate(origins) if (call := self._call(origin))]
+        threads: dict[str, list[Launch]] = {}
+        for one in self.operators:
+            if one.operands and _MULTIPLIES.search(one.name):
+                threads.setdefault(one.device, []).append(one)
+        found: list[Operands | None] = [None] * len(origins)
+        for thread, own in groupby(sorted(called, key=lambda each: each[1]), lambda each: each[1].thread):
+            _assign(found, list(own), threads.get(thread, ()))
+        for place, origin in enumerate(origins):
+            if found[place] is None and origin.external in self.externals and self._call(origin) is None:
+                operator = self.externals[origin.external]
+                found[place] = operator.operands if _MULTIPLIES.search(operator.name) else None
+        return found
+
+    def steps(self, kernels: Sequence[Launch], origins: Sequence[Origin], named: Iterable[Launch]) -> tuple[Step, ...]:
+        """The passes that ranges of the host name, from the start of the first kernel that each launched.
+
+        Ranges whose kernels are unknown start with the first kernel after their begin.
+        """
+        ranges = sorted(named, key=attrgetter("start"))
+        steps = steps_of(ranges)
+        if not steps:
+            return ()
+        starts = [kernel.start for kernel in kernels]
+        called = sorted(
+            (call.start, start) for origin, start in zip(origins, starts, strict=True) if (call := self._call(origin))
+        )
+        if not called:
+            return steps
+        found, place = [], 0
+        for step, following in zip(steps, (*steps[1:], None), strict=True):
+            own: list[float] = []
+            while place < len(called) and (following is None or called[place][0] < following.start_s):
+                if called[place][0] >= step.start_s:
+                    own.append(called[place][1])
+                place += 1
+            if own:
+                found.append(replace(step, start_s=min(own)))
+        return tuple(found)
+
+    def _call(self, origin: Origin) -> Call | None:
+        return None if origin.correlation is None else self.calls.get(origin.correlation)
+
+
+def _assign(found: list[Operands | None], called: Sequence[tuple[int, Call]], operators: Sequence[Launch]) -> None:
+    """Gives the kernels that one thread launched the operands of the innermost product that runs then.
+
+    called  places of kernels and their calls, by time
+    """
+    waiting = iter(sorted(operators, key=lambda one: (one.start, -one.duration)))
+    following = next(waiting, None)
+    running: list[Launch] = []
+    for place, call in called:
+        while following is not None and following.start <= call.start:
+            running.append(following)
+            following = next(waiting, None)
+        while running and running[-1].start + running[-1].duration < call.start:
+            running.pop()
+        if running:
+            found[place] = running[-1].operands
+
+
+def parse_call(event: Mapping[str, Any]) -> tuple[int, Call] | None:
+    """The correlation of a call and the call; None if it has none or launches a whole graph."""
+    args = event.get("args")
+    correlation = _whole(args.get("correlation")) if isinstance(args, dict) else None
+    start = event.get("ts")
+    if correlation is None or isinstance(start, bool) or not isinstance(start, int | float):
+        return None
+    return correlation, Call(f"{event.get('pid')}, {event.get('tid')}", 1e-6 * float(start))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

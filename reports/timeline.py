@@ -153,12 +153,11 @@ def _unidentified(found: Recorded) -> list[str]:
     if identified.why_not:
         return [f"Matrix products are not listed one by one: {identified.why_not}."]
     told = []
-    rest = [kernel for kernel in identified.rest if kernel.weights is not None]
+    behind = [kernel.weights for kernel in identified.last if kernel.weights]
     heads = {op.weights[0].numel for _, op in found.analysis.model.graph if op.kind == "lm_head"}
-    if heads and "lm_head" in identified.missing and rest and found.of_phase.devices == 1:
-        largest = max(kernel.weights or 0 for kernel in rest)
+    if heads and "lm_head" in identified.missing and behind and found.of_phase.devices == 1:
         told.append(
-            f"A product of {largest:,} weights was recorded in place of the head of {found.analysis.model.name}, which "
+            f"A product of {max(behind):,} weights was recorded in place of the head of {found.analysis.model.name}, which "
             f"has {max(heads):,}: it was another model."
         )
     elif identified.missing:

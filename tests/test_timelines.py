@@ -19,7 +19,8 @@ from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import recorded
 from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
-from llmviewer.timelines.passes import Product
+from llmviewer.timelines.launches import Sequences, parse_step
+from llmviewer.timelines.passes import Product, named_request
 from llmviewer.timelines.products import identify
 from llmviewer.timelines.reading import read_timeline
 
@@ -237,6 +238,123 @@ def test_passes_that_an_engine_named_are_taken_as_named(tmp_path, llama, names, 
     assert of(found)["matrix products"] == pytest.approx(15e-6 if phase == "decode" else 18e-6, **EXACT)
     assert found.passes.passes == (2 if phase == "decode" else 1)
     assert ("the analysis has 8" in REPORT.markdown(found)) == (phase == "decode")
+
+
+@pytest.mark.parametrize(
+    ("name", "prefills", "decodes"),
+    [
+        ("execute_context_0(0)_generation_8(8)", Sequences(number=0, new=0), Sequences(number=8, new=8)),
+        ("execute_context_1(888_788544)_generation_0(0)", Sequences(number=1, new=888), Sequences(number=0, new=0)),
+        (
+            "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)",
+            Sequences(number=9, new=8155, seen=8430), Sequences(number=37, new=37, seen=34489),
+        ),
+        ("step[DECODE bs=8]", Sequences(number=0), Sequences(number=8)),
+        ("step[EXTEND bs=15 toks=15360]", Sequences(number=15, new=15360), Sequences(number=0)),
+    ],
+)  # fmt: skip
+def test_names_of_passes_have_sequences_and_tokens(name, prefills, decodes):
+    step = parse_step(name, 0.0)
+    assert (step.prefills, step.decodes) == (prefills, decodes)
+
+
+def hosted(launches, ranges, shapes):
+    """A trace as AMD GPUs have it: ranges on the host alone, kernels joined to calls by correlation. [us]
+
+    ranges  (name, first launch, one after the last)
+    shapes  operands of the operator that calls the kernel of a name
+    """
+    events, late = [], 1e4  # kernels run later than they are launched
+    for number, (name, start, duration) in enumerate(launches):
+        called = 10.0 * number
+        args = {"device": 0, "correlation": number}
+        events.append({"ph": "X", "cat": "kernel", "name": name, "ts": start + late, "dur": duration, "args": args})
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "hipLaunchKernel", "pid": 5, "tid": 5}
+        events.append({**call, "ts": called + 2, "dur": 1, "args": {"correlation": number}})
+        operator = {"ph": "X", "cat": "cpu_op", "pid": 5, "tid": 5, "ts": called, "dur": 8}
+        if name in shapes:
+            dims = [list(shape) for shape in shapes[name]]
+            args = {"Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims)}
+            events.append({**operator, "name": "aten::linear", "args": args})
+            events.append({**operator, "name": "aten::mm", "ts": called + 1, "dur": 6, "args": args})
+    for name, first, stop in ranges:
+        own = {"ts": 10.0 * first - 1, "dur": 10.0 * (stop - first)}
+        events.append({"ph": "X", "cat": "user_annotation", "name": name, "pid": 5, "tid": 5, **own})
+    return {"traceEvents": events}
+
+
+def test_ranges_of_the_host_name_the_kernels_that_they_launched(tmp_path):
+    """The names have batch and context, which stand for options that are not given; a mixed pass is of no phase."""
+    launches = list(laid([LAYER] * 4))
+    own = len(launches) // 4
+    names = ["step[DECODE bs=8]", "execute_9_context_1(sq5sk5sqsq25sqsk25)_generation_8(sq8sk4000sqsq8sqsk4000)",
+             "execute_8_context_0(sq0sk0sqsq0sqsk0)_generation_8(sq8sk16000sqsq8sqsk16000)",
+             "execute_8_context_0(sq0sk0sqsq0sqsk0)_generation_8(sq8sk16080sqsq8sqsk16080)"]  # fmt: skip
+    ranges = [(name, own * place, own * (place + 1)) for place, name in enumerate(names)]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(hosted(launches, ranges, {})))
+    found = read_timeline(path, "decode")
+    assert [step.start_s for step in found.steps] == [found.start_s[own * place] for place in range(4)]
+    assert [step.phases for step in found.steps] == [("decode",), ("prefill", "decode"), ("decode",), ("decode",)]
+    assert named_request(found, "decode") == {"batch": 8, "kv_len": 2005}
+    with pytest.raises(
+        InputError, match=r"none of the 4 .* is a prefill alone: 8 decodes; 1 prompt \(5 tokens\) and 8 de"
+    ):
+        recorded(path, analyze("llama-3.1-8b", "h100-sxm"), phase="prefill")
+
+
+SHAPES = {"nvjet_qkv": (6144, 4096), "nvjet_o_splitK": (4096, 4096), "nvjet_gate_up": (28672, 4096),
+          "nvjet_down": (4096, 14336), "nvjet_lm_head": (128256, 4096)}  # fmt: skip
+
+
+def test_products_are_identified_by_the_shapes_of_their_operators(tmp_path, llama):
+    """Whatever else is among them: a product of rotary angles, one that no model has, a head that did not run."""
+    shapes = {name: ((8, weights[1]), weights) for name, weights in SHAPES.items()}
+    shapes |= {"simt_sgemm": ((8, 64, 1), (8, 1, 1)), "lora_gemm": ((8, 4096), (16, 4096))}
+    layer = (*LAYER[:2], ("lora_gemm", 7, 0), *LAYER[2:])
+    launches = [("simt_sgemm", 5e6, 3), *laid([layer])]
+    launches = [one for one in launches if one[0] != "nvjet_lm_head"]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(hosted(launches, [], shapes)))
+    found = recorded(path, llama)
+    assert {product.operators: round(1e6 * product.measured_s) for product in found.products} == {
+        ("q_proj", "k_proj", "v_proj"): 20 * LAYERS, ("o_proj",): 15 * LAYERS, ("gate_proj", "up_proj"): 70 * LAYERS,
+        ("down_proj",): 40 * LAYERS,
+    }  # fmt: skip
+    assert {product.matched for product in found.products} == {"shape"}
+    assert found.identified.missing == ("lm_head",)
+    assert {kernel.name for kernel in found.identified.rest} >= {"lora_gemm"}
+    said = REPORT.text(found)
+    assert "No kernel was recorded of lm_head" in said
+
+
+def test_a_product_under_its_bound_is_said_to_be_identified_wrongly(tmp_path, llama):
+    launches = [(name, start, duration / (20 if "down" in name else 1)) for name, start, duration in laid([LAYER] * 3)]
+    said = " ".join(REPORT.text(recorded(written(tmp_path / "t.json", launches), llama)).split())
+    assert re.search(r"Below their bounds: down_proj \(0\.0\dx\)\. These kernels were identified wrongly", said)
+
+
+@pytest.mark.parametrize(("cut", "passes"), [(1, 2), (40, 1), (350, 1)])
+def test_one_whole_pass_is_found_behind_a_cut_one(tmp_path, llama, cut, passes):
+    """By hand, of passes without a pause between them; kernels of the end of the pass before it do not count."""
+    layer = tuple((name, duration, 0) for name, duration, _ in LAYER)
+    launches = list(laid([layer] * 2, between=0.0))[cut:]
+    found = recorded(written(tmp_path / "t.json", launches), llama)
+    assert (found.passes.passes, found.mixing) == (passes, LAYERS)
+    assert of(found)["matrix products"] == pytest.approx(1e-6 * (145 * LAYERS + 320))
+
+
+def test_separate_launches_are_expected_as_such(tmp_path, llama):
+    """q, k and v in three launches take longer than thirds of one."""
+    split = [("nvjet_q", 12, 0), ("nvjet_k", 4, 0), ("nvjet_v", 4, 0)]
+    layer = (LAYER[0], *split, *LAYER[2:])
+    merged, apart = (recorded(written(tmp_path / f"{len(one)}.json", laid([one] * 3)), llama) for one in (LAYER, layer))
+    whole = merged.products[0].expected_s
+    each = [product.expected_s for product in apart.products[:3]]
+    known = {op.name: op for op in llama.phases.decode.operators}
+    assert whole == pytest.approx(sum(known[f"{name}_proj"].expected_time_s for name in "qkv"))
+    assert sum(each) > 1.1 * whole
+    assert all(one > known[f"{name}_proj"].expected_time_s for one, name in zip(each, "qkv", strict=True))
 
 
 def test_parts_of_passes_are_said_to_be_such(tmp_path, llama):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InputError
 from ..units import parse
@@ -26,9 +27,14 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 @inputs.setting
 @inputs.expert_skew
 @inputs.layout
-@shared.number("--batch", "Sequences at a time, when it was recorded.", default=1)
-@shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.number("--kv-len", "Tokens that decode steps attend to, on average; --prompt + 1 if not given.")
+@shared.number(
+    "--batch", "Sequences at a time, when it was recorded; if not given, as the engine named the passes.", default=1
+)
+@shared.number("--prompt", "Tokens of each prompt; if not given, as the engine named the passes.", default=1024)
+@shared.number(
+    "--kv-len",
+    "Tokens that decode steps attend to, on average; if not given, as the engine named the passes, else --prompt + 1.",
+)
 @shared.choice(
     "--phase",
     of=("decode", "prefill"),
@@ -71,11 +77,20 @@ def timeline(
     """
     from ..analyzing.analysis import analyze
     from ..reports.timeline import REPORT
-    from ..timelines.against import recorded
+    from ..timelines.against import compared
+    from ..timelines.passes import named_request
+    from ..timelines.reading import read_timeline
 
     shared.check_output(form, output)
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
-    analysis = analyze(**asked)
-    found = recorded(file, analysis, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
+    recorded = read_timeline(file, phase, most=max_bytes)
+    context = click.get_current_context()
+    named = {
+        name: value
+        for name, value in named_request(recorded, phase).items()
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT
+    }
+    analysis = analyze(**{**asked, **named})
+    found = compared(recorded, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
     shared.emit_report(REPORT, found, form, output)

@@ -46,11 +46,18 @@ def whole_passes(
     )
     if offset == 0:
         before = found.names[: marks[0]]
-        starts.insert(0, next((len(before) - len(own) for own in begins if _ends_with(before, own)), 0))
+        known = next((len(before) - len(own) for own in begins if _ends_with(before, own)), None)
+        starts.insert(0, _begin(before, parts, inner) if known is None else known)
     after = found.names[marks[-1] + 1 :]
     stop = next((len(own) for own in ends if after[: len(own)] == own), len(after))
     spans = list(zip(starts, [*starts[1:], marks[-1] + 1 + stop], strict=True))
     return [span for span in spans if sum(span[0] <= mark < span[1] for mark in marks) == layers]
+
+
+def _begin(before: Names, parts: Mapping[str, Part], inner: set[Names]) -> int:
+    """The first launch of a pass that is the first of its file, behind kernels of the end of another one."""
+    others = before[: len(before) - max((_shared(before[::-1], gap[::-1]) for gap in inner), default=0)]
+    return max((place + 1 for place, name in enumerate(others) if parts[name] is Part.SAMPLING), default=0)
 
 
 def _ends_with(names: Names, others: Names) -> bool:

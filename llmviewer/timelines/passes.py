@@ -121,6 +121,22 @@ def averaged(
     )  # fmt: skip
 
 
+def named_request(found: Launches | Sums, phase: str) -> dict[str, int]:
+    """Batch and lengths of the passes of a phase that the engine named: of their most frequent number of sequences.
+
+    Keys are arguments of an analysis: batch, and prompt or kv_len where the names have tokens. Empty without names.
+    """
+    steps = found.steps if isinstance(found, Launches) else ()
+    named = [step.decodes if phase == "decode" else step.prefills for step in steps if step.phases == (phase,)]
+    if not named:
+        return {}
+    (number, _), *_ = Counter(one.number for one in named).most_common(1)
+    tokens = [one.seen if phase == "decode" else one.new for one in named if one.number == number]
+    known = [count for count in tokens if count is not None]
+    length = round(sum(known) / (number * len(known))) if known else 0
+    return {"batch": number} | ({"kv_len" if phase == "decode" else "prompt": length} if length else {})
+
+
 def _segments(
     found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
 ) -> list[list[Product]]:

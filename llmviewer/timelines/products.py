@@ -64,12 +64,14 @@ class Identified:
 
     products  products with their kernels, in order
     rest      kernels of products that the model does not have, such as those of rotary angles
+    last      those of them behind the last layer, where the head is
     missing   operators without a kernel
     why_not   why there are no products; "" if there are
     """
 
     products: tuple[ProductOfPass, ...] = field(default=(), repr=False)
     rest: tuple[Product, ...] = field(default=(), repr=False)
+    last: tuple[Product, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()
     why_not: str = ""
 
@@ -108,6 +110,7 @@ def identify(
     return Identified(
         products=tuple(_product(place, kernels, order, expected_s(place)) for place, kernels in found.items()),
         rest=tuple(match.rest),
+        last=tuple(kernel for kernel in match.rest if any(kernel is one for one in recorded[-1])),
         missing=tuple(missing),
     )
 

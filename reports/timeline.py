@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import PurePath
 from statistics import fmean
 from typing import Final
@@ -28,7 +29,7 @@ _BESIDE: Final = 0.05  # of a pass, below which nothing is worth a word
 _MANY: Final = 100  # times, of which no fraction is told
 _BESIDE_OPERATORS: Final = 0.01  # of a pass, from which kernels without an operator are named
 _FEW: Final = 3  # kernels named in a remark
-_NAMED: Final = {Part.MOVES: "Data is moved by", Part.OTHER: "Kernels of no known part"}
+_NAMED: Final[Mapping[str, str]] = {Part.MOVES: "Data is moved by", Part.OTHER: "Kernels of no known part"}
 _LENGTHS: Final = 0.02  # difference of lengths that is not worth a word
 _BELOW: Final = 0.97  # of its bound, from which a part is said to be below it
 
@@ -156,9 +157,10 @@ def _unidentified(found: Recorded) -> list[str]:
     behind = [kernel.weights for kernel in identified.last if kernel.weights]
     heads = {op.weights[0].numel for _, op in found.analysis.model.graph if op.kind == "lm_head"}
     if heads and "lm_head" in identified.missing and behind and found.of_phase.devices == 1:
+        name = found.analysis.model.name
         told.append(
-            f"A product of {max(behind):,} weights was recorded in place of the head of {found.analysis.model.name}, which "
-            f"has {max(heads):,}: it was another model."
+            f"A product of {max(behind):,} weights was recorded in place of the head of {name}, which has "
+            f"{max(heads):,}: it was another model."
         )
     elif identified.missing:
         told.append(f"No kernel was recorded of {', '.join(identified.missing)}: the pass ran without.")

@@ -55,9 +55,9 @@ class HostCalls(NamedTuple):
         for thread, own in groupby(sorted(called, key=lambda each: each[1]), lambda each: each[1].thread):
             _assign(found, list(own), threads.get(thread, ()))
         for place, origin in enumerate(origins):
-            if found[place] is None and origin.external in self.externals and self._call(origin) is None:
-                operator = self.externals[origin.external]
-                found[place] = operator.operands if _MULTIPLIES.search(operator.name) else None
+            operator = None if origin.external is None else self.externals.get(origin.external)
+            if operator and self._call(origin) is None and _MULTIPLIES.search(operator.name):
+                found[place] = operator.operands
         return found
 
     def steps(self, kernels: Sequence[Launch], origins: Sequence[Origin], named: Iterable[Launch]) -> tuple[Step, ...]:

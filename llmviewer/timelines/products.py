@@ -94,7 +94,7 @@ def identify(
         return Identified(why_not="the file has sums by kernel, without their order")
     if not any(recorded) or not order.products:
         return Identified(why_not="no kernel of a matrix product was recorded")
-    ways = [way for way in map(_flat if len(recorded) == 1 else list, order.ways()) if len(way) == len(recorded)]
+    ways = [way for way in order.ways(flat=len(recorded) == 1) if len(way) == len(recorded)]
     matches = [(match, way) for way in ways if (match := _matched(recorded, way, order.sizes))]
     if not matches:
         kernels = counted(sum(map(len, recorded)), "kernel")
@@ -154,12 +154,16 @@ class _Order:
         """Number of kernels if each product is one."""
         return sum(len(group) for _, groups in self.blocks for group in groups)
 
-    def ways(self) -> Iterator[Way]:
-        """The kernels of a pass for each choice of merged products."""
+    def ways(self, *, flat: bool) -> Iterator[Way]:
+        """The kernels of a pass for each choice of merged products.
+
+        flat  whether they are one segment, for recordings without a launch that is known to mix tokens
+        """
         several = sorted({group for _, groups in self.blocks for group in groups if len(group) > 1})
         for count in range(len(several) + 1):
             for merged in combinations(several, count):
-                yield self._segments(frozenset(merged))
+                way = self._segments(frozenset(merged))
+                yield [[place for segment in way for place in segment]] if flat else way
 
     def _segments(self, merged: frozenset[tuple[str, ...]]) -> Way:
         segments: Way = [[]]
@@ -169,11 +173,6 @@ class _Order:
                     segments.append([])
                 segments[-1] += [(block, group)] if group in merged else [(block, (name,)) for name in group]
         return segments
-
-
-def _flat(way: Way) -> Way:
-    """The products of a way as one segment, for recordings without a launch that is known to mix tokens."""
-    return [[place for segment in way for place in segment]]
 
 
 def _groups(block: Block, results: Mapping[tuple[str, str], OperatorResult]) -> Iterator[tuple[str, ...]]:

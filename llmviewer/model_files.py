@@ -133,6 +133,12 @@ def parse_model(text: str, name: str, *, source: str = "") -> Model:
     return _of_description(parse_yaml(text, source or name), stem)
 
 
+def unread_fields(config: Section) -> tuple[list[str], Mapping[str, Any]]:
+    """Fields of a config.json that nothing reads, and values that its class in transformers has for others."""
+    _of_config(config, "")
+    return config.unread(_COSTLESS | {"quantization_config"}), config.assumed
+
+
 @cache
 def _aliases() -> Mapping[str, tuple[str, ...]]:
     """Other names of each shipped model, in small letters."""

@@ -22,7 +22,7 @@ LAYERS = (
     ("stored", "hub"),
     ("roofline", "model"),
     ("tracing",),
-    ("memory", "generation", "model_index", "model_files"),
+    ("memory", "generation", "model_index", "model_files", "model_records"),
     ("expectation",),
     ("techniques",),
     ("lowering", "options", "arguments"),

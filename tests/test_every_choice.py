@@ -1,7 +1,7 @@
 """Every documented choice of every technique in the commands that take one: a result, or one line that refuses it.
 
 Defaults and choices in words meet analyze, compare and sweep. All choices, also numbers at their limits and the named
-methods of quantization, meet one of the six commands in turn; the slow ones, plan and advise, have fewer turns.
+methods of quantization, meet one of the commands in turn; the slow ones, plan and advise, have fewer turns.
 """
 
 from __future__ import annotations

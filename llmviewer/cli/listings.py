@@ -29,9 +29,23 @@ _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml
 @click.command()
 @click.argument("name", required=False, callback=shared.given)
 @click.option("--graph", is_flag=True, help="The operators of NAME with their tensors and weights.")
+@click.option("--add", metavar="NEW", help="Add NAME, a config.json or org/name, to those that ship, as NEW.")
+@click.option("--parameters", type=int, help="--add: the published number of parameters, which must be the graph's.")
+@click.option("--repository", default="", help="--add: where a local config.json is published, such as org/name.")
+@click.option("--title", default="", help="--add: the name in lists and reports.  [default: NEW]")
 @shared.report_format(("text", "json", "dot", "mermaid"), told="dot and mermaid draw the graph. ")
 @shared.output(what="the list")
-def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
+def models(
+    name: str | None,
+    form: str | None,
+    output: Path | None,
+    *,
+    graph: bool,
+    add: str | None,
+    parameters: int | None,
+    repository: str,
+    title: str,
+) -> None:
     """List models, or show the facts or the graph of one.
 
     NAME is the name of a model, or what analyze takes as MODEL; or a part of the names of several, such as qwen3.
@@ -42,6 +56,9 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
         return model.name, model.title, *model.aliases
 
     form = shared.form_of(form, output, _DRAWN)
+    if add:
+        _add(name, add, parameters, repository=repository, title=title)
+        return
     if graph or form in ("dot", "mermaid"):
         if not name:
             raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
@@ -115,6 +132,18 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
 
     width = shared.width(output)
     shared.emit(hardware_list(found, width) if isinstance(found, list) else hardware_card(found, width), output)
+
+
+def _add(source: str | None, name: str, parameters: int | None, *, repository: str, title: str) -> None:
+    """Adds a model to those that ship."""
+    if not source or not parameters:
+        raise InputError("--add needs a config.json or org/name, and the published number of --parameters; "
+                         f"such as `llmviewer models config.json --add {name} --parameters 8030261248`")  # fmt: skip
+    from ..model_records import add_model
+
+    path, unread = add_model(source, name, parameters=parameters, title=title, repository=repository)
+    left = f"; left out, as nothing reads them: {', '.join(unread)}" if unread else ""
+    shared.emit(f"{path} is written, and its line in models/index.json{left}\n", None)
 
 
 def _model(name: str) -> Model:

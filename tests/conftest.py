@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import gc
+import json
 import os
 import runpy
 import shutil
@@ -16,6 +17,7 @@ from hypothesis import settings
 # that name which it knows. Ours are imported as llmviewer.kernels.
 _ROOT = Path(__file__).resolve().parent.parent
 _ORACLE = _ROOT / "tests" / "oracle"
+_MESSAGES = _ROOT / "tests" / "golden" / "messages.json"
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _ROOT]
 
 # One thread each, before numpy, scipy and torch are imported: matrices are small, and every core has its tests.
@@ -35,9 +37,8 @@ gc.set_threshold(100_000)
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--all", action="store_true", help="run slow tests, and the others over all their cases, as CI does"
-    )
+    parser.addoption("--all", action="store_true", help="run slow tests and all cases, as CI does")
+    parser.addoption("--write-messages", action="store_true", help="keep messages in tests/golden/messages.json")
 
 
 def pytest_configure(config):
@@ -75,6 +76,29 @@ def recounted(monkeypatch, capsys):
         assert not models or f": {len(models)} models, no difference" in said
 
     return run
+
+
+@pytest.fixture
+def golden(request):
+    """Asserts that a message has the given facts and is, as a whole, the one kept in golden/messages.json.
+
+    --write-messages keeps the messages of the tests that run, for git to show what has changed.
+    """
+    kept = json.loads(_MESSAGES.read_text(encoding="utf-8"))
+    own, writing, messages = kept.get(request.node.name, []), request.config.getoption("write_messages"), []
+
+    def check(message, *facts):
+        messages.append(message)
+        assert "\n" not in message
+        assert [fact for fact in facts if fact not in message] == []
+        assert writing or [message] == own[len(messages) - 1 : len(messages)]
+
+    yield check
+    if writing:
+        text = json.dumps(kept | {request.node.name: messages}, indent=1, sort_keys=True, ensure_ascii=False)
+        _MESSAGES.write_text(text + "\n", encoding="utf-8")
+    else:
+        assert len(messages) == len(own)
 
 
 @pytest.fixture(scope="session")

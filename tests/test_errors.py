@@ -1,4 +1,7 @@
-"""The whole text of every error that a user can cause: where, what must hold, what was given, what to do."""
+"""Errors that a user can cause: where, what must hold, what was given, what to do.
+
+Tests assert the facts; `pytest tests/test_errors.py --write-messages` keeps the whole texts in golden/messages.json.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +23,12 @@ from llmviewer.documents import read_yaml
 from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
 from llmviewer.serving.planning import plan
-from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.recommendation import recommend
 from llmviewer.serving.saturation import saturate
 from llmviewer.serving.simulation import simulate
 from llmviewer.techniques import Touches
+
+from .cases import for_each
 
 CHIP = """\
 name: chip
@@ -52,17 +57,6 @@ CONFIG = {
     "num_attention_heads": 2,
     "vocab_size": 10,
 }
-START = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
-QUANTITY = "must be a positive number and a unit in B/s, such as '1.5 TB/s'; got"
-WHOLE = "must be a whole number of at least 1; got"
-NOTATION = (
-    "quantization must be bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as "
-    "W4A16g128, W8A8, W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of bf16, fp16, fp32, fp8, fp8_e4m3, fp8_e5m2, "
-    "int4, int8, mxfp4, mxfp6, mxfp8, nf4, nf4dq, nvfp4 alone or before that of the cache, as in fp8KV8 and KVq8_0 "
-    "(AWQ and GPTQ: "
-    "W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0; got"
-)
-OVERRIDE = "must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"
 
 
 @pytest.fixture
@@ -96,6 +90,13 @@ def _error(call, *args, **kwargs):
         call(*args, **kwargs)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_messages_are_kept_of_tests_that_exist():
+    folder = Path(__file__).parent
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("test_*.py"))
+    kept = json.loads((folder / "golden" / "messages.json").read_text(encoding="utf-8"))
+    assert [name for name in kept if f"def {name.partition('[')[0]}(" not in sources] == []
 
 
 def test_the_files_that_the_errors_are_made_from_load(chip, config):
@@ -162,22 +163,22 @@ def test_the_last_part_of_a_name_is_near_to_it():
         load_hardware("h100-sxm", ["bandwidth=2x"])
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
+@for_each(
+    "given, facts",
     [
-        ({"model": None}, "model must be text or a Model; got None"),
-        ({"model": ["line\nline"]}, "model must be text or a Model; got ['line\\nline']"),
-        ({"model": [0] * 50}, f"model must be text or a Model; got [{'0, ' * 33} ..."),
-        ({"hardware": ["h100-sxm"]}, "hardware must be text or a Hardware; got ['h100-sxm']"),
-        ({"quant": 4}, "quant must be text; got 4"),
-        ({"layout": {"tp": 2}}, "layout must be text or a Layout; got {'tp': 2}"),
-        ({"hardware_set": "memory.bandwidth=2x"}, "hardware_set must be a list of text; got 'memory.bandwidth=2x'"),
+        ({"model": None}, ("got None",)),
+        ({"model": ["line\nline"]}, ("got ['line\\nline']",)),
+        ({"model": [0] * 50}, ("got [0, 0, 0",)),
+        ({"hardware": ["h100-sxm"]}, ("got ['h100-sxm']",)),
+        ({"quant": 4}, ("got 4",)),
+        ({"layout": {"tp": 2}}, ("got {'tp': 2}",)),
+        ({"hardware_set": "memory.bandwidth=2x"}, ("got 'memory.bandwidth=2x'",)),
     ],
 )
-def test_what_python_gives_must_be_of_its_kind(given, error):
+def test_what_python_gives_must_be_of_its_kind(golden, given, facts):
     with pytest.raises(InputError) as caught:
         analyze(**{"model": "llama-2-7b", "hardware": "h100-sxm"} | given)
-    assert str(caught.value) == error
+    golden(str(caught.value), *given, *facts)
 
 
 @pytest.mark.parametrize(("load", "name"), [(load_model, "model"), (load_hardware, "hardware")])
@@ -200,78 +201,75 @@ def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch)
     assert load_model("gpt2").parameters == 124439808
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "error"),
+@for_each(
+    "old, new, facts",
     [
-        ("bandwidth:", "bandwith:", "memory.bandwith: unknown key; did you mean bandwidth?"),
-        ("memory:", "memmory:", "memmory: unknown key; did you mean memory or shared_memory?"),
-        ("fp32:", "fp33:", "vector.fp33: unknown key; did you mean fp32?"),
-        ("320 GB/s", "320 GB", f"memory.bandwidth: {QUANTITY} '320 GB'"),
-        ("320 GB/s", "320 TOP/s", f"memory.bandwidth: {QUANTITY} '320 TOP/s'"),
-        ("320 GB/s", "320 GBps", f"memory.bandwidth: {QUANTITY} '320 GBps'"),
-        ("320 GB/s", "320", f"memory.bandwidth: {QUANTITY} 320"),
-        ("320 GB/s", "-320 GB/s", f"memory.bandwidth: {QUANTITY} '-320 GB/s'"),
-        ("320 GB/s", "0 GB/s", f"memory.bandwidth: {QUANTITY} '0 GB/s'"),
-        ("320 GB/s", "nan GB/s", f"memory.bandwidth: {QUANTITY} 'nan GB/s'"),
-        ("320 GB/s", "1e999 GB/s", f"memory.bandwidth: {QUANTITY} '1e999 GB/s'"),
-        ("320 GB/s", ".nan", f"memory.bandwidth: {QUANTITY} nan"),
-        ("bus_width: 256", "bus_width: .nan", f"memory.bus_width: {WHOLE} NaN"),
-        ("bus_width: 256", "bus_width: 256.5", f"memory.bus_width: {WHOLE} 256.5"),
-        ("bus_width: 256", "bus_width: -256", f"memory.bus_width: {WHOLE} -256"),
-        ("released: 2024", "released: soon", f"released: {WHOLE} 'soon'"),
-        ("  bandwidth: 320 GB/s\n", "", "memory.bandwidth: is missing"),
-        ("vector: {source: sheet, fp32: 10 TOP/s}\n", "", "vector.fp32: is missing"),
-        ("vendor: nobody\n", "", "vendor: is missing"),
-        ("{source: sheet, fp32", "{source: shet, fp32", "vector.source: must be one of sheet; got 'shet'"),
-        ("{source: sheet, fp32", "{fp32", "vector.source: is missing"),
+        ("bandwidth:", "bandwith:", ("memory.bandwith", "bandwidth")),
+        ("memory:", "memmory:", ("memmory", "memory or shared_memory")),
+        ("fp32:", "fp33:", ("vector.fp33", "fp32")),
+        ("320 GB/s", "320 GB", ("memory.bandwidth", "got '320 GB'")),
+        ("320 GB/s", "320 TOP/s", ("memory.bandwidth", "got '320 TOP/s'")),
+        ("320 GB/s", "320 GBps", ("memory.bandwidth", "got '320 GBps'")),
+        ("320 GB/s", "320", ("memory.bandwidth", "got 320")),
+        ("320 GB/s", "-320 GB/s", ("memory.bandwidth", "got '-320 GB/s'")),
+        ("320 GB/s", "0 GB/s", ("memory.bandwidth", "got '0 GB/s'")),
+        ("320 GB/s", "nan GB/s", ("memory.bandwidth", "got 'nan GB/s'")),
+        ("320 GB/s", "1e999 GB/s", ("memory.bandwidth", "got '1e999 GB/s'")),
+        ("320 GB/s", ".nan", ("memory.bandwidth", "got nan")),
+        ("bus_width: 256", "bus_width: .nan", ("memory.bus_width", "got NaN")),
+        ("bus_width: 256", "bus_width: 256.5", ("memory.bus_width", "got 256.5")),
+        ("bus_width: 256", "bus_width: -256", ("memory.bus_width", "got -256")),
+        ("released: 2024", "released: soon", ("released", "got 'soon'")),
+        ("  bandwidth: 320 GB/s\n", "", ("memory.bandwidth", "missing")),
+        ("vector: {source: sheet, fp32: 10 TOP/s}\n", "", ("vector.fp32", "missing")),
+        ("vendor: nobody\n", "", ("vendor", "missing")),
+        ("{source: sheet, fp32", "{source: shet, fp32", ("vector.source", "got 'shet'")),
+        ("{source: sheet, fp32", "{fp32", ("vector.source", "missing")),
         (
             "title: Chip\nvendor: nobody\nkind: gpu\n",
             "kind: gpu\nhost: {bandwidth: 64 GB/s}\n",
-            f"title, vendor, host.source: are missing; {START}",
+            ("title, vendor, host.source", "missing"),
         ),
-        (CHIP[CHIP.index("vector:") :], "", f"vector.fp32, memory.capacity, memory.bandwidth: are missing; {START}"),
+        (CHIP[CHIP.index("vector:") :], "", ("vector.fp32, memory.capacity, memory.bandwidth", "missing")),
         (
             CHIP[CHIP.index("  sheet") :],
             "  sheet: {page: 3}\nvector: {fp32: 10 TOP/s}\nmemory: {capacity: 16 GiB}\n",
-            (
-                "sources.sheet.title, sources.sheet.year, vector.source, memory.source, memory.bandwidth: are missing; "
-                f"{START}"
-            ),
+            ("sources.sheet.year, vector.source", "missing"),
         ),
         (
             "fp32: 10 TOP/s}\n",
             "fp32: {note: at boost}}\nhost: {bandwidth: {note: one way}}\n",
-            f"host.source, vector.fp32.value, host.bandwidth.value: are missing; {START}",
+            ("host.source, vector.fp32.value, host.bandwidth.value", "missing"),
         ),
-        ("year: 2024", "year: later", f"sources.sheet.year: {WHOLE} 'later'"),
-        (", year: 2024", "", "sources.sheet.year: is missing"),
-        ("name: chip", "name: chop", "name: must be the name of the file, chip; got 'chop'"),
-        ("kind: gpu", "kind: gpus", "kind: must be one of gpu, cpu, accelerator; got 'gpus'"),
-        ("vendor: nobody", "aliases: chap", "aliases: must be a list of texts; got 'chap'"),
+        ("year: 2024", "year: later", ("sources.sheet.year", "got 'later'")),
+        (", year: 2024", "", ("sources.sheet.year", "missing")),
+        ("name: chip", "name: chop", ("name", "got 'chop'")),
+        ("kind: gpu", "kind: gpus", ("kind", "got 'gpus'")),
+        ("vendor: nobody", "aliases: chap", ("aliases", "got 'chap'")),
     ],
 )
-def test_a_hardware_file_that_is_wrong(chip, old, new, error):
+def test_a_hardware_file_that_is_wrong(chip, golden, old, new, facts):
     path = chip(old, new)
     if "aliases" in new:
         path = chip(old, f"{old}\n{new}")
-    assert _error(load_hardware, path) == f"{path}: {error}"
+    golden(_error(load_hardware, path).replace(path, "chip.yaml"), *facts)
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
+@for_each(
+    "text, facts",
     [
-        (CHIP.replace("  capacity:", "  capacity: 8 GiB\n  capacity:"), ":15:3: is not YAML: 'capacity' stands twice"),
-        (CHIP + "name: chip\n", ":17:1: is not YAML: 'name' stands twice"),
-        ("", ": must hold a mapping of keys to values; got null"),
-        ("- a\n", ': must hold a mapping of keys to values; got ["a"]'),
-        ("a: [1\n", ":2:1: is not YAML: did not find expected ',' or ']'"),
-        ("a:\n\tb: 1\n", ":2:1: is not YAML: found character that cannot start any token"),
+        (CHIP.replace("  capacity:", "  capacity: 8 GiB\n  capacity:"), ("is not YAML: 'capacity' stands twice",)),
+        (CHIP + "name: chip\n", ("is not YAML: 'name' stands twice",)),
+        ("", ("got null",)),
+        ("- a\n", ('got ["a"]',)),
+        ("a: [1\n", ("is not YAML: did not find expected ',' or ']'",)),
+        ("a:\n\tb: 1\n", ("is not YAML: found character that cannot start any token",)),
     ],
 )
-def test_a_file_that_is_no_mapping(tmp_path, text, error):
+def test_a_file_that_is_no_mapping(tmp_path, golden, text, facts):
     path = tmp_path / "chip.yaml"
     path.write_text(text, encoding="utf-8")
-    assert _error(load_hardware, str(path)) == f"{path}{error}"
+    golden(_error(load_hardware, str(path)).replace(str(path), "chip.yaml"), *facts)
 
 
 @pytest.mark.parametrize("content", [b"? [a]\n: b\n", b"a: \x07\n", b"\xff\xfe\x00"])
@@ -318,70 +316,58 @@ def test_all_tokens_of_a_workload_must_be_few_enough_to_count(workload, length):
     assert _error(analyze, "gpt2", "t4", batch=2**40, **workload) == f"{error}{2**40} x {length}"
 
 
-@pytest.mark.parametrize(
-    ("quant", "error"),
+@for_each(
+    "quant, facts",
     [
-        ("W", f"{NOTATION} 'W'"),
-        ("W4Q8", f"{NOTATION} 'W4Q8'"),
-        ("W4W8", f"{NOTATION} 'W4W8'"),
-        ("4 bit", f"{NOTATION} '4 bit'"),
-        ("4bit", "quantization must be written as W4A16 or W4A16g128; got '4bit'"),
-        ("AWQ", "quantization must be written as W4A16g128; got 'AWQ'"),
-        ("q4_k_l", "quantization 'q4_k_l': no such file type of llama.cpp; did you mean q4_k_s or q4_k_m or q3_k_l?"),
-        ("Wfp7", f"{NOTATION} 'Wfp7'"),
-        ("W-4", f"{NOTATION} 'W-4'"),
-        ("W4A16g", f"{NOTATION} 'W4A16g'"),
-        ("W4A16 W8", f"{NOTATION} 'W4A16 W8'"),
-        ("down_proj=", f"{NOTATION} ''"),
-        ("W9A8", "quantization 'W9A8': bits must be 16, 32 or between 1 and 8; got 9"),
-        ("W0", "quantization 'W0': bits must be 16, 32 or between 1 and 8; got 0"),
-        ("W4,down_proj=W44", "quantization 'W44': bits must be 16, 32 or between 1 and 8; got 44"),
-        ("W16g128", "quantization 'W16g128': a group size needs a low-bit format without its own; got 16 bits"),
-        ("Wnf4g64", "quantization 'Wnf4g64': a group size needs a low-bit format without its own; got nf4"),
-        ("=W4", f"quantization '=W4': {OVERRIDE}"),
-        ("W4,down_proj", f"quantization 'down_proj': {OVERRIDE}"),
-        ("W4,,W8", f"quantization '': {OVERRIDE}"),
-        ("fp8,KV8", "quantization 'fp8,KV8': the scheme of the whole model must be one word; write fp8KV8"),
-        ("W4,o_proj=KV8", "quantization 'o_proj=KV8': KV must be set for whole layers, as in layers.0-3=KV8"),
+        ("W", ("got 'W'",)),
+        ("W4Q8", ("got 'W4Q8'",)),
+        ("W4W8", ("got 'W4W8'",)),
+        ("4 bit", ("got '4 bit'",)),
+        ("4bit", ("got '4bit'",)),
+        ("AWQ", ("got 'AWQ'",)),
+        ("q4_k_l", ("q4_k_s or q4_k_m or q3_k_l",)),
+        ("Wfp7", ("got 'Wfp7'",)),
+        ("W-4", ("got 'W-4'",)),
+        ("W4A16g", ("got 'W4A16g'",)),
+        ("W4A16 W8", ("got 'W4A16 W8'",)),
+        ("down_proj=", ("got ''",)),
+        ("W9A8", ("got 9",)),
+        ("W0", ("got 0",)),
+        ("W4,down_proj=W44", ("got 44",)),
+        ("W16g128", ("got 16 bits",)),
+        ("Wnf4g64", ("got nf4",)),
+        ("=W4", ("OPERATORS=SCHEME",)),
+        ("W4,down_proj", ("'down_proj': must be OPERATORS=SCHEME",)),
+        ("W4,,W8", ("'': must be OPERATORS=SCHEME",)),
+        ("fp8,KV8", ("write fp8KV8",)),
+        ("W4,o_proj=KV8", ("KV must be set for whole layers",)),
     ],
 )
-def test_a_quantization_that_does_not_parse(quant, error):
-    assert _error(analyze, "llama-2-7b", "t4", quant=quant) == error
+def test_a_quantization_that_does_not_parse(golden, quant, facts):
+    golden(_error(analyze, "llama-2-7b", "t4", quant=quant), *facts)
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
+@for_each(
+    "change, facts",
     [
-        ("memory.bandwidth", "must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'"),
-        ("", "must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'"),
-        (
-            "memory.bandwith=2x",
-            (
-                "no number 'memory.bandwith' in a hardware file; did you mean memory.bandwidth or "
-                "shared_memory.bandwidth or memory.bus_width?"
-            ),
-        ),
-        ("memory.bandwidth=2 GB", f"{QUANTITY} '2 GB'; a factor such as 2x works too"),
-        ("memory.bandwidth=2", f"{QUANTITY} '2'; a factor such as 2x works too"),
-        ("memory.bandwidth=", f"{QUANTITY} ''; a factor such as 2x works too"),
-        ("memory.bandwidth=-1x", f"{QUANTITY} '-1x'; a factor such as 2x works too"),
-        ("memory.bandwidth=nan GB/s", f"{QUANTITY} 'nan GB/s'; a factor such as 2x works too"),
-        (
-            "memory.bandwidth=1e30 TB/s",
-            "must be from 1000 to 1e+24 B/s; got '1e30 TB/s'; a factor such as 2x works too",
-        ),
-        (
-            "vector.fp32=1e-30 OP/s",
-            ("must be from 1e+06 to 1e+24 OP/s; got '1e-30 OP/s'; a factor such as 2x works too"),
-        ),
-        ("memory.bandwidth=0x", "a factor must be between 1e-09 and 1e+09; got 0"),
-        ("memory.bandwidth=0.0x", "a factor must be between 1e-09 and 1e+09; got 0"),
-        ("matrix.fp8=2x", "t4 has no matrix.fp8 to multiply; give a quantity with its unit"),
-        ("memory.bus_width=1.5", f"{WHOLE} '1.5'; a factor such as 2x works too"),
+        ("memory.bandwidth", ("must be KEY=VALUE",)),
+        ("", ("must be KEY=VALUE",)),
+        ("memory.bandwith=2x", ("memory.bandwidth or ",)),
+        ("memory.bandwidth=2 GB", ("got '2 GB'",)),
+        ("memory.bandwidth=2", ("got '2'",)),
+        ("memory.bandwidth=", ("got ''",)),
+        ("memory.bandwidth=-1x", ("got '-1x'",)),
+        ("memory.bandwidth=nan GB/s", ("got 'nan GB/s'",)),
+        ("memory.bandwidth=1e30 TB/s", ("got '1e30 TB/s'",)),
+        ("vector.fp32=1e-30 OP/s", ("got '1e-30 OP/s'",)),
+        ("memory.bandwidth=0x", ("got 0",)),
+        ("memory.bandwidth=0.0x", ("got 0",)),
+        ("matrix.fp8=2x", ("no matrix.fp8 to multiply",)),
+        ("memory.bus_width=1.5", ("got '1.5'",)),
     ],
 )
-def test_a_what_if_that_cannot_be(change, error):
-    assert _error(analyze, "gpt2", "t4", hardware_set=(change,)) == f"{change or 'a what-if'}: {error}"
+def test_a_what_if_that_cannot_be(golden, change, facts):
+    golden(_error(analyze, "gpt2", "t4", hardware_set=(change,)), change or "a what-if", *facts)
 
 
 def test_a_what_if_of_a_text_does_not_suggest_itself():
@@ -405,38 +391,30 @@ def test_a_what_if_needs_a_device_by_name():
     assert _error(estimate_kernel, "gemm", t4, {"M": 1, "N": 64, "K": 64}, hardware_set=changes) == error
 
 
-@pytest.mark.parametrize(
-    ("call", "changed", "error"),
+@for_each(
+    "call, changed, facts",
     [
-        (simulate, {"years": "3"}, "years must be a positive number; got '3'"),
-        (saturate, {"years": "3"}, "years must be a positive number; got '3'"),
-        (simulate, {"policy": 3}, f"policy must be one of {', '.join(POLICIES)}; got 3"),
-        (simulate, {"expert_skew": "3"}, "expert_skew must be a number; got '3'"),
-        (plan, {"years": "3"}, "years must be a positive number; got '3'"),
-        (plan, {"batches": 0}, f"batches {WHOLE} 0"),
-        (plan, {"batches": "8"}, f"batches {WHOLE} '8'"),
-        (plan, {"quants": 8}, "quants must be text, or a list of such; got 8"),
-        (plan, {"layouts": 2}, "layouts must be text, or a list of such; got 2"),
-        (plan, {"hardware": 4}, "hardware must be text or a Hardware, or a list of such; got 4"),
-        (
-            plan,
-            {"hardware_set": "memory.bandwidth=2x"},
-            "hardware_set must be a list of text; got 'memory.bandwidth=2x'",
-        ),
-        (disaggregate, {"model": 5}, "model must be text or a Model; got 5"),
-        (disaggregate, {"batch": np.array([1, 2])}, f"batch {WHOLE} array([1, 2])"),
-        (analyze, {"batch": np.array([1, 2])}, f"batch {WHOLE} array([1, 2])"),
-        (recommend, {"without": "speed"}, "without must be one of nothing, answers, draft, model; got 'speed'"),
-        (recommend, {"without": 1}, "without must be text, or a list of such; got 1"),
-        (
-            recommend,
-            {"profiles": "mine.yaml"},
-            "profiles must be a list of text or a path or a Profile; got 'mine.yaml'",
-        ),
-        (estimate_kernel, {"kernel": 5}, "kernel must be text; got 5"),
+        (simulate, {"years": "3"}, ("got '3'",)),
+        (saturate, {"years": "3"}, ("got '3'",)),
+        (simulate, {"policy": 3}, ("got 3",)),
+        (simulate, {"expert_skew": "3"}, ("got '3'",)),
+        (plan, {"years": "3"}, ("got '3'",)),
+        (plan, {"batches": 0}, ("got 0",)),
+        (plan, {"batches": "8"}, ("got '8'",)),
+        (plan, {"quants": 8}, ("got 8",)),
+        (plan, {"layouts": 2}, ("got 2",)),
+        (plan, {"hardware": 4}, ("got 4",)),
+        (plan, {"hardware_set": "memory.bandwidth=2x"}, ("got 'memory.bandwidth=2x'",)),
+        (disaggregate, {"model": 5}, ("got 5",)),
+        (disaggregate, {"batch": np.array([1, 2])}, ("got array([1, 2])",)),
+        (analyze, {"batch": np.array([1, 2])}, ("got array([1, 2])",)),
+        (recommend, {"without": "speed"}, ("got 'speed'",)),
+        (recommend, {"without": 1}, ("got 1",)),
+        (recommend, {"profiles": "mine.yaml"}, ("got 'mine.yaml'",)),
+        (estimate_kernel, {"kernel": 5}, ("got 5",)),
     ],
 )
-def test_what_is_not_of_its_kind(call, changed, error):
+def test_what_is_not_of_its_kind(golden, call, changed, facts):
     usual = {
         analyze: {"model": "gpt2", "hardware": "l4"},
         simulate: {"model": "gpt2", "hardware": "l4", "rate": 1},
@@ -446,7 +424,7 @@ def test_what_is_not_of_its_kind(call, changed, error):
         recommend: {"model": "gpt2", "hardware": "l4"},
         estimate_kernel: {"kernel": "gemm", "hardware": "l4", "sizes": {"M": 1, "N": 64, "K": 64}},
     }
-    assert _error(call, **{**usual[call], **changed}) == error
+    golden(_error(call, **{**usual[call], **changed}), *changed, *facts)
 
 
 def test_one_of_several_need_not_be_a_list():
@@ -457,15 +435,15 @@ def test_one_of_several_need_not_be_a_list():
     assert (found.considered, found.quants) == (1, ("fp8",))
 
 
-@pytest.mark.parametrize(
-    ("field", "error"),
+@for_each(
+    "field, facts",
     [
-        ("attention", "attention must be one of eager, flash; got 'FLASH2'"),
-        ("accounting", "accounting must be one of faithful, survey; got 'FLASH2'"),
+        ("attention", ("got 'FLASH2'",)),
+        ("accounting", ("got 'FLASH2'",)),
     ],
 )
-def test_an_unknown_attention_or_accounting(field, error):
-    assert _error(analyze, "gpt2", "t4", **{field: "FLASH2"}) == error
+def test_an_unknown_attention_or_accounting(golden, field, facts):
+    golden(_error(analyze, "gpt2", "t4", **{field: "FLASH2"}), field, *facts)
 
 
 def test_a_device_without_a_unit_for_the_operands(chip):
@@ -478,34 +456,28 @@ def test_a_device_without_a_unit_for_the_operands(chip):
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
+@for_each(
+    "fields, facts",
     [
-        ({"model_type": "minicpm", "intermediate_size": None}, "intermediate_size: is missing"),
-        ({"model_type": None}, "model_type: is missing"),
-        ({"model_type": 3}, "model_type: must be text; got 3"),
-        ({"hidden_size": "8"}, f"hidden_size: {WHOLE} '8'"),
-        ({"hidden_size": 8.5}, f"hidden_size: {WHOLE} 8.5"),
-        ({"hidden_size": -8}, f"hidden_size: {WHOLE} -8"),
-        ({"hidden_size": 0}, f"hidden_size: {WHOLE} 0"),
-        ({"hidden_size": True}, f"hidden_size: {WHOLE} true"),
-        ({"hidden_size": [8]}, f"hidden_size: {WHOLE} [8]"),
-        ({"hidden_size": float("nan")}, f"hidden_size: {WHOLE} NaN"),
-        ({"torch_dtype": "int8"}, "torch_dtype: must be one of float16, bfloat16, float32; got 'int8'"),
-        (
-            {"hidden_act": "mish"},
-            (
-                "hidden_act: must be one of relu, relu2, silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, "
-                "gelu_tanh, situ, xielu; got 'mish'"
-            ),
-        ),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false; got 'yes'"),
-        ({"model_type": "mistral", "sliding_window": 0}, f"sliding_window: {WHOLE} 0"),
+        ({"model_type": "minicpm", "intermediate_size": None}, ("intermediate_size", "missing")),
+        ({"model_type": None}, ("model_type", "missing")),
+        ({"model_type": 3}, ("model_type", "got 3")),
+        ({"hidden_size": "8"}, ("hidden_size", "got '8'")),
+        ({"hidden_size": 8.5}, ("hidden_size", "got 8.5")),
+        ({"hidden_size": -8}, ("hidden_size", "got -8")),
+        ({"hidden_size": 0}, ("hidden_size", "got 0")),
+        ({"hidden_size": True}, ("hidden_size", "got true")),
+        ({"hidden_size": [8]}, ("hidden_size", "got [8]")),
+        ({"hidden_size": float("nan")}, ("hidden_size", "got NaN")),
+        ({"torch_dtype": "int8"}, ("torch_dtype", "got 'int8'")),
+        ({"hidden_act": "mish"}, ("hidden_act", "got 'mish'")),
+        ({"tie_word_embeddings": "yes"}, ("tie_word_embeddings", "got 'yes'")),
+        ({"model_type": "mistral", "sliding_window": 0}, ("sliding_window", "got 0")),
     ],
 )
-def test_a_config_that_is_wrong(config, fields, error):
+def test_a_config_that_is_wrong(config, golden, fields, facts):
     path = config(**fields)
-    assert _error(load_model, path) == f"{path}: {error}"
+    golden(_error(load_model, path).replace(path, "config.json"), *facts)
 
 
 @pytest.mark.parametrize(
@@ -523,20 +495,20 @@ def test_a_config_whose_heads_cannot_be_is_an_error(config, fields):
     assert _error(load_model, path).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
+@for_each(
+    "text, facts",
     [
-        ("{", ":1:2: is not JSON: Expecting property name enclosed in double quotes"),
-        ("", ":1:1: is not JSON: Expecting value"),
-        ("[]", ": must hold a JSON object; got []"),
-        ("null", ": must hold a JSON object; got null"),
-        ("{}", ": model_type: is missing"),
+        ("{", ("is not JSON",)),
+        ("", ("is not JSON: Expecting value",)),
+        ("[]", ("got []",)),
+        ("null", ("got null",)),
+        ("{}", ("model_type: is missing", "missing")),
     ],
 )
-def test_a_config_that_is_no_json_object(tmp_path, text, error):
+def test_a_config_that_is_no_json_object(tmp_path, golden, text, facts):
     path = tmp_path / "config.json"
     path.write_text(text, encoding="utf-8")
-    assert _error(load_model, str(path)) == f"{path}{error}"
+    golden(_error(load_model, str(path)).replace(str(path), "config.json"), *facts)
 
 
 TODO = "give package.module:callable to trace its module, or describe it in a YAML file (`llmviewer docs models`)"

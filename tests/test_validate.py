@@ -301,14 +301,14 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     text = capsys.readouterr().out
     assert text.startswith("120 measured kernels on h100-sxm, of rows.csv, expected by mine.yaml first.\n\ngemm\n")
     assert max(map(len, text.splitlines())) <= 80
-    rows = text.partition("Farthest off; row 1 is the first below the names of the columns:\n")[2]
+    rows = text.partition("Largest errors; row 1 is the first below the names of the columns:\n")[2]
     assert "  row " in rows
     assert " measured, " in rows
     assert "nan" not in text
     assert "Not scored:" not in text
     assert str(measured) not in rows
     assert main(["validate", str(measured), str(measured), "--profile", str(profile)]) == 0
-    rows = capsys.readouterr().out.partition("Farthest off; ")[2]
+    rows = capsys.readouterr().out.partition("Largest errors; ")[2]
     assert f"{measured}, row " in " ".join(rows.split())
 
 
@@ -500,7 +500,7 @@ def test_a_report_has_all_that_was_scored_and_asks_for_nothing_else(measured, pr
     assert main(["validate", str(measured), "--profile", str(profile), "-o", str(out)]) == 0
     assert capsys.readouterr().err == f"{out}: written\n"
     text = out.read_text(encoding="utf-8")
-    words = ("Expected against measured", "Bound against measured", "Error by family and device", "Farthest off",
+    words = ("Expected against measured", "Bound against measured", "Error by family and device", "Largest errors",
              "Measured kernels on the roofline", "120 measured kernels on h100-sxm")  # fmt: skip
     assert all(word in text for word in words)
     assert "src=" not in text.split("</style>")[0]

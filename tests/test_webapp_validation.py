@@ -96,7 +96,7 @@ def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
     figure = validation.scatter(found, name).figure
     assert list(figure.data[0].x) == [14.0, 16.0, 300.0]
     np.testing.assert_allclose(figure.data[0].y, found.predictions.columns["expected_us"][:3])
-    assert validation.scores(found)[1][:5] == ("gemm", "h100-sxm", "bf16", "calibrated", "3")
+    assert validation.scores(found).lines()[1][:5] == ("gemm", "h100-sxm", "bf16", "calibrated", "3")
     heads, *rows = validation.predicted(found)
     assert [row[0] for row in rows] == [1, 2, 3, 4]
     assert "remark" not in heads
@@ -175,7 +175,7 @@ def test_rows_on_unknown_devices_cost_nothing_and_are_counted():
     found = uploads.measured("a.csv", _csv(table))
     assert sum(one.expected.rows for one in found.scores.groups) == 3
     assert sum(found.unknown.values()) == 90 * 5 + 1
-    assert {int(line[0]) for line in validation.worst(found)[1:]} == {451, 452, 453}
+    assert {int(line[0]) for line in validation.worst(found).lines()[1:]} == {451, 452, 453}
     assert validation.skipped(found)[0].startswith("5 rows: no device 'a-b-c-")
 
 

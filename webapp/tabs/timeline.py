@@ -72,7 +72,7 @@ def _shown(found: Recorded, devices: int) -> list[Component]:
         panel(picture("timeline-parts", timeline.bars(found))),
         *(
             panel(
-                html.H3(one.title), table(timeline.lines(one), "recorded"),
+                html.H3(one.title), table(one.lines(), "recorded"),
                 *([html.P(one.about, className="soft")] if one.about else []),
             )
             for one in REPORT.tables(found)

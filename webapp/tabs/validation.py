@@ -109,8 +109,8 @@ def _result(one: Measured, name: str) -> Component:
             html.H4("Errors by family"), html.Button("CSV of all rows", id="measured-csv", type="button",
                                                      className="quiet"),
         ], className="figcaption"),
-        *([table(groups, "scores")] if len(groups) > 1 else []),
-        *([html.H4("Farthest off"), table(worst, "facts")] if len(worst) > 1 else []),
+        *([table(groups.lines(), "scores"), html.P(groups.about, className="soft")] if groups.body else []),
+        *([html.H4(worst.title), table(worst.lines(), "facts")] if worst.body else []),
         *([html.H4("Not scored"), html.Ul([html.Li(line) for line in skipped], className="said")] if skipped else []),
     ])  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmviewer.reports import figures
 from llmviewer.reports.page_figures import PageFigure, page_figure
-from llmviewer.reports.phrases import memory_margin, of_each
+from llmviewer.reports.phrases import largest, memory_margin, of_each
 from llmviewer.units import si
 
 from ..answers import Answer
@@ -36,12 +36,6 @@ def table(found: Sequence[Answer]) -> list[tuple[str, ...]]:
         lines.append((
             one.name, *(f"{si(size)}B" for size in (*sizes, memory.capacity_bytes)),
             f"{'fits' if memory.fits else 'does not fit'}, {si(rest)}B {word}",
-            _largest(memory.max_batch), _largest(memory.max_context),
+            largest(memory.max_batch), largest(memory.max_context),
         ))  # fmt: skip
     return [heads, *lines]
-
-
-def _largest(number: int | None) -> str:
-    if number is None:
-        return "no limit"
-    return f"{number:,}" if number else "none"

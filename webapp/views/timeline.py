@@ -9,7 +9,6 @@ from typing import Final
 
 from llmviewer.errors import InputError
 from llmviewer.reports.page_figures import PageFigure, page_figure
-from llmviewer.reports.tables import Table
 from llmviewer.reports.timeline_figures import part_bars
 from llmviewer.timelines.against import Recorded, compared
 from llmviewer.timelines.launches import Launches, Sums
@@ -55,11 +54,6 @@ def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Recorded:
 
 def bars(found: Recorded) -> PageFigure:
     return page_figure(part_bars(found))
-
-
-def lines(table: Table) -> list[tuple[str, ...]]:
-    """Heads, then a line for each row."""
-    return [table.head, *(tuple(item.text for item in row) for row in table.body)]
 
 
 # Read anew only where the file or the phase is another.

@@ -13,14 +13,19 @@ from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import Entry, Error
-from llmviewer.reports.accuracy_figures import LibraryError, measured_and_expected, profile_errors
+from llmviewer.reports.accuracy_figures import Cloud, LibraryError, predicted_and_measured, profile_errors
 from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.tables import Table
+from llmviewer.reports.validation import by_group
+from llmviewer.reports.validation import skipped as skipped_rows
+from llmviewer.reports.validation import worst as worst_rows
 from llmviewer.units import counted, seconds
 
 from ..answers import Answer
 from .uploads import Measured
 
 _MOST_POINTS, _MOST_GROUPS = 4000, 6  # of a figure
+_MOST_REASONS = 10
 
 
 def rests_on(found: Sequence[Answer]) -> list[tuple[str, ...]]:
@@ -106,49 +111,28 @@ def scatter(one: Measured, name: str) -> PageFigure | None:
         kept["others"] = np.concatenate([places[key] for key in ranked[len(kept) :]])
     count = sum(map(len, kept.values()))
     each = max(1, math.ceil(count / _MOST_POINTS))
-    named = {key: (times[own[::each]], expected[own[::each]]) for key, own in kept.items()}
+    clouds = {
+        key: Cloud(times[own[::each]], expected[own[::each]], [""] * len(own[::each])) for key, own in kept.items()
+    }
     every = "" if each == 1 else f"; one of {each} is drawn"
-    return page_figure(
-        measured_and_expected(named, f"Expected against measured: {name}", f"{counted(count, 'row')}{every}")
-    )
+    about = f"{counted(count, 'row')}{every}"
+    return page_figure(predicted_and_measured(clouds, f"Expected against measured: {name}", about))
 
 
-def scores(one: Measured) -> list[tuple[str, ...]]:
-    """Errors by family, device and data type: heads, then a line for each."""
-    lines: list[tuple[str, ...]] = [(
-        "family", "device", "data type", "from", "rows", "mean error", "median row", "under 20 us", "over 20 us",
-        "bias", "within 20 %", "in the 80 %", "bound's error", "faster than bound",
-    )]  # fmt: skip
-    for group in one.scores.groups:
-        own = group.expected
-        shares = (own.mape, own.median, own.mape_short, own.mape_long, own.bias, own.within_20, own.covered)
-        lines.append((
-            _said(group.family), group.device, group.dtype, group.source, f"{own.rows:,}", *map(_percent, shares),
-            _percent(group.bound.mape), f"{group.violations:,}",
-        ))  # fmt: skip
-    return lines
+def scores(one: Measured) -> Table:
+    """Errors by family, device and data type."""
+    return by_group(one.scores.groups)
 
 
-def worst(one: Measured) -> list[tuple[str, ...]]:
-    """The rows that are farthest off: heads, then a line for each."""
-    lines: list[tuple[str, ...]] = [("row", "what", "measured", "expected", "at least", "off")]
-    for row in one.scores.worst:
-        facts = {key: value for key, value in row.items() if key != "row" and not key.endswith("_us") and value != ""}
-        what = ", ".join(f"{k} {v:g}" if isinstance(v, float) else v for k, v in facts.items())
-        times = (row["time_us"], row["expected_us"], row["bound_us"])
-        off = row["expected_us"] / row["time_us"] - 1
-        place = one.places[row["row"] - 1] + 1
-        lines.append((str(place), what, *(seconds(1e-6 * time) for time in times), f"{off:+.0%}"))
-    return lines
+def worst(one: Measured) -> Table:
+    """The rows with the largest errors, by their places in the user's file."""
+    return worst_rows(one.scores.worst, lambda row: int(one.places[row["row"] - 1]) + 1)
 
 
 def skipped(one: Measured) -> list[str]:
-    """Rows that were not scored, with the reason."""
+    """The most frequent reasons for which rows were not scored."""
     unknown = Counter({f"no device {called[:60]!r}": count for called, count in one.unknown.items()})
-    return [
-        f"{counted(count, 'row')}: {reason}"
-        for reason, count in (Counter(one.scores.skipped) + unknown).most_common(10)
-    ]
+    return list(skipped_rows(dict((Counter(one.scores.skipped) + unknown).most_common(_MOST_REASONS))))
 
 
 def predicted(one: Measured) -> list[tuple[Any, ...]]:

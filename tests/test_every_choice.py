@@ -22,7 +22,7 @@ MODEL, DEVICE = "llama-68m", "h100-sxm"
 SIZE = ("--prompt", "300", "--gen", "20")
 NEEDED = {"draft": "llama-68m", "size": "256", "scheme": "half"}
 TEXTS = {"tree": ("4x2x2",), "scorer": ("opt-125m",), "targets": ("*", "q_proj+v_proj"), "draft": ("opt-125m",),
-         "scorer_quant": ("W8A8",), "draft_quant": ("W4A16g128",)}  # fmt: skip
+         "scorer_quant": ("W8A8,scorer=opt-125m",), "draft_quant": ("W4A16g128",)}  # fmt: skip
 COMMANDS = {
     "analyze": ("analyze", MODEL, DEVICE, *SIZE, "--batch", "2"),
     "compare": ("compare", MODEL, DEVICE, "l40s", *SIZE, "--bound"),
@@ -103,3 +103,58 @@ def test_each_choice_in_words_is_written(every_choice):
             continue
         for render in (REPORT.text, REPORT.markdown, next(others)):
             assert render(analysis), text
+
+
+WITH = {"prompt-compression": {"scorer": "opt-125m"}, "fusion": {"add": "false"}}  # what other parameters need
+SAID_TO_CHANGE_NOTHING = ("changes nothing", "no effect")
+DEEP = ("llama-3.2-1b", "mixtral-8x7b", "llada-8b", "bert-base-uncased")  # the first that takes a technique is walked
+
+
+def others_than(default, field):
+    """Values of a parameter other than its default."""
+    if field.name in TEXTS or about(field).choices or str(field.type) == "bool":
+        return [value for value in values(field) if str(value).lower() != str(default).lower()]
+    if not isinstance(default, int | float):
+        return []
+    near = (default + 1, 2 * default + 3, default // 2) if isinstance(default, int) else (default / 2, default * 1.5)
+    return [value for value in (*near, 0.25) if value != default and about(field).holds(value)][:2]
+
+
+@pytest.mark.slow("analyzes two values of every parameter of every technique")
+def test_a_value_that_is_accepted_changes_a_result_or_a_note_says_that_it_does_not(tmp_path):
+    """A parameter that some setting accepts without effect must be refused, or described so in a note."""
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100\n200\n300\n")
+    walked, silent = 0, []
+    for name, kind in techniques().items():
+        needed = {f.name: NEEDED.get(f.name, lengths) for f in fields(kind) if f.default is MISSING}
+        for context in ({}, WITH[name]) if name in WITH else ({},):
+            base, model = first_result(name, needed | context)
+            for f in (f for f in fields(kind) if base and f.name not in needed | context):
+                for value in others_than(f.default, f):
+                    try:
+                        other = numbers(name, needed | context | {f.name: value}, model)
+                    except InputError:
+                        continue
+                    walked += 1
+                    if other == base and not any(said in str(other["notes"]) for said in SAID_TO_CHANGE_NOTHING):
+                        silent.append((name, context, f.name, value))
+    assert walked > 100
+    assert [each for each in silent if each[:3] != ("fusion", {}, "norm")] == []  # additions have norms in them then
+
+
+def first_result(name, given):
+    """The document of the first model that takes a technique, and that model; (None, "") if none does."""
+    for model in DEEP:
+        try:
+            return numbers(name, given, model), model
+        except InputError:
+            continue
+    return None, ""
+
+
+def numbers(name, given, model):
+    text = f"{name}:{','.join(f'{key}={value}' for key, value in given.items())}".removesuffix(":")
+    document = analyze(model, DEVICE, prompt=300, gen=20, batch=2, techniques=[text], bound=True).to_dict()
+    document["effect"].pop("techniques")
+    return {key: value for key, value in document.items() if key != "inputs"}

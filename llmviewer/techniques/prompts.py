@@ -22,6 +22,7 @@ from ._spans import shared
 from ._technique import Finding, Kind, Machine, Technique, Touches
 
 _LENGTHS = 2.0 ** np.arange(4, 21)
+_SCORER_QUANT = "W16A16"
 _MOST_CHUNKS = 1 << 20  # of a prompt, each of which is a pass that is looked at by itself
 
 
@@ -72,7 +73,12 @@ class Compression(Rewritten):
 
     ratio: float = parameter("fraction of the tokens that is kept", 0.5, least=0, most=1, open=True)
     scorer: str = parameter("model that scores the tokens; its time is not counted if not given", "")
-    scorer_quant: str = parameter("precision of the scorer", "W16A16")
+    scorer_quant: str = parameter(f"precision of the scorer, {_SCORER_QUANT} if not given", "")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scorer_quant and not self.scorer:
+            raise InputError(f"{self.name}: scorer_quant needs a scorer; give scorer=MODEL or leave it out")
 
     def length(self, prompt: Num) -> Num:
         kept: Num = np.ceil(self.ratio * np.asarray(prompt, dtype=np.float64))[()]
@@ -110,7 +116,7 @@ class Compression(Rewritten):
         return load_model(self.scorer)
 
     def _scorer(self, machine: Machine) -> Machine:
-        return machine.helper(self.model, self.scorer_quant)
+        return machine.helper(self.model, self.scorer_quant or _SCORER_QUANT)
 
 
 @technique("rag")

@@ -56,3 +56,10 @@ def gpus(*vendors):
     """GPUs, of some vendors if any are named."""
     devices = [load_hardware(name) for name in hardware_names()]
     return [d.name for d in devices if d.kind == "gpu" and (d.vendor in vendors or not vendors)]
+
+
+def first_fast(values, reason, count=1):
+    """Values of a parametrization, of which those after the first `count` run only with --all."""
+    slow = pytest.mark.slow(reason)
+    tuples = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*value, marks=slow if i >= count else ()) for i, value in enumerate(tuples)]

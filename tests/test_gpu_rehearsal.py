@@ -107,6 +107,7 @@ def script(gpu, monkeypatch):
     return module
 
 
+@pytest.mark.slow("goes through all kernels")
 def test_measure_has_rows_of_all_that_there_are_kernels_for(gpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(backend, "_SETS", 4)  # what is launched 256 times is written no other way
     monkeypatch.setattr(
@@ -122,6 +123,7 @@ def test_measure_has_rows_of_all_that_there_are_kernels_for(gpu, tmp_path, monke
     assert found == {*product(("triton", "pytorch"), families), ("triton", "moe")}
 
 
+@pytest.mark.slow("goes through all kernels")
 def test_the_script_checks_steps_and_times(script):
     for name in kernel_names():
         assert [*script.check(name)] == []

@@ -12,6 +12,7 @@ from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
 from llmviewer.kernels.decode_attention import Tiling, splits_of  # noqa: E402
 
+from .cases import first_fast  # noqa: E402
 from .kernel_checks import NEW, cases, compiled, moved, named  # noqa: E402
 
 CASES = cases("attention")
@@ -30,15 +31,22 @@ def test_the_operator_moves_every_tensor_once(name, one):
 
 @pytest.mark.parametrize(
     ("name", "one", "kept"),
-    [
-        ("decode_attention", case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=901, page=16, ragged=100), ("k", "v")),
-        (
-            "decode_attention",
-            case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=901, page=16, ragged=100, kv_bits=4, group=8),
-            ("k_scale", "v_scale"),
-        ),
-        ("mla_decode", case("fp16", B=1, heads=4, latent=64, rope=16, kv=701, page=64), ("cache",)),
-    ],
+    first_fast(
+        [
+            (
+                "decode_attention",
+                case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=901, page=16, ragged=100),
+                ("k", "v"),
+            ),
+            (
+                "decode_attention",
+                case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=901, page=16, ragged=100, kv_bits=4, group=8),
+                ("k_scale", "v_scale"),
+            ),
+            ("mla_decode", case("fp16", B=1, heads=4, latent=64, rope=16, kv=701, page=64), ("cache",)),
+        ],
+        "in Triton's interpreter",
+    ),
     ids=named,
 )
 def test_splits_agree_and_read_nothing_past_the_end(name, one, kept):
@@ -62,13 +70,16 @@ def test_splits_agree_and_read_nothing_past_the_end(name, one, kept):
 
 @pytest.mark.parametrize(
     ("name", "one"),
-    [
-        ("flash_attention", case("fp16", B=2, heads=2, kv_heads=1, dim=32, q=150, kv=170, ragged=70)),
-        ("flash_attention", case("fp16", B=1, heads=1, kv_heads=1, dim=128, q=129, kv=129, window=50)),
-        ("decode_attention", case("fp16", B=1, heads=6, kv_heads=2, dim=32, kv=601, page=16)),
-        ("decode_attention", case("fp16", B=1, heads=2, kv_heads=1, dim=32, kv=300, page=16, kv_bits=8)),
-        ("mla_decode", case("fp16", B=1, heads=40, latent=64, rope=16, kv=301, page=16)),
-    ],
+    first_fast(
+        [
+            ("flash_attention", case("fp16", B=2, heads=2, kv_heads=1, dim=32, q=150, kv=170, ragged=70)),
+            ("flash_attention", case("fp16", B=1, heads=1, kv_heads=1, dim=128, q=129, kv=129, window=50)),
+            ("decode_attention", case("fp16", B=1, heads=6, kv_heads=2, dim=32, kv=601, page=16)),
+            ("decode_attention", case("fp16", B=1, heads=2, kv_heads=1, dim=32, kv=300, page=16, kv_bits=8)),
+            ("mla_decode", case("fp16", B=1, heads=40, latent=64, rope=16, kv=301, page=16)),
+        ],
+        "in Triton's interpreter",
+    ),
     ids=named,
 )
 def test_tilings_change_how_fast_it_is_and_not_what_it_computes(name, one):
@@ -88,7 +99,7 @@ def test_prompts_shorter_than_a_tile_have_no_other_tilings():
     assert not kernel.tilings(NEW, case("fp16", B=1, heads=2, kv_heads=1, dim=128, q=32, kv=400))
 
 
-@pytest.mark.parametrize("kv_bits", [16, 4])
+@pytest.mark.parametrize("kv_bits", first_fast([16, 4], "in Triton's interpreter"))
 def test_the_last_program_merges_splits_again_and_again(kv_bits):
     """In the launch itself where they are few, and in one of its own where one program would be at it for long."""
     kernel = load_kernel("decode_attention")

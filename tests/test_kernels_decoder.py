@@ -18,6 +18,7 @@ from llmviewer.model_files import load_model  # noqa: E402
 from llmviewer.transforms.flash_attention import flash_attention  # noqa: E402
 from llmviewer.workload import Workload  # noqa: E402
 
+from .cases import first_fast  # noqa: E402
 from .kernel_checks import cases, converted  # noqa: E402
 
 H100 = Target(sm=90, multiprocessors=132)
@@ -73,7 +74,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", TINY)
+@pytest.mark.parametrize("model_type", first_fast(TINY, "in Triton's interpreter"))
 def test_steps_give_the_tokens_of_transformers(model_type, tmp_path, monkeypatch):
     """Greedy answers of 4 tokens from an empty cache, and the logits on the way, in fp16 beside fp32."""
     monkeypatch.setattr(interpreter, "_convert_float", converted)
@@ -91,6 +92,7 @@ def test_steps_give_the_tokens_of_transformers(model_type, tmp_path, monkeypatch
     torch.testing.assert_close(torch.stack(found, dim=1), wanted, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_a_step_repeats_bit_by_bit_and_allocates_nothing(tmp_path):
     step = decode_step(model_file(tmp_path, "llama"), batch=1, kv_len=9, layers=1, device="cpu")
     first = [t.clone() for t in step()]

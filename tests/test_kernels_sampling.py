@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import case  # noqa: E402
 
+from .cases import first_fast  # noqa: E402
 from .kernel_checks import cases, moved, named  # noqa: E402
 
 CASES = cases("sampling")
@@ -40,25 +41,30 @@ LOGITS = [-3.0, 0.0, -1.0, -2.0, -3.0]
 
 @pytest.mark.parametrize(
     ("kept", "wanted"),
-    [
-        ({}, [1, 8, 4, 2, 1]),
-        ({"k": 1}, [0, 2, 0, 0, 0]),
-        ({"k": 2}, [0, 2, 1, 0, 0]),
-        ({"k": 4}, [1, 8, 4, 2, 1]),  # the fourth and the fifth are alike
-        ({"k": 9}, [1, 8, 4, 2, 1]),
-        ({"p": 0.0}, [0, 2, 0, 0, 0]),
-        ({"p": 0.5}, [0, 2, 0, 0, 0]),  # exactly half of the sum
-        ({"p": 0.5 + 2.0**-20}, [0, 2, 1, 0, 0]),
-        ({"p": 0.75}, [0, 2, 1, 0, 0]),
-        ({"p": 0.875 + 2.0**-20}, [1, 8, 4, 2, 1]),
-        ({"k": 2, "p": 0.6}, [0, 2, 0, 0, 0]),  # two thirds of what top-k has left
-        ({"k": 2, "p": 0.7}, [0, 2, 1, 0, 0]),
-    ],
+    first_fast(
+        [
+            ({}, [1, 8, 4, 2, 1]),
+            ({"k": 1}, [0, 2, 0, 0, 0]),
+            ({"k": 2}, [0, 2, 1, 0, 0]),
+            ({"k": 4}, [1, 8, 4, 2, 1]),  # the fourth and the fifth are alike
+            ({"k": 9}, [1, 8, 4, 2, 1]),
+            ({"p": 0.0}, [0, 2, 0, 0, 0]),
+            ({"p": 0.5}, [0, 2, 0, 0, 0]),  # exactly half of the sum
+            ({"p": 0.5 + 2.0**-20}, [0, 2, 1, 0, 0]),
+            ({"p": 0.75}, [0, 2, 1, 0, 0]),
+            ({"p": 0.875 + 2.0**-20}, [1, 8, 4, 2, 1]),
+            ({"k": 2, "p": 0.6}, [0, 2, 0, 0, 0]),  # two thirds of what top-k has left
+            ({"k": 2, "p": 0.7}, [0, 2, 1, 0, 0]),
+        ],
+        "in Triton's interpreter",
+        3,
+    ),
 )
 def test_what_is_left_is_drawn_as_often_as_it_weighs(kept, wanted):
     assert drawn(LOGITS, sum(wanted), **kept) == wanted
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_a_level_that_has_the_k_largest_and_no_other():
     """What is below it counts neither for top-k nor for the sum that u is a part of."""
     assert drawn([*LOGITS, *6 * [-6.0]], 16, k=5) == [1, 8, 4, 2, 1, *6 * [0]]
@@ -86,6 +92,7 @@ def test_the_first_of_the_largest_is_taken():
     assert load_kernel("argmax").run(logits=logits)[0].tolist() == [70, 4096, 0]
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_tokens_repeat_bit_by_bit_whatever_the_type_that_holds_the_logits():
     inputs = load_kernel("sample").make(case("bf16", rows=4, vocab=5000, k=50, percent=90), "cpu", 3)
     first, again = (load_kernel("sample").run(**inputs)[0] for _ in range(2))

@@ -28,6 +28,8 @@ from llmviewer.resource import link
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload
 
+from .cases import first_fast
+
 DEVICES = ("h100-sxm", "b200", "l40s", "mi300x", "t4", "tpu-v5e")
 TINY = 1 + 1e-12  # sums differ in their last digit
 
@@ -292,7 +294,7 @@ def assert_above_the_bounds(kernels, plan, workload):
     return passed.total
 
 
-@pytest.mark.parametrize("hardware", DEVICES)
+@pytest.mark.parametrize("hardware", first_fast(DEVICES, "every model on every kind of device"))
 def test_nothing_is_expected_sooner_than_its_bound(hardware):
     """Every model that ships on one of the devices, both phases, one sequence and many."""
     device = load_hardware(hardware)

@@ -16,6 +16,8 @@ from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.server import serve
 from llmviewer.serving.steps import Steps
 
+from .cases import first_fast
+
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 
 
@@ -38,7 +40,7 @@ def test_a_batch_as_a_whole_is_the_largest_that_analyze_finds():
     assert found.expected.tokens_per_s == pytest.approx(whole.generation.expected_tokens_per_s, rel=0.02)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "chunked:2048"])
+@pytest.mark.parametrize("policy", first_fast([*POLICIES, "chunked:2048"], "simulates thousands of requests"))
 def test_the_closed_form_is_near(policy):
     found = saturate(MODEL, DEVICE, policy=policy)
     for run in (found.bound, found.expected):
@@ -46,11 +48,11 @@ def test_the_closed_form_is_near(policy):
     assert found.expected.requests_per_s < found.bound.requests_per_s
 
 
-@pytest.mark.parametrize(("policy", "prompt", "gen"), [
+@pytest.mark.parametrize(("policy", "prompt", "gen"), first_fast([
     ("chunked:512", 128, 1024), ("chunked:4096", 128, 1024), ("prefill-first", 128, 1024),
     ("chunked:1024", 294, 294), ("fcfs", 294, 294), ("chunked:2048", 2000, 200),
     ("chunked:4096", "uniform:50-1000", "uniform:20-600"), ("fcfs", "uniform:50-1000", "uniform:20-600"),
-])  # fmt: skip
+], "simulates thousands of requests"))  # fmt: skip
 def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
     """Whatever fits into a step, no wave goes through the answers, and nobody loses its cache."""
     run = saturate(MODEL, DEVICE, policy=policy, prompt_lengths=prompt, gen_lengths=gen, bound=True).bound
@@ -58,6 +60,7 @@ def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
     assert run.span.preemptions == 0
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_without_a_policy_steps_are_as_large_as_serves_most():
     device, asked = "l4", {"prompt_lengths": 2048, "gen_lengths": 256}
     found = saturate(MODEL, device, **asked)
@@ -67,12 +70,12 @@ def test_without_a_policy_steps_are_as_large_as_serves_most():
     assert saturate(MODEL, device, engine="vllm", max_batch=4, **asked).policy.budget == 2048
 
 
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("asked", first_fast([
     {"policy": "prefill-first"},
     {"prompt_lengths": "uniform:100-900", "gen_lengths": "uniform:50-350"},
     {"layout": "dp=2"},
     {"layout": "pp=2", "gen_lengths": "uniform:50-350"},  # alike, all turns would read at once, again and again
-])  # fmt: skip
+], "simulates thousands of requests"))  # fmt: skip
 def test_a_long_run_has_the_same_pace(asked):
     """Filling up and running empty are a small part of it."""
     found = saturate(MODEL, DEVICE, max_batch=64, bound=True, **asked)
@@ -94,6 +97,7 @@ def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as
     assert copies.tokens_per_joule(copies.bound) == pytest.approx(one.tokens_per_joule(one.bound))
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_without_a_number_memory_says_how_many_at_a_time():
     """With the caches of answers in their middle, few lose theirs."""
     asked = {"prompt_lengths": "uniform:64-192", "gen_lengths": "uniform:500-1500", "bound": True, "requests": 2400}
@@ -104,19 +108,20 @@ def test_without_a_number_memory_says_how_many_at_a_time():
     assert saturate("gpt2", "b200", bound=True, prompt_lengths=16, gen_lengths=4).max_batch == 2048
 
 
-@pytest.mark.parametrize(("asked", "said"), [
+@pytest.mark.parametrize(("asked", "said"), first_fast([
     ({"policy": "chunked:512"}, "Reading prompts: of 476 sequences at a time in each copy 57 decode"),
     ({"policy": "chunked:4096"}, "The steps themselves: half of the 473 sequences at a time would serve 9"),
     ({"prompt_lengths": 64, "gen_lengths": "uniform:1000-3000"}, "Memory: in "),
     ({"max_batch": 8}, "The batch: in 100% of the time all places of it are taken (--max-batch)"),
     ({"policy": "decode-first"}, "Batches that end together: nobody is taken up before all "),
-])  # fmt: skip
+], "simulates thousands of requests", 2))  # fmt: skip
 def test_what_limits(asked, said):
     limit = saturate(MODEL, DEVICE, bound=True, **asked).bound.limit
     assert limit.startswith(said)
     assert ". Of the time " in limit
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_as_many_requests_come_as_it_takes():
     asked = {"gen_lengths": "lognormal:mean=100,p95=380", "bound": True, "max_batch": 160, "policy": "prefill-first"}
     found = saturate(MODEL, DEVICE, **asked)

@@ -100,16 +100,19 @@ def expected(wanted):
     return [found(place)[1] for place, row in enumerate(ROWS) if row in EXPECTED and wanted(row)]
 
 
+@pytest.mark.slow("serves published loads")
 def test_no_server_is_above_the_bound():
     assert min(found(place)[0] for place in range(len(ROWS))) > 1
     assert min(burst(place)[0] for place in range(len(BURSTS))) > 1
 
 
+@pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("device", DEVICES)
 def test_servers_are_as_fast_as_expected_on_average(device):
     assert median(expected(lambda row: row["device"] == device)) == pytest.approx(1, abs=0.25)
 
 
+@pytest.mark.slow("serves published loads")
 def test_most_servers_are_near_what_is_expected():
     errors = [abs(ratio - 1) for ratio in expected(lambda _: True)]
     assert len(errors) > 90
@@ -117,6 +120,7 @@ def test_most_servers_are_near_what_is_expected():
     assert np.mean(np.array(errors) < 0.25) > 0.8
 
 
+@pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("device", ["l40s", "a100-pcie-80gb"])
 def test_devices_on_one_host_are_little_in_each_others_way(device):
     """Of eight, half of the time or more is sums over the host's links. Our A100 are in bridges; those of the table
@@ -152,12 +156,14 @@ def said(ratios):
     return [str(len(ratios)), between, f"{min(bounds):.1f} to {max(bounds):.1f}"]
 
 
+@pytest.mark.slow("serves published loads")
 def test_the_page_says_how_far_off_servers_are():
     for devices, *ours in rows("serving.md", "| device | rows | expected / measured"):
         own = (place for place, row in enumerate(ROWS) if row["device"] in names(devices))
         assert ours == said([found(place) for place in own if ROWS[place]["source"] not in SGLANG]), devices
 
 
+@pytest.mark.slow("serves published loads")
 def test_the_page_says_how_far_off_sglang_is():
     """A row of the page has those of a source, on devices and in a unit."""
     table = rows("serving.md", "| SGLang | devices | rows | expected / measured")
@@ -171,6 +177,7 @@ def test_the_page_says_how_far_off_sglang_is():
     assert len(shown) == sum(row["source"] in SGLANG for row in ROWS)
 
 
+@pytest.mark.slow("serves published loads")
 def test_the_page_says_how_far_off_runs_are():
     for what, engine, *ours in rows("serving.md", "| runs | engine | rows | expected / measured"):
         own = [place for place, row in enumerate(BURSTS) if (row["source"], row["engine"]) == (names(what)[0], engine)]

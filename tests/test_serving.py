@@ -30,6 +30,8 @@ from llmviewer.setting import Setting
 from llmviewer.units import seconds
 from llmviewer.workload import Spans, Workload
 
+from .cases import first_fast
+
 ALL = ("static", "decode-first", "prefill-first", "fcfs", "chunked:128", "prefill-chunks:128")
 FLOWING = ("prefill-first", "fcfs", "chunked:512")
 LENGTHS = {"prompt_lengths": "lognormal:mean=512,p95=1536", "gen_lengths": "uniform:1-300"}
@@ -233,7 +235,7 @@ def test_a_seed_says_it_all():
     assert one["times"] != other["times"]
 
 
-@pytest.mark.parametrize("policy", FLOWING)
+@pytest.mark.parametrize("policy", first_fast(FLOWING, "simulates thousands of requests"))
 def test_more_requests_a_second_wait_longer(policy):
     found = [
         simulate("llama-3.1-8b", "h100-sxm", rate=rate, policy=policy, requests=200, **LENGTHS)
@@ -282,7 +284,7 @@ def test_blocks_of_16_waste_less_than_a_hundredth_of_long_sequences(steps):
 # --- the closed form ---
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", first_fast(ALL, "simulates thousands of requests"))
 def test_at_low_load_the_closed_form_is_what_is_simulated(steps, policy):
     for prompt, gen in ((512, 200), (2000, 100), (64, 2)):
         rate = 100 / (prompt + 20 * gen)  # a copy works a few hundredths of the time
@@ -298,7 +300,7 @@ def test_at_low_load_the_closed_form_is_what_is_simulated(steps, policy):
             assert found.utilization == pytest.approx(found.closed.utilization, rel=0.06)
 
 
-@pytest.mark.parametrize("policy", FLOWING)
+@pytest.mark.parametrize("policy", first_fast(FLOWING, "simulates thousands of requests"))
 def test_up_to_two_thirds_of_the_load_the_closed_form_is_near(policy):
     asked = {"policy": policy, "gen_lengths": "200", "bound": True}
     most = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, **asked).closed
@@ -310,10 +312,10 @@ def test_up_to_two_thirds_of_the_load_the_closed_form_is_near(policy):
         assert running == pytest.approx(closed.batch + found.traffic.rate * closed.ttft_s, rel=0.1)
 
 
-@pytest.mark.parametrize(("lengths", "policy", "exact"), [
+@pytest.mark.parametrize(("lengths", "policy", "exact"), first_fast([
     ("sharegpt4", "prefill-first", 0.1), ("lmsys-chat", "prefill-first", 0.1), ("lmsys-chat", "chunked:512", 0.1),
     ("sharegpt4", "chunked:512", 0.2),
-])  # fmt: skip
+], "simulates thousands of requests"))  # fmt: skip
 def test_the_closed_form_with_the_lengths_that_ship(steps, lengths, policy, exact):
     drawn = poisson(
         rate=1, prompts=parse_lengths(lengths, "prompt_lengths"), gens=parse_lengths(lengths, "gen_lengths"),
@@ -376,7 +378,7 @@ def test_requests_without_an_answer_are_counted(tmp_path):
     assert "left out" not in REPORT.text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", first_fast(ALL, "simulates thousands of requests"))
 def test_beyond_the_stability_limit_the_queue_grows_and_below_it_does_not(policy):
     asked = {"prompt_lengths": "1000", "gen_lengths": "100", "policy": policy, "max_batch": 32, "bound": True}
     limit = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=10, **asked).closed.max_rate
@@ -401,7 +403,7 @@ def test_the_limit_is_the_time_that_a_request_takes_of_a_full_batch(steps):
     assert found.max_rate == pytest.approx(1 / (float(steps.prefill_s(1000.0, 2.0)) / 2 + 100 * step / 32))
 
 
-@pytest.mark.parametrize("policy", ["prefill-first", "fcfs"])
+@pytest.mark.parametrize("policy", first_fast(["prefill-first", "fcfs"], "simulates thousands of requests"))
 @pytest.mark.parametrize("prompt", ["128", "512", "uniform:50-400"])
 def test_short_prompts_share_steps_in_the_closed_form_too(policy, prompt):
     asked = {"policy": policy, "prompt_lengths": prompt, "max_batch": 2048, "bound": True}
@@ -874,7 +876,10 @@ def test_prompts_are_read_at_once_where_every_rank_has_one_or_one_has_nothing_el
     assert idle.first_s[1] == pytest.approx(idle.first_s[0] + beside)
 
 
-@pytest.mark.parametrize("policy", ["prefill-first", "fcfs:4096", "chunked:512", "prefill-chunks:2048"])
+@pytest.mark.parametrize(
+    "policy",
+    first_fast(["prefill-first", "fcfs:4096", "chunked:512", "prefill-chunks:2048"], "simulates thousands of requests"),
+)
 @pytest.mark.parametrize("concurrency", [None, 24])
 def test_laws_where_prompts_are_held_back(policy, concurrency):
     asked = {"rate": None if concurrency else 60, "requests": 300, "bound": True, "concurrency": concurrency}
@@ -951,7 +956,7 @@ def test_sets_of_sequences_take_turns_at_the_slowest_stage():
     assert through < 4 * slowest
 
 
-@pytest.mark.parametrize("layout", ["tp=2 pp=2", "tp=2 cp=2", "pp=4"])
+@pytest.mark.parametrize("layout", first_fast(["tp=2 pp=2", "tp=2 cp=2", "pp=4"], "simulates thousands of requests"))
 def test_several_stages_and_parts_of_prompts_keep_to_the_closed_form(layout):
     found = simulate("llama-3.1-70b", "h100-sxm", quant="fp8", rate=2, requests=250, layout=layout)
     for run in (found, found.expected):

@@ -9,6 +9,8 @@ from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.steps import Steps
 from llmviewer.workload import Spans
 
+from .cases import first_fast
+
 SETTING = {"model": "llama-3.1-70b", "hardware": "h100-sxm", "quant": "fp8"}
 ALIKE = {"prompt_lengths": "2048", "gen_lengths": "128"}
 VARIED = {"prompt_lengths": "uniform:500-2500", "gen_lengths": "uniform:50-250"}
@@ -99,7 +101,7 @@ def test_the_flow_shop_by_hand():
     assert sorted(finish) == pytest.approx([sum(stages), sum(stages) + max(stages)], rel=1e-6)
 
 
-@pytest.mark.parametrize(("layout", "policy"), WAYS)
+@pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
 @pytest.mark.parametrize(("lengths", "tpot", "ttft"), [(ALIKE, 0.06, 0.12), (VARIED, 0.12, 0.17)])
 def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, policy, lengths, tpot, ttft):
     """What follows a prompt waits for it at every stage, and what is behind the last turn for the first one."""
@@ -110,7 +112,7 @@ def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, poli
     assert np.mean(found.ttft_s) == pytest.approx(np.mean(first - found.traffic.arrival_s), rel=ttft)
 
 
-@pytest.mark.parametrize(("layout", "policy"), WAYS)
+@pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
 @pytest.mark.parametrize(("share", "exact"), [(0.02, 0.02), (0.3, 0.08), (0.66, 0.2)])
 def test_the_closed_form_is_near(layout, policy, share, exact):
     found = at_load(share, layout, policy, ALIKE, 400)
@@ -123,7 +125,7 @@ def test_the_closed_form_is_near(layout, policy, share, exact):
     assert found.decoding == pytest.approx(found.requests_per_s * float(np.mean(found.finish_s - found.first_s)))
 
 
-@pytest.mark.parametrize(("layout", "policy"), WAYS)
+@pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
 @pytest.mark.parametrize("prompt", ["256", "2048"])
 def test_the_most_that_is_served_is_that_of_the_closed_form(layout, policy, prompt):
     found = saturate(

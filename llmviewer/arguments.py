@@ -9,7 +9,7 @@ from functools import cache
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -24,12 +24,13 @@ from .transforms.offload import Offload
 
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # types of arguments that are no options, or of each of several
     "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware),
-    "prefill_hardware": (str, Hardware), "quants": (str,), "layouts": (str,), "given": (str,), "without": (str,),
+    "prefill_hardware": (str, Hardware), "quants": (str,), "layouts": (str,), "without": (str,),
     "kernel": (str,),
 }  # fmt: skip
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
 _LONG: Final = 100  # characters of a value in an error
 _E = TypeVar("_E", bound=StrEnum)
+_O = TypeVar("_O", bound=Mapping[str, object])
 
 
 @cache
@@ -39,22 +40,27 @@ def _hints() -> dict[str, Any]:
     return get_type_hints(SettingOptions, localns={**named, "Technique": Technique})
 
 
-def with_defaults(options: SettingOptions) -> SettingOptions:
-    """All options of a setting: those given, after checks of their types, and the defaults of the others.
+def with_defaults(options: _O, kind: type[_O]) -> _O:
+    """All options of `kind`: those given, after checks of their types, and the defaults of the others.
 
     Raises TypeError for an unknown name, and InputError for a value of another type.
     """
-    for name in options:
-        if name not in PARAMETERS:
-            raise TypeError(f"unexpected keyword argument {name!r}; {suggest(name, PARAMETERS)}")
-    check_options(options)
-    given: SettingOptions = {name: parameter.default for name, parameter in PARAMETERS.items()} | options  # type: ignore[assignment]
-    return given
+    check_options(options, kind)
+    return cast("_O", {name: PARAMETERS[name].default for name in kind.__annotations__} | dict(options))
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises InputError if an option of a setting has the wrong type."""
+def check_options(options: _O, kind: type[_O]) -> None:
+    """Raises TypeError for an option that is not of `kind`, and InputError for a value of another type."""
     for name, value in options.items():
+        if name not in kind.__annotations__:
+            near = "which is not supported here" if name in PARAMETERS else suggest(name, kind.__annotations__)
+            raise TypeError(f"unexpected keyword argument {name!r}; {near}")
+        _check_option(name, value)
+
+
+def _check_option(name: str, value: object) -> None:
+    """Raises InputError if the option of a setting has the wrong type."""
+    if name in PARAMETERS:
         kind = _hints()[name]
         if get_origin(kind) is Sequence:
             listed(**{name: value})

@@ -6,15 +6,14 @@ classes: a function that serves requests does not support offloading, say. Impor
 """
 # No `from __future__ import annotations`: declarations are read at run time, and heavy types are quoted.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter as Argument
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar, cast
 
-from .parameters import MAX_DEGREE, Accounting, Algorithm, Attention, Mla, Parameter, declared
+from .parameters import MAX_DEGREE, Accounting, Algorithm, Attention, Mla, Parameter, declared, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from .expectation.profile import Profile
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from .transforms.offload import Offload
 
 _C = TypeVar("_C", bound=Callable[..., Any])
+_O = TypeVar("_O")
 
 
 def _degree(about: str) -> Parameter:
@@ -168,14 +168,35 @@ class TechniqueOptions(TypedDict, total=False):
     ]
 
 
-class LayoutOptions(TypedDict, total=False):
-    """Degrees of parallelism, and how collectives run."""
+class RedundancyOptions(TypedDict, total=False):
+    """Copies of experts."""
+
+    redundant_experts: Annotated[
+        int,
+        Parameter(
+            about="Copies of popular experts in each layer, which even out what ranks have to do (EPLB).",
+            more="SGLang's --ep-num-redundant-experts, vLLM's num_redundant_experts.",
+            default=0,
+            least=0,
+            most=MAX_DEGREE,
+            metavar="N",
+        ),
+    ]
+
+
+class DegreeOptions(TypedDict, total=False):
+    """Degrees of parallelism."""
 
     tp: Annotated[int, _degree("Tensor parallelism: weights, heads and experts are cut.")]
     pp: Annotated[int, _degree("Pipeline parallelism: layers are divided among devices.")]
     ep: Annotated[int, _degree("Expert parallelism: experts are divided among tp x dp devices.")]
     dp: Annotated[int, _degree("Data parallelism: sequences are divided among devices.")]
     cp: Annotated[int, _degree("Context parallelism: tokens of prompt and cache are divided among devices.")]
+
+
+class LayoutOptions(DegreeOptions, RedundancyOptions, total=False):
+    """Degrees of parallelism, and how collectives run."""
+
     micro_batches: Annotated[
         int,
         Parameter(
@@ -204,17 +225,6 @@ class LayoutOptions(TypedDict, total=False):
             about="The batch is cut in two: collectives of one half run while the other computes.",
             more="SGLang's two-batch, vLLM's dual-batch overlap, DeepSeek's dual micro-batches.",
             default=False,
-        ),
-    ]
-    redundant_experts: Annotated[
-        int,
-        Parameter(
-            about="Copies of popular experts in each layer, which even out what ranks have to do (EPLB).",
-            more="SGLang's --ep-num-redundant-experts, vLLM's num_redundant_experts.",
-            default=0,
-            least=0,
-            most=MAX_DEGREE,
-            metavar="N",
         ),
     ]
     layout: Annotated[
@@ -246,8 +256,8 @@ class AttentionOptions(TypedDict, total=False):
     ]
 
 
-class PassOptions(TypedDict, total=False):
-    """What passes run, and how they are counted."""
+class AccountingOptions(TypedDict, total=False):
+    """How work is counted."""
 
     accounting: Annotated[
         str,
@@ -258,6 +268,11 @@ class PassOptions(TypedDict, total=False):
             choices=tuple(Accounting),
         ),
     ]
+
+
+class PassOptions(AccountingOptions, total=False):
+    """What passes run, and how they are counted."""
+
     mtp: Annotated[
         bool, Parameter(about="Also run multi-token prediction layers, where the model has some.", default=False)
     ]
@@ -275,17 +290,13 @@ class PassOptions(TypedDict, total=False):
     ]
 
 
-class CommonOptions(
-    PrecisionOptions,
-    AttentionOptions,
-    SkewOptions,
-    LayoutOptions,
-    TechniqueOptions,
-    HardwareOptions,
-    LibraryOptions,
-    EngineOptions,
-    total=False,
+class SideOptions(
+    PrecisionOptions, AttentionOptions, SkewOptions, HardwareOptions, LibraryOptions, EngineOptions, total=False
 ):
+    """Options that a setting has with any layout and any techniques."""
+
+
+class CommonOptions(SideOptions, LayoutOptions, TechniqueOptions, total=False):
     """Options of every setting of a model."""
 
 
@@ -295,6 +306,32 @@ class ServedOptions(CommonOptions, BoundOptions, total=False):
 
 class SettingOptions(ServedOptions, PassOptions, total=False):
     """All options of a setting."""
+
+
+class DisaggregatedOptions(SideOptions, BoundOptions, PassOptions, total=False):
+    """Options that prefill and decode devices share."""
+
+
+class FleetOptions(TechniqueOptions, HardwareOptions, LibraryOptions, EngineOptions, BoundOptions, total=False):
+    """Options that all settings share where devices, precisions and layouts are compared."""
+
+
+class ExpertOptions(
+    PrecisionOptions, SkewOptions, RedundancyOptions, HardwareOptions, LibraryOptions, BoundOptions, total=False
+):
+    """Options of experts on devices of their own."""
+
+
+class KernelOptions(PrecisionOptions, HardwareOptions, LibraryOptions, total=False):
+    """Options of one kernel by itself."""
+
+
+class CountedOptions(AttentionOptions, AccountingOptions, total=False):
+    """Options that figures of several precisions share."""
+
+
+class FigureOptions(PrecisionOptions, CountedOptions, HardwareOptions, total=False):
+    """Options of the figures of "LLM Inference Unveiled"."""
 
 
 class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):
@@ -308,6 +345,11 @@ class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):
 PARAMETERS: Final = declared(SettingOptions)
 
 
+def only(options: Mapping[str, object], kind: type[_O]) -> _O:
+    """The options of `kind` among some."""
+    return cast("_O", {name: value for name, value in options.items() if name in kind.__annotations__})
+
+
 def document_options(options: type) -> Callable[[_C], _C]:
     """A decorator that shows the options of `options` in the signature and docstring of a function that takes them."""
 
@@ -316,7 +358,9 @@ def document_options(options: type) -> Callable[[_C], _C]:
         named = [each for each in shape.parameters.values() if each.kind is not Argument.VAR_KEYWORD]
         declarations = declared(options)
         keywords = [
-            Argument(name, Argument.KEYWORD_ONLY, default=each.default, annotation=_kind(options.__annotations__[name]))
+            Argument(
+                name, Argument.KEYWORD_ONLY, default=each.default, annotation=kind_of(options.__annotations__[name])
+            )
             for name, each in declarations.items()
         ]
         function.__signature__ = shape.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
@@ -325,8 +369,3 @@ def document_options(options: type) -> Callable[[_C], _C]:
         return function
 
     return document
-
-
-def _kind(hint: Any) -> Any:
-    """The type in an annotation, as text where it was quoted."""
-    return getattr(hint.__origin__, "__forward_arg__", hint.__origin__)

@@ -126,3 +126,8 @@ class Parameter:
 def declared(options: type) -> dict[str, Parameter]:
     """The parameters of a TypedDict whose annotations carry their declarations, by name."""
     return {name: hint.__metadata__[0] for name, hint in options.__annotations__.items()}
+
+
+def kind_of(hint: Any) -> Any:
+    """The type in an annotation that carries a declaration, as text where it is quoted."""
+    return getattr(hint.__origin__, "__forward_arg__", hint.__origin__)

@@ -27,7 +27,7 @@ from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
 from .operators.linear import Linear
-from .options import LayoutOptions, SettingOptions
+from .options import LayoutOptions, PassOptions, SettingOptions
 from .parallel.layout import ALONE, Layout, parse_layout
 from .parameters import Accounting, Algorithm, Attention, Mla
 from .precision import own_group
@@ -71,7 +71,7 @@ class Setting:
         Raises InputError if a name is unknown or an argument does not parse.
         """
         arguments.check(model=model, hardware=hardware)
-        given = arguments.with_defaults(options)
+        given = arguments.with_defaults(options, SettingOptions)
         arguments.bound_alone(given["bound"], given["library"], given["engine"], given["profiles"])
         accounting = arguments.among("accounting", given["accounting"], Accounting)
         device = loaded(hardware, given["hardware_set"])
@@ -94,7 +94,7 @@ class Setting:
             mla=arguments.among("mla", given["mla"], Mla),
             expert_skew=given["expert_skew"],
             layout=layout_of(given),
-            offload=_offload(given),
+            offload=offload_of(given),
             techniques=techniques,
             unnamed=network.quantization if quant != given["quant"] else None,
             library=engine.library if engine else check_library(given["library"], profiles),
@@ -334,12 +334,12 @@ def layout_of(options: LayoutOptions) -> Layout:
     degrees: dict[str, Any] = {f.name: options.get(f.name, f.default) for f in fields(Layout)}
     changed = next((name for name, value in degrees.items() if value != getattr(ALONE, name)), "")
     if changed and layout not in ("", ALONE):
-        raise InputError(f"layout and {changed} say the same; give one of them")
+        raise InputError(f"layout must be left out beside {changed}, which it sets too; give one of them")
     degrees["collective"] = arguments.among("collective", degrees["collective"], Algorithm)
     return Layout(**degrees) if changed else whole
 
 
-def _offload(options: SettingOptions) -> Offload:
+def offload_of(options: PassOptions) -> Offload:
     """What lies outside of device memory.
 
     Raises InputError if it does not parse.

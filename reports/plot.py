@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from llmviewer import writing
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.arguments import each_once
 from llmviewer.errors import InputError
+from llmviewer.options import CountedOptions, FigureOptions, only
 from llmviewer.setting import Setting
 
 from . import figures
@@ -27,40 +27,28 @@ def draw(
     *,
     model: str,
     hardware: str,
-    quant: str | None,
-    attention: str | None,
-    accounting: str,
-    mla: str,
-    hardware_set: Sequence[str],
     batch: int,
     prompt: int,
     phase: str,
+    **options: Unpack[FigureOptions],
 ) -> go.Figure:
     """One of the figures of "LLM Inference Unveiled" (arXiv:2402.16363), for any model and device.
 
     Figures that compare precisions take those of the paper, or what `quant` lists, separated by semicolons.
     """
     if figure == "roofline":
-        found = analyze(
-            model, hardware, batch=batch, prompt=prompt, quant=quant, attention=attention, accounting=accounting,
-            mla=mla, hardware_set=hardware_set,
-        )  # fmt: skip
-        return figures.roofline(found, phase)
-    one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla, hardware_set=hardware_set)
+        return figures.roofline(analyze(model, hardware, batch=batch, prompt=prompt, **options), phase)
+    one = Setting.of(model, hardware, **options | {"quant": None})
     if figure == "dtypes":
         return figures.roofline_dtypes(one.hardware)
+    quant = options.get("quant")
+    counted = only(options, CountedOptions)
     quants = _listed(quant) if quant else None
     if figure == "memory":
-        return figures.memory_bars(
-            one.model, one.hardware, quants=quants, attention=attention, accounting=accounting, mla=mla
-        )
+        return figures.memory_bars(one.model, one.hardware, quants=quants, **counted)
     if figure == "decode-time":
-        return figures.decode_time(
-            one.model, one.hardware, quants=quants, kv_len=prompt, attention=attention, accounting=accounting, mla=mla
-        )
-    return figures.prefill_time(
-        one.model, one.hardware, quants=quants, batch=batch, attention=attention, accounting=accounting, mla=mla
-    )
+        return figures.decode_time(one.model, one.hardware, quants=quants, kv_len=prompt, **counted)
+    return figures.prefill_time(one.model, one.hardware, quants=quants, batch=batch, **counted)
 
 
 def _listed(quants: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, log10
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Unpack
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,6 +13,7 @@ from llmviewer.devices.hardware import Hardware
 from llmviewer.errors import InputError
 from llmviewer.memory import activation_bytes, weight_bytes
 from llmviewer.model import Model, kv_cache_bytes
+from llmviewer.options import CountedOptions
 from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
@@ -63,9 +64,7 @@ def memory_bars(
     *,
     quants: Sequence[str] | None = None,
     cases: Sequence[tuple[int, int, str]] = CASES,
-    attention: str | None = None,
-    accounting: str = "faithful",
-    mla: str = "auto",
+    **options: Unpack[CountedOptions],
 ) -> go.Figure:
     """Weights, KV cache and live activations by precision, as parts of what W16A16 needs in the same case (figure 6).
 
@@ -74,12 +73,12 @@ def memory_bars(
 
     With `hardware`, bars that exceed its memory are marked.
     """
-    one = Setting.of(model, hardware or _ANY_DEVICE, attention=attention, accounting=accounting, mla=mla)
+    one = Setting.of(model, hardware or _ANY_DEVICE, **options)
     shown = [case for case in (Case(*case) for case in cases) if one.model.generates or case.phase == "prefill"]
     bars = _bars(one, _OF_MEMORY if quants is None else quants, shown)
     x = [[f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, *_ in bars], [bar.quant for bar in bars]]
     figure = frame(
-        f"Memory of {one.model.name} by precision", f"{accounting} accounting; below: phase, batch × tokens",
+        f"Memory of {one.model.name} by precision", f"{one.accounting} accounting; below: phase, batch × tokens",
         height=500, top=120, bottom=120,
     )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.15, legend={"y": 1.01, "yanchor": "bottom"})
@@ -104,15 +103,13 @@ def decode_time(
     quants: Sequence[str] | None = None,
     batches: Sequence[int] = range(1, 65),
     kv_len: int = 1024,
-    attention: str | None = None,
-    accounting: str = "faithful",
-    mla: str = "auto",
+    **options: Unpack[CountedOptions],
 ) -> go.Figure:
     """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7).
 
     Raises InputError where the model does not generate.
     """
-    one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla)
+    one = Setting.of(model, hardware, **options)
     if not one.model.generates:
         raise InputError(f"{one.model.name} does not generate: it has no decode step")
     workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len, prompt=kv_len - 1)
@@ -130,12 +127,10 @@ def prefill_time(
     quants: Sequence[str] | None = None,
     lengths: Sequence[int] = range(16, 1025),
     batch: int = 1,
-    attention: str | None = None,
-    accounting: str = "faithful",
-    mla: str = "auto",
+    **options: Unpack[CountedOptions],
 ) -> go.Figure:
     """The time of a prefill against the prompt's length, by precision, those of the paper if not given (figure 8)."""
-    one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla)
+    one = Setting.of(model, hardware, **options)
     workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
     plans = _plans(one, quants, "prefill")
     figure = _time_frame("Prefill time", one, f"batch {batch}")

@@ -194,7 +194,7 @@ def test_what_would_help_depends_on_the_batch():
 
 
 def test_what_is_in_use_is_not_advised():
-    one = recommend(MODEL, DEVICE, given=["eagle"], quant="fp8", without=["answers"])
+    one = recommend(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"])
     names = {option.name for each in (*one.alone, *one.idle) for option in each.options}
     assert "eagle" not in names
     assert one.base.times.latency_s == pytest.approx(
@@ -302,7 +302,7 @@ def test_the_report(capsys, found):
         (["--batch", str(2**53)], f"batch x tokens of a sequence must be at most {2**53}, the largest that is counted"),
         (["--batch", "0"], "batch must be a whole number of at least 1; got 0"),
         (["--with", "magic"], "no technique 'magic'"),
-        (["--tp", "2", "--layout", "tp=2"], "--layout and --tp say the same; give one of them"),
+        (["--tp", "2", "--layout", "tp=2"], "--layout must be left out beside tp, which it sets too; give one of them"),
         (["--pp", "40"], "pp=40 is more than the 32 layers; try pp=32 or fewer"),
         (["--max-devices", "0"], "--max-devices must be a whole number of at least 1; got 0"),
         (["--quant", "W99"], "bits must be"),

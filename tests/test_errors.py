@@ -429,7 +429,7 @@ def test_what_is_not_of_its_kind(golden, call, changed, facts):
 
 def test_one_of_several_need_not_be_a_list():
     assert _error(plan, "gpt2", rate=1, hardware="no-such").startswith("no hardware 'no-such': ")
-    assert _error(recommend, "gpt2", "l4", given="magic").startswith("no technique 'magic': ")
+    assert _error(recommend, "gpt2", "l4", techniques=["magic"]).startswith("no technique 'magic': ")
     assert recommend("gpt2", "l4", without="model").without == (Touches.MODEL,)
     found = plan("gpt2", rate=1, hardware="l4", quants="fp8", layouts="", max_devices=1)
     assert (found.considered, found.quants) == (1, ("fp8",))

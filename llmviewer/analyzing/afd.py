@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import isnan, nan
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from ..devices.files import each_changed
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.launches import STRAIGHT, Sending
-from ..expectation.profile import Profile
 from ..forms import Num
 from ..graph import Block, Graph
 from ..memory import Footprint, largest_batch
@@ -31,6 +29,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllToAll
 from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
+from ..options import ExpertOptions, document_options
 from ..parallel import expert_places
 from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
 from ..parameters import KvLink
@@ -224,6 +223,7 @@ class ExpertDisaggregation(Rows):
         }
 
 
+@document_options(ExpertOptions)
 def afd(
     model: str | Model,
     attention_hardware: str | Hardware,
@@ -235,44 +235,36 @@ def afd(
     kv_len: int = 4096,
     micro_batches: int = 0,
     link: str = "scale-out",
-    quant: str | None = None,
-    expert_skew: float = 0,
-    redundant_experts: int = 0,
-    hardware_set: Sequence[str] = (),
-    library: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    bound: bool = False,
     years: float | None = None,
+    **options: Unpack[ExpertOptions],
 ) -> ExpertDisaggregation:
     """Decode steps of `batch` sequences at a context of `kv_len` tokens, with experts on separate devices.
 
     attention_layout   degrees of tp and dp of the devices that hold everything but the experts
     expert_devices     devices that the experts are divided among
-    redundant_experts  copies of popular experts in each layer, to balance the load of devices
     batch              sequences on all attention devices together; one number or several
     micro_batches      micro-batches per batch; 0: those of 1 to 8 with the shortest step
     link               between the sides: "scale-out", or "scale-up" if both are in one scale-up domain
     years              years over which the purchase price is spread, for devices without a cloud price
 
-    The other arguments are those of analyze().
+    The options are as in analyze().
 
     Raises InputError if an argument is invalid or the model has no experts.
     """
     arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
-    asked: dict[str, Any] = {
-        "quant": quant, "expert_skew": expert_skew, "library": library, "profiles": profiles, "bound": bound,
-    }  # fmt: skip
+    given = arguments.with_defaults(options, ExpertOptions)
     layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
     if layout.ep * layout.pp * layout.cp > 1:
         raise InputError(f"attention_layout must have degrees of tp and dp only; got {attention_layout}")
     many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
     sizes = np.array([whole("batch", n) for n in arguments.counts(batch)], dtype=np.float64)
     arguments.positive(years=years)
-    laid = Layout(dp=many, ep=many, redundant_experts=whole("redundant_experts", redundant_experts, least=0))
-    own, others = each_changed((attention_hardware, expert_hardware), hardware_set)
-    attention = Setting.of(loaded, attention_hardware, layout=layout, hardware_set=own, **asked)
-    experts = Setting.of(loaded, expert_hardware, layout=laid, hardware_set=others, **asked)
+    laid = Layout(dp=many, ep=many, redundant_experts=whole("redundant_experts", given["redundant_experts"], least=0))
+    own, others = each_changed((attention_hardware, expert_hardware), given["hardware_set"])
+    each = given | {"redundant_experts": 0}  # `laid` has them
+    attention = Setting.of(loaded, attention_hardware, layout=layout, **each | {"hardware_set": own})
+    experts = Setting.of(loaded, expert_hardware, layout=laid, **each | {"hardware_set": others})
     way = _joined(attention, experts, arguments.among("link", link, KvLink))
     pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
     tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)

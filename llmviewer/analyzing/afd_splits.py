@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..model import Model
 from ..model_files import load_model
 from ..operators.linear import ExpertsLinear
+from ..options import ExpertOptions, document_options
 from ..parallel.layout import Layout
 from ..rows import Rows
 from ..setting import Setting, whole
@@ -78,6 +79,7 @@ class Splits(Rows):
         }
 
 
+@document_options(ExpertOptions)
 def afd_splits(
     model: str | Model,
     attention_hardware: str | Hardware,
@@ -85,26 +87,33 @@ def afd_splits(
     *,
     devices: int,
     tpot: float | None = None,
-    redundant_experts: int = 0,
-    hardware_set: Sequence[str] = (),
-    **asked: Any,
+    kv_len: int = 4096,
+    micro_batches: int = 0,
+    link: str = "scale-out",
+    years: float | None = None,
+    **options: Unpack[ExpertOptions],
 ) -> Splits:
     """All splits of `devices` between attention and experts, each with the batch and micro-batches of most tokens per
     second. Attention has degrees of tp of 1, 2, 4 and 8.
 
     tpot   longest step, as expected, else at the bound [s]
-    asked  other arguments of afd()
+
+    The other arguments and the options are as in afd().
 
     Raises InputError if an argument is invalid, the model has no experts, or no split fits the memory within `tpot`.
     """
     arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
-    number, copies = whole("devices", devices, least=2), whole("redundant_experts", redundant_experts, least=0)
+    given = arguments.with_defaults(options, ExpertOptions)
+    number, copies = whole("devices", devices, least=2), whole("redundant_experts", given["redundant_experts"], least=0)
     arguments.positive(tpot=tpot)
     sides = {"attention_hardware": attention_hardware, "expert_hardware": expert_hardware}
-    own = zip(sides.items(), each_changed(tuple(sides.values()), hardware_set), strict=True)
-    asked |= {name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in own}
-    asked |= {"model": loaded, "redundant_experts": copies}
+    own = zip(sides.items(), each_changed(tuple(sides.values()), given["hardware_set"]), strict=True)
+    asked: dict[str, Any] = {
+        "model": loaded, "kv_len": kv_len, "micro_batches": micro_batches, "link": link, "years": years,
+        **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in own},
+        **options, "hardware_set": (),
+    }  # fmt: skip
     found: list[Split] = []
     tried, refused = 0, []
     for layout, many in _layouts(loaded, number, copies):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from .. import arguments
 from ..devices.files import each_changed
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile
 from ..model import Model, kv_cache_bytes
 from ..model_files import load_model
+from ..options import DisaggregatedOptions, document_options
 from ..parallel.layout import ALONE, Layout
 from ..parameters import KvLink, KvTransfer
 from ..rows import Rows
 from ..setting import Setting
-from ..transforms.offload import ON_DEVICE, Offload
+from ..transforms.offload import ON_DEVICE
 from .analysis import MAX, Analysis, analyzed
 from .faster import Faster
 from .generation import GenerationResult
@@ -136,6 +135,7 @@ class Disaggregated(Rows):
         }
 
 
+@document_options(DisaggregatedOptions)
 def disaggregate(
     model: str | Model,
     prefill_hardware: str | Hardware,
@@ -150,26 +150,15 @@ def disaggregate(
     gen: int = 128,
     kv_len: int | None = None,
     images: int = 0,
-    quant: str | None = None,
-    attention: str | None = None,
-    accounting: str = "faithful",
-    mla: str = "auto",
-    expert_skew: float = 0,
-    mtp: bool = False,
-    offload: str | Offload = ON_DEVICE,
-    hardware_set: Sequence[str] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    bound: bool = False,
+    **options: Unpack[DisaggregatedOptions],
 ) -> Disaggregated:
     """Prefill of `batch` prompts on one kind of device, decode on another.
 
     kv_transfer   when the KV cache is sent: "after" the prefill, or "overlapped" with it
     kv_link       over which links: "scale-out", or "scale-up" if both sides are in one scale-up domain
-    hardware_set  what-ifs on both kinds of device, or on one, as in "h100-sxm:memory.bandwidth=2x"
 
-    The other arguments are those of analyze().
+    The other arguments and the options are as in analyze(). `hardware_set` changes both kinds of device, or one, as in
+    "h100-sxm:memory.bandwidth=2x".
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
@@ -179,14 +168,11 @@ def disaggregate(
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
-    asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
-        "mtp": mtp, "offload": offload, "library": library, "engine": engine, "profiles": profiles, "bound": bound,
-    }  # fmt: skip
     when, link = arguments.among("kv_transfer", kv_transfer, KvTransfer), arguments.among("kv_link", kv_link, KvLink)
-    own, others = each_changed((prefill_hardware, decode_hardware), hardware_set)
-    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, hardware_set=own, **asked)
-    writes = Setting.of(loaded, decode_hardware, layout=decode_layout, hardware_set=others, **asked)
+    changes = arguments.with_defaults(options, DisaggregatedOptions)["hardware_set"]
+    own, others = each_changed((prefill_hardware, decode_hardware), changes)
+    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **options | {"hardware_set": own})
+    writes = Setting.of(loaded, decode_hardware, layout=decode_layout, **options | {"hardware_set": others})
     writes = replace(writes, decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images}
     prefill = analyzed(reads, gen=1, kv_len=None, **request)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from math import inf
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from ..devices.hardware import Hardware
 from ..documents import LARGEST
 from ..errors import InputError, suggest
 from ..expectation.expected import ExpectedPass
-from ..expectation.profile import Profile
 from ..forms import Num
 from ..graph import Block, Graph
 from ..model import Model
@@ -29,6 +27,7 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..operators.fused import Fused
 from ..operators.masks import Causal
+from ..options import KernelOptions, document_options
 from ..precision import NAMED
 from ..resource import matrix
 from ..roofline import plan
@@ -106,32 +105,29 @@ class KernelEstimate:
         return {**asdict(self), "sizes": dict(self.sizes)}
 
 
+@document_options(KernelOptions)
 def estimate_kernel(
     kernel: str,
     hardware: str | Hardware,
     sizes: Mapping[str, int | Sequence[int]],
-    *,
-    quant: str | None = None,
-    library: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    hardware_set: Sequence[str] = (),
+    **options: Unpack[KernelOptions],
 ) -> tuple[KernelEstimate, ...]:
     """Bound and expected time of one launch, for every combination of sizes; the last size of KINDS varies fastest.
 
     kernel    a key of KINDS, such as "gemm"
     sizes     by name, as in KINDS; each a number or several
-    quant     a scheme such as "W4A16g128", "fp8" or "KV8"; None: 16 bits. Activations arrive in 16 bits, so the time to
-              quantize them counts
 
-    The other arguments are those of analyze().
+    The options are as in analyze(); without `quant`, all is in 16 bits. Activations arrive in 16 bits, so the time to
+    quantize them counts.
 
     Raises InputError if a size is missing, unknown or out of range, or the device is unknown.
     """
-    arguments.check(kernel=kernel, hardware=hardware, quant=quant, library=library)
-    arguments.listed(hardware_set=hardware_set, profiles=profiles)
+    arguments.check(kernel=kernel, hardware=hardware)
+    given = arguments.with_defaults(options, KernelOptions)
+    quant, library, profiles = given["quant"], given["library"], given["profiles"]
     kind = _kind(kernel)
     listed = _listed(kernel, kind, sizes)
-    device = loaded(hardware, hardware_set)
+    device = loaded(hardware, given["hardware_set"])
     found: list[KernelEstimate] = []
     fixed = [name for name in listed if name not in kind.varied]
     varied = [name for name in listed if name in kind.varied]

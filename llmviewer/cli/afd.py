@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError
+from ..options import ExpertOptions
 from . import inputs
 from . import options as shared
 
@@ -37,16 +38,18 @@ _MOST: Final = 1000  # batches, each of which is an analysis of its own
     told="Links between both sides: of nodes, or within a domain of both.",
     default="scale-out",
 )
-@click.option(
-    "--quant",
-    metavar="SCHEME",
-    callback=shared.precision,
-    help="As in analyze; `published` if not given.",
-)
-@inputs.expert_skew
-@inputs.redundant_experts
-@shared.compared
-def afd(*, devices: int | None, tpot: float | None, form: str | None, output: Path | None, **question: Any) -> None:
+@inputs.takes(ExpertOptions)
+@shared.depreciation
+@shared.reported
+def afd(
+    *,
+    devices: int | None,
+    tpot: float | None,
+    options: ExpertOptions,
+    form: str | None,
+    output: Path | None,
+    **question: Any,
+) -> None:
     """Decode with attention and experts on separate devices.
 
     Attention-FFN disaggregation (AFD): in every layer tokens go from ATTENTION_HARDWARE to EXPERT_HARDWARE, which has
@@ -65,8 +68,8 @@ def afd(*, devices: int | None, tpot: float | None, form: str | None, output: Pa
             raise InputError("--tpot is for --devices, which looks for the best split")
         own = {name: usual if sides[name] is None else sides[name] for name, usual in _USUAL.items()}
         batch = parse_numbers(own["batch"], where=f"--batch {own['batch']}", most=_MOST)
-        shared.emit_report(REPORT, run(**question, **own | {"batch": batch}), form, output)
+        shared.emit_report(REPORT, run(**question, **own | {"batch": batch}, **options), form, output)
         return
     if given := [name for name, value in sides.items() if value is not None]:
         raise InputError(f"--{given[0].replace('_', '-')} is what --devices looks for; leave one out")
-    shared.emit_report(SPLITS, afd_splits(devices=devices, tpot=tpot, **question), form, output)
+    shared.emit_report(SPLITS, afd_splits(devices=devices, tpot=tpot, **question, **options), form, output)

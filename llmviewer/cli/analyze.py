@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
+from ..options import DisaggregatedOptions, SettingOptions, only
 from . import inputs
 from . import options as shared
 
@@ -24,11 +25,8 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 
 
 @click.command()
-@inputs.setting
-@inputs.expert_skew
-@inputs.mtp
-@inputs.layout
-@inputs.offload
+@click.argument("model")
+@click.argument("hardware")
 @click.option(
     "--batch",
     metavar="N|max",
@@ -65,22 +63,21 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     help="What you measured, such as tpot=25ms: tells how good that is, and what to try. Of ttft, tpot, latency and "
     "tokens_per_s (of the generation, prefill included). May be repeated.",
 )
-@shared.library
-@shared.profiles
-@shared.engine
-@shared.bound
 @click.option("--sources", is_flag=True, help="Name the measurements behind the times of an engine (text).")
+@inputs.takes(SettingOptions)
 @inputs.two_kinds
-@inputs.with_techniques
+@inputs.scenario
 @shared.output(what="the report")
 def analyze(
+    model: str,
+    hardware: str,
     *,
+    options: SettingOptions,
     form: str | None,
     per_call: bool | None,
     every: bool,
     sources: bool,
     output: Path | None,
-    hardware_set: tuple[str, ...],
     sides: dict[str, Any],
     **question: Any,
 ) -> None:
@@ -105,39 +102,40 @@ def analyze(
         raise InputError("--measured is not told in csv, which has a row per operator; leave one of them out")
     brief = chosen == "text" and not every and output is None
     room = shared.terminal() if chosen == "text" and output is None else 0
-    options: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "per_call": per_call, "brief": brief, "sources": sources or chosen == "markdown",
         "room": max(room, WIDTH) if room else sys.maxsize,
     }  # fmt: skip
     if sides:
         from ..analyzing.disaggregation import disaggregate
+        from ..setting import layout_of
 
         for name, alone in (
-            ("with", question.pop("techniques")), ("tpot", question.pop("tpot")),
-            ("measured", question.pop("measured")),
+            ("with", options["techniques"]), ("tpot", question.pop("tpot")), ("measured", question.pop("measured")),
         ):  # fmt: skip
             if alone:
                 raise InputError(f"--{name} is for one kind of device; leave out --prefill-... and --decode-...")
-        both = {what: question.pop(what) for what in ("hardware", "layout")}
-        _check_used(sides, **both)
-        usual = {f"{side}_{what}": value for side in inputs.SIDES for what, value in both.items()}
+        layout = layout_of(options)
+        _check_used(sides, hardware, layout)
+        usual: dict[str, Any] = {"prefill_hardware": hardware, "decode_hardware": hardware}
+        usual |= {"prefill_layout": layout, "decode_layout": layout}
         if question["gen"] is None:
             del question["gen"]
         from ..reports import disaggregated
 
-        both_sides = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
-        shared.emit_report(disaggregated.report(**options), both_sides, chosen, output)
+        found = disaggregate(model, **(usual | sides), **only(options, DisaggregatedOptions), **question)
+        shared.emit_report(disaggregated.report(**shown), found, chosen, output)
         return
-    analysis = run(hardware_set=hardware_set, **question)
+    analysis = run(model, hardware, **options, **question)
     if question["gen"] is not None and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
     from ..reports.analysis import report
 
-    shared.emit_report(report(**options), analysis, chosen, output)
+    shared.emit_report(report(**shown), analysis, chosen, output)
 
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
-    """Raises InputError where what is said of both kinds of device is of neither, as each has its own."""
+    """Raises InputError if the device or the layout of both sides applies to neither, as each has its own."""
     from ..devices.files import load_hardware
     from ..parallel.layout import ALONE
 

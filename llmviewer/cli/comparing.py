@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError, suggest
+from ..options import FigureOptions, FleetOptions
 from . import inputs
 from . import options as shared
 from .progress import on_a_bar
@@ -58,10 +59,10 @@ def _split(text: str) -> list[str]:
 )
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number("--gen", "Tokens generated of each sequence.", default=128)
-@functools.partial(inputs.layout, several=True)
-@inputs.techniques_alone
-@shared.engine
-@shared.compared
+@inputs.layouts
+@inputs.takes(FleetOptions)
+@shared.depreciation
+@shared.reported
 def compare(
     *,
     model: str,
@@ -69,6 +70,7 @@ def compare(
     also: tuple[str, ...],
     quants: tuple[str, ...],
     batch: str,
+    options: FleetOptions,
     form: str | None,
     output: Path | None,
     **question: Any,
@@ -90,7 +92,14 @@ def compare(
     devices = hardware_names() if asked is None else asked
     numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", most=_COMPARED)[1]
     models = [name for text in (model, *also) for name in _split(text)]
-    found = run(models, devices, quants=quants or (PUBLISHED,), batch=list(map(int, numbers)) or shared.MAX, **question)
+    found = run(
+        models,
+        devices,
+        quants=quants or (PUBLISHED,),
+        batch=list(map(int, numbers)) or shared.MAX,
+        **question,
+        **options,
+    )
     shared.emit_report(REPORT, found, form, output)
 
 
@@ -114,10 +123,12 @@ def compare(
     "At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
     default=1,
 )
-@shared.engine
-@shared.compared
+@inputs.takes(FleetOptions)
+@shared.depreciation
+@shared.reported
 def choose(
     *,
+    options: FleetOptions,
     hardware: tuple[str, ...],
     quants: tuple[str, ...],
     form: str | None,
@@ -131,18 +142,20 @@ def choose(
     from ..reports.choice import REPORT
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS}
-    found = on_a_bar("layouts and precisions", functools.partial(run, **question))
+    found = on_a_bar("layouts and precisions", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)
 
 
 @click.command()
 @click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
-@inputs.setting
+@click.argument("model")
+@click.argument("hardware")
+@inputs.takes(FigureOptions)
 @shared.number("--batch", "Sequences at a time.", default=1)
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.choice("--phase", of=("prefill", "decode"), told="Which phase the roofline is of.", default="prefill")
 @shared.output(what="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
-def plot(figure: str, output: Path | None, **question: Any) -> None:
+def plot(figure: str, options: FigureOptions, output: Path | None, **question: Any) -> None:
     """Draw a figure of "LLM Inference Unveiled".
 
     roofline: the operators under the roof, memory-bound and compute-bound zones (Figure 4); dtypes: the roofs of all
@@ -154,5 +167,5 @@ def plot(figure: str, output: Path | None, **question: Any) -> None:
     from ..reports.plot import draw, write
 
     path = output or Path(f"{figure}.html")
-    write(draw(figure, **question), path)
+    write(draw(figure, **question, **options), path)
     click.echo(f"{path}: {figure}", err=True)

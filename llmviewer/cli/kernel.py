@@ -8,26 +8,20 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError
+from ..options import KernelOptions
+from . import inputs
 from . import options as shared
 
 _FORMATS: Final = {".txt": "text", ".json": "json", ".csv": "csv"}
+_QUANT: Final = "Formats of weights, activations and cache: W4A16g128, fp8, KV8. 16 bits if not given."
 
 
 @click.command()
 @click.argument("name", metavar="[KERNEL]", required=False)
 @click.argument("hardware", metavar="[HARDWARE,...]", required=False)
 @click.argument("sizes", metavar="[SIZE=VALUES]...", nargs=-1)
-@click.option(
-    "--quant",
-    metavar="SCHEME",
-    callback=shared.given,
-    help="Formats of weights, activations and cache: W4A16g128, fp8, KV8. 16 bits if not given.",
-)
 @click.option("--measured", metavar="TIME", help="What your kernel took, such as '31.5 us': tells how good that is.")
-@shared.library
-@shared.profiles
-@shared.hardware_set
-@shared.hardware_path
+@inputs.takes(KernelOptions, quant={"callback": shared.given, "help": _QUANT})
 @shared.report_format(tuple(_FORMATS.values()))
 @shared.output(what="the estimates")
 def kernel(
@@ -35,11 +29,8 @@ def kernel(
     hardware: str | None,
     sizes: tuple[str, ...],
     *,
-    quant: str | None,
+    options: KernelOptions,
     measured: str | None,
-    library: str,
-    profiles: tuple[Path, ...],
-    hardware_set: tuple[str, ...],
     form: str | None,
     output: Path | None,
 ) -> None:
@@ -66,9 +57,10 @@ def kernel(
     devices = [device.strip() for device in hardware.split(",")]
     if not all(devices) or len(set(devices)) < len(devices):
         raise InputError(f"HARDWARE must be names with commas between, each once; got {hardware!r}")
-    asked: dict[str, Any] = {"quant": quant, "library": library, "profiles": profiles}
-    changed = zip(devices, each_changed(devices, hardware_set), strict=True)
-    found = [each for one, own in changed for each in estimate_kernel(name, one, listed, hardware_set=own, **asked)]
+    changed = zip(devices, each_changed(devices, options["hardware_set"]), strict=True)
+    found = [
+        each for one, own in changed for each in estimate_kernel(name, one, listed, **options | {"hardware_set": own})
+    ]
     if time_s is not None and len(found) > 1:
         raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(found)}")
     if time_s is not None and form != "text":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from .._layout import PATH_VARIABLE
 from ..errors import InputError
@@ -163,13 +164,6 @@ def goal(name: str, told: str, *, default: float | None = None) -> Callable[[_F]
     )  # fmt: skip
 
 
-hardware_set = click.option(
-    "--hardware-set",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A what-if, which changes a number of the device: memory.bandwidth=2x, matrix.fp16='155 TOP/s' or "
-    "memory.capacity='48 GB'; of one of several devices: l40s:price.cloud='1 USD/h'. May be repeated.",
-)
 hardware_path = click.option(
     "--hardware-path",
     metavar="DIR",
@@ -184,30 +178,6 @@ depreciation = click.option(
     metavar="YEARS",
     type=NUMBER,
     help="Spread the purchase price over so many years of uninterrupted use. If not given, only cloud prices count.",
-)
-library = click.option(
-    "--library",
-    metavar="NAME",
-    default="",
-    help="Kernel library to expect times of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). If not "
-    "given, the one with most measurements on the device, which need not be the fastest.",
-)
-profiles = click.option(
-    "--profile",
-    "profiles",
-    multiple=True,
-    type=PATH,
-    metavar="FILE",
-    help="A profile that `llmviewer calibrate` wrote, used before those that ship. May be repeated.",
-)
-bound = click.option("--bound", is_flag=True, help="Only lower bounds, without the times expected of measured kernels.")
-engine = click.option(
-    "--engine",
-    metavar="NAME",
-    default="",
-    help="Serving engine that launches the kernels: vllm, sglang, tensorrt-llm, llama.cpp, mlx, huggingface, "
-    "deepspeed, openppl, flashdecoding++ or lightllm. It brings its kernels, in place of --library, and what its host "
-    "adds to every step. If not given, there are no gaps between kernels.",
 )
 
 
@@ -237,11 +207,6 @@ def output(*, what: str) -> Callable[[_F], _F]:
     return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {what} to a file.")
 
 
-def compared(command: _F) -> _F:
-    """What there is to say of devices side by side, and of the report."""
-    return all_of(reported(command), depreciation, library, profiles, bound, hardware_set, hardware_path)
-
-
 def check_output(form: str | None, output: Path | None) -> None:
     """Raises InputError where a report cannot be written so, before anything is worked out for it."""
     if output and (output.suffix or form) and not output.is_dir():
@@ -264,7 +229,9 @@ def form_of(form: str | None, output: Path | None, suffixes: Mapping[str, str] =
 
 def given(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
     """The value, or values, of an option or argument that must not be empty where it is there."""
-    texts = value if isinstance(value, tuple) else () if value is None else (value,)
+    if value is None or context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT:
+        return value
+    texts = value if isinstance(value, tuple) else (value,)
     if not all(map(str.strip, texts)) and not context.resilient_parsing:
         raise InputError(f"{parameter.get_error_hint(context)} must not be empty; leave it out".replace("'", ""))
     return value

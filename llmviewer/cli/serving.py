@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import click
 
 from ..errors import InputError
+from ..options import FleetOptions, ServedOptions
+from . import inputs
 from . import options as shared
 from .comparing import hardware_option, named
 from .progress import on_a_bar, with_progress
@@ -19,25 +20,6 @@ _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere,
     "arrivals": None, "concurrency": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None,
     "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
-_DEGREES: Final = {
-    name: f"{kind} parallelism in use, as in analyze."
-    for name, kind in {"tp": "Tensor", "pp": "Pipeline", "ep": "Expert", "dp": "Data", "cp": "Context"}.items()
-}
-
-_F = TypeVar("_F", bound=Callable[..., object])
-
-_served_with = click.option(
-    "--with",
-    "techniques",
-    metavar="TECHNIQUE",
-    multiple=True,
-    help="As in analyze: drafts (mtp, eagle, speculative:draft=NAME,alpha=0.7), prompts that begin alike "
-    "(prefix-cache:tokens=2000, or hit=0.6), or what changes all steps. May be repeated.",
-)
-
-_hardware_set = click.option(
-    "--hardware-set", metavar="KEY=VALUE", multiple=True, help="A what-if, as in compare. May be repeated."
-)
 
 
 def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -65,34 +47,6 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     from ..sweeping.axes import parse_numbers
 
     return parse_numbers(value, where=f"--{parameter.name}")
-
-
-def _served(command: _F) -> _F:
-    """What there is to say of kernels and devices that serve, and of the report."""
-    kernels = (shared.library, shared.profiles, shared.engine, shared.bound)
-    return shared.all_of(command, *kernels, shared.depreciation, _hardware_set, shared.hardware_path, shared.reported)
-
-
-def _lies(**degrees: str) -> Callable[[_F], _F]:
-    """How the model lies, by degrees, with their help, or in one, which the command gets as one Layout."""
-
-    def decorator(command: _F) -> _F:
-        @functools.wraps(command)
-        def with_layout(*arguments: Any, layout: str | None, **options: Any) -> object:
-            from ..parallel.layout import ALONE, Layout, parse_layout
-
-            laid = Layout(**{name: options.pop(name) for name in degrees})
-            if layout is not None and laid != ALONE:
-                raise InputError(f"--layout and --{str(laid).partition('=')[0]} say the same; give one of them")
-            return command(*arguments, layout=laid if layout is None else parse_layout(layout), **options)
-
-        options = [
-            *(click.option(f"--{name}", type=shared.WHOLE, default=1, help=text) for name, text in degrees.items()),
-            click.option("--layout", metavar="DEGREES", help="All of these in one, as in plan: 'tp=4 ep=4'."),
-        ]
-        return shared.all_of(cast("_F", with_layout), *options)
-
-    return decorator
 
 
 @click.command()
@@ -163,18 +117,10 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @click.option("--kv-link", metavar="scale-out|scale-up", help="As in analyze; scale-out if not given.")
 @shared.goal("--ttft", "Goal: the longest time to first token.", default=inf)
 @shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)
-@click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As in analyze.")
-@click.option("--attention", metavar="eager|flash", help="As in analyze.")
-@_served_with
-@_lies(
-    tp="Devices that share each copy (tensor parallelism). One if not given.",
-    pp="Stages of a pipeline that follow each other.",
-    ep="Devices that experts are divided among.",
-    dp="Ranks of a copy, each with sequences of its own; they wait for each other where all share the experts.",
-    cp="Context parallelism, as in analyze.",
-)
-@_served
-def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
+@inputs.takes(ServedOptions)
+@shared.depreciation
+@shared.reported
+def simulate(*, options: ServedOptions, form: str | None, output: Path | None, **question: Any) -> None:
     """Simulate requests that arrive over time at MODEL on HARDWARE.
 
     Gives percentiles of their times, and what limits. Steps are simulated one by one with a paged KV cache; means in
@@ -183,21 +129,28 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     """
     shared.check_output(form, output)
     if question["rate"] == shared.MAX:
-        _saturate(form, output, **question)
+        _saturate(form, output, options, **question)
         return
     in_flight = question.pop("concurrency")
     if in_flight and len(in_flight) > 1:
-        _curve(form, output, in_flight, **question)
+        _curve(form, output, in_flight, options, **question)
         return
     from ..reports.serving import REPORT
     from ..serving.simulation import simulate as run
 
-    simulated = with_progress(run, "request")(**question, concurrency=in_flight and in_flight[0])
+    simulated = with_progress(run, "request")(**question, **options, concurrency=in_flight and in_flight[0])
     shared.emit_report(REPORT, simulated, form, output)
 
 
 def _curve(
-    form: str | None, output: Path | None, in_flight: list[int], *, rate: object, arrivals: object, **question: Any
+    form: str | None,
+    output: Path | None,
+    in_flight: list[int],
+    options: ServedOptions,
+    *,
+    rate: object,
+    arrivals: object,
+    **question: Any,
 ) -> None:
     """Throughput against speed, along the requests in flight."""
     from ..reports.load_curve import REPORT
@@ -205,10 +158,10 @@ def _curve(
 
     if rate is not None or arrivals is not None:
         raise InputError("--concurrency must be alone; leave out --rate and --arrivals")
-    shared.emit_report(REPORT, with_progress(run, "point")(concurrency=in_flight, **question), form, output)
+    shared.emit_report(REPORT, with_progress(run, "point")(concurrency=in_flight, **question, **options), form, output)
 
 
-def _saturate(form: str | None, output: Path | None, *, rate: str, **question: Any) -> None:
+def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, rate: str, **question: Any) -> None:
     """What is served at most."""
     from ..reports.saturation import REPORT
     from ..serving.saturation import saturate as run
@@ -219,7 +172,7 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
                 f"--rate {rate} has all requests there from the start, of copies that both read and decode; leave out "
                 f"--{name.replace('_', '-')}"
             )
-    shared.emit_report(REPORT, with_progress(run, "request")(**question), form, output)
+    shared.emit_report(REPORT, with_progress(run, "request")(**question, **options), form, output)
 
 
 @click.command()
@@ -272,13 +225,15 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
 @click.option(
     "--kv-link", metavar="scale-out|scale-up", help="With --disaggregated, as in analyze; scale-out if not given."
 )
-@_served_with
 @shared.choice(
     "--by", of=("cost", "energy", "devices"), told="What is to be low; if not given, the first of these that is known."
 )
-@_served
+@inputs.takes(FleetOptions)
+@shared.depreciation
+@shared.reported
 def plan(
     *,
+    options: FleetOptions,
     hardware: tuple[str, ...],
     prefill_hardware: tuple[str, ...],
     quants: tuple[str, ...],
@@ -303,7 +258,7 @@ def plan(
         question["prefill_hardware"] = named(prefill_hardware)
         if question["prefill_hardware"] is None:
             raise InputError("--prefill-hardware must name devices; leave it out, and each kind reads for itself")
-    found = on_a_bar("layouts and precisions", functools.partial(run, **question))
+    found = on_a_bar("layouts and precisions", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)
 
 
@@ -316,14 +271,6 @@ def plan(
 @shared.number("--batch", "Sequences at a time.", default=1)
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number("--gen", "Tokens generated of each sequence.", default=128)
-@click.option(
-    "--quant", metavar="SCHEME", callback=shared.precision, help="The precision that is in use already, as in analyze."
-)
-@click.option("--attention", metavar="eager|flash", help="As in analyze.")
-@_lies(**_DEGREES)
-@click.option(
-    "--with", "given", metavar="TECHNIQUE", multiple=True, help="A technique that is in use already. May be repeated."
-)
 @shared.number(
     "--max-devices", "Also try tensor parallelism over 2, 4, ... devices, up to so many (64 at most).", default=1
 )
@@ -333,21 +280,17 @@ def plan(
     multiple=True,
     help="Leave out what changes the answers, or what needs a draft or a model made for it. May be repeated.",
 )
-@shared.library
-@shared.profiles
-@shared.engine
-@_hardware_set
-@shared.hardware_path
+@inputs.takes(ServedOptions)
 @shared.reported
-def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
+def advise(*, options: ServedOptions, form: str | None, output: Path | None, **question: Any) -> None:
     """Rank what each technique would gain for MODEL on HARDWARE.
 
     Techniques are tried alone and in combinations of two and three, with their default parameters (`llmviewer
-    techniques`). How much they change the answers is not weighed.
+    techniques`). How much they change the answers is not weighed. Options tell what is in use already.
     """
     shared.check_output(form, output)
     from ..reports.recommendations import REPORT
     from ..serving.recommendation import recommend as run
 
-    found = on_a_bar("techniques", functools.partial(run, **question))
+    found = on_a_bar("techniques", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,8 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError
+from ..options import LayoutOptions, SweepOptions
+from ..parameters import DEGREES
 from ..units import counted
 from . import inputs
 from . import options as shared
@@ -25,11 +26,8 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
 
 
 @click.command()
-@functools.partial(inputs.setting, required=False)
-@inputs.expert_skew
-@inputs.mtp
-@inputs.layout
-@inputs.offload
+@click.argument("model", required=False)
+@click.argument("hardware", required=False)
 @click.option(
     "--over",
     metavar="AXIS=VALUES",
@@ -38,16 +36,8 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     "images=0..4, quant=published,W4A16g128, attention=eager,flash, tp=1,2,4 and pp, ep, dp, cp, 'layout=tp=8,tp=4 "
     "pp=2'; what-ifs on the device: memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
 )
-@shared.number("--batch", "Sequences at a time, where not swept over.", default=1)
-@shared.number("--prompt", "Tokens of each prompt, where not swept over.", default=1024)
-@shared.number("--gen", "Tokens generated; adds time per token and latency of the whole generation.")
-@shared.number("--kv-len", "Context of the decode step; prompt + 1 if not given.")
-@shared.number("--images", "Pictures in each prompt; none if not given.")
-@inputs.with_techniques
-@click.option("--expected", is_flag=True, help="Add what to expect of real kernels to the rows; a summary ranks by it.")
-@shared.library
-@shared.profiles
-@shared.engine
+@inputs.takes(SweepOptions, images={"default": None, "show_default": False})
+@inputs.scenario
 @click.option(
     "-o",
     "--output",
@@ -73,12 +63,13 @@ def sweep(
     *,
     model: str | None,
     hardware: str | None,
+    options: SweepOptions,
     over: tuple[str, ...],
     output: str | None,
     summary: Path | None,
     by: str,
     form: str | None,
-    **question: Any,
+    **running: Any,
 ) -> None:
     """Compute a row for every combination of the values of --over.
 
@@ -86,7 +77,7 @@ def sweep(
     shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.
     """
     if summary:
-        _summarize(summary, model, by, form, Path(output) if output else None, expected=question["expected"])
+        _summarize(summary, model, by, form, Path(output) if output else None, expected=options["expected"])
         return
     if form:
         raise InputError("--format is of a --summary; points are written as the name after -o ends, or as CSV")
@@ -94,9 +85,8 @@ def sweep(
         raise InputError(
             f"sweep needs {'MODEL' if model is None else 'HARDWARE'}: llmviewer sweep MODEL HARDWARE --over AXIS=VALUES"
         )
-    running = {name: question.pop(name) for name in ("workers", "shard", "dask", "shard_points")}
     if any(running.values()) or (output and (output.endswith(("/", os.sep)) or Path(output).is_dir())):
-        _fill(model, hardware, over, output, question, **running)
+        _fill(model, hardware, over, output, options, **running)
         return
     if not over:
         raise InputError("sweep needs --over AXIS=VALUES, such as --over batch=1..256*2")
@@ -111,12 +101,10 @@ def sweep(
         raise InputError(
             f"{path}: must end in .csv or .parquet, the formats a sweep is written in, or in / for a folder"
         )
-    _rows(model, hardware, axes, path, question)
+    _rows(model, hardware, axes, path, options)
 
 
-def _rows(
-    model: str, hardware: str, axes: dict[str, Sequence[Any]], path: Path | None, question: Mapping[str, Any]
-) -> None:
+def _rows(model: str, hardware: str, axes: dict[str, Sequence[Any]], path: Path | None, options: SweepOptions) -> None:
     """Writes the points of a sweep to a file, or to standard output as CSV."""
     from ..sweeping.export import sweep_csv, write_sweep
     from ..sweeping.grid import sweep as run
@@ -125,11 +113,15 @@ def _rows(
     points = prod(map(len, axes.values()))
     shown = points >= _LONG and rewritable()
     with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shown) as bar:
-        asked = {**question, "progress": lambda done, _: bar.update(done - bar.pos)}
+
+        def progress(done: int, _: int) -> None:
+            bar.update(done - bar.pos)
+
         if path:
-            written: int | bytes = write_sweep(path, sweep_blocks(model, hardware, axes, **asked))
+            blocks = sweep_blocks(model, hardware, axes, progress=progress, **options)
+            written: int | bytes = write_sweep(path, blocks)
         else:
-            written = sweep_csv(run(model, hardware, axes, **asked))
+            written = sweep_csv(run(model, hardware, axes, progress=progress, **options))
     if isinstance(written, int):
         click.echo(f"{path}: {counted(written, 'point')}", err=True)
     else:
@@ -141,7 +133,7 @@ def _fill(
     hardware: str,
     over: Sequence[str],
     output: str | None,
-    question: Mapping[str, Any],
+    question: SweepOptions,
     *,
     workers: int | None,
     shard: str | None,
@@ -152,6 +144,7 @@ def _fill(
     from ..devices.files import hardware_names
     from ..model_files import model_names
     from ..parallel.layout import ALONE, parse_layout
+    from ..setting import layout_of, offload_of
     from ..sweeping.axes import NUMBERS
     from ..sweeping.design import SHARD_POINTS, Design, named, parse_over
     from ..sweeping.shards import run
@@ -160,8 +153,12 @@ def _fill(
         raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")
     if workers and dask:
         raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
-    options = dict(question)
-    layout, offload = options.pop("layout"), str(options.pop("offload"))
+    layout, offload = layout_of(question), str(offload_of(question))
+    options: dict[str, Any] = {
+        name: value
+        for name, value in question.items()
+        if name not in (*LayoutOptions.__annotations__, "offload", "offload_sync")
+    }
     text = "" if layout == ALONE else str(layout)
     if parse_layout(text) != layout:
         alone = "--micro-batches, --collective, --hierarchical-all-to-all and --overlap"
@@ -204,7 +201,7 @@ def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> d
     if len(axes) < len(over):
         raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
     for axis in axes:
-        for name in inputs.DEGREES if axis in ("layout", *inputs.DEGREES) else (axis,):
+        for name in DEGREES if axis in ("layout", *DEGREES) else (axis,):
             if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, of_axes):
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")

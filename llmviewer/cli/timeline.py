@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError
+from ..options import SettingOptions
 from ..units import parse
 from . import inputs
 from . import options as shared
@@ -24,9 +25,8 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 
 @click.command()
 @click.argument("file", type=shared.PATH)
-@inputs.setting
-@inputs.expert_skew
-@inputs.layout
+@click.argument("model")
+@click.argument("hardware")
 @shared.number(
     "--batch", "Sequences at a time, when it was recorded; if not given, as the engine named the passes.", default=1
 )
@@ -51,15 +51,12 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     callback=_size,
     help="Largest FILE that is read, unpacked: a small one can unpack to more than memory holds.",
 )
-@shared.library
-@shared.profiles
-@shared.engine
-@shared.bound
-@inputs.techniques_alone
+@inputs.takes(SettingOptions)
 @shared.reported
 def timeline(
     file: Path,
     *,
+    options: SettingOptions,
     phase: str,
     passes: int | None,
     stage: int | None,
@@ -91,6 +88,6 @@ def timeline(
         for name, value in named_request(recorded, phase).items()
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
-    analysis = analyze(**{**asked, **named})
+    analysis = analyze(**{**asked, **named}, **options)
     found = compared(recorded, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
     shared.emit_report(REPORT, found, form, output)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from .. import __version__, arguments
 from .._layout import data_dir
@@ -14,11 +13,11 @@ from ..analyzing.costs import By
 from ..devices.files import hardware_file, hardware_names, load_hardware, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile
 from ..expectation.statistics import rank_correlation
 from ..model import Model
 from ..model_files import load_model
 from ..operators.collectives import OUT, UP
+from ..options import FleetOptions, document_options
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
 from ..rows import Rows
@@ -131,6 +130,7 @@ class Choice(Rows):
         }  # fmt: skip
 
 
+@document_options(FleetOptions)
 def choose(
     model: str | Model,
     *,
@@ -147,12 +147,8 @@ def choose(
     tpot: float | None = None,
     native: bool = False,
     years: float | None = None,
-    bound: bool = False,
-    hardware_set: Sequence[str] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, settings: None,
+    **options: Unpack[FleetOptions],
 ) -> Choice:
     """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
@@ -167,9 +163,9 @@ def choose(
     ttft, tpot   longest time to first token and time per output token [s]
     native       only precisions that the device's matrix units support
     years        time of continuous use over which a purchase price is spread; None: only cloud prices count
-    bound        lower bounds only, no expected times; the ranking is by bounds in any case
-    library, engine, profiles, hardware_set  as in analyze()
     progress     called with the number of finished combinations of precision and number of devices, and of all
+
+    The options are as in compare(). The ranking is by bounds, also where there are expected times.
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
@@ -183,8 +179,8 @@ def choose(
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
     ways = [Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)]
     comparison = compare(
-        own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        engine=engine, profiles=profiles, hardware_set=hardware_set, layout=ways, progress=progress,
+        own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, layout=ways, progress=progress,
+        **options,
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:

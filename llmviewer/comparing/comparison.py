@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from ..expectation.profile import Profile, read_given
 from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
+from ..options import FleetOptions, document_options
 from ..parallel.layout import ALONE, Layout, parse_layout
 from ..rows import Rows
 from ..setting import Setting, engine_on, whole
@@ -184,6 +184,7 @@ class Comparison(Rows):
                         }  # fmt: skip
 
 
+@document_options(FleetOptions)
 def compare(
     models: str | Model | Sequence[str | Model],
     hardware: str | Hardware | Sequence[str | Hardware],
@@ -193,14 +194,9 @@ def compare(
     prompt: int = 1024,
     gen: int = 128,
     layout: str | Layout | Sequence[str | Layout] = ALONE,
-    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
     years: float | None = None,
-    bound: bool = False,
-    hardware_set: Sequence[str] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, settings: None,
+    **options: Unpack[FleetOptions],
 ) -> Comparison:
     """Every model in every precision on every device.
 
@@ -209,12 +205,11 @@ def compare(
                   that fits, cell by cell
     prompt, gen   tokens of each prompt and of each answer
     layout        degrees of parallelism as in analyze(); one or several
-    techniques    of all cells, as in analyze()
     years         time of continuous use over which a purchase price is spread; None: only cloud prices count
-    bound         lower bounds only, no expected times, in a tenth of the time
-    hardware_set  what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
-    library, engine, profiles  as in analyze()
     progress      called with the number of finished combinations of model, precision and layout, and of all
+
+    The options are of all cells, as in analyze(). `hardware_set` changes every device, or one, as in
+    "l40s:price.cloud=1 USD/h"; `bound` takes a tenth of the time.
 
     Raises InputError if an argument is invalid or given twice. A cell is refused, with the reason, if its device lacks
     a unit for the precision, links for the layout, kernels of the engine or the number that a what-if multiplies, or if
@@ -224,10 +219,10 @@ def compare(
     batches = (1,) if fullest else tuple(whole("batch", b) for b in arguments.counts(batch))
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     arguments.positive(years=years)
-    arguments.check(library=library, engine=engine)
-    arguments.bound_alone(bound, library, engine, profiles)
-    arguments.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
-    devices, lacking = _changed(arguments.several("hardware", hardware), hardware_set)
+    given = arguments.with_defaults(options, FleetOptions)
+    library, engine, bound = given["library"], given["engine"], given["bound"]
+    arguments.bound_alone(bound, library, engine, given["profiles"])
+    devices, lacking = _changed(arguments.several("hardware", hardware), given["hardware_set"])
     named = [load_model(m) if isinstance(m, str) else m for m in arguments.several("models", models)]
     allowed = arguments.several("quants", quants)
     ways = [parse_layout(way) if isinstance(way, str) else way for way in arguments.several("layout", layout)]
@@ -238,7 +233,7 @@ def compare(
         if not values:
             raise InputError(f"{name}: nothing to compare")
         arguments.each_once(name, values)
-    known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
+    known, measured, ours = Known(), read_given(given["profiles"]), parse_techniques(given["techniques"])
     first, unable = _able(engine, library, devices, measured)
     bases = [Setting.of(model, first, library=library, engine=engine, profiles=measured) for model in named]
     settings = list(product(bases, allowed, ways))
@@ -254,7 +249,7 @@ def compare(
     return Comparison(
         batches=() if fullest else batches, prompt=prompt, gen=gen, years=years, bound=bound,
         techniques=tuple(map(str, ours)),
-        hardware_set=tuple(hardware_set), library=library, engine=engine,
+        hardware_set=tuple(given["hardware_set"]), library=library, engine=engine,
         profiles=tuple(dict.fromkeys(profile.name for profile in measured)), cells=tuple(cells),
     )  # fmt: skip
 

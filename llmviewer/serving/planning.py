@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import inf, isnan
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -19,15 +18,15 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
 from ..expectation.kernels import Kernels
-from ..expectation.profile import Profile
 from ..expectation.whole_passes import typical
 from ..graph import Graph
 from ..model import Model
 from ..operators.linear import ExpertsLinear
+from ..options import FleetOptions, document_options
 from ..parallel.layout import Layout, parse_layout
 from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, whole
-from ..techniques import Technique, parse_techniques
+from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
 from .load import Grid, Load
@@ -45,6 +44,7 @@ _MOST_DEVICES: Final = 100_000
 _MOST_TRIED: Final = 300_000_000  # settings: half a minute
 
 
+@document_options(FleetOptions)
 def plan(
     model: str | Model,
     *,
@@ -60,17 +60,12 @@ def plan(
     batches: Sequence[int] = BATCHES,
     by: str | None = None,
     years: float | None = None,
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    hardware_set: Sequence[str] = (),
-    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
     disaggregated: bool = False,
     prefill_hardware: Sequence[str | Hardware] | None = None,
     kv_transfer: str | None = None,
     kv_link: str | None = None,
-    bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
+    **options: Unpack[FleetOptions],
 ) -> ServicePlan:
     """The cheapest way to serve `rate` requests per second within mean times `ttft` and `tpot` [s].
 
@@ -82,16 +77,13 @@ def plan(
     batches           limits of concurrent sequences to choose from, besides 1
     by                "cost", "energy" (watts at TDP) or "devices"; None: the first of these that is known
     years             time of use over which a purchase price is spread, for devices without a cloud price
-    library           kernel library of expected times; "": the one with most measurements on each device
-    engine            serving engine that launches the kernels; "": no gaps between launches
-    profiles          files that `llmviewer calibrate` wrote; they take precedence over shipped ones
-    hardware_set      what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
-    techniques        techniques of all settings, as in simulate()
     disaggregated     whether to also try separate copies for prefill and for decode
     prefill_hardware  devices that may run prefills for any of `hardware`; None: the same device on both sides
     kv_transfer, kv_link  as in simulate()
-    bound             whether lower bounds have to meet the goals, without expected times
     progress          called with the number of finished combinations of layout and precision, and of all
+
+    The options are of all settings, as in simulate(). `hardware_set` changes every device, or one, as in
+    "l40s:price.cloud=1 USD/h"; with `bound`, lower bounds have to meet the goals.
 
     Prefills take precedence over decode steps (prefill-first), or run on separate copies; docs/serving.md has the
     closed forms.
@@ -100,18 +92,19 @@ def plan(
     """
     arguments.number(rate=rate, ttft=ttft, tpot=tpot)
     arguments.positive(years=years)
-    arguments.check(library=library, engine=engine)
-    arguments.bound_alone(bound, library, engine, profiles)
+    given = arguments.with_defaults(options, FleetOptions)
+    library, engine, bound = given["library"], given["engine"], given["bound"]
+    arguments.bound_alone(bound, library, engine, given["profiles"])
     wanted = None if by is None else arguments.among("by", by, PRICES)
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
     _check_disaggregated(disaggregated, gen, apart)
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
-    devices, readers, left = _devices(hardware, prefill_hardware, hardware_set)
+    devices, readers, left = _devices(hardware, prefill_hardware, given["hardware_set"])
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
     first = typical(made.name, devices) if made and made.whole else devices[0]
-    base = _base(model, first, parse_techniques(techniques), made, library=library, profiles=profiles)
+    base = _base(model, first, made, given)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
         max_devices=max_devices, years=years, disaggregated=disaggregated,
@@ -145,8 +138,9 @@ def plan(
     order = partial(_order, chosen)
     keeping.sort(key=order)
     common = {
-        "model": model, "library": library, "engine": engine, "profiles": tuple(profiles), "bound": bound or None,
-        "hardware_set": tuple(hardware_set), "techniques": tuple(map(str, base.techniques)),
+        "model": model, "library": library, "engine": engine, "profiles": tuple(given["profiles"]),
+        "bound": bound or None, "hardware_set": tuple(given["hardware_set"]),
+        "techniques": tuple(map(str, base.techniques)),
     }  # fmt: skip
     return ServicePlan(
         common=common, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen, goals=load.goals, by=chosen,
@@ -161,19 +155,21 @@ def plan(
     )  # fmt: skip
 
 
-def _base(
-    model: str | Model, device: Hardware, techniques: tuple[Technique, ...], made: Engine | None, **kernels: Any
-) -> Setting:
-    """Of which all settings are.
+def _base(model: str | Model, device: Hardware, made: Engine | None, options: FleetOptions) -> Setting:
+    """Base setting that the candidates vary.
 
     Raises InputError where it cannot be served token by token, or where a technique makes no sense or says a precision.
     """
     own = made.name if made and made.whole else ""
-    bare = Setting.of(model, device, attention=made.attention if made else None, engine=own, **kernels)
+    bare = Setting.of(
+        model, device, attention=made.attention if made else None, engine=own, library=options["library"],
+        profiles=options["profiles"],
+    )  # fmt: skip
     if not bare.model.generates or bare.model.encodes:
         raise InputError(
             f"{bare.model.name} is not served token by token; plan is of models that continue their prompts"
         )
+    techniques = parse_techniques(options["techniques"])
     for one in techniques:
         if one.quant:
             raise InputError(f"{one.name}: is {one.quant}, and plan tries precisions; give --quant {one.quant}")

@@ -8,20 +8,19 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
 from math import comb
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from .. import __version__
-from ..arguments import among, listed, several
+from ..arguments import among, several, with_defaults
 from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile, read_given
+from ..expectation.profile import read_given
 from ..model import Model
 from ..model_files import load_model
-from ..parallel.layout import ALONE, Layout
+from ..options import LayoutOptions, ServedOptions, document_options
 from ..rows import Rows
-from ..setting import Setting, check_countable, whole
+from ..setting import Setting, check_countable, layout_of, whole
 from ..techniques import Touches
 from .objectives import Generated, Objective
 from .options import Option, options_of, with_options, without_usual
@@ -170,6 +169,7 @@ class Advice(Rows):
         }  # fmt: skip
 
 
+@document_options(ServedOptions)
 def recommend(
     model: str | Model,
     hardware: str | Hardware,
@@ -178,51 +178,46 @@ def recommend(
     batch: int = 1,
     prompt: int = 1024,
     gen: int = 128,
-    quant: str | None = None,
-    attention: str | None = None,
-    layout: str | Layout = ALONE,
-    given: Sequence[str] = (),
     max_devices: int = 1,
     without: Sequence[str] = (),
-    hardware_set: Sequence[str] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, steps: None,
+    **options: Unpack[ServedOptions],
 ) -> Advice:
     """The gain of each technique with its usual parameters, of precisions, and of degrees of parallelism.
 
     wanted       what to improve: "latency", "ttft", "tpot" or "throughput"
-    given        techniques already in use; the other arguments are as in analyze()
     max_devices  most devices for tensor parallelism
     without      "answers" leaves out techniques that change the answers, "draft" those that need a draft model or draft
                  heads, "model" those that need other weights
     progress     called with the number of finished options and combinations, and of all at most
 
+    The options describe the setting that changes are compared with: `techniques` are those already in use.
+
     Raises InputError if an argument is invalid, or the model does not generate.
     """
     aim = among("wanted", wanted, Objective)
-    used = several("given", given)
-    listed(hardware_set=hardware_set, profiles=profiles)
+    given = with_defaults(options, ServedOptions)
+    used = tuple(str(one) for one in given["techniques"])
     left = tuple(among("without", one, Touches) for one in several("without", without))
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
+    apart = (*LayoutOptions.__annotations__, "hardware_set")
     asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "layout": layout, "techniques": used, "library": library,
-        "engine": engine, "profiles": read_given(profiles), **size,
+        **{name: value for name, value in given.items() if name not in apart},
+        "layout": layout_of(given), "techniques": used, "profiles": read_given(given["profiles"]), **size,
     }  # fmt: skip
-    device = loaded(hardware, hardware_set)
+    device = loaded(hardware, given["hardware_set"])
     run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
     check_countable(batch, prompt + gen)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
     base = run(asked).with_expected()
     every = options_of(base.setting, asked, most=whole("max_devices", max_devices), larger=aim is Objective.THROUGHPUT)
-    options = [option for option in every if option.touches not in left]
-    steps = len(options) + _COMBINATIONS
+    tried = [option for option in every if option.touches not in left]
+    steps = len(tried) + _COMBINATIONS
     trial = _Trial(run=run, asked=asked, aim=aim, base=base, tell=lambda done: progress(done, steps))
-    lines, refused = trial.alone(options)
+    lines, refused = trial.alone(tried)
     fitting = [line for line in lines if line.result.fits]
-    together = trial.together(lines, len(options))
+    together = trial.together(lines, len(tried))
     progress(steps, steps)
     return Advice(
         wanted=aim, given=used, without=left, base=base, together=tuple(sorted(together, key=Line.at_hand)),

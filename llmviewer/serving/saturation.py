@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import sqrt
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from ..analyzing.facts import finite
 from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile
 from ..model import Model
-from ..parallel.layout import ALONE, Layout
+from ..options import ServedOptions, document_options
 from ..rows import Rows
 from ..setting import Setting, whole
-from ..techniques import Technique
 from .lengths import Lengths, Tokens
 from .metrics import Span
 from .outcome import summary
@@ -202,6 +199,7 @@ class Saturation(Rows):
         }  # fmt: skip
 
 
+@document_options(ServedOptions)
 def saturate(
     model: str | Model,
     hardware: str | Hardware,
@@ -215,18 +213,8 @@ def saturate(
     block: int | None = None,
     copies: int = 1,
     years: float | None = None,
-    quant: str | None = None,
-    attention: str | None = None,
-    mla: str = "auto",
-    expert_skew: float = 0,
-    layout: str | Layout = ALONE,
-    hardware_set: Sequence[str] = (),
-    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    bound: bool = False,
     progress: Callable[[int, int], object] = lambda finished, requests: None,
+    **options: Unpack[ServedOptions],
 ) -> Saturation:
     """The maximum throughput of `copies`, with all requests waiting from the start.
 
@@ -237,19 +225,17 @@ def saturate(
     requests   requests per copy; None: at least six times the concurrent sequences, and at least 1000
     max_batch  most concurrent sequences; None: as many as fit the memory, up to the limit of the engine, or 2048
     progress   called with the number of finished requests, and of all; they are served twice unless `bound`
-    The other arguments are as in simulate().
+    The other arguments and the options are as in simulate().
 
     Raises InputError if an argument is invalid, a request does not fit the memory, or there are too few requests.
     """
-    arguments.bound_alone(bound, library, engine, profiles)
     arguments.positive(years=years)
+    given = arguments.with_defaults(options, ServedOptions)
+    bound, engine = given["bound"], given["engine"]
     free = policy is None and not engine
     max_batch = None if max_batch is None else whole("max_batch", max_batch)
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)
-    setting = Setting.of(
-        model, hardware, quant=quant, attention=attention, mla=mla, expert_skew=expert_skew, layout=layout,
-        hardware_set=hardware_set, techniques=techniques, library=library, engine=engine, profiles=profiles,
-    )  # fmt: skip
+    setting = Setting.of(model, hardware, **options)
     chosen, block, limit = scheduler(engine, policy, block, loaded(hardware), setting.layout)
     steps = Steps(setting)
     lengths = drawn_from(prompt_lengths, gen_lengths)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Default, find_engine
-from ..expectation.profile import Profile
 from ..model import Model
-from ..parallel.layout import ALONE, Layout
+from ..options import ServedOptions, document_options
+from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, whole
-from ..techniques import Technique, altered
+from ..setting import Setting, layout_of, whole
+from ..techniques import altered
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
 from .outcome import Goals, Simulation
@@ -45,6 +45,7 @@ _MOST_REQUESTS: Final = 1_000_000
 _LONGEST_S: Final = 1e9  # of all arrivals: a clock that far on still tells a tenth of a microsecond
 
 
+@document_options(ServedOptions)
 def simulate(
     model: str | Model,
     hardware: str | Hardware,
@@ -68,18 +69,8 @@ def simulate(
     ttft: float = inf,
     tpot: float = inf,
     years: float | None = None,
-    quant: str | None = None,
-    attention: str | None = None,
-    mla: str = "auto",
-    expert_skew: float = 0,
-    layout: str | Layout = ALONE,
-    hardware_set: Sequence[str] = (),
-    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
-    library: str = "",
-    engine: str = "",
-    profiles: Sequence[str | Path | Profile] = (),
-    bound: bool = False,
     progress: Callable[[int, int], object] = lambda finished, requests: None,
+    **options: Unpack[ServedOptions],
 ) -> Simulation:
     """Serves requests step by step, once with steps at their lower bounds and once at their expected times.
 
@@ -101,25 +92,22 @@ def simulate(
     kv_link           as in disaggregate(); None: "scale-out"
     ttft, tpot        goals of each request [s]
     years             time of use over which a purchase price is spread, for devices without a cloud price
-    hardware_set      what-ifs on both kinds of device, or on one, as in "h100-sxm:memory.bandwidth=2x"
-    techniques        techniques that change steps, draft tokens or cache prompts
-    library           kernel library of expected times; "": the one with most measurements on the device
-    engine            one of ENGINES: its kernels, host overhead, and default policy, block and max_batch
-    profiles          files that `llmviewer calibrate` wrote; they take precedence over shipped ones
-    bound             lower bounds only
     progress          called with the number of finished requests, and of all; requests are served twice unless `bound`
+
+    The options are as in analyze(). `hardware_set` changes both kinds of device, or one, as in
+    "h100-sxm:memory.bandwidth=2x"; `engine` also sets policy, block and max_batch.
 
     Raises InputError if an argument is invalid, or a request does not fit the memory.
     """
     arguments.number(ttft=ttft, tpot=tpot)
     arguments.positive(years=years)
-    arguments.listed(hardware_set=hardware_set)
+    given = arguments.with_defaults(options, ServedOptions)
+    bound, engine = given["bound"], given["engine"]
     apart = {
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
     }  # fmt: skip
     _check_readers(readers, apart, policy)
-    arguments.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     if concurrency is not None and readers:
         raise InputError("concurrency must be left out beside readers, to which prompts come whoever is answered")
@@ -128,15 +116,11 @@ def simulate(
     _check_span(traffic, "arrivals" if rate is None else "rate")
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
-    asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "techniques": techniques,
-        "library": library, "engine": engine, "profiles": profiles,
-    }  # fmt: skip
     kinds = (hardware, hardware if prefill_hardware is None else prefill_hardware)
     for kind in kinds:
         arguments.check(hardware=kind)
-    own, others = each_changed(kinds, hardware_set)
-    setting = Setting.of(model, hardware, layout=layout, hardware_set=own, **asked)
+    own, others = each_changed(kinds, given["hardware_set"])
+    setting = Setting.of(model, hardware, **options | {"hardware_set": own})
     _check_hits(setting, traffic)
     chosen, block, most = scheduler(engine, policy, block, loaded(hardware), setting.layout)
     usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
@@ -146,8 +130,9 @@ def simulate(
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
     }  # fmt: skip
     if readers:
-        laid = layout if prefill_layout is None else prefill_layout
-        reads = Setting.of(model, kinds[1], layout=laid, hardware_set=others, **asked)
+        reads = Setting.of(model, kinds[1], **options | {"hardware_set": others})
+        if prefill_layout is not None:
+            reads = replace(reads, layout=layout_of({"layout": prefill_layout})).agreed()
         run = partial(
             _apart, reads, replace(setting, decodes_only=True), common, readers=readers,
             travel_s=transfer_s(reads, setting, common["traffic"], link), overlapped=when is KvTransfer.OVERLAPPED,

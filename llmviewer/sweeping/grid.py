@@ -20,7 +20,7 @@ from ..expectation.expected import Interval
 from ..forms import Num
 from ..generation import generation
 from ..model import Model
-from ..options import PARAMETERS, SettingOptions, SweepOptions, document_options
+from ..options import SettingOptions, SweepOptions, document_options, only
 from ..parallel.layout import parse_layout
 from ..setting import Setting, arranges
 from ..techniques import parse_techniques
@@ -149,8 +149,8 @@ class _Grid:
         numbers: dict[str, int | None] = {name: _DEFAULTS.get(name) for name in NUMBERS}
         numbers |= {name: value for name, value in given.items() if name in NUMBERS}  # type: ignore[misc]
         expected = given.get("expected", False)
-        options: SettingOptions = {name: value for name, value in given.items() if name in PARAMETERS}  # type: ignore[assignment]
-        arguments.check_options(options)
+        options = only(given, SettingOptions)
+        arguments.check_options(given, SweepOptions)
         over = checked_axes(swept)
         techniques, changes = parse_techniques(options.get("techniques", ())), options.get("hardware_set", ())
         check_techniques(techniques, over, numbers["gen"])

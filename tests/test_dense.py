@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from llmviewer.architectures.blocks.family import DecoderFamily, ExpertFields
+from llmviewer.architectures.llama import FAMILIES
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.graph import Graph
@@ -473,3 +477,27 @@ def test_a_window_shortens_what_a_step_reads_and_computes() -> None:
     read = {name: evaluate(op.work().kv_bytes, step) for name, op in scores.items()}
     assert ops == {"local": 2 * 4 * 256 * 512, "global": 2 * 4 * 256 * 32768}
     assert read == {"local": 2 * 256 * 512, "global": 2 * 256 * 32768}
+
+
+def test_each_row_of_the_table_of_families_is_a_network_of_its_own() -> None:
+    rows = [repr(replace(family, also=())) for family in FAMILIES.values()]
+    assert len(rows) == len(set(rows))
+    assert repr(DecoderFamily()) == repr(replace(FAMILIES["llama"], also=()))
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [
+        ({"act": "gelu_erf"}, "act must be one of relu, .*; got 'gelu_erf'"),
+        ({"gated": False, "fused_mlp": True}, "fused_mlp is for a gated MLP"),
+        ({"experts": ExpertFields(), "gated": False}, "fused_mlp and gated are for an MLP"),
+        ({"fused_kqv": True}, "unexpected keyword argument"),
+    ],
+)  # fmt: skip
+def test_a_row_with_flags_that_contradict_each_other_or_are_unknown_is_an_error(row: Any, wrong: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=wrong):
+        DecoderFamily(**row)
+
+
+def test_layers_of_a_family_with_windows_are_alike_where_the_window_is_null() -> None:
+    assert layers(small(model_type="gemma2", sliding_window=None)) == {"layer": 8}

@@ -15,7 +15,7 @@ OWN = '''
 from dataclasses import dataclass
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.architectures import architecture
-from llmviewer.architectures.llama import build
+from llmviewer.architectures.llama import FAMILIES
 from llmviewer.techniques import Kind, Technique, Touches, technique
 
 @technique("{name}")
@@ -25,7 +25,7 @@ class Own(Technique):
     kind = Kind.GRAPH
     touches = Touches.NOTHING
 
-architecture("{name}")(build)
+architecture("{name}")(FAMILIES["llama"].graph)
 analyze("llama-2-7b", "h100-sxm", techniques=["{name}"])  # as it is a module, it may use what it adds
 
 '''

@@ -1,8 +1,7 @@
-"""Command-R and Aya: attention and MLP side by side under one LayerNorm without bias, tied embeddings.
+"""Cohere models that no row of `llama.FAMILIES` describes: North with experts, North Micro with images.
 
-Command-R+ normalizes each head of queries and keys. Of the second generation three layers in four have a window and
-rotary positions, the fourth sees all and has no positions (arXiv:2504.00698). North has experts, and rotates in the
-dense layers before them too; North Micro has a vision tower and says which kinds of layers have positions.
+Attention and MLP share one norm and run in parallel. North rotates in the dense layers before the experts too; the
+config of North Micro has the kinds of layers with positions (arXiv:2504.00698).
 """
 
 from __future__ import annotations
@@ -23,25 +22,6 @@ from .blocks.parts import NormKind
 _WINDOW = 4096
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 _EVERY = 4  # layers, of which the last one sees all
-
-
-@architecture("cohere")
-def build_cohere(config: Section, fmt: Format) -> Graph:
-    layer = _layer(config, _attention(config))
-    return decoder(config, layer, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
-
-
-@architecture("cohere2")
-def build_cohere2(config: Section, fmt: Format) -> Graph:
-    plain = _attention(config)
-    windowed = replace(plain.heads, mask=Causal(sliding_window(config, _WINDOW)))
-    local = _layer(config, replace(plain, heads=windowed))
-    unrotated = _layer(config, replace(plain, rotary_dim=0))
-    config.costless("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")
-    config.costless("use_gated_activation", "use_parallel_block", "use_parallel_embedding", "cache_implementation")
-    config.costless("layer_switch")
-    layers = alternating(local, unrotated, sliding_layers(config, pattern=_EVERY))
-    return decoder(config, layers, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
 
 
 @architecture("cohere_compass_text")

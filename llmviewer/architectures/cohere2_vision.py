@@ -21,7 +21,7 @@ from .blocks.parts import HIDDEN, NormKind, Parts
 from .blocks.tiles import best_fit, closest_grid, picture_size
 from .blocks.tower import UNUSED, Tower, filled, joined, layers_run, sides, vision
 from .blocks.tower import language as language_of
-from .cohere import build_cohere2
+from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
 
 _SIDE = 2  # patches to each side of what becomes a token
@@ -35,7 +35,7 @@ _AYA_PICTURES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
 def build(config: Section, fmt: Format) -> Graph:
     config.costless("tie_word_embeddings", "image_token_id")  # the text_config has its own
     text = language_model(config)
-    language = build_cohere2(filled(text, {"model_type": "cohere2"}), fmt)
+    language = FAMILIES["cohere2"].graph(filled(text, {"model_type": "cohere2"}), fmt)
     if config.get("vision_config") is None:
         return language
     section = vision(config)

@@ -12,12 +12,8 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TEXT_CLASSES
-from .blocks.decoder import Layer
-from .blocks.feed_forward import Mlp
-from .blocks.fields import decoder, rotary_dim
-from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of
+from .blocks.parts import HIDDEN, Parts
 from .blocks.tiles import picture_size
 from .blocks.tower import filled, joined, language
 
@@ -40,19 +36,3 @@ def build(config: Section, fmt: Format) -> Graph:
     pixels = parts.tensor(HIDDEN, config.integer("num_channels", 3) * patch**2)
     patches = parts.patches("patch_embed", pixels, parts.tensor("patch_embed", width), tokens)
     return joined((), (patches,), text, tokens=tokens)
-
-
-@architecture("persimmon")
-def build_persimmon(config: Section, fmt: Format) -> Graph:
-    """Queries and keys with norms of each head, half of each rotated, squared ReLU, biases everywhere."""
-    heads = heads_of(config)
-    mixer = SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, default=0.5),
-        fused_qkv=True,
-        qkv_bias=True,
-        o_bias=True,
-        qk_norm=NormKind.LAYER if config.flag("qk_layernorm", default=True) else None,
-    )
-    mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "relu2"), bias=True)
-    return decoder(config, Layer(mixer=mixer, feed_forward=mlp), norm=NormKind.LAYER).graph(fmt)

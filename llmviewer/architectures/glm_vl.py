@@ -25,9 +25,8 @@ from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, heads_of
 from .blocks.tiles import picture_size
 from .blocks.tower import Picture, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
-from .glm import build_glm4
-from .glm4_moe import build_glm4_moe
 from .glm5_next import build as build_glm5_next_text
+from .llama import FAMILIES
 
 _BICUBIC: Final = 32  # OPs to weigh and add sixteen positions, and to add the result
 _SPARSE_TEXT: Final = TEXT_CLASSES["Glm4vMoeTextConfig"] | {
@@ -89,7 +88,7 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     text = language_model(config)
     text.costless(*_TEXT_COSTLESS.split(), "attention_bias")
     tied = tied_of(config, text)
-    language = build_glm4(
+    language = FAMILIES["glm4"].graph(
         _whole(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}), fmt
     )
     return _behind_ocr_tower(config, language, fmt)
@@ -140,11 +139,13 @@ def build_sparse_text(config: Section, fmt: Format) -> Graph:
 def _dense(text: Section, fmt: Format, **instead: Any) -> Graph:
     """Queries, keys and values have biases, whatever a config says."""
     text.costless("attention_bias")
-    return build_glm4(_whole(text, TEXT_CLASSES["Glm4vTextConfig"], {"attention_bias": True, **instead}), fmt)
+    return FAMILIES["glm4"].graph(
+        _whole(text, TEXT_CLASSES["Glm4vTextConfig"], {"attention_bias": True, **instead}), fmt
+    )
 
 
 def _sparse(text: Section, fmt: Format, **instead: Any) -> Graph:
-    return build_glm4_moe(_whole(text, _SPARSE_TEXT, instead), fmt)
+    return FAMILIES["glm4_moe"].graph(_whole(text, _SPARSE_TEXT, instead), fmt)
 
 
 def _whole(text: Section, defaults: Mapping[str, Any], instead: Mapping[str, Any]) -> Section:

@@ -1,4 +1,4 @@
-"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, GPT-NeoX, BLOOM, StarCoder, OPT and MPT: LayerNorm, an MLP of two matrices;
+"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, BLOOM, StarCoder, OPT and MPT: LayerNorm, an MLP of two matrices;
 positions that are learned, rotations or biases.
 """
 
@@ -15,12 +15,11 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer, Residual
 from .blocks.feed_forward import Mlp
-from .blocks.fields import alternating, attention, decoder, grouped_heads, rotary_dim, rotated, sliding_window
+from .blocks.fields import alternating, decoder, rotated
 from .blocks.parts import NormKind, activation, heads_of
 
 _CODEGEN_ROTARY_DIM = 64
 _NEO_LAYERS = [[["global", "local"], 12]]
-_STARCODER2_KV_HEADS = 2  # of StarCoder2-3B, whose sizes are the defaults of the class
 _POSITION_OFFSET = 2  # rows at the head of the position table that stand for padding
 _MPT_KV_HEADS = {"multihead_attention": None, "multiquery_attention": 1, "grouped_query_attention": 0}
 
@@ -125,25 +124,6 @@ def _mlp(config: Section) -> Mlp:
     return Mlp(inner=inner, act=activation(config, "activation_function", "gelu_new"), bias=True)
 
 
-@architecture("gpt_neox")
-def build_gpt_neox(config: Section, fmt: Format) -> Graph:
-    """GPT-NeoX, Pythia, Dolly, RedPajama: part of each head rotated (arXiv:2204.06745). Attention and MLP stand side by
-    side under a norm each, or one after the other where use_parallel_residual is false.
-    """
-    heads = heads_of(config)
-    turned = rotary_dim(config, heads.head_dim, key="rotary_pct", default=0.25)
-    parallel = config.flag("use_parallel_residual", default=True)
-    layer = Layer(
-        mixer=attention(config, heads, bias=True, rotary_dim=turned, fused_qkv=True),
-        feed_forward=Mlp(
-            inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), bias=True
-        ),
-        residual=Residual.PARALLEL_TWO if parallel else Residual.PRE,
-    )
-    config.costless("rotary_emb_base", "classifier_dropout")
-    return decoder(config, layer, norm=NormKind.LAYER).graph(fmt)
-
-
 @architecture("bloom")
 def build_bloom(config: Section, fmt: Format) -> Graph:
     """ALiBi positions, LayerNorm after the embedding too (arXiv:2211.05100)."""
@@ -181,19 +161,6 @@ def build_bigcode(config: Section, fmt: Format) -> Graph:
         tied=True,
         positions=config.integer("n_positions"),
     ).graph(fmt)
-
-
-@architecture("starcoder2")
-def build_starcoder2(config: Section, fmt: Format) -> Graph:
-    """Grouped queries, rotation and a window (arXiv:2402.19173)."""
-    bias = config.flag("use_bias", default=True)
-    heads = grouped_heads(config, kv_heads=_STARCODER2_KV_HEADS, window=sliding_window(config))
-    mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
-    act = activation(config, "hidden_act", "gelu_pytorch_tanh")
-    layer = Layer(mixer=mixer, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, bias=bias))
-    config.costless("activation_function", "mlp_type", "norm_type", "residual_dropout", "embedding_dropout")
-    config.costless("scale_attention_softmax_in_fp32")
-    return decoder(config, layer, norm=NormKind.LAYER, tied=True).graph(fmt)
 
 
 @architecture("opt")

@@ -35,7 +35,7 @@ from .blocks.encoder import ENCODED, CrossAttention, both_ways, leaving, stack
 from .blocks.feed_forward import Mlp
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
 from .blocks.tower import UNUSED, beside, filled, held, joined, part, patches_of, projector
-from .llama import build_qwen3
+from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
 
 _TOWER: Final = {
@@ -94,7 +94,7 @@ def _backbone(config: Section, fmt: Format) -> tuple[tuple[Block, ...], int]:
     unused = (replace(b, name=f"unused_{b.name}", stream=UNUSED) for b in pooled_head(section, tower, fmt))
     blocks = (*tower.blocks(fmt, tower.stream), *unused)
     project = projector(parts, patches_of(tower, parts), (width,), "gelu", bias=True)
-    vlm = joined(blocks, project, build_qwen3(text, fmt), tokens=tower.picture.patches)
+    vlm = joined(blocks, project, FAMILIES["qwen3"].graph(text, fmt), tokens=tower.picture.patches)
     head = held("head", parts, {"lm_head.weight": (text.integer("vocab_size"), width)})
     return (*prefix(vlm, Once()), beside(head, name="unused")), width
 

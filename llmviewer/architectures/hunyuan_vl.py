@@ -19,7 +19,7 @@ from . import architecture
 from .blocks.moe import language_model
 from .blocks.parts import NormKind, Parts, activation, result, with_rows
 from .blocks.tower import Tower, filled, joined, language, of_pictures, patches_of, picture, tied_of, vision, vit
-from .llama import build_hunyuan
+from .llama import FAMILIES
 
 _SIDE: Final = 1024
 _BILINEAR: Final = 8  # OPs to weigh and add four positions, and to add the result
@@ -43,7 +43,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
     """HunYuan's dense model, whose head is tied where nothing is said."""
     config.costless(*_MEDIA.split())
     usual = {"head_dim": config.get("attention_head_dim"), "tie_word_embeddings": True}
-    return build_hunyuan(filled(config, usual), fmt)
+    return FAMILIES["hunyuan_v1_dense"].graph(filled(config, usual), fmt)
 
 
 @architecture("hunyuan_vl")

@@ -1,13 +1,8 @@
-"""Mixtral and models of its form: every layer has experts, which intermediate_size makes wide (arXiv:2401.04088).
-
-Phi-3.5-MoE has LayerNorm and biases (arXiv:2404.14219), OLMoE norms all queries and keys together (arXiv:2409.02060),
-MiniMax-M2 does too and rotates half of each head, Granite 3 ties its head and may have a shared expert.
-Grok, Hunyuan-A13B and DBRX are of the form too.
+"""Mixtures of experts near Mixtral that no row of `llama.FAMILIES` describes: MiniMax-M2, Granite with windows,
+Hunyuan, DBRX.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -15,35 +10,12 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.borrowed import BorrowedAttention
-from .blocks.decoder import Layer, Prediction, Residual
+from .blocks.decoder import Layer, Prediction
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import attention, decoder, grouped_heads, rotated, sliding_window
+from .blocks.fields import attention, decoder, grouped_heads, rotated
 from .blocks.moe import Kinds, at_most, costless, experts, for_each_layer, integers
 from .blocks.parts import NormKind, activation, heads_of
 from .llama_like import granite_swa
-
-
-@architecture("mixtral")
-def build_mixtral(config: Section, fmt: Format) -> Graph:
-    costless(config)
-    kinds = Kinds(mixer=_windowed(config, bias=None), moe=_experts(config, "num_local_experts"))
-    return decoder(config, _all_sparse(config, kinds)).graph(fmt)
-
-
-@architecture("phimoe")
-def build_phimoe(config: Section, fmt: Format) -> Graph:
-    costless(config)
-    layers = _all_sparse(config, Kinds(mixer=_windowed(config), moe=_experts(config, "num_local_experts")))
-    made = decoder(config, layers, norm=NormKind.LAYER)
-    return replace(made, head_bias=config.flag("lm_head_bias", default=False)).graph(fmt)
-
-
-@architecture("olmoe")
-def build_olmoe(config: Section, fmt: Format) -> Graph:
-    costless(config, "clip_qkv")
-    mixer = attention(config, share=1, qk_norm=NormKind.RMS, qk_norm_whole=True)
-    kinds = Kinds(mixer=mixer, moe=_experts(config, "num_experts"))
-    return decoder(config, _all_sparse(config, kinds)).graph(fmt)
 
 
 @architecture("minimax_m2")
@@ -72,21 +44,10 @@ def _minimax_prediction(config: Section, layer: Layer) -> Prediction | None:
     return Prediction.of(config, "num_mtp_modules", layer)
 
 
-@architecture("granitemoe", "granitemoeshared")
-def build_granitemoe(config: Section, fmt: Format) -> Graph:
-    costless(config, "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
-    mixer = attention(config, share=1)
-    return decoder(config, _all_sparse(config, Kinds(mixer=mixer, moe=_granite_experts(config)))).graph(fmt)
-
-
 @architecture("granitemoe_swa")
 def build_granitemoe_swa(config: Section, fmt: Format) -> Graph:
     costless(config)
     return granite_swa(config, fmt, _granite_experts(config), tied=False)
-
-
-def _windowed(config: Section, *, bias: bool | None = False) -> SelfAttention:
-    return attention(config, grouped_heads(config, window=sliding_window(config)), share=1, bias=bias)
 
 
 def _granite_experts(config: Section) -> Experts:
@@ -101,19 +62,6 @@ def _experts(config: Section, count: str, shared: str = "") -> Experts:
 
 def _all_sparse(config: Section, kinds: Kinds) -> list[Layer]:
     return kinds.layers([True] * config.count("num_hidden_layers"))
-
-
-@architecture("grok-1")
-def build_grok(config: Section, fmt: Format) -> Graph:
-    """Norms before and after attention and experts, a tied head. The tanh that caps scores at max_attn_value is not
-    counted.
-    """
-    costless(config, "attn_output_multiplier", "embedding_multiplier_scale", "output_multiplier_scale")
-    config.costless("max_attn_value")
-    moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
-    moe = replace(moe, act=activation(config, "hidden_act", "gelu_new"))  # jax.nn.gelu has the tanh
-    layer = Layer(mixer=attention(config, share=1, bias=None), feed_forward=moe, residual=Residual.SANDWICH, name="moe")
-    return decoder(config, layer, tied=True).graph(fmt)
 
 
 @architecture("hunyuan_v1_moe", "hunyuan")

@@ -18,7 +18,7 @@ from .blocks.moe import language_model
 from .blocks.parts import NormKind
 from .blocks.tiles import picture_size
 from .blocks.tower import Tower, filled, joined, merger, picture, sides, vision, vit
-from .llama_like import build_ernie
+from .llama import FAMILIES
 
 _COSTLESS: Final = """
     image_token_id video_token_id vision_start_token_id vision_end_token_id compression_ratio ignored_index model_type
@@ -35,7 +35,7 @@ def build(config: Section, fmt: Format) -> Graph:
         section.costless(*_COSTLESS.split())
     tied = any(section.flag(_TIED, default=True) for section in (config, given))
     text = filled(given, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: tied})
-    language = build_ernie(text, fmt)
+    language = FAMILIES["ernie4_5"].graph(text, fmt)
     if config.get("vision_config") is None:
         return language
     section = filled(vision(config), TOWERS["PaddleOCRVisionConfig"])

@@ -36,7 +36,7 @@ from .blocks.tower import (
     pooled,
     projector,
 )
-from .phi import build_phi3
+from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
 
 _SOUND: Final = {  # as transformers.Phi4MultimodalAudioConfig has it
@@ -69,7 +69,7 @@ _POOLED: Final = 2  # patches to each side of what becomes a token
 def build(config: Section, fmt: Format) -> Graph:
     text = filled(config, TEXT_CLASSES["Phi4MultimodalConfig"])
     config.costless(*_TEXT_COSTLESS.split())
-    language, width = build_phi3(text, fmt), text.integer("hidden_size")
+    language, width = FAMILIES["phi3"].graph(text, fmt), text.integer("hidden_size")
     section = filled(part(config, "vision_config"), TOWERS["Phi4MultimodalVisionConfig"])
     section.costless(*_TOWER_COSTLESS.split())
     runs = layers_run(section, "feature_layer", section.count("num_hidden_layers"), -2)

@@ -17,7 +17,7 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.moe import language_model
 from .blocks.parts import Parts
 from .blocks.tower import Shapes, filled, held, linears, part, vision
-from .qwen_moe import build_qwen3_moe
+from .llama import FAMILIES
 from .qwen_vl import as_qwen2, behind_qwen2_5_tower, seeing
 
 _SOUND: Final = {  # as transformers.Qwen2_5OmniAudioEncoderConfig and Qwen3OmniMoeAudioEncoderConfig have it
@@ -74,7 +74,7 @@ def build_qwen3(config: Section, fmt: Format) -> Graph:
     config = _thinker(config)
     text = filled(language_model(config), _SPARSE_TEXT, instead={"tie_word_embeddings": _tied(config)})
     vision(config).costless("apply_vit_abs_pos_embed")
-    seen = seeing(config, build_qwen3_moe(text, fmt), fmt, deep=_DEEP_LAYERS)
+    seen = seeing(config, FAMILIES["qwen3_moe"].graph(text, fmt), fmt, deep=_DEEP_LAYERS)
     section, parts = _sound(config), Parts(format=fmt)
     hidden, out, channels = (section.integer(key) for key in ("d_model", "output_dim", "downsample_hidden_size"))
     left = section.integer("num_mel_bins")

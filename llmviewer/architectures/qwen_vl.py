@@ -39,10 +39,7 @@ from .blocks.tower import (
     language as language_of,
 )
 from .cohere import build_compass as build_compass_text
-from .exaone import build_exaone4
-from .llama import build as build_qwen2
-from .llama import build_qwen3
-from .qwen_moe import build_qwen3_moe
+from .llama import FAMILIES
 
 _SIDE: Final = 1024  # pixels of a picture to each side, down to whole windows or squares of patches
 _WHOLE_LAYERS: Final = (7, 15, 23, 31)  # in which all patches see each other, in transformers.Qwen2_5_VLVisionConfig
@@ -75,7 +72,7 @@ def build_qwen2_vl(config: Section, fmt: Format) -> Graph:
 def build_exaone4_5(config: Section, fmt: Format) -> Graph:
     """The tower of Qwen2.5-VL, four of whose heads share a key, before an EXAONE 4."""
     text = filled(language_model(config), instead={"model_type": "exaone4"})
-    language = build_exaone4(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
+    language = FAMILIES["exaone4"].graph(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
     if config.get("vision_config") is None:
         return language
     return behind_qwen2_5_tower(filled(vision(config), {"num_key_value_heads": 8}), language, fmt)
@@ -121,7 +118,7 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
     """What some layers of the tower leave is added too, after the first layers of the language model."""
     sparse = config.text("model_type") == "qwen3_vl_moe"
     text = language_model(config)
-    language = (build_qwen3_moe if sparse else build_qwen3)(
+    language = FAMILIES["qwen3_moe" if sparse else "qwen3"].graph(
         filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt
     )
     return seeing(config, language, fmt, deep=_DEEP_LAYERS)
@@ -168,7 +165,7 @@ def _qwen2(config: Section, fmt: Format) -> Graph:
 def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
     tied = tied_of(config, text)
     text.costless("layer_types", "model_type")
-    return build_qwen2(filled(text, instead={"model_type": "qwen2", "tie_word_embeddings": tied}), fmt)
+    return FAMILIES["qwen2"].graph(filled(text, instead={"tie_word_embeddings": tied}), fmt)
 
 
 def _seen(section: Section, patch: int, *, unit: int) -> Picture:

@@ -15,7 +15,7 @@ from .blocks.fields import alternating, attention, decoder, grouped_heads, slidi
 from .blocks.moe import costless, dense, experts, experts_beside_one, experts_beside_shared, windows_and_experts
 from .blocks.parts import NormKind
 from .blocks.tower import filled
-from .qwen_moe import sparse_steps
+from .llama import sparse_steps
 
 
 @architecture("gpt_oss")

@@ -21,7 +21,7 @@ from ...precision import Format
 
 HIDDEN = "hidden"  # name of the tensor that blocks pass on
 
-_ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
+ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
     "relu": "relu",
     "relu2": "relu2",
     "silu": "silu",
@@ -38,7 +38,7 @@ _ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
 
 def activation(config: Section, key: str, default: str) -> str:
     """The activation function that a config names, as a key of ACTIVATION_OPS."""
-    return _ACTIVATIONS[config.choice(key, _ACTIVATIONS, default)]
+    return ACTIVATIONS[config.choice(key, ACTIVATIONS, default)]
 
 
 def heads_of(

@@ -1,42 +1,17 @@
-"""GLM-4 and ChatGLM2/3: LLaMA's layers, half of each head rotated, few KV heads, biases on q, k and v.
-
-arXiv:2406.12793. GLM-4-0414 has norms after attention and MLP too. chatglm is the same network under its own field
-names, with one projection for q, k and v.
-"""
+"""ChatGLM2 and 3: GLM-4 under other field names, with one projection for q, k and v (arXiv:2406.12793)."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
-from .blocks.decoder import Decoder, Layer, Prediction, Residual
+from .blocks.decoder import Decoder, Layer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import attention, decoder, gated_mlp, grouped_heads
 from .blocks.parts import NormKind, heads_of
 
-_KV_HEADS, _HEAD_DIM = 2, 128
-
-
-@architecture("glm")
-def build_glm(config: Section, fmt: Format) -> Graph:
-    return decoder(config, _layer(config)).graph(fmt)
-
-
-@architecture("glm4")
-def build_glm4(config: Section, fmt: Format) -> Graph:
-    layer = replace(_layer(config), residual=Residual.SANDWICH)
-    prediction = Prediction.of(config, "num_nextn_predict_layers", layer)
-    return decoder(config, layer, prediction=prediction).graph(fmt)
-
-
-def _layer(config: Section) -> Layer:
-    heads = grouped_heads(config, kv_heads=_KV_HEADS, head_dim=_HEAD_DIM)
-    mixer = attention(config, heads, share=0.5, bias=True, o_bias=False)
-    return Layer(mixer=mixer, feed_forward=gated_mlp(config, fused=True))
+_HEAD_DIM = 128
 
 
 @architecture("chatglm")

@@ -103,6 +103,10 @@ def _formats(model):
     }
 
 
+def _torchao(kind, **data):
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 1, "_data": data}}}
+
+
 @pytest.mark.parametrize(
     ("quantization", "bits", "text"),
     [
@@ -166,6 +170,17 @@ def _formats(model):
         ({"quant_method": "intel/auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}, INT4_G128,
          "published: AutoRound int4 g128 weights"),
         ({"load_in_8bit": True}, 8, "published: LLM.int8() weights and activations"),
+        (_torchao("Int4WeightOnlyConfig", group_size=64, int4_packing_format="plain"), 4.5,
+         "published: int4 g64 weights"),
+        (_torchao("Int8WeightOnlyConfig", group_size=None), 8, "published: int8 weights"),
+        (_torchao("Float8WeightOnlyConfig", weight_dtype={"_type": "torch.dtype", "_data": "float8_e4m3fn"}), 8,
+         "published: fp8_e4m3 weights"),
+        (_torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[{"_type": "PerRow", "_data": {}}]), 8,
+         "published: fp8_e4m3 weights and activations"),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 128}},
+         4 + 32 / 128, "published: int4 g128 weights"),
+        ({"quant_method": "torchao", "quant_type": "int8_dynamic_activation_int8_weight"}, 8,
+         "published: int8 weights and activations"),
     ],
 )  # fmt: skip
 def test_every_matrix_is_stored_in_the_bits_published_but_the_head(load, quantization, bits, text):
@@ -542,14 +557,32 @@ def test_deepseek_v3_takes_a_byte_a_weight_and_its_scales(load):
 
 METHODS = (
     "aqlm, auto-round, awq, bitsandbytes, compressed-tensors, eetq, fbgemm_fp8, fp8, gptq, hqq, mlx, modelopt, mxfp4, "
-    "quanto, quark"
+    "quanto, quark, torchao"
 )
+
+
+def test_torchao_may_have_a_config_for_each_module(load):
+    """An own name wins over an expression, and an expression over the whole; null is not quantized."""
+    fp8, int4 = {"_type": "Float8WeightOnlyConfig", "_data": {}}, {"_type": "Int4WeightOnlyConfig", "_data": {}}
+    names = {"model.layers.0.mlp.up_proj": None, "_default": int4, r"re:model\.layers\..*\.mlp\..*": fp8}
+    model = load(_torchao("FqnToConfig", fqn_to_config=names))
+    bits = _bits(model)
+    assert bits["q_proj"] == {4.25: [0, 1, 2, 3]}
+    assert bits["down_proj"] == {8: [0, 1, 2, 3]}
+    assert bits["up_proj"] == {16: [0], 8: [1, 2, 3]}
+
+
+def test_torchao_in_unknown_formats_is_told_and_its_head_is_quantized_where_it_says_so(load):
+    unknown = load(_torchao("IntxWeightOnlyConfig")).unknown
+    assert "quant_type.default._type 'IntxWeightOnlyConfig' is not supported" in unknown
+    whole = _torchao("Int8WeightOnlyConfig", group_size=None) | {"include_input_output_embeddings": True}
+    assert _bits(load(whole))["lm_head"] == {8: [None]}
 
 
 @pytest.mark.parametrize(
     ("quantization", "said"),
     [
-        ({"quant_method": "torchao", "nbits": 4}, f"quant_method 'torchao' is not supported ({METHODS})"),
+        ({"quant_method": "vptq", "nbits": 4}, f"quant_method 'vptq' is not supported ({METHODS})"),
         ({"bits": 4}, "names no quant_method"),
         ({}, "names no quant_method"),
     ],

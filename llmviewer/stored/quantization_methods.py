@@ -387,6 +387,87 @@ def _aqlm(q: Section, _: Section) -> Stored:
     return Stored(rules=_excluding(q, rule, keys=names, matching=Matching.MARKED))
 
 
+def _torchao_int4(part: Section, group: int) -> Format:
+    """A 16-bit scale and a 16-bit zero per group."""
+    return replace(integer(4, group=part.integer("group_size", group)), zero_bits=16)
+
+
+def _torchao_int8(part: Section) -> Format:
+    return integer(8, group=part.integer("group_size", 0, least=0))
+
+
+def _torchao_fp8(part: Section) -> Format:
+    kinds = {"float8_e4m3fn": _FP8, "float8_e5m2": NAMED["fp8_e5m2"]}
+    if part.get("weight_dtype") is None:
+        return _FP8
+    return kinds[part.section("weight_dtype").choice("_data", kinds)]
+
+
+_TORCHAO: Final[Mapping[str, Callable[[Section], Scheme]]] = {  # by the names of its config classes
+    "Int4WeightOnlyConfig": lambda part: scheme(_torchao_int4(part, 128)),
+    "Int8WeightOnlyConfig": lambda part: scheme(_torchao_int8(part)),
+    "Int8DynamicActivationInt8WeightConfig": lambda _: scheme(NAMED["int8"], NAMED["int8"]),
+    "Int8DynamicActivationInt4WeightConfig": lambda part: scheme(
+        integer(4, group=part.integer("group_size", 32)), NAMED["int8"]
+    ),
+    "Float8WeightOnlyConfig": lambda part: scheme(_torchao_fp8(part)),
+    "Float8DynamicActivationFloat8WeightConfig": lambda part: scheme(_torchao_fp8(part), _FP8),
+    "Float8DynamicActivationInt4WeightConfig": lambda part: scheme(_torchao_int4(part, 128), _FP8),
+}
+_TORCHAO_OLDER: Final = {  # texts of quant_type before transformers 5
+    "int4_weight_only": "Int4WeightOnlyConfig",
+    "int8_weight_only": "Int8WeightOnlyConfig",
+    "int8_dynamic_activation_int8_weight": "Int8DynamicActivationInt8WeightConfig",
+    "int8_dynamic_activation_int4_weight": "Int8DynamicActivationInt4WeightConfig",
+    "float8_weight_only": "Float8WeightOnlyConfig",
+    "float8_dynamic_activation_float8_weight": "Float8DynamicActivationFloat8WeightConfig",
+}
+_TORCHAO_BY_MODULE: Final = {"ModuleFqnToConfig": "module_fqn_to_config", "FqnToConfig": "fqn_to_config"}
+
+
+def _torchao(q: Section, _: Section) -> Stored:
+    """PyTorch's torchao: a config for all modules, or one for each name or expression, of which the name wins."""
+    q.costless("untie_embedding_weights")
+    if isinstance(q.get("quant_type"), str):
+        older = q.text("quant_type")
+        kind, where = _TORCHAO_OLDER.get(older, older), f"{q.at}quant_type"
+        part = q.section("quant_type_kwargs") if q.get("quant_type_kwargs") else q.empty("quant_type_kwargs")
+    else:
+        whole = q.section("quant_type").section("default")
+        kind, where = whole.text("_type"), f"{whole.at}_type"
+        part = whole.section("_data") if whole.get("_data") else whole.empty("_data")
+    if kind in _TORCHAO_BY_MODULE:
+        return _torchao_by_module(q, part.section(_TORCHAO_BY_MODULE[kind]))
+    if kind not in _TORCHAO:
+        return _torchao_unknown(q, where, kind)
+    found = _TORCHAO[kind](part)
+    rules = [Rule(found, towers=True)]
+    if q.flag("include_input_output_embeddings", default=q.flag("include_embedding", default=False)):
+        rules.append(Rule(found, ModuleNames.of(("lm_head",))))
+    return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
+
+
+def _torchao_by_module(q: Section, listed: Section) -> Stored:
+    rules: list[Rule] = []
+    for name in sorted(listed, key=lambda name: (name != "_default", not name.startswith("re:"))):
+        names = None if name == "_default" else ModuleNames.of((name,), Matching.MARKED)
+        if listed.get(name) is None and not isinstance(listed.data[name], Mapping):
+            rules.append(Rule(None, names))
+            continue
+        entry = listed.section(name)
+        kind = entry.text("_type")
+        if kind not in _TORCHAO:
+            return _torchao_unknown(q, f"{entry.at}_type", kind)
+        rules.append(
+            Rule(_TORCHAO[kind](entry.section("_data") if entry.get("_data") else entry.empty("_data")), names)
+        )
+    return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
+
+
+def _torchao_unknown(q: Section, where: str, kind: str) -> Stored:
+    return Stored(unknown=f"{q.file}: {where} {kind!r} is not supported ({', '.join(sorted(_TORCHAO))})")
+
+
 READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {
     "aqlm": _aqlm,
     "auto-round": _auto_round,
@@ -403,4 +484,5 @@ READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {
     "mxfp4": _mxfp4,
     "quanto": _quanto,
     "quark": _quark,
+    "torchao": _torchao,
 }

@@ -15,6 +15,8 @@ from llmviewer.serving import options
 from llmviewer.serving.recommendation import recommend
 from llmviewer.techniques import Touches, techniques
 
+from .cases import first_fast
+
 MODEL, DEVICE = "llama-3.1-8b", "rtx-4090"
 FEWER = ("answers", "draft", "model")  # left out where a test is of none of them, which take most of the time
 
@@ -63,6 +65,7 @@ def test_gains_are_those_of_two_analyses(found):
         assert one.result.expected.tpot_s == pytest.approx(own.expected_tpot_s, rel=1e-12)
 
 
+@pytest.mark.slow("tries every technique")
 def test_gains_in_a_pipeline_are_those_of_two_analyses_too(capsys):
     base, own = (
         analyze(MODEL, DEVICE, layout="tp=2 pp=2", prompt=64, gen=8, quant=q).generation for q in (None, "fp8")
@@ -153,6 +156,7 @@ def test_every_technique_is_ranked_or_told_why_not(found):
     assert named >= techniques().keys() - {"speculative", "quantized"}
 
 
+@pytest.mark.slow("tries every technique")
 def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
     assert main([*ASKED, "--with", "eagle"]) == 0
     text = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
@@ -328,7 +332,7 @@ def test_who_asks_is_told_how_far_it_is():
     assert TOLD[-1][0] == TOLD[-1][1]
 
 
-@pytest.mark.parametrize("quant", ["int8", "mxfp4", "W4A16g128,lm_head=W8A8"])
+@pytest.mark.parametrize("quant", first_fast(["int8", "mxfp4", "W4A16g128,lm_head=W8A8"], "tries every technique"))
 def test_the_cache_is_quantized_beside_any_precision(quant):
     found = recommend(MODEL, DEVICE, quant=quant, batch=64, without=["model"])
     assert not {"KV8", "KV4"} & {option.name for option, _ in found.refused}

@@ -392,6 +392,7 @@ def test_where_nobody_qualifies_the_page_says_why():
     assert page.count('"showSendToCloud": false') == 0
 
 
+@pytest.mark.slow("ranks all devices for the examples")
 @pytest.mark.parametrize("name", examples.EXAMPLES)
 def test_the_reports_kept_are_those_made_now(name, request, tmp_path):
     examples.write(name, request.getfixturevalue(name), tmp_path)

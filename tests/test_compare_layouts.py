@@ -21,6 +21,8 @@ from llmviewer.reports.choice import REPORT as CHOICE
 from llmviewer.reports.comparison import REPORT
 from llmviewer.transforms.quantize import PUBLISHED
 
+from .cases import first_fast
+
 DEVICES = ("h100-sxm", "mi300x", "l40s", "tpu-v5e")
 
 
@@ -54,13 +56,17 @@ def alone(cell, batch, *, prompt, gen, kv_len=None):
 
 @pytest.mark.parametrize(
     ("model", "layouts"),
-    [
-        ("llama-3.1-8b", ["tp=4", "tp=2 pp=2", "pp=4", "tp=2 dp=2", "cp=2", Layout(tp=2, overlap=True)]),
-        ("mixtral-8x7b", ["tp=4 ep=4", "tp=2 dp=4 ep=8"]),
-        ("deepseek-v2-lite", ["tp=2", "dp=4 ep=4"]),
-        ("jamba-v0.1", ["tp=2"]),
-        ("bert-base-uncased", ["tp=2", "pp=2"]),
-    ],
+    first_fast(
+        [
+            ("llama-3.1-8b", ["tp=4", "tp=2 pp=2", "pp=4", "tp=2 dp=2", "cp=2", Layout(tp=2, overlap=True)]),
+            ("mixtral-8x7b", ["tp=4 ep=4", "tp=2 dp=4 ep=8"]),
+            ("deepseek-v2-lite", ["tp=2", "dp=4 ep=4"]),
+            ("jamba-v0.1", ["tp=2"]),
+            ("bert-base-uncased", ["tp=2", "pp=2"]),
+        ],
+        "analyzes each cell alone",
+        2,
+    ),
 )
 def test_every_cell_is_what_an_analysis_with_its_layout_says(model, layouts):
     found = compare(model, DEVICES, quants=["W8A8"], layout=layouts, batch=[1, 13], prompt=700, gen=50)

@@ -17,6 +17,7 @@ from llmviewer.setting import Setting, arranges
 from llmviewer.sweeping.grid import sweep
 from llmviewer.techniques import parse_technique, techniques
 
+from .cases import first_fast
 from .test_techniques import GIVEN, SPECULATIVE
 
 MODELS = ("llama-2-7b", "mixtral-8x7b", "deepseek-v3")
@@ -40,7 +41,7 @@ def model_for(technique):
     raise AssertionError(technique)
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", first_fast(DECODING, "every technique", 21))
 def test_a_cell_is_what_analyze_says(name):
     asked = {"prompt": 600, "gen": 50, "techniques": [written(name)]}
     model = model_for(written(name))
@@ -58,7 +59,7 @@ def test_a_cell_is_what_analyze_says(name):
     assert found.crossings  # looked for along batches and lengths, whatever becomes of these
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", first_fast(DECODING, "every technique", 8))
 def test_a_row_is_what_analyze_says(name):
     asked, model = {"techniques": [written(name)]}, model_for(written(name))
     over = {"batch": [1, 7], "prompt": [300, 601], "gen": [2, 50]}

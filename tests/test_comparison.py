@@ -30,6 +30,8 @@ from llmviewer.transforms.quantize import PUBLISHED
 from llmviewer.units import seconds
 from llmviewer.workload import Workload
 
+from .cases import first_fast
+
 DEVICES = ("h100-sxm", "rtx-4090", "v100-sxm2-16gb", "i9-13900k", "m2-ultra", "tpu-v5e")
 MODELS = ("llama-2-7b", "mixtral-8x7b", "deepseek-v2-lite", "jamba-v0.1", "gpt-oss-20b")
 
@@ -44,7 +46,7 @@ def alone(cell, batch, *, prompt=1024, gen=64, kv_len=None):
     return llmviewer.analyze(cell.model, cell.hardware, batch=batch, prompt=prompt, gen=gen, quant=quant, kv_len=kv_len)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", first_fast(MODELS, "analyzes each cell alone"))
 def test_every_cell_is_what_an_analysis_of_it_alone_says(model):
     found = compare(model, DEVICES, quants=[PUBLISHED, "W8A8KV8"], batch=[1, 3], prompt=700, gen=50)
     assert [(c.asked, c.hardware.name) for c in found.cells] == [

@@ -23,6 +23,7 @@ def fuzz():
     del sys.modules["fuzz"]
 
 
+@pytest.mark.slow("runs many mutated inputs")
 def test_mutated_inputs_of_every_kind_end_in_a_result_or_in_one_line(fuzz):
     found = fuzz.fuzz(list(fuzz.KINDS), range(10), strict=True)
     assert {fault for _, fault in found} == {fuzz.REFUSED}

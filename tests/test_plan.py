@@ -27,6 +27,8 @@ from llmviewer.serving.simulation import simulate
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import first_fast
+
 DEVICES = ("h100-sxm", "a100-sxm-80gb", "l40s", "mi355x", "rtx-4090", "trainium1")
 GOALS = {"rate": 4, "ttft": 0.5, "tpot": 0.03}
 
@@ -299,8 +301,8 @@ def test_experts_are_shared_out_where_that_is_cheaper():
 
 @pytest.mark.parametrize(
     ("model", "layout", "rate"),
-    [("deepseek-v3", "dp=8 ep=8", 1), ("deepseek-v3", "dp=8 ep=8", 12), ("deepseek-v3", "tp=2 dp=4 ep=8", 6),
-     ("llama-3.1-70b", "tp=2 pp=2", 3), ("llama-3.1-70b", "tp=2 dp=2", 3)],
+    first_fast([("deepseek-v3", "dp=8 ep=8", 1), ("deepseek-v3", "dp=8 ep=8", 12), ("deepseek-v3", "tp=2 dp=4 ep=8", 6),
+     ("llama-3.1-70b", "tp=2 pp=2", 3), ("llama-3.1-70b", "tp=2 dp=2", 3)], "simulates what is planned"),
 )  # fmt: skip
 def test_ranks_and_stages_wait_for_each_other_as_they_do_when_simulated(model, layout, rate):
     """Markov chains, and queues in turn, stand for what happens step by step."""

@@ -23,6 +23,8 @@ from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import first_fast
+
 GOALS = {"rate": 12, "ttft": 0.6, "tpot": 0.03, "prompt": 1500, "gen": 200, "max_devices": 16}
 LIMITS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 LAYOUTS = ("", "tp=2", "tp=4", "pp=2")
@@ -225,12 +227,21 @@ def test_readers_do_not_wait_for_each_other():
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [
-        ("llama-3.1-70b", {"rate": 8, "layouts": ["tp=2", "pp=2"], "quants": ["fp8"]}),
-        ("llama-3.1-70b", {"rate": 20, "layouts": ["tp=2", "tp=4"], "quants": ["fp8"], "kv_transfer": "overlapped"}),
-        ("llama-3.1-8b", {"rate": 20, "hardware": ["l40s"], "prefill_hardware": ["h100-sxm"], "layouts": ["", "tp=2"]}),
-        ("qwen2.5-7b", {"rate": 30, "techniques": ["prefix-cache:tokens=600", "retrieval"], "layouts": [""]}),
-    ],
+    first_fast(
+        [
+            ("llama-3.1-70b", {"rate": 8, "layouts": ["tp=2", "pp=2"], "quants": ["fp8"]}),
+            (
+                "llama-3.1-70b",
+                {"rate": 20, "layouts": ["tp=2", "tp=4"], "quants": ["fp8"], "kv_transfer": "overlapped"},
+            ),
+            (
+                "llama-3.1-8b",
+                {"rate": 20, "hardware": ["l40s"], "prefill_hardware": ["h100-sxm"], "layouts": ["", "tp=2"]},
+            ),
+            ("qwen2.5-7b", {"rate": 30, "techniques": ["prefix-cache:tokens=600", "retrieval"], "layouts": [""]}),
+        ],
+        "simulates what is planned",
+    ),
 )
 def test_the_best_does_in_a_simulation_what_the_plan_says(model, options):
     """At the bound, 2000 requests: within 1 % of the times, and more by what is drawn."""

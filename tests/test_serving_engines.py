@@ -259,6 +259,7 @@ def cells():
             yield row, *(generation(*asked, quant, LIBRARY[row["engine"]]) for quant in (None, "W4A16g128"))
 
 
+@pytest.mark.slow("serves published loads")
 def test_measured_speed_ups_are_under_the_bound_and_near_what_is_expected():
     """Q-S4-05, BOUND: all 98 cells. Of those that are trusted, none of which anything was fitted to, most within 15 %,
     the middle within 10 %.

@@ -30,6 +30,8 @@ from llmviewer.sweeping.design import DESIGN, SETTINGS, Design, digest, named
 from llmviewer.sweeping.shards import begin, finished, path_of, run, schema, write_shard
 from llmviewer.sweeping.summary import summarize
 
+from .cases import first_fast
+
 OVER = {"batch": [1, 2, 3, 4, 5], "prompt": [64, 128, 256], "gen": [2, 16], "quant": ["W16A16", "W4A16g128"]}
 ARGUMENTS = (
     "sweep", "gpt2,llama-2-7b", "t4,h100-sxm", "--over", "batch=1..5", "--over", "prompt=64,128,256", "--over",
@@ -95,6 +97,7 @@ def test_the_schema_has_every_column_of_a_sweep():
 EXPECTED = {"over": {**OVER, "quant": ["W16A16", "fp8"]}, "expected": True, "library": "vllm"}
 
 
+@pytest.mark.slow("starts worker processes")
 def test_what_is_expected_is_in_shards_whoever_works_them_out(tmp_path):
     models, devices = ["gpt2", "llama-2-7b"], ["h100-sxm", "i9-13900k"]
     asked = Design.of(models, devices, EXPECTED["over"], shard_points=30, expected=True, library="vllm")
@@ -213,6 +216,7 @@ def test_shards_are_the_whole_cut_up(lengths, settings, most):
     assert points == list(product(*texts.values()))
 
 
+@pytest.mark.slow("starts worker processes")
 def test_the_same_bytes_from_two_workers_and_from_shards_in_any_order(whole, tmp_path):
     run(tmp_path / "two", design(), workers=2)
     assert contents(tmp_path / "two") == contents(whole)
@@ -232,6 +236,7 @@ def test_a_number_of_shards_that_does_not_divide_leaves_none_out(whole, tmp_path
     assert (told[0], told[-1]) == ((0, points), (points, points))
 
 
+@pytest.mark.slow("starts worker processes")
 def test_killed_in_the_middle_it_goes_on_and_keeps_what_was_done(tmp_path):
     many = (
         "gpt2", "t4,h100-sxm", "--over", "batch=1..1000", "--over", "prompt=1..400", "--gen", "64", "--shard-points",
@@ -406,6 +411,7 @@ def process(*arguments):
         started.wait()
 
 
+@pytest.mark.slow("starts worker processes")
 def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     pytest.importorskip("distributed")
     with socket.socket() as free:
@@ -486,7 +492,7 @@ def beaten(one, other, least, most):
     )
 
 
-@pytest.mark.parametrize("by", [(), ("model",), ("model", "prompt", "quant")])
+@pytest.mark.parametrize("by", first_fast([(), ("model",), ("model", "prompt", "quant")], "looks at every point"))
 @pytest.mark.parametrize("gen", [True, False])
 def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by, gen):
     monkeypatch.setattr("llmviewer.sweeping.summary._MANY", 10)

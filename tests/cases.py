@@ -59,7 +59,10 @@ def gpus(*vendors):
 
 
 def first_fast(values, reason, count=1):
-    """Values of a parametrization, of which those after the first `count` run only with --all."""
+    """Values of a parametrization, of which those after the first `count` run only with --all.
+
+    A tuple has the values of several names.
+    """
     slow = pytest.mark.slow(reason)
     tuples = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*value, marks=slow if i >= count else ()) for i, value in enumerate(tuples)]

@@ -492,8 +492,8 @@ def beaten(one, other, least, most):
     )
 
 
-@pytest.mark.parametrize("by", first_fast([(), ("model",), ("model", "prompt", "quant")], "looks at every point"))
-@pytest.mark.parametrize("gen", [True, False])
+@pytest.mark.parametrize("by", [(), ("model",), ("model", "prompt", "quant")])
+@pytest.mark.parametrize("gen", first_fast([True, False], "looks at every point"))
 def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by, gen):
     monkeypatch.setattr("llmviewer.sweeping.summary._MANY", 10)
     over = {**OVER, "batch": [1, 2, 64, 4096], "prompt": [64, 128, 4096]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -38,6 +38,17 @@ from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
 
 _MOST_STEPS: Final = 1 << 24  # of a generation; arrays of their lengths take 128 MB
+
+
+class ChangedOptions(TypedDict, total=False):
+    """Those of SettingOptions that Setting.having() changes; an empty precision or attention is unchanged."""
+
+    quant: str
+    attention: str
+    tp: int
+    offload: str
+    techniques: Sequence[str | Technique]
+    library: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,13 +293,26 @@ class Setting:
         """The plan of a lowered graph on the device."""
         return plan(graph, self.linked)
 
-    def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
-        """The setting with another precision or attention, as users write them; None: unchanged."""
-        return replace(
-            self,
-            quantization=_precision(quant, self.model, self.engine, self.hardware) if quant else self.quantization,
-            attention=arguments.among("attention", attention, Attention) if attention else self.attention,
-        )
+    def having(self, **options: Unpack[ChangedOptions]) -> Self:
+        """The setting with other options, as users write them.
+
+        Raises InputError if an option does not parse, or techniques do not apply then.
+        """
+        changed: dict[str, Any] = {}
+        if quant := options.get("quant"):
+            changed["quantization"] = _precision(quant, self.model, self.engine, self.hardware)
+        if attention := options.get("attention"):
+            changed["attention"] = arguments.among("attention", attention, Attention)
+        if "tp" in options:
+            changed["layout"] = replace(self.layout, tp=options["tp"])
+        if "offload" in options:
+            changed["offload"] = parse_offload(options["offload"])
+        if "techniques" in options:
+            changed["techniques"] = parse_techniques(options["techniques"])
+            changed["unnamed"] = None if quant else self.unnamed  # a precision replaces that of a technique
+        if "library" in options:
+            changed["library"] = check_library(options["library"], self.profiles)
+        return replace(self, **changed).agreed()
 
 
 def arranges(techniques: Iterable[Technique]) -> bool:

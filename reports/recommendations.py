@@ -8,12 +8,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from llmviewer.serving.objectives import Objective
-from llmviewer.serving.options import TAU
-from llmviewer.serving.recommendation import Advice, Line
+from llmviewer.serving.recommendation import Advice
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
+from llmviewer.variants.changes import TAU
+from llmviewer.variants.evaluation import Objective
+from llmviewer.variants.variant import Change, Variant
 
 from .columns import WIDTH, columns
 from .operator_table import rate
@@ -56,18 +57,19 @@ def title(found: Advice) -> str:
 
 def headline(found: Advice) -> str:
     """What was asked, and where it stands."""
-    base, times = found.base, found.base.likely
+    base, times = found.base, found.base.likely.numbers()
     using = f", with {', '.join(found.given)}" if found.given else ""
     there = base.setting.hardware.capacity
     each = " of each device" * (base.setting.layout.devices > 1)
-    large = f" It does not fit: {si(base.memory_bytes)}B of {si(there)}B{each}; gains are over its bound."
+    large = f" It does not fit: {si(float(base.memory_bytes))}B of {si(there)}B{each}; gains are over its bound."
     fits = "" if base.fits else large
-    least = f" (at the bound {rate(base.times.tokens_per_s)})" if base.expected else ""
+    least = f" (at the bound {rate(base.bounds.numbers()['tokens_per_s'])})" if base.expected else ""
     return (
         f"{title(found)}: batch {found.batch}, prompt {found.prompt}, {found.gen} generated, "
         f"{base.setting.quantization}{using}. {_NAMES[found.wanted].capitalize()} is to be better. Without more: first "
-        f"token {seconds(times.ttft_s)}, {seconds(times.tpot_s)} a token, {rate(times.tokens_per_s)} tokens/s{least}; "
-        f"decode steps are {base.bound}-bound, the prefill {base.reading}-bound.{fits}"
+        f"token {seconds(times['ttft_s'])}, {seconds(times['tpot_s'])} a token, {rate(times['tokens_per_s'])} tokens/s"
+        f"{least}; "
+        f"decode steps are {base.decode_bound}-bound, the prefill {base.prefill_bound}-bound.{fits}"
     )
 
 
@@ -78,7 +80,7 @@ def remarks(found: Advice) -> list[str]:
     if found.large:
         told.append(f"Would not fit the memory: {', '.join(line.name for line in found.large)}.")
     lines = (*found.alone, *found.idle, *found.large)
-    if any(str(line.options[0].change[1]).startswith("speculative:") for line in lines):
+    if any(name.startswith("speculative:") for line in lines for name in _techniques(line.changes[0])):
         told.append(
             f"Of a draft it is assumed that {TAU} tokens come of each pass of the model, in the middle of what was "
             "measured (arXiv:2404.14294, table 5). Better drafts gain more: --with speculative:draft=NAME,alpha=RATE."
@@ -90,13 +92,13 @@ def _refused(found: Advice) -> Iterator[str]:
     """What was not tried: for want of a parameter, or as it makes no sense here, what has the same reason together."""
     wanting: list[str] = []
     alike: dict[str, list[str]] = {}
-    for option, reason in found.refused:
-        own = str(option.change[1]).partition(":")[0]
+    for change, reason in found.refused:
+        own = str(next(iter(_techniques(change)), change.name)).partition(":")[0]
         why = reason.removeprefix(f"{own}: ")
         if wants := _WANTS.match(why):
-            wanting.append(f"{option.name} ({''.join(filter(None, wants.groups()))})")
+            wanting.append(f"{change.name} ({''.join(filter(None, wants.groups()))})")
         else:
-            alike.setdefault(_why(found, own, why), []).append(option.name)
+            alike.setdefault(_why(found, own, why), []).append(change.name)
     if wanting:
         yield f"Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): {'; '.join(wanting)}."
     if alike:
@@ -131,7 +133,7 @@ class Folded(Table):
 def tables(found: Advice) -> list[Table]:
     known = "Expected, bound" if found.base.expected else "Bound"
     about = f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_LEFT}"
-    groups = [(needs, list(same)) for needs, same in groupby(found.alone, key=lambda line: line.touches.needs)]
+    groups = [(needs, list(same)) for needs, same in groupby(found.alone, key=lambda line: line.requires.needs)]
     alone = [
         _table(f"Alone, {needs}", found, same, ("TTFT", "TPOT"), about if same[-1] is found.alone[-1] else "")
         for needs, same in groups
@@ -145,7 +147,7 @@ def tables(found: Advice) -> list[Table]:
     return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]
 
 
-def _table(name: str, found: Advice, lines: Sequence[Line], shown: Sequence[str], about: str) -> Table:
+def _table(name: str, found: Advice, lines: Sequence[Variant], shown: Sequence[str], about: str) -> Table:
     gains = ("expected", "bound") if found.base.expected else ("bound",)
     return Table(
         title=name,
@@ -155,27 +157,34 @@ def _table(name: str, found: Advice, lines: Sequence[Line], shown: Sequence[str]
         body=tuple(
             (
                 Item(text=line.name),
-                *(_gain(line.expected if gain == "expected" else line.gain) for gain in gains),
+                *(_gain(line, gain, found.wanted) for gain in gains),
                 *(time_item(getattr(line.result.likely, f"{key.lower()}_s")) for key in shown),
-                Item(text="-" if line.touches is Touches.NOTHING else str(line.touches)),
-                Item(text=line.relieves.replace("memory traffic", "bytes")),
-                Item(text=line.result.bound, bound=line.result.bound),
+                Item(text="-" if line.requires is Touches.NOTHING else str(line.requires)),
+                Item(text=line.relieves(found.wanted).replace("memory traffic", "bytes")),
+                Item(text=line.result.decode_bound, bound=line.result.decode_bound),
             )
             for line in lines
         ),
     )
 
 
-def _gain(times: float | None) -> Item:
+def _gain(line: Variant, gain: str, objective: Objective) -> Item:
+    times = line.expected_gain(objective) if gain == "expected" else line.gain(objective)
     return Item(text="-", key=0.0) if times is None else Item(text=f"{times:.2f}x", key=times)
+
+
+def _techniques(change: Change) -> tuple[str, ...]:
+    """Techniques that a change adds."""
+    return tuple(map(str, change.options.get("techniques", ())))
 
 
 def _cards(found: Advice) -> list[Card]:
     best = [line for lines in (found.alone, found.together) for line in lines[:1]]
     return [
         Card(
-            label="best alone" if line in found.alone else "best together", value=f"{line.likely:.2f}x",
-            about=f"{line.name}, {line.touches.needs}",
+            label="best alone" if line in found.alone else "best together",
+            value=f"{line.likely_gain(found.wanted):.2f}x",
+            about=f"{line.name}, {line.requires.needs}",
         )
         for line in best
     ]  # fmt: skip

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from llmviewer import simulate
-from llmviewer.analyzing.generation import generated
+from llmviewer.analyzing.generation import GenerationResult
 from llmviewer.setting import Setting
+from llmviewer.variants.evaluation import Evaluation
 
 KERNELS = {"atom": "vllm"}  # whose kernels stand in for those of an engine
 _PARTS = "chunked:2048"
@@ -94,7 +95,7 @@ def _decoding(row) -> Found:
 def _answer(row, *, batch, techniques=()):
     setting = Setting.of(row["model"], row["device"], techniques=techniques, **_asked(row))
     prompt, gen = (round((_LEAST + 1) / 2 * int(row[name])) for name in ("prompt", "gen"))
-    return generated(setting, batch=batch, prompt=prompt, gen=gen, images=0)
+    return GenerationResult.of(Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen))
 
 
 class Drafts(NamedTuple):

@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 import pytest
 
 from llmviewer import analyze
-from llmviewer.analyzing.advice import larger_batch
 from llmviewer.setting import Setting
 from llmviewer.units import seconds
+from llmviewer.variants.changes import larger_batch
 
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x (?:decode |prefill )?throughput(?:, expect ([\d.]+)x)?\)")
 _PRECISION = re.compile(r"\(--quant ('[^']+'|\S+)\) (\S+ \w+) \(([\d.]+)x faster(?:, expect ([\d.]+)x)?\)")
@@ -56,6 +56,7 @@ _PROMPTS = {"batch": 8, "prompt": 8192, "gen": 8}
     ("name", "device", "asked", "phase", "offers"),
     [
         ("llama-3.1-8b", "h100-sxm", {}, "decode", ["W4A16g128"]),
+        ("llama-3.1-8b", "h100-sxm", {"layout": "pp=4", "batch": 16}, "decode", ["W4A16g128"]),
         ("llama-3.1-8b", "h100-sxm", {"quant": "fp8", "prompt": 60_000}, "decode", ["W4Afp8g128", "Wfp8Afp8KV8"]),
         ("llama-3.1-8b", "h100-sxm", {"quant": "W8A8KV8", "prompt": 4096}, "decode", ["W4A8g128KV8"]),
         # weights that are as narrow stay, so that a model which fits still does
@@ -212,12 +213,12 @@ def test_activations_of_4_bit_weights_are_named_where_that_changes_nothing(name,
 
 def test_it_is_worked_out_when_it_is_asked_for_and_once(monkeypatch):
     calls = []
-    monkeypatch.setattr("llmviewer.analyzing.phases.advise", lambda *_, **__: calls.append(1) or "buy another")
+    monkeypatch.setattr("llmviewer.analyzing.analysis.advice", lambda *_, **__: calls.append(1) or "buy another")
     found = analyze("gpt2", "t4")
     assert not calls
     for name, phase in found.phases:
         told = found.to_dict()["phases"][name]
         assert told["advice"] == phase.advice == "buy another"
-        assert told.keys() == {f.name for f in fields(phase)} - {"advises"} | {"advice"}
+        assert told.keys() == {f.name for f in fields(phase)} - {"advises", "workload"} | {"advice"}
         assert told["operators"][0] == asdict(phase.operators[0])
     assert len(calls) == 2

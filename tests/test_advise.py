@@ -11,9 +11,9 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.recommendations import REPORT, Folded
 from llmviewer.reports.tables import Item
-from llmviewer.serving import options
 from llmviewer.serving.recommendation import recommend
 from llmviewer.techniques import Touches, techniques
+from llmviewer.variants import changes
 
 from .cases import first_fast
 
@@ -39,18 +39,15 @@ def test_the_headline_says_how_the_model_lies_already():
 
 
 def line(lines, *names):
-    (one,) = (one for one in lines if {option.name for option in one.options} == set(names))
+    (one,) = (one for one in lines if {change.name for change in one.changes} == set(names))
     return one
 
 
 def asked(one):
-    """The arguments of analyze() for the options of a line."""
+    """The options of analyze() with the changes of a variant."""
     found = {"techniques": []}
-    for name, value in (option.change for option in one.options):
-        if name == "techniques":
-            found[name].append(value)
-        else:
-            found["quant" if name == "cache" else name] = value
+    for change in one.changes:
+        found |= {**change.options, "techniques": [*found["techniques"], *change.options.get("techniques", ())]}
     return found
 
 
@@ -59,9 +56,11 @@ def test_gains_are_those_of_two_analyses(found):
     lines = [line(found.alone, "W4A16g128"), line(found.alone, "eagle"), *found.together[:2], found.together[-1]]
     for one in lines:
         own = analyze(MODEL, DEVICE, **asked(one)).generation
-        assert one.gain == pytest.approx(base.latency_s / own.latency_s, rel=1e-3)
-        assert one.expected == pytest.approx(base.expected_latency_s / own.expected_latency_s, rel=1e-12)
-        assert one.result.times.ttft_s == pytest.approx(own.ttft_s, rel=1e-3)
+        assert one.gain(found.wanted) == pytest.approx(base.latency_s / own.latency_s, rel=1e-3)
+        assert one.expected_gain(found.wanted) == pytest.approx(
+            base.expected_latency_s / own.expected_latency_s, rel=1e-12
+        )
+        assert one.result.bounds.ttft_s == pytest.approx(own.ttft_s, rel=1e-9)
         assert one.result.expected.tpot_s == pytest.approx(own.expected_tpot_s, rel=1e-12)
 
 
@@ -84,28 +83,28 @@ def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
     order = list(Touches)
     assert order == [Touches(name) for name in ("nothing", "answers", "draft", "model")]
     for lines in (found.alone, found.together):
-        ranks = [(order.index(one.touches), -one.expected) for one in lines]
+        ranks = [(order.index(one.requires), -one.expected_gain(found.wanted)) for one in lines]
         assert ranks == sorted(ranks)
-        assert all(one.expected > 1 and one.result.fits for one in lines)
-    assert all(one.expected <= 1.005 for one in found.idle)
-    gains = {option.name: one.expected for one in found.alone for option in one.options}
+        assert all(one.expected_gain(found.wanted) > 1 and one.fits for one in lines)
+    assert all(one.expected_gain(found.wanted) <= 1.005 for one in found.idle)
+    gains = {change.name: one.expected_gain(found.wanted) for one in found.alone for change in one.changes}
     for one in found.together:
-        assert 2 <= len(one.options) <= 3
-        assert one.expected > max(gains[option.name] for option in one.options)
+        assert 2 <= len(one.changes) <= 3
+        assert one.expected_gain(found.wanted) > max(gains[change.name] for change in one.changes)
     assert {one.name for one in found.idle} >= {"no-cache", "best-of"}
 
 
 def test_what_is_expected_is_never_faster_than_the_bound(found):
     for one in (*found.alone, *found.together, *found.idle):
         for name in ("ttft_s", "tpot_s", "latency_s"):
-            assert getattr(one.result.expected, name) >= getattr(one.result.times, name) * (1 - 1e-9), (one.name, name)
+            assert getattr(one.result.expected, name) >= getattr(one.result.bounds, name) * (1 - 1e-9), (one.name, name)
 
 
 def test_where_nothing_is_expected_gains_are_those_of_bounds():
     one = recommend("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
     assert one.base.expected is None
-    assert all(each.expected is None for each in one.alone)
-    gains = [each.gain for each in one.alone if each.touches is Touches.MODEL]
+    assert all(each.expected_gain(one.wanted) is None for each in one.alone)
+    gains = [each.gain(one.wanted) for each in one.alone if each.requires is Touches.MODEL]
     assert len(gains) > 1
     assert gains == sorted(gains, reverse=True)
     words = " ".join(REPORT.text(one).split())
@@ -116,9 +115,10 @@ def test_where_nothing_is_expected_gains_are_those_of_bounds():
 def test_an_engine_that_waits_for_its_host_gains_from_fewer_launches():
     slow = recommend("llama-2-7b", "a100-sxm-80gb", prompt=64, gen=8, engine="huggingface", without=["model"])
     one = line(slow.alone, "fusion")
-    assert one.expected > 1.1
-    assert one.relieves.startswith("launches -")
-    assert line((*slow.alone, *slow.idle), "W4A16g128").expected < 1.05  # its kernels are not what it waits for
+    assert one.expected_gain(slow.wanted) > 1.1
+    assert one.relieves(slow.wanted).startswith("launches -")
+    weights = line((*slow.alone, *slow.idle), "W4A16g128")
+    assert weights.expected_gain(slow.wanted) < 1.05  # its kernels are not what it waits for
 
 
 def test_names_are_not_broken():
@@ -132,7 +132,7 @@ def test_a_small_model_of_the_family_drafts(found):
     assert asked(one)["techniques"] == ["speculative:draft=llama-3.2-1b,tau=1.9"]
     assert "it is assumed that 1.9 tokens come of each pass of the model" in " ".join(REPORT.text(found).split())
     none = recommend("llama-3.2-1b", DEVICE, prompt=64, gen=8, without=FEWER)
-    names = {option.name for each in (*none.alone, *none.idle, *none.large) for option in each.options}
+    names = {change.name for each in (*none.alone, *none.idle, *none.large) for change in each.changes}
     assert not [name for name in names if name.startswith("draft")]
     assert "Of a draft" not in REPORT.text(none)
 
@@ -147,12 +147,12 @@ def test_a_small_model_of_the_family_drafts(found):
     ],
 )
 def test_a_draft_is_of_the_same_generation(model, draft):
-    assert options._draft(load_model(model)) == draft
+    assert changes._draft(load_model(model)) == draft
 
 
 def test_every_technique_is_ranked_or_told_why_not(found):
-    named = {option.name for each in (*found.alone, *found.idle, *found.large) for option in each.options}
-    named |= {option.name for option, _ in found.refused}
+    named = {change.name for each in (*found.alone, *found.idle, *found.large) for change in each.changes}
+    named |= {change.name for change, _ in found.refused}
     assert named >= techniques().keys() - {"speculative", "quantized"}
 
 
@@ -176,7 +176,7 @@ def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
     told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
     assert told == {"window", "lengths", "structured-pruning"}
     others = " ".join(line for line in REPORT.remarks(found) if line.startswith("Not possible"))
-    assert all(option.name in told or option.name in others for option, _ in found.refused)
+    assert all(change.name in told or change.name in others for change, _ in found.refused)
 
 
 @pytest.mark.parametrize(
@@ -184,27 +184,27 @@ def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
     [("W4A16g128", "memory traffic -68%"), ("eagle", "passes -72%"), ("prompt-compression", "OPs -45%")],
 )
 def test_a_line_says_what_it_relieves(found, name, words):
-    assert line(found.alone, name).relieves == words
+    assert line(found.alone, name).relieves(found.wanted) == words
 
 
 def test_what_would_help_depends_on_the_batch():
     alone, crowd = (
         recommend("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"]) for batch in (1, 64)
     )
-    weights = [line((*one.alone, *one.idle), "W4A16g128").gain for one in (alone, crowd)]
-    cache = [line((*one.alone, *one.idle), "KV8").gain for one in (alone, crowd)]
+    weights = [line((*one.alone, *one.idle), "W4A16g128").gain(one.wanted) for one in (alone, crowd)]
+    cache = [line((*one.alone, *one.idle), "KV8").gain(one.wanted) for one in (alone, crowd)]
     assert weights[0] > 2 > 1.3 > weights[1]
     assert cache[0] < cache[1]
 
 
 def test_what_is_in_use_is_not_advised():
     one = recommend(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"])
-    names = {option.name for each in (*one.alone, *one.idle) for option in each.options}
+    names = {change.name for each in (*one.alone, *one.idle) for change in each.changes}
     assert "eagle" not in names
-    assert one.base.times.latency_s == pytest.approx(
+    assert one.base.bounds.latency_s == pytest.approx(
         analyze(MODEL, DEVICE, quant="fp8", techniques=["eagle"]).generation.latency_s, rel=1e-3
     )
-    refused = {option.name: reason for option, reason in one.refused}
+    refused = {change.name: reason for change, reason in one.refused}
     assert "medusa" in refused
 
 
@@ -212,11 +212,12 @@ def test_more_devices_where_there_may_be(found):
     several = recommend(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
     assert not [each for each in (*found.alone, *found.idle, *found.large) if each.name.startswith("tp=")]
     assert {each.name for each in several.alone if each.name.startswith("tp=")} == {"tp=2", "tp=4"}
-    assert line(several.alone, "tp=4").gain > line(several.alone, "tp=2").gain > 1
+    gains = [line(several.alone, f"tp={degree}").gain(several.wanted) for degree in (4, 2)]
+    assert gains[0] > gains[1] > 1
     many = recommend(MODEL, "gb200", max_devices=64, wanted="tpot", prompt=64, gen=8, without=FEWER)
     tried = {each.name for each in (*many.alone, *many.idle) if each.name.startswith("tp=")}
     assert tried == {"tp=2", "tp=4", "tp=8", "tp=16", "tp=32"}
-    assert "tp=64 does not divide" in {option.name: reason for option, reason in many.refused}["tp=64"]
+    assert "tp=64 does not divide" in {change.name: reason for change, reason in many.refused}["tp=64"]
 
 
 def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
@@ -240,13 +241,13 @@ def test_no_more_is_offloaded_than_has_to_be():
 
 
 def test_what_can_be_switched_on_is_told_from_what_needs_a_model_or_changes_answers(found, capsys):
-    touched = {each.name: str(each.touches) for each in found.alone}
+    touched = {each.name: str(each.requires) for each in found.alone}
     assert touched["fp8"] == touched["prompt-compression"] == "answers"
     assert (touched["eagle"], touched["mixture-of-depths"]) == ("draft", "model")
     assert touched["retrieval"] == touched["fusion"] == "nothing"
     for line in found.together:
-        each = {str(option.touches) for option in line.options}
-        assert str(line.touches) == next(name for name in ("model", "draft", "answers", "nothing") if name in each)
+        each = {str(change.requires) for change in line.changes}
+        assert str(line.requires) == next(name for name in ("model", "draft", "answers", "nothing") if name in each)
     assert all(kind.touches in Touches for kind in techniques().values())
     assert (
         main(["advise", "llama-3.1-8b", "h100-sxm", "--without", "draft", "--without", "answers", "--without", "model"])
@@ -265,10 +266,10 @@ def test_advice_is_shown_in_some_lines(found):
 
 def test_throughput_tries_larger_batches():
     one = recommend(MODEL, DEVICE, wanted="throughput", without=FEWER)
-    assert line(one.alone, "batch 8").gain > 4
+    assert line(one.alone, "batch 8").gain(one.wanted) > 4
     most = analyze(MODEL, DEVICE).memory.max_batch
     assert most > 16
-    assert line(one.alone, f"batch {most}").gain > line(one.alone, "batch 16").gain
+    assert line(one.alone, f"batch {most}").gain(one.wanted) > line(one.alone, "batch 16").gain(one.wanted)
     crowd = recommend(MODEL, DEVICE, wanted="throughput", batch=most, without=FEWER)
     assert not [each for each in crowd.alone if each.name.startswith("batch")]
 
@@ -335,10 +336,10 @@ def test_who_asks_is_told_how_far_it_is():
 @pytest.mark.parametrize("quant", first_fast(["int8", "mxfp4", "W4A16g128,lm_head=W8A8"], "tries every technique"))
 def test_the_cache_is_quantized_beside_any_precision(quant):
     found = recommend(MODEL, DEVICE, quant=quant, batch=64, without=["model"])
-    assert not {"KV8", "KV4"} & {option.name for option, _ in found.refused}
+    assert not {"KV8", "KV4"} & {change.name for change, _ in found.refused}
     line = next(line for line in (*found.alone, *found.idle) if line.name == "KV8")
     assert line.result.setting.quantization.scheme.weight == found.base.setting.quantization.scheme.weight
-    assert line.result.bytes < found.base.bytes
+    assert line.work_ratios["bytes"] < 1
 
 
 def test_what_cannot_be_advised():

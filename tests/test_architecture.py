@@ -27,6 +27,7 @@ LAYERS = (
     ("techniques",),
     ("lowering", "options", "arguments"),
     ("setting",),
+    ("variants",),
     ("analyzing",),
     ("timelines", "sweeping"),
     ("comparing",),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer import InputError, analyze, load_hardware
-from llmviewer.analyzing.generation import steps_expected
 from llmviewer.cli import main
 from llmviewer.devices.files import hardware_names
 from llmviewer.expectation import index as index_file
@@ -26,6 +25,7 @@ from llmviewer.forms import evaluate
 from llmviewer.model_files import model_names
 from llmviewer.resource import link
 from llmviewer.setting import Setting
+from llmviewer.variants.evaluation import Evaluation
 from llmviewer.workload import Spans, Workload
 
 from .cases import first_fast
@@ -353,10 +353,10 @@ def test_what_is_asked_is_expected_above_its_bound(model, hardware, library, qua
 )
 def test_a_generation_is_the_sum_of_its_steps(model, hardware, batch, prompt, gen):
     setting = Setting.of(model, hardware)
-    mean = steps_expected(setting, batch=batch, prompt=prompt, steps=gen - 1)
+    evaluation = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen)
     every = Workload.decode(batch=batch, kv_len=prompt + np.arange(1.0, gen), prompt=prompt)
     each = setting.expected_time("decode", every, batch)
-    assert mean.numbers()[0] == pytest.approx(float(np.sum(each.expected)), rel=1e-3)
+    assert evaluation.expected.decoding_s == pytest.approx(float(np.sum(each.expected)), rel=1e-3)
 
 
 def test_errors_of_one_stack_add_and_those_of_different_ones_add_in_squares():

@@ -40,7 +40,7 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze
-from llmviewer.analyzing.generation import generated
+from llmviewer.analyzing.generation import GenerationResult
 from llmviewer.memory import memory
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.server import serve
@@ -48,6 +48,7 @@ from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
+from llmviewer.variants.evaluation import Evaluation
 
 from .documented import names, rows
 
@@ -73,7 +74,7 @@ def found(place):
     asked = {"prompt": row["prompt"], "gen": row["gen"], "images": 0}
     held = memory(setting.footprint, setting.hardware.capacity, batch=1, **asked)
     batch = row["batch"] or min(held.max_batch, MOST)
-    answer = generated(setting, batch=batch, **asked)
+    answer = GenerationResult.of(Evaluation(setting=setting, batch=batch, **asked))
     name, tokens = {
         "s": ("latency_s", 0), "tok/s": ("latency_s", batch * row["gen"]), "s a token": ("tpot_s", 0),
         "prompt tok/s": ("ttft_s", batch * row["prompt"]),

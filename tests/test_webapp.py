@@ -32,6 +32,7 @@ from llmviewer.reports.operator_table import operator_id
 from llmviewer.techniques import techniques
 from llmviewer.techniques._parameters import about
 from llmviewer.units import seconds, si
+from llmviewer.variants.evaluation import Objective
 from llmviewer.workload import Workload
 
 pytest.importorskip("dash")
@@ -481,27 +482,34 @@ def test_blocks_that_do_not_run_are_named_and_not_drawn(asked, phase, idle):
     assert {operator_id(op).partition(".")[0] for op in found.phase(phase).operators} == nodes
 
 
+def variants_of(answer, asked):
+    """The variant of each step on a device by the name of the step, the largest gain first, and its state."""
+    found, refused = changes.evaluated(answer, asked, tuple(changes.offers(answer, asked)))
+    assert not refused
+    return {offer.name: (offer.state, variant) for offer, variant in found}
+
+
 def test_what_would_change_it_is_what_analyze_says():
     asked = State(model="llama-3-70b")
     (answer,) = answers.answers(asked)
-    found, refused = changes.changes(answer, asked, tuple(changes.offers(answer, asked)))
-    assert not refused
+    aim = changes.objective(answer, asked)
+    by = variants_of(answer, asked)
     before = analyze("llama-3-70b", "h100-sxm").generation
-    by = {one.offer.name: one for one in found}
     for name, how in {
         "W4A16g128": {"quant": "W4A16g128"}, "fp8": {"quant": "fp8"}, "KV8": {"quant": "KV8"},
         "2 devices": {"layout": "tp=2"}, "8 devices": {"layout": "tp=8"},
     }.items():  # fmt: skip
-        after = analyze("llama-3-70b", "h100-sxm", **how)
-        assert by[name].gain == pytest.approx(before.tpot_s / after.generation.tpot_s)
-        assert by[name].expected == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
-        assert by[name].time.startswith(f"{seconds(after.generation.tpot_s)} per token; expect ")
-        assert by[name].mends == after.memory.fits
-        assert answers.answers(by[name].offer.state)[0].analysis.generation == after.generation
-    assert by["W4A16g128"].words == f"{by['W4A16g128'].gain:.3g}x faster"
-    assert by["W4A16g128"].helps
-    assert not by["KV8"].helps
-    ranked = [one.expected or one.gain for one in found]
+        after, (state, one) = analyze("llama-3-70b", "h100-sxm", **how), by[name]
+        assert one.gain(aim) == pytest.approx(before.tpot_s / after.generation.tpot_s)
+        assert one.expected_gain(aim) == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
+        assert changes.time(one, aim).startswith(f"{seconds(after.generation.tpot_s)} per token; expect ")
+        assert one.mends == after.memory.fits
+        assert answers.answers(state)[0].analysis.generation == after.generation
+    _, four_bits = by["W4A16g128"]
+    assert changes.words(four_bits, aim) == f"{four_bits.gain(aim):.3g}x faster"
+    assert changes.helps(four_bits, aim)
+    assert not changes.helps(by["KV8"][1], aim)
+    ranked = [one.likely_gain(aim) for _, one in by.values()]
     assert ranked == sorted(ranked, reverse=True)
 
 
@@ -510,17 +518,17 @@ def test_steps_start_from_what_is_asked():
     (answer,) = answers.answers(asked)
     steps = {offer.name: offer.state for offer in changes.offers(answer, asked)}
     assert steps["Wfp8Afp8KV8"] == replace(asked, quant="Wfp8Afp8KV8")
-    assert not any("W4A16g128" in name for name in steps)
+    assert "W4A16g128KV8" not in steps
     assert steps["flash attention"].attention == "flash"
     assert steps["batch 64"].batch == 64
-    (many,) = (one for one in changes.changes(answer, asked, tuple(changes.offers(answer, asked)))[0] if one.larger)
+    aim, (_, many) = changes.objective(answer, asked), variants_of(answer, asked)["batch 64"]
     after = analyze("llama-3.1-8b", "h100-sxm", batch=64, quant="W4A16g128KV8", attention="eager").generation
-    assert many.gain == pytest.approx(16 * answer.analysis.generation.ttft_s / after.ttft_s)
-    assert "to the first token" in many.time
-    assert [offer.name for offer in changes.offers(answer, replace(asked, quant="fp8"))][-3] == "batch 64"
-    full = replace(asked, techniques=("medusa:heads=3",))
-    assert "medusa" not in {offer.name for offer in changes.further(full)}
-    assert len(list(changes.further(full))) > 30
+    assert many.gain(aim) == pytest.approx(16 * answer.analysis.generation.ttft_s / after.ttft_s)
+    assert "to the first token" in changes.time(many, aim)
+    assert [*steps][-3] == "batch 64"
+    (full,) = answers.answers(replace(asked, techniques=("medusa:heads=3",)))
+    assert "medusa" not in {offer.name for offer in changes.further(full, asked)}
+    assert len(list(changes.further(full, asked))) > 30
 
 
 @pytest.mark.parametrize(
@@ -534,14 +542,19 @@ def test_steps_start_from_what_is_asked():
 def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, then):
     asked = State(model="llama-3-8b", quant=quant)
     (answer,) = answers.answers(asked)
-    (offer,) = [one for one in changes.offers(answer, asked) if one.name == then]
-    (change,), refused = changes.changes(answer, asked, [offer])
-    assert not refused
-    assert offer.state.quant == then
+    state, variant = variants_of(answer, asked)[then]
+    assert state.quant == then
     after = analyze("llama-3-8b", "h100-sxm", quant=then).generation
-    assert change.gain == pytest.approx(answer.analysis.generation.tpot_s / after.tpot_s)
+    assert variant.gain(Objective.TPOT) == pytest.approx(answer.analysis.generation.tpot_s / after.tpot_s)
     bare = analyze("llama-3-8b", "h100-sxm", quant=then.rpartition(",")[0]).generation
     assert after.tpot_s != bare.tpot_s
+
+
+def test_a_step_in_precision_replaces_a_technique_that_sets_one():
+    (answer,) = answers.answers(asked := State(model="llama-3-8b", techniques=("quantized:scheme=awq", "eagle")))
+    state, variant = variants_of(answer, asked)["fp8"]
+    assert (state.quant, state.techniques) == ("fp8", ("eagle",))
+    assert str(variant.result.setting.quantization) == "fp8"
 
 
 def test_what_would_change_it_is_said_of_every_device():
@@ -549,16 +562,17 @@ def test_what_would_change_it_is_said_of_every_device():
     found = answers.answers(asked)
     steps, refused = changes.steps(found, asked, every=False)
     for answer in found:
-        own, others = changes.changes(answer, asked, tuple(changes.offers(answer, asked)))
-        assert {step.offer: step.bought[answer.name] for step in steps if answer.name in step.bought} == {
-            one.offer: one for one in own
-        }
+        own, others = changes.evaluated(answer, asked, tuple(changes.offers(answer, asked)))
+        gains = {offer: one.gain(Objective.TPOT) for offer, one in own}
+        shown = {step.offer: step.variants[answer.name] for step in steps if answer.name in step.variants}
+        assert {offer: one.gain(Objective.TPOT) for offer, one in shown.items()} == gains
         assert all(any(line.startswith(offer.name) and why in line for line in refused) for offer, why in others)
     by = {step.offer.name: step for step in steps}
-    assert list(by["W4A16g128"].bought) == list(asked.on)
-    assert [by["W4A16g128"].bought[name].verdict for name in asked.on] == ["then fits", "does not fit", "fits"]
+    assert list(by["W4A16g128"].variants) == list(asked.on)
+    verdicts = [changes.verdict(by["W4A16g128"].variants[name]) for name in asked.on]
+    assert verdicts == ["then fits", "does not fit", "fits"]
     (largest,) = (step for step in steps if step.offer.name.startswith("batch"))
-    assert list(largest.bought) == ["mi300x"]  # on which alone more fit
+    assert list(largest.variants) == ["mi300x"]  # on which alone more fit
     assert [step.most for step in steps] == sorted((step.most for step in steps), reverse=True)
     what, how = overview.asked(found)
     assert what == "Llama 3 70B on NVIDIA H100 SXM5 80 GB and 2 more"
@@ -621,7 +635,7 @@ def test_what_would_help_an_operator_does():
     (found,) = answers.answers(State())
     one = inspector.inspect(found, "decode", "layer.down_proj")
     (now,) = [op for op in found.analysis.phases.decode.operators if operator_id(op) == "layer.down_proj"]
-    (time,) = [time for name, time, _ in one.helps if name.startswith("4-bit")]
+    (time,) = [time for name, time, _ in one.helps if name == "4-bit weights (W4A16g128)"]
     changed = analyze("llama-3.1-8b", "h100-sxm", quant="W4g128").phases.decode
     (then,) = [op for op in changed.operators if operator_id(op) == "layer.down_proj"]
     assert time == seconds(then.bound_time_s)

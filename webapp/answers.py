@@ -21,6 +21,7 @@ from llmviewer.model import Model
 from llmviewer.model_files import load_model, model_names, parse_model
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, techniques
+from llmviewer.variants.evaluation import Evaluation
 
 from .state import LARGEST_FILE, MINE, File, State
 from .work import TooMuchWorkError, begin_again, check_work
@@ -48,6 +49,12 @@ class Answer:
     name: str
     setting: Setting
     analysis: Analysis
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The generation, the base of variants."""
+        assert self.analysis.evaluation  # of devices of one kind
+        return self.analysis.evaluation
 
     def phase(self, name: str) -> Phase:
         """That of a name; the one there is, where the model does not generate."""

@@ -2,74 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
+from ..errors import InputError
 from ..expectation.expected import ExpectedPass
 from ..resource import Resource, Unit
 from ..roofline import Estimate
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from ..units import fold, seconds, si
-from ..workload import Workload
-from .cures import Cures, twice_as_many
-from .precisions import Change, fewer_bytes, lower_bits
+from ..variants.changes import fewer_bytes, fullest_batch, lower_bits
+from ..variants.evaluation import Evaluation, Objective
+from ..variants.memory_fixes import MemoryFixes, twice_as_many_devices
+from ..variants.variant import WORTH, Change, Variant, evaluate
 
-_WORTH: Final = 1.05  # a change that helps by less is not offered
-_MUCH: Final = 0.3  # share of the expected time from which latency is mentioned
-_TIMES: Final = 16  # larger batches offered are at most this many times the one analyzed
+_MUCH_LATENCY: Final = 0.3  # share of the expected time from which latency is mentioned
 _HALF: Final = 0.5  # share of a pass's time below which the other bounds are listed too
 
 
-def advise(
-    setting: Setting,
-    workload: Workload,
-    phase: str,
-    estimate: Estimate,
-    expected: ExpectedPass | None = None,
-    *,
-    batch: int,
-    max_batch: int | None,
-    fits: Callable[[Setting], bool] = lambda _: True,
-    cures: Cures | None = None,
+def advice(
+    base: Evaluation, phase: str, *, max_batch: int | None, fixes: Callable[[], MemoryFixes | None] = lambda: None
 ) -> str:
     """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x decode throughput, expect 8.2x), ...".
 
-    estimate   bounds of `workload` in this phase
-    expected   its expected times, if known
-    batch      sequences on all devices together; `workload` is the share of one device
-    max_batch  largest batch that fits, on all devices together; None: unlimited
-    fits       whether a changed setting may be offered, as the request fits its memory
-    cures      find_cures() of `setting`; None if the request fits
+    max_batch  largest batch that may be offered, on all devices together; None: unlimited
+    fixes      computes memory_fixes(); None if the request fits
     """
-    time_s = float(estimate.time_s)
-    waits = estimate.waits_s
+    setting, estimate = base.setting, base.estimate(phase)
+    time_s, waits = float(estimate.time_s), estimate.waits_s
     bound = max(waits, key=waits.__getitem__)
     why, changes = _cause(setting, estimate, bound, waits[bound] / time_s)
-    known = expected if expected and expected.modelled else None
     offers = _Offers()
-    for change in changes:
-        plan = change.setting.plan_of(phase)
-        then_s = float(plan.time_s(workload))
-        if time_s / then_s >= _WORTH and fits(change.setting):
-            gain = None
-            if setting.kernels and known:
-                gain = known.total.numbers()[0] / setting.kernels.run(plan, workload).total.numbers()[0]
-            offers.add(f"{change.name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", gain)
+    for variant in _variants(changes, base):
+        gain = variant.pass_gain(phase)
+        if gain >= WORTH and (variant.fits or not base.fits):
+            then_s = float(variant.result.pass_s(phase))
+            offers.add(
+                f"{_named(variant)} {seconds(then_s)} ({fold(gain, 2)} faster", variant.expected_pass_gain(phase)
+            )
     shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # a batch shares weight reads
+    known = base.expected_pass(phase)
     latency = _latency_share(known) if known else 0.0
-    more = None
-    if shared or latency >= _MUCH:
-        more = _More.of(setting, workload, phase, known, batch=batch, max_batch=max_batch)
-    if more and shared and more.gain >= _WORTH:
-        offers.add(f"batch {more.batch} ({fold(more.gain, 2)} {_throughput(setting, phase)}", more.expected)
-        more = None  # not to be offered again with latency
+    throughput = f"{phase} throughput" if setting.model.generates else "throughput"  # not that of a generation
+    larger = None
+    if shared or latency >= _MUCH_LATENCY:
+        larger = next(_variants(fullest_batch(int(base.batch), max_batch), base), None)
+    if larger and shared and (gain := larger.pass_gain(phase)) >= WORTH:
+        offers.add(f"{larger.name} ({fold(gain, 2)} {throughput}", larger.expected_pass_gain(phase))
+        larger = None  # not to be offered again with latency
     name = phase if setting.model.generates else "the one pass"
-    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(setting, bound, waits)}"
-    if latency >= _MUCH:
-        advice += _latency(latency, more, _throughput(setting, phase))
-    return advice + ("" if cures is None else _cured(cures, workload, phase, time_s))
+    text = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(base, bound, waits)}"
+    if latency >= _MUCH_LATENCY:
+        text += _latency(latency, larger, phase, throughput)
+    found = fixes()
+    return text + (_fixed(found, phase, base) if found else "")
+
+
+def _variants(changes: Iterable[Change], base: Evaluation) -> Iterator[Variant]:
+    """The changes that are possible."""
+    for change in changes:
+        with suppress(InputError):
+            yield evaluate(change, base)
+
+
+def _named(variant: Variant) -> str:
+    """The change in words, with its option; flash attention is the default and needs none."""
+    (change,) = variant.changes
+    return f"{change.about} ({variant.typed})" if "quant" in change.options else change.name
 
 
 class _Offers:
@@ -84,36 +85,32 @@ class _Offers:
         if gain is None:
             self._helpful.append(f"{text})")
         else:
-            (self._helpful if gain >= _WORTH else self._bound_only).append(f"{text}, expect {fold(gain, 2)})")
+            (self._helpful if gain >= WORTH else self._bound_only).append(f"{text}, expect {fold(gain, 2)})")
 
     def said(self) -> str:
         parts = {"what would help": self._helpful, "lower the bound but not the expected time": self._bound_only}
         return "; ".join(f"{head}: {', '.join(offers)}" for head, offers in parts.items() if offers)
 
 
-def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterator[Change]]:
+def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterable[Change]]:
     """What limits a pass for `share` of its time, and changes that may lower its bound."""
     if bound == "memory":
         return _traffic(setting, estimate, share), fewer_bytes(setting)
     if bound == "link":
         offloads = setting.offload != ON_DEVICE
-        return _sent(setting, estimate, share), fewer_bytes(setting) if offloads else iter(())
+        return _sent(setting, estimate, share), fewer_bytes(setting) if offloads else ()
     return _units(setting, estimate), lower_bits(setting)
 
 
-def _throughput(setting: Setting, phase: str) -> str:
-    """Name of the tokens per second of one phase, which are not those of a generation."""
-    return f"{phase} throughput" if setting.model.generates else "throughput"
-
-
-def _left(setting: Setting, bound: str, waits: Mapping[str, float]) -> str:
+def _left(base: Evaluation, bound: str, waits: Mapping[str, float]) -> str:
     """Describes further remedies, where no change of precision or batch helps."""
+    setting = base.setting
     others = "; `llmviewer advise` tries techniques" if setting.model.generates else ""
     if bound in ("compute", "memory"):
-        more = twice_as_many(setting)
+        more = twice_as_many_devices(base)
         remedies = [f"more devices ({more})"] if more else []
         if bound == "compute":
-            traffic = waits.get("memory", 0.0) > (1 - 1 / _WORTH) * sum(waits.values())  # the time that fusing can save
+            traffic = waits.get("memory", 0.0) > (1 - 1 / WORTH) * sum(waits.values())  # the time that fusing can save
             remedies += ["fused operators (--with fusion)"] if traffic else []
             tried, last = "no lower-bit type of this device is faster", ["a faster device", "fewer tokens"]
         else:
@@ -133,52 +130,6 @@ def _mixed(waits: Mapping[str, float], time_s: float) -> str:
     return f" ({', '.join(f'{bound} {share:.0%}' for share, bound in shares)} of its time)"
 
 
-def larger_batch(batch: int, max_batch: int | None) -> int:
-    """The batch to offer in place of `batch`: _TIMES as large, or the largest that fits (which may be smaller)."""
-    return _TIMES * batch if max_batch is None else min(_TIMES * batch, max_batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _More:
-    """A larger batch on all devices together.
-
-    gain      its tokens per second over those of the batch analyzed, at the bound
-    expected  the same of expected times; None if unknown
-    """
-
-    batch: int
-    gain: float
-    expected: float | None
-
-    @classmethod
-    def of(
-        cls,
-        setting: Setting,
-        workload: Workload,
-        phase: str,
-        expected: ExpectedPass | None,
-        *,
-        batch: int,
-        max_batch: int | None,
-    ) -> _More | None:
-        """None if no larger batch fits."""
-        most = larger_batch(batch, max_batch)
-        if most <= batch:
-            return None
-        layout, kernels, (sequences,) = setting.layout, setting.kernels, workload.groups
-        share = int(sequences.batch) * int(layout.share(most)) // int(layout.share(batch))
-        many = Workload((replace(sequences, batch=share),))
-        gain = None
-        if kernels and expected:
-            then = kernels.run(setting.plan_of(phase), many)
-            now_s, then_s = (
-                setting.expected(phase, found, size).numbers()[0] for found, size in ((expected, batch), (then, most))
-            )
-            gain = most / batch * now_s / then_s
-        now_s, then_s = (float(setting.time_s(phase, one, size)) for one, size in ((workload, batch), (many, most)))
-        return cls(batch=most, gain=most / batch * now_s / then_s, expected=gain)
-
-
 def _latency_share(expected: ExpectedPass) -> float:
     """The share of the expected time in launches dominated by fixed costs, and between launches."""
     rows = zip(expected.operators, expected.launches, strict=True)
@@ -186,29 +137,28 @@ def _latency_share(expected: ExpectedPass) -> float:
     return float(1 - working / expected.total.numbers()[0])
 
 
-def _latency(share: float, more: _More | None, throughput: str) -> str:
+def _latency(share: float, larger: Variant | None, phase: str, throughput: str) -> str:
     """Describes what reduces latency, and the gain of a larger batch in `throughput`."""
-    advice = f"; {share:.0%} of the expected time is latency, fixed costs of short kernels: fusing them or launching"
-    advice += " them in a CUDA graph helps"
-    if more and more.expected and more.expected >= _WORTH:
-        advice += f", and batch {more.batch} is expected to give {fold(more.expected, 2)} {throughput}"
-    return advice
+    text = f"; {share:.0%} of the expected time is latency, fixed costs of short kernels: fusing them or launching"
+    text += " them in a CUDA graph helps"
+    gain = larger.expected_pass_gain(phase) if larger else None
+    if larger and gain and gain >= WORTH:
+        text += f", and {larger.name} is expected to give {fold(gain, 2)} {throughput}"
+    return text
 
 
-def _cured(cures: Cures, workload: Workload, phase: str, time_s: float) -> str:
-    told = []
-    for cure in cures.found:
-        then_s = cure.prefill * time_s
-        if phase == "decode":
-            then_s = float(cure.setting.plan_of(phase).time_s(workload))
-        gain = time_s / then_s
+def _fixed(fixes: MemoryFixes, phase: str, base: Evaluation) -> str:
+    """Describes the changes that make the request fit, or what was tried."""
+    fitting = []
+    for variant in fixes.found:
+        gain = variant.pass_gain(phase) if phase == "decode" else variant.gain(Objective.TTFT)
         change = f"{fold(gain)} faster" if gain > 1 else f"{fold(1 / gain)} as long"
         change = "as fast" if fold(gain) == fold(1) else change
-        told.append(f"with {cure.option}, at {seconds(then_s)} ({change})")
-    if told:
-        return f"; it does not fit the memory, but does {', or '.join(told)}"
-    tried = f", nor with any of these: {', '.join(cures.tried)}" if cures.tried else ""
-    lacks = f"; its file has {' and '.join(cures.lacks)}" if cures.lacks else ""
+        fitting.append(f"with {variant.typed}, at {seconds(float(base.pass_s(phase)) / gain)} ({change})")
+    if fitting:
+        return f"; it does not fit the memory, but does {', or '.join(fitting)}"
+    tried = f", nor with any of these: {', '.join(fixes.tried)}" if fixes.tried else ""
+    lacks = f"; its file has {' and '.join(fixes.lacks)}" if fixes.lacks else ""
     return f"; it does not fit the memory{tried}{lacks}"
 
 

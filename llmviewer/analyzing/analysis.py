@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property, partial
+from math import isclose
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..memory import Memory, largest_batch, memory
+from ..memory import Memory, largest_batch
 from ..model import Model
 from ..options import SettingOptions, document_options
 from ..parameters import Accounting, Attention, Mla
 from ..rows import Rows
-from ..setting import Setting, arranges, check_countable, check_images, whole
-from ..techniques import Schedule
+from ..setting import Setting, check_countable, check_images, whole
 from ..units import counted, fold, seconds, si
-from ..workload import Workload
-from .cures import find_cures
+from ..variants.evaluation import Evaluation
+from ..variants.libraries import FasterLibrary, faster_libraries
+from ..variants.memory_fixes import memory_fixes
+from .advice import advice
 from .facts import describe_hardware, describe_model, plain
-from .faster import Faster, faster
-from .generation import GenerationResult, generated, scheduled
+from .generation import GenerationResult
 from .measured import Rated, rate
 from .measured import check as check_measured
 from .notes import acted, notes
@@ -87,6 +88,7 @@ class Analysis(Rows):
     effect    effect of techniques; None without techniques
     measured  verdicts on times that the user measured
     rivals    computes `faster` on first use, as it is slow and only reports show it
+    evaluation  of the generation, the base of variants; None for devices of two kinds
     """
 
     setting: Setting = field(repr=False, compare=False)
@@ -99,10 +101,11 @@ class Analysis(Rows):
     notes: tuple[str, ...] = field(repr=False)
     effect: Effect | None = field(default=None, repr=False)
     measured: tuple[Rated, ...] = field(default=(), repr=False)
-    rivals: Callable[[], tuple[Faster, ...]] = field(default=tuple, repr=False, compare=False)
+    rivals: Callable[[], tuple[FasterLibrary, ...]] = field(default=tuple, repr=False, compare=False)
+    evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
 
     @cached_property
-    def faster(self) -> tuple[Faster, ...]:
+    def faster(self) -> tuple[FasterLibrary, ...]:
         """For each phase the fastest library, if it is not the default and the user chose none."""
         return self.rivals()
 
@@ -208,32 +211,24 @@ def analyzed(
     if tpot is not None:
         batch = _within(setting, tpot, batch, gen=written, **read)
     check_countable(batch, prompt + longest)
-    held = {"batch": batch, "prompt": prompt, "gen": longest, "images": images}
-    asked = {**held, "gen": written or 1}
-    share = int(setting.layout.share(batch))
-    workloads = {"prefill": setting.prefill(Workload.prefill(batch=share, **read))}
-    if context:
-        workloads["decode"] = setting.step(Workload.decode(batch=share, kv_len=context, **read))
-    footprint = memory(setting.footprint, setting.hardware.capacity, **held)
-
-    def fits(changed: Setting) -> bool:
-        """Whether a changed setting fits, or nothing is lost as the request does not fit either."""
-        return not footprint.fits or float(changed.footprint.total_bytes(**held)) <= footprint.capacity_bytes
-
-    cures = cache(partial(find_cures, setting, footprint, **held))
+    evaluation = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=written, images=images, kv_len=context)
+    evaluation.expect_all()
+    footprint = evaluation.memory
     most = footprint.max_batch if tpot is None else batch  # a larger batch would exceed tpot
-    told = partial(phase, setting, batch=batch, max_batch=most, fits=fits, cures=cures)
-    each = {name: told(name, workload) for name, workload in workloads.items()}
+    fixes = cache(partial(memory_fixes, evaluation))
+    each = {
+        name: phase(evaluation, name, partial(advice, evaluation, name, max_batch=most, fixes=fixes))
+        for name in (("prefill", "decode") if context else ("prefill",))
+    }
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
-    schedule = setting.schedule(**asked) if setting.techniques else None
-    answer = _answer(setting, schedule, batch=batch, gen=written, **read)
-    compared = _effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None
+    answer = GenerationResult.of(evaluation)
+    compared = _effect(evaluation) if setting.techniques else None
     return Analysis(
         setting=setting,
         model=setting.model,
         hardware=setting.hardware,
         inputs=Inputs.of(
-            setting, **{**held, "gen": written or None}, kv_len=context, batch_found=searched, tpot_goal_s=tpot
+            setting, batch=batch, gen=written or None, kv_len=context, batch_found=searched, tpot_goal_s=tpot, **read
         ),
         phases=phases,
         memory=footprint,
@@ -247,7 +242,8 @@ def analyzed(
         ),
         effect=compared,
         measured=rate(took, answer, setting),
-        rivals=partial(faster, setting, phases, workloads, batch),
+        rivals=partial(faster_libraries, evaluation),
+        evaluation=evaluation,
     )
 
 
@@ -272,15 +268,6 @@ def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
     return found
 
 
-def _answer(
-    setting: Setting, schedule: Schedule | None, *, batch: int, prompt: int, gen: int, images: int
-) -> GenerationResult:
-    """The whole generation; `schedule` has its passes if techniques change them."""
-    if schedule and arranges(setting.techniques):
-        return scheduled(setting, schedule)
-    return generated(setting, batch=batch, prompt=prompt, gen=gen, images=images)
-
-
 def _check_goal(tpot: float | None, searched: bool) -> None:
     """Raises InputError if tpot is not positive, or given without batch max."""
     arguments.positive(tpot=tpot)
@@ -297,11 +284,8 @@ def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, 
         raise InputError(f"tpot needs at least two generated tokens; got {gen}; leave it out")
 
     def took_s(batch: int) -> float:
-        asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
-        found = _answer(setting, setting.schedule(**asked) if setting.techniques else None, **asked)
-        time_s = found.tpot_s if found.expected_tpot_s is None else found.expected_tpot_s
-        assert time_s is not None  # of two tokens or more
-        return time_s
+        evaluation = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen, images=images)
+        return float(evaluation.likely.tpot_s)
 
     batch = bisect_right(range(1, most + 1), tpot, key=took_s)
     if not batch:
@@ -333,24 +317,17 @@ def _tight(held: Memory) -> Iterator[str]:
 
 def _without_effect(setting: Setting, compared: Effect) -> list[str]:
     """A note where techniques change neither times nor work nor memory."""
-    if compared.result != compared.without or compared.expected_speed_up not in (None, 1.0):
+    if not compared.result.alike(compared.without) or not isclose(compared.expected_speed_up or 1.0, 1.0):
         return []
     have = "have" if len(setting.techniques) > 1 else "has"
     named = " and ".join(str(one) for one in setting.techniques)
     return [f"{named} {have} no effect on {setting.model.name} here: times, work and memory are those without"]
 
 
-def _effect(
-    setting: Setting, schedule: Schedule, step: Workload | None, answer: GenerationResult, **asked: int
-) -> Effect:
-    """effect() with the expected speed-up."""
+def _effect(evaluation: Evaluation) -> Effect:
     from .effect import effect  # few analyses have techniques
 
-    found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
-    bare = setting.bare()
-    plain = _answer(bare, bare.schedule(**asked) if bare.techniques else None, **asked) if with_it else None
-    without = plain.expected_latency_s if plain else None
-    return replace(found, expected_speed_up=without / with_it) if with_it and without else found
+    return effect(evaluation)
 
 
 def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:

@@ -19,8 +19,8 @@ from ..parameters import KvLink, KvTransfer
 from ..rows import Rows
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
+from ..variants.libraries import FasterLibrary
 from .analysis import MAX, Analysis, analyzed
-from .faster import Faster
 from .generation import GenerationResult
 from .phases import Phases
 
@@ -97,9 +97,11 @@ class Disaggregated(Rows):
         both = set(self.prefill.notes) & set(self.decode.notes)
         of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
         notes = (*(note for note in self.decode.notes if note in both), *of_one)
-        return replace(self.decode, phases=phases, generation=self.generation, notes=notes, rivals=self._rivals)
+        return replace(
+            self.decode, phases=phases, generation=self.generation, notes=notes, rivals=self._rivals, evaluation=None
+        )
 
-    def _rivals(self) -> tuple[Faster, ...]:
+    def _rivals(self) -> tuple[FasterLibrary, ...]:
         return tuple(one for name, side in self.sides for one in side.faster if one.phase == name)
 
     @property

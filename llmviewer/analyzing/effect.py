@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from math import isclose
 from typing import Final
 
 import numpy as np
@@ -11,14 +12,15 @@ import numpy.typing as npt
 
 from ..forms import Num
 from ..setting import Setting
-from ..techniques import Run, Schedule
+from ..techniques import Run
+from ..variants.evaluation import Evaluation, Objective
+from ..variants.variant import Variant
 from ..workload import Workload
-from .generation import bounds_of
 
 _LARGEST: Final = 4096  # largest batch searched
 _FAN: Final = 16  # batches evaluated at a time
 _LONG: Final = 512  # most generated tokens in the search for batches
-_WORTH: Final = 1.001  # smallest speed-up that counts as a gain
+_FASTER: Final = 1.001  # speed-up from which a batch is counted among those where techniques pay: beyond rounding
 _ALIKE: Final = 1e-12  # relative tolerance for rounding
 _AMOUNTS: Final = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
 _WHOLE: Final = ("ops", "bytes")
@@ -56,6 +58,16 @@ class Whole:
     bytes: float
     memory_bytes: float
 
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Whole:
+        work = {name: evaluation.amount(name) for name in _WHOLE}
+        return cls(**evaluation.bounds.numbers(), **work, memory_bytes=float(evaluation.memory_bytes))
+
+    def alike(self, other: Whole) -> bool:
+        """Whether both are equal but for rounding."""
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return all(ours == theirs or isclose(ours, theirs, rel_tol=_ALIKE) for ours, theirs in pairs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
@@ -86,28 +98,24 @@ class Effect:
         return self.without.latency_s / self.result.latency_s
 
 
-def effect(
-    setting: Setting, schedule: Schedule, step: Workload | None, *, batch: int, prompt: int, gen: int, images: int
-) -> Effect:
-    """The effect of the techniques of `setting`.
-
-    schedule  passes of the generation with them
-    step      workload of the decode step shown; None if the model does not generate
-    """
-    asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
-    bare = setting.bare()
+def effect(evaluation: Evaluation) -> Effect:
+    """The effect of the techniques of the setting of `evaluation`."""
+    setting, schedule = evaluation.setting, evaluation.schedule
+    step = evaluation.workload("decode") if evaluation.kv_len else None
+    variant = Variant(changes=(), base=evaluation.changed(setting.bare()), result=evaluation)
     findings = [f for one in setting.techniques if step for f in one.findings(setting, step)]
-    first, last = _pays(setting, bare, prompt=prompt, gen=gen) if schedule.rest else (None, 0)
+    first, last = _pays(variant) if schedule.rest else (None, 0)
     return Effect(
         techniques=tuple(map(str, setting.techniques)),
         runs=(*(_run(run, before=True) for run in schedule.first), *(_run(run, before=False) for run in schedule.rest)),
         tokens_per_step=float(schedule.tokens_per_step) if schedule.rest else None,
-        result=_whole(setting, schedule, **asked),
-        without=_whole(bare, bare.schedule(**asked), **asked),
+        result=Whole.of(evaluation),
+        without=Whole.of(variant.base),
         pays_from_batch=first,
         pays_up_to_batch=last,
         findings={f.key: f.value for f in findings},
         said=(*(f.text for f in findings if f.text), *_said(first, last)),
+        expected_speed_up=variant.expected_gain(Objective.LATENCY),
     )
 
 
@@ -151,13 +159,16 @@ def _sign(ours: Num, theirs: Num) -> str:
     return "=" if abs(more) <= _ALIKE * max(abs(float(theirs)), 1) else "-" if more < 0 else "+"
 
 
-def _pays(setting: Setting, bare: Setting, *, prompt: int, gen: int) -> tuple[int | None, int | None]:
+def _pays(variant: Variant) -> tuple[int | None, int | None]:
     """Effect.pays_from_batch and Effect.pays_up_to_batch."""
+    prompt, gen = variant.base.prompt, min(variant.base.gen, _LONG)
 
     def faster(batch: Num) -> npt.NDArray[np.bool_]:
-        each, steps = np.asarray(batch)[:, None], min(gen, _LONG)
-        ours, theirs = (one.schedule(batch=each, prompt=prompt, gen=steps).decoding_s for one in (setting, bare))
-        return np.greater(theirs, np.multiply(ours, _WORTH))
+        ours, theirs = (
+            Evaluation(setting=one.setting, batch=np.asarray(batch), prompt=prompt, gen=gen).bounds.decoding_s
+            for one in (variant.result, variant.base)
+        )
+        return np.greater(theirs, np.multiply(ours, _FASTER))
 
     tried = np.unique(np.geomspace(1, _LARGEST, _FAN).round())
     found = faster(tried)
@@ -190,12 +201,3 @@ def _said(first: int | None, last: int | None) -> tuple[str, ...]:
 def _run(run: Run, *, before: bool) -> RunResult:
     numbers = {"passes": run.passes, "time_s": run.time_s, **{name: run.amount(name) for name in _WHOLE}}
     return RunResult(name=run.name, before=before, **{name: float(number) for name, number in numbers.items()})
-
-
-def _whole(setting: Setting, schedule: Schedule, *, batch: int, prompt: int, gen: int, images: int) -> Whole:
-    runs = (*schedule.first, *schedule.rest)
-    return Whole(
-        **bounds_of(schedule),
-        **{name: float(sum(run.amount(name) for run in runs)) for name in _WHOLE},
-        memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=images)),
-    )

@@ -12,10 +12,8 @@ import numpy as np
 from ..expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interval
 from ..expectation.sources import unknown, why_unknown
 from ..roofline import Estimate, OperatorEstimate
-from ..setting import Setting
+from ..variants.evaluation import Evaluation
 from ..workload import Workload
-from .advice import advise
-from .cures import Cures
 from .generation import ends
 
 _TOLD: Final = 0.01  # share of the expected time from which operators without a measured kernel are named
@@ -160,31 +158,11 @@ class Phases:
         return iter([(name, phase) for name, phase in named if phase])
 
 
-def phase(
-    setting: Setting,
-    name: str,
-    workload: Workload,
-    *,
-    batch: int,
-    max_batch: int | None,
-    fits: Callable[[Setting], bool],
-    cures: Callable[[], Cures | None],
-) -> Phase:
-    """The phase `name`, "prefill" or "decode".
-
-    workload          one micro-batch on one device
-    batch             sequences on all devices together
-    max_batch, fits   as in advise()
-    cures             computes those of advise()
-    """
+def phase(evaluation: Evaluation, name: str, advises: Callable[[], str]) -> Phase:
+    """The phase `name`, "prefill" or "decode"; `advises` computes its advice."""
+    setting, workload = evaluation.setting, evaluation.workload(name)
     (sequences,) = workload.groups
-    whole_pass = setting.plan_of(name).estimate(workload)
-    estimate = Estimate(  # what runs in this pass
-        operators=tuple(row for row in whole_pass.operators if row.unprefetched_s > 0),
-        exposed=tuple(row for row in whole_pass.exposed if row.time_s > 0),
-    )
-    found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
-    whole = setting.expected(name, found, batch) if found and found.modelled else None
+    estimate, found = evaluation.estimate(name), evaluation.operators_expected(name)
     total = _total(estimate, found, unknown(setting.why_bound_alone))
     launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
     expected = [*launches, *[None] * len(estimate.exposed)]  # expected launches wait for their own data
@@ -192,17 +170,15 @@ def phase(
         devices=setting.layout.devices,
         stages=setting.layout.pp,
         batch=int(sequences.batch),
-        micro_batches=int(setting.layout.parts(batch)),
-        time_s=float(setting.time_s(name, workload, batch)),
-        **_expected(whole),
+        micro_batches=int(setting.layout.parts(evaluation.batch)),
+        time_s=float(evaluation.pass_s(name)),
+        **_expected(evaluation.expected_pass_s(name)),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.rows, expected, strict=True)),
         total=total,
         workload=workload,
-        advises=lambda: advise(
-            setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures()
-        ),
+        advises=advises,
     )
 
 

@@ -42,6 +42,14 @@ class Launched:
     launches: Sequence[Launch]
     bounds: Sequence[Array]
 
+    @classmethod
+    def of(cls, rows: Sequence[OperatorEstimate], launches: Sequence[Launch]) -> Launched:
+        """The pass of the operators `rows`."""
+        bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
+        size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
+        bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
+        return cls(operators=rows, launches=launches, bounds=bounds)
+
     def alike(self) -> Iterator[list[Launch]]:
         """Groups of launches that take equally long, as they have the same kernels for operators that blocks share."""
         found: dict[object, list[Launch]] = {}
@@ -118,11 +126,12 @@ class Kernels(Times):
 
         laid  result of laid(), if known
         """
-        bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
-        size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
-        bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
         found = self.laid(rows, workload) if laid is None else laid
-        return next(self.passes([Launched(operators=rows, launches=found, bounds=bounds)]))
+        return next(self.passes([Launched.of(rows, found)]))
+
+    def expect_each(self, passes: Sequence[tuple[Sequence[OperatorEstimate], Workload]]) -> list[ExpectedPass]:
+        """expect() of several passes, with one evaluation of their kernels."""
+        return list(self.passes([Launched.of(rows, self.laid(rows, workload)) for rows, workload in passes]))
 
     def passes(self, launched: Sequence[Launched]) -> Iterator[ExpectedPass]:
         """The same for several passes, with one evaluation of their kernels."""

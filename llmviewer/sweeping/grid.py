@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import arguments
-from ..analyzing.generation import answer, expected_answer
 from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -25,6 +24,7 @@ from ..parallel.layout import parse_layout
 from ..setting import Setting, arranges
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
+from ..variants.evaluation import Evaluation
 from ..workload import Workload
 from .axes import DEVICE, NUMBERS
 from .checks import check_changes, check_expected, check_numbers, check_techniques, checked_axes
@@ -233,8 +233,8 @@ def _changed(
         if not isinstance(hardware, str):
             raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
         device = loaded(hardware, (*hardware_set, *changes))
-    own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
-    return replace(base, hardware=device, layout=laid).having(**own).agreed()
+    quant, attention = unless_published(chosen.get("quant")) or "", chosen.get("attention", "")
+    return replace(base, hardware=device, layout=laid).having(quant=quant, attention=attention)
 
 
 def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
@@ -297,15 +297,28 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
 
 def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
     """Columns that change if techniques arrange passes: a pass then yields other numbers of tokens than the batch."""
+    places, each = _evaluations(setting, at)
+
+    def column(of: Callable[[Evaluation], Num]) -> Column:
+        return _joined(places, [of(one) for one in each])
+
+    columns: dict[str, Num | str] = {
+        "ttft_s": column(lambda one: one.bounds.ttft_s), "prefill_ops": column(lambda one: one.prefill_amount("ops")),
+        "prefill_bytes": column(lambda one: one.prefill_amount("bytes")), "decode_tokens_per_s": np.nan,
+        "tpot_s": column(lambda one: one.bounds.tpot_s), "latency_s": column(lambda one: one.bounds.latency_s),
+        "tokens_per_s": column(lambda one: one.bounds.tokens_per_s),
+    }  # fmt: skip
+    return columns
+
+
+def _evaluations(setting: Setting, at: Mapping[str, Num | None]) -> tuple[list[Column], list[Evaluation]]:
+    """Groups of rows with equal lengths: indices and the evaluation of each group."""
     places, batches, lengths = _by_lengths(at)
-    found = [answer(setting, batch=batch, **own) for batch, own in zip(batches, lengths, strict=True)]
-
-    def column(name: str) -> Column:
-        return _joined(places, [getattr(one, name) for one in found])
-
-    columns: dict[str, Num | str] = {"ttft_s": column("ttft_s"), "prefill_ops": column("ops")}
-    columns |= {"prefill_bytes": column("nbytes"), "decode_tokens_per_s": np.nan}
-    return columns | {name: column(name) for name in ("tpot_s", "latency_s", "tokens_per_s")}
+    each = [
+        Evaluation(setting=setting, batch=batch, prompt=own["prompt"], gen=own["gen"], images=own["images"])
+        for batch, own in zip(batches, lengths, strict=True)
+    ]
+    return places, each
 
 
 def _by_lengths(at: Mapping[str, Num | None]) -> tuple[list[Column], list[Column], list[dict[str, int]]]:
@@ -352,19 +365,16 @@ def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[st
 
     Errors before and after the first token add, because they are errors of the same kernels.
     """
-    places, batches, lengths = _by_lengths(at)
+    places, each = _evaluations(setting, at)
     parts: list[dict[str, Num | str]] = []
-    for batch, own in zip(batches, lengths, strict=True):
-        first, rest = expected_answer(setting, batch=batch, **own)
-        steps, tokens = own["gen"] - 1, own["gen"]
-        if not setting.model.generates:
-            schedule = setting.schedule(batch=1, **own)
-            steps, tokens = int(schedule.steps), int(schedule.answer)
-        whole = first.join(rest, add) if first and rest else None if steps else first
+    for one in each:
+        first, rest = one.intervals or (None, None)
+        steps, tokens = one.bounds.steps, one.bounds.tokens
+        whole = first.join(rest, add) if first and rest else None
         found = _interval("expected_ttft", first)
-        found |= _interval("expected_tpot", rest.map(lambda s, n=steps: s / n) if rest else None)  # type: ignore[misc]
+        found |= _interval("expected_tpot", rest.map(lambda s, n=steps: s / n) if rest and np.all(steps) else None)  # type: ignore[misc]
         found |= _interval("expected_latency", whole)
-        parts.append(found | {"expected_tokens_per_s": batch * tokens / whole.expected if whole else np.nan})
+        parts.append(found | {"expected_tokens_per_s": tokens / whole.expected if whole else np.nan})
     return {name: _joined(places, [part[name] for part in parts]) for name in parts[0]}
 
 

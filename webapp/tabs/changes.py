@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,12 +11,14 @@ from dash import State as Held
 from dash.development.base_component import Component
 
 from llmviewer.units import fold
+from llmviewer.variants.evaluation import Objective
+from llmviewer.variants.variant import Variant
 
 from ..answers import answers
 from ..asked import asked, kept
 from ..state import MOST_PINS, State
 from ..views import changes
-from ..views.changes import Change, Offer, Step
+from ..views.changes import Offer, Step
 from ._parts import awaited, panel
 
 _PLACE, _MORE = "changes", "more-changes"
@@ -57,42 +59,50 @@ def _line(step: Step, state: State) -> Component:
             dcc.Link(offer.name, href=_link(offer.state), title=f"Set it: {offer.about}"),
             html.Span(offer.about, className="soft"),
         ], className="step"),
-        _several(step, state) if len(state.on) > 1 else _alone(offer, step.bought[state.on[0]], state),
+        _several(step, state) if len(state.on) > 1 else _alone(step, state),
     ])  # fmt: skip
 
 
 def _several(step: Step, state: State) -> Component:
-    """What it buys on each of several devices, folded where they are many."""
-    table = _bought(step.offer, step.bought, state)
-    return table if len(step.bought) <= _FEW else html.Details([html.Summary(step.said), table])
+    """The gains of a step on several devices, folded if they are many."""
+    table = _table(step, state)
+    return table if len(step.variants) <= _FEW else html.Details([html.Summary(step.said), table])
 
 
-def _alone(offer: Offer, one: Change, state: State) -> Component:
-    """What a step buys on the only device."""
-    expected = f", expect {fold(one.expected)}" if one.expected else ""
+def _alone(step: Step, state: State) -> Component:
+    """The gain of a step on the only device."""
+    variant, aim = step.variants[state.on[0]], step.objective
     return html.Div([
-        _gain(one), f"{expected} ", html.Span([
-            f"at least {one.time}; ", html.Span(one.memory, className="" if one.fits else "alarm"),
-            " \N{MIDDLE DOT} ", _beside(offer, state.on[0], state),
+        _gain(variant, aim), f", {hoped} " if (hoped := _expected(variant, aim)) else " ", html.Span([
+            f"at least {changes.time(variant, aim)}; ",
+            html.Span(changes.memory(variant), className="" if variant.fits else "alarm"),
+            " \N{MIDDLE DOT} ", _beside(step.offer, state.on[0], state),
         ], className="soft"),
     ], className="bought")  # fmt: skip
 
 
-def _bought(offer: Offer, on: Mapping[str, Change], state: State) -> Component:
-    """What it buys on each of several, in short."""
+def _table(step: Step, state: State) -> Component:
+    """The gains of a step on several devices, in short."""
+    aim = step.objective
     return html.Table(html.Tbody([
         html.Tr([
-            html.Th(device, scope="row"), html.Td(_gain(one)),
-            html.Td(f"expect {fold(one.expected)}" if one.expected else ""),
-            html.Td(one.verdict, className="" if one.fits else "alarm"),
-            html.Td(_beside(offer, device, state)),
-        ], title=f"{device}: at least {one.time}; {one.memory}") for device, one in on.items()
+            html.Th(device, scope="row"), html.Td(_gain(variant, aim)), html.Td(_expected(variant, aim)),
+            html.Td(changes.verdict(variant), className="" if variant.fits else "alarm"),
+            html.Td(_beside(step.offer, device, state)),
+        ], title=f"{device}: at least {changes.time(variant, aim)}; {changes.memory(variant)}")
+        for device, variant in step.variants.items()
     ]), className="bought")  # fmt: skip
 
 
-def _gain(one: Change) -> Component:
-    """The gain at the bound, in green where it is expected to be one too."""
-    return html.Strong(one.words, className="gain" if min(one.gain, one.expected or one.gain) > 1 else "soft")
+def _gain(variant: Variant, aim: Objective) -> Component:
+    """The gain at the bound, in green if it is expected to be one too."""
+    least = min(variant.gain(aim), variant.likely_gain(aim))
+    return html.Strong(changes.words(variant, aim), className="gain" if least > 1 else "soft")
+
+
+def _expected(variant: Variant, aim: Objective) -> str:
+    gain = variant.expected_gain(aim)
+    return f"expect {fold(gain)}" if gain else ""
 
 
 def _beside(offer: Offer, device: str, state: State) -> Component:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
 
-from llmviewer.analyzing.advice import larger_batch
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.kinds import kind_of
 from llmviewer.operators.transfer import EXPOSED
-from llmviewer.parameters import Accounting, Attention
-from llmviewer.precision import parse_scheme
+from llmviewer.parameters import Accounting
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.operator_table import merged, number, operator_id
 from llmviewer.reports.phrases import between
@@ -22,16 +19,12 @@ from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
 from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si
+from llmviewer.variants.changes import CACHE, flash_attention, larger_batch, precisions
+from llmviewer.variants.variant import WORTH, Change
 from llmviewer.workload import Workload
 
 from ..answers import Answer
 from .formulas import formula
-
-_WORTH: Final = 1.05  # a change that helps by less is not told
-_HELPS: Final = (
-    ("4-bit weights (W4g128)", "W4g128"), ("8-bit weights and activations (W8A8)", "W8A8"), ("fp8", "fp8"),
-    ("nvfp4", "nvfp4"), ("an 8-bit KV cache (KV8)", "KV8"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +173,19 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
     """Techniques under which the same operator takes less, and a larger batch, the best first."""
     setting, inputs = answer.setting, answer.analysis.inputs
     found: list[tuple[float, str, str, str]] = []
-    for name, changed in _changes(setting):
+    for change in (*precisions(setting), *flash_attention(setting)):
+        if change.group == CACHE and setting.accounting is Accounting.SURVEY:
+            continue  # which has one precision for all
         try:
-            row = _planned(changed, phase, op)
+            row = _planned(change.applied(setting), phase, op)
         except InputError:  # this device has no unit for that
             continue
         if row is None:
             continue
         then = op.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
-        if then and op.bound_time_s / then >= _WORTH:
+        if then and op.bound_time_s / then >= WORTH:
             gain = op.bound_time_s / then
-            found.append((gain, name, seconds(then), f"{fold(gain, 2)} faster"))
+            found.append((gain, _named(change), seconds(then), f"{fold(gain, 2)} faster"))
     (sequences,) = workload.groups
     row = _planned(setting, phase, op)
     batch = larger_batch(inputs.batch, answer.analysis.memory.max_batch)
@@ -198,16 +193,10 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
         more = float(setting.layout.share(batch)) / float(setting.layout.share(inputs.batch))
         many = Workload((replace(sequences, batch=more * sequences.batch),))
         then = op.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
-        if (gain := more * op.bound_time_s / then) >= _WORTH:
+        if (gain := more * op.bound_time_s / then) >= WORTH:
             found.append((gain, f"batch {batch}", seconds(then), f"{fold(gain, 2)} tokens/s"))
     yield from (one[1:] for one in sorted(found, key=lambda one: -one[0]))
 
 
-def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    survey = setting.accounting is Accounting.SURVEY
-    for name, text in _HELPS:
-        if not (survey and text == "KV8"):
-            scheme = parse_scheme(text).over(setting.quantization.scheme)
-            yield name, replace(setting, quantization=replace(setting.quantization, scheme=scheme))
-    if setting.attention is Attention.EAGER:
-        yield "flash attention", replace(setting, attention=Attention.FLASH)
+def _named(change: Change) -> str:
+    return f"{change.about} ({change.name})" if "quant" in change.options else change.name

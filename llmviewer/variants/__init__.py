@@ -1,0 +1,1 @@
+"""Evaluation of settings and of changes to them."""

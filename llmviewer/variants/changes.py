@@ -1,0 +1,257 @@
+"""The changes that advice, the page and memory fixes try: precisions, attention, batches, devices, offload, techniques.
+
+Which of them a caller tries depends on what it answers; how each is named, merged with a setting and typed does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Final
+
+from ..errors import InputError
+from ..model import Model
+from ..model_files import load_model, model_names
+from ..operators.linear import Linear
+from ..parameters import Accounting, Attention
+from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
+from ..resource import matrix
+from ..setting import Setting
+from ..techniques import Technique, Touches, parse_technique, techniques
+from ..techniques._drafting import vocabulary
+from ..transforms.offload import HOST
+from .evaluation import Evaluation
+from .quantization import asked_scheme
+from .variant import Change
+
+PRECISION, CACHE, ATTENTION, BATCH, LAYOUT, OFFLOAD = "precision", "cache", "attention", "batch", "layout", "offload"
+PRECISIONS: Final = {  # those in common use, by text for --quant
+    "fp8": "weights and activations in fp8", "W8A8": "8-bit weights and activations", "W4A16g128": "4-bit weights",
+    "W4A8g128": "4-bit weights and 8-bit activations", "nvfp4": "weights and activations in nvfp4",
+}  # fmt: skip
+CACHES: Final = {"KV8": "an 8-bit KV cache", "KV4": "a 4-bit KV cache"}
+DEGREES: Final = (2, 4, 8, 16, 32, 64)  # of tensor parallelism
+_BATCHES: Final = (2, 4, 8, 16)  # times the batch
+_OPERANDS: Final = ("int8", "fp8_e4m3", "nvfp4", "int4")  # formats with fewer bits that devices multiply
+_DRAFT_RATIO: Final = 5  # parameters of the model over those of a model that drafts for it, at least
+TAU: Final = 1.9  # tokens of a pass that verifies a draft, the middle of those measured (arXiv:2404.14294, table 5)
+_FAMILY: Final = re.compile(r"[a-z]+")
+_GENERATION: Final = re.compile(r"[a-z]+-?\d+")  # qwen3 of qwen3-32b, llama-3 of llama-3.1-70b
+
+
+def precisions(setting: Setting) -> Iterator[Change]:
+    """Precisions in common use, of weights and activations or of the cache, except that of `setting`."""
+    asked, _ = asked_scheme(setting)
+    for texts, group in ((PRECISIONS, PRECISION), (CACHES, CACHE)):
+        for text, about in texts.items():
+            wanted = parse_scheme(text).over(asked)
+            if _formats(wanted) != _formats(asked):
+                yield _precision(text, about, group)
+
+
+def flash_attention(setting: Setting) -> Iterator[Change]:
+    """Flash attention, if attention is eager."""
+    if setting.attention is Attention.EAGER:
+        yield Change(name="flash attention", about="scores stay on the chip", group=ATTENTION,
+                     options={"attention": "flash"})  # fmt: skip
+
+
+def fewer_bytes(setting: Setting) -> Iterator[Change]:
+    """Changes that move fewer bytes: flash attention, fewer bits per weight and per cached number."""
+    yield from flash_attention(setting)
+    if _wide(setting):
+        yield from _half(setting)
+    yield from _four_bits(setting)
+    cache = setting.quantization.scheme.kv_cache
+    if cache is None or cache.bits > 8:
+        yield _precision("KV8", CACHES["KV8"], CACHE)
+
+
+def lower_bits(setting: Setting) -> Iterator[Change]:
+    """Weights and activations in each format of fewer bits that the device has matrix units for."""
+    if _wide(setting):
+        yield from _half(setting)
+    for fmt in (NAMED[name] for name in _OPERANDS):
+        if matrix(fmt.compute) in setting.hardware.rates:
+            yield from _operands(setting, fmt)
+
+
+def smaller_weights(setting: Setting) -> Iterator[Change]:
+    """Precisions with fewer bits per weight, the widest first: 8-bit operands that the device multiplies, 4 bits."""
+    for fmt in (NAMED["fp8_e4m3"], NAMED["int8"]):
+        if matrix(fmt.compute) in setting.hardware.rates:
+            yield from _operands(setting, fmt)
+    yield from _four_bits(setting)
+
+
+def larger_batches(base: Evaluation) -> Iterator[Change]:
+    """Larger batches up to 16 times as many sequences, and the largest that fits."""
+    more = {int(base.batch) * factor for factor in _BATCHES} | {base.memory.max_batch or 0}
+    yield from map(_batch, sorted(number for number in more if number > base.batch))
+
+
+def larger_batch(batch: int, max_batch: int | None) -> int:
+    """The batch to offer in place of `batch`: 16 times as large, or the largest that fits (which may be smaller)."""
+    largest = _BATCHES[-1] * batch
+    return largest if max_batch is None else min(largest, max_batch)
+
+
+def fullest_batch(batch: int, max_batch: int | None) -> Iterator[Change]:
+    """larger_batch() as a change, if it is larger."""
+    larger = larger_batch(batch, max_batch)
+    if larger > batch:
+        largest = ", as many as fit" if larger == max_batch else ""
+        yield _batch(larger, f"more sequences share a reading of the weights{largest}")
+
+
+def more_devices(degrees: Iterable[int]) -> Iterator[Change]:
+    """Tensor parallelism of each degree."""
+    for degree in degrees:
+        yield Change(name=f"tp={degree}", about=f"tensor parallelism of {degree}", group=LAYOUT, options={"tp": degree})
+
+
+def chunked_prefill() -> Change:
+    """Prompts processed in chunks, which lowers the peak of activations."""
+    return technique_change(techniques()["chunked-prefill"])
+
+
+def offloading(base: Evaluation) -> Iterator[Change]:
+    """The smallest share of weights, in whole percents, in host memory that makes the request fit.
+
+    Nothing if the request fits without, if no share suffices, or if the device's file has no host link.
+    """
+    asked, share = base, base.setting.offload.weights
+    needed, capacity = float(base.memory_bytes), base.setting.hardware.capacity
+    change = None
+    while needed > capacity:  # once; of a pipeline, until no stage is too full
+        weights = float(asked.weight_bytes)
+        whole = weights / (1 - share) if share < 1 else 0.0
+        share = ceil(100 * (share + (needed - capacity) / whole) - 1e-9) / 100 if whole else 2.0
+        if share > 1 or f"{HOST}.bandwidth" not in base.setting.hardware.numbers:
+            return
+        text = str(replace(base.setting.offload, weights=share))
+        change = Change(
+            name=f"offload {text}", about="weights in host memory", group=OFFLOAD, options={"offload": text}
+        )
+        asked = base.changed(change.applied(base.setting))
+        needed = float(asked.memory_bytes)
+    if change:
+        yield change
+
+
+def technique_change(kind: type[Technique], name: str = "", text: str = "") -> Change:
+    """A technique; with its default parameters if no `text` gives others."""
+    return Change(
+        name=name or kind.name, about=kind.text().partition("\n\n")[0].replace("\n", " "), group=str(kind.kind),
+        options={"techniques": (text or kind.name,)}, requires=kind.touches,
+    )  # fmt: skip
+
+
+def further_techniques(used: Sequence[str]) -> Iterator[Change]:
+    """Every technique with its default parameters whose name is not in `used`."""
+    for name, kind in techniques().items():
+        if name not in used and not _why_not_alone(name):
+            yield technique_change(kind)
+
+
+def techniques_to_choose(used: Sequence[str]) -> Iterator[tuple[Change, str]]:
+    """Techniques that need parameters, with the reason, except those that other changes stand for."""
+    done = {"quantized", "speculative", *used}
+    for name, kind in techniques().items():
+        if name not in done and (why := _why_not_alone(name)):
+            yield technique_change(kind), why
+
+
+def drafting(model: Model) -> Iterator[Change]:
+    """Speculative decoding with the smallest shipped draft model of the family, if there is one."""
+    if draft := _draft(model):
+        text = f"speculative:draft={draft},tau={TAU}"
+        yield technique_change(techniques()["speculative"], f"draft {draft}", text)
+
+
+def _precision(text: str, about: str, group: str = PRECISION) -> Change:
+    return Change(name=text, about=about, group=group, options={"quant": text}, requires=Touches.ANSWERS)
+
+
+def _batch(number: int, about: str = "") -> Change:
+    return Change(name=f"batch {number}", about=about, group=BATCH, batch=number)
+
+
+def _why_not_alone(name: str) -> str:
+    """Why a technique cannot be given by its name alone; "" if it can."""
+    try:
+        parse_technique(name)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _four_bits(setting: Setting) -> Iterator[Change]:
+    """4-bit weights, with activations and cache as they are."""
+    weight = setting.quantization.scheme.weight
+    if weight is None or weight.bits > 4:
+        yield _precision("W4g128", PRECISIONS["W4A16g128"])
+
+
+def _half(setting: Setting) -> Iterator[Change]:
+    """Weights and activations in a 16-bit format that the device has matrix units for."""
+    multiplied = [fmt for fmt in (BF16, FP16) if matrix(fmt.compute) in setting.hardware.rates]
+    yield from _operands(setting, (multiplied or [BF16])[0])
+
+
+def _operands(setting: Setting, fmt: Format) -> Iterator[Change]:
+    """Weights and activations in `fmt`; activations alone if weights are as narrow already."""
+    survey = setting.accounting is Accounting.SURVEY  # which has the cache in the format of the operands
+    scheme, parts = asked_scheme(setting)
+    cache = fmt if survey else None
+    if not any(_as_narrow(own, fmt) for own in _weights(setting)):
+        both = notation(Scheme(weight=fmt, activation=fmt, kv_cache=cache))
+        yield _precision(both, f"{fmt} weights and activations")
+    elif not survey or (scheme.weight and not parts):  # survey accounting has one precision for all
+        yield _precision(notation(Scheme(activation=fmt, kv_cache=cache)), f"{fmt} activations")
+
+
+def _as_narrow(own: Format, fmt: Format) -> bool:
+    """Whether `own` is as narrow as `fmt`, which then brings no gain."""
+    return own.bits < fmt.bits or (own.bits == fmt.bits and own.compute == fmt.compute)
+
+
+def _weights(setting: Setting) -> tuple[Format, ...]:
+    """Formats of the weights that --quant applies to."""
+    if setting.accounting is Accounting.SURVEY:
+        return (setting.quantization.scheme.weight or FP16,)
+    return tuple({op.weight.format for op in _linears(setting)})
+
+
+def _wide(setting: Setting) -> bool:
+    """Whether operands of matrix products are in more than 16 bits."""
+    return any(max(op.weight.format.bits, op.inputs[0].format.bits) > BF16.bits for op in _linears(setting))
+
+
+def _linears(setting: Setting) -> Iterator[Linear]:
+    return (op for _, op in setting.graph if isinstance(op, Linear) and not op.left_as_published)
+
+
+def _formats(scheme: Scheme) -> tuple[Format | None, ...]:
+    return scheme.weight, scheme.activation, scheme.kv_cache
+
+
+def _draft(model: Model) -> str:
+    """The smallest shipped model of the same family and vocabulary that is small enough to draft; "" if there is none.
+
+    Models of the same generation come first.
+    """
+    family = _FAMILY.match(model.name)
+    names = (name for name in model_names() if family and name.startswith(family[0]))
+    small = (other for other in map(load_model, names) if other.generates and not other.encodes)
+    alike = (other for other in small if vocabulary(other) == vocabulary(model))
+    able = [other for other in alike if other.parameters * _DRAFT_RATIO <= model.parameters]
+
+    def order(other: Model) -> tuple[bool, int, bool]:
+        ours, theirs = _GENERATION.match(model.name), _GENERATION.match(other.name)
+        same = ours and theirs and ours[0] == theirs[0]
+        return not same, other.parameters, not other.name.startswith(model.name.rpartition("-")[0])
+
+    return min(able, key=order).name if able else ""

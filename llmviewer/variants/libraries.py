@@ -1,0 +1,60 @@
+"""Kernel libraries that are expected to be notably faster than the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..expectation.expected import ExpectedPass
+from .evaluation import Evaluation
+from .variant import Change, Variant
+
+# Times as fast. More than other changes need: users rarely exchange their library, and what is expected of libraries
+# with few measurements differs by chance.
+_NOTABLY: Final = 1.25
+_SLACK: Final = 0.01  # relative; by it the unmodelled time of a library may exceed that of the default
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterLibrary:
+    """The library with the shortest expected time of a phase, notably shorter than that of the default."""
+
+    phase: str
+    library: str
+    expected_time_s: float
+    speed_up: float
+
+
+def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
+    """For each phase the fastest library, if it is not the default; nothing if the user chose a library.
+
+    Libraries with more unmodelled time than the default are left out, as they would look fast by their bounds.
+    """
+    setting = base.setting
+    phases = ("prefill", "decode") if base.kv_len else ("prefill",)
+    base.expect(*phases)
+    before = {phase: found for phase in phases if (found := base.expected_pass(phase))}
+    if setting.library or not setting.kernels or not before:
+        return ()
+    fastest: dict[str, FasterLibrary] = {}
+    for library in setting.kernels.usual[1:]:
+        change = Change(name=library, group="library", options={"library": library})
+        variant = Variant(changes=(change,), base=base, result=base.in_library(change.applied(setting)))
+        variant.result.expect(*before)
+        for phase, found in before.items():
+            after, gain = variant.result.expected_pass(phase), variant.expected_pass_gain(phase)
+            least = fastest[phase].speed_up if phase in fastest else _NOTABLY
+            if after and gain and gain >= least and _bounds_s(after) <= _bounds_s(found) * (1 + _SLACK):
+                expected = variant.result.expected_pass_s(phase)
+                assert expected
+                fastest[phase] = FasterLibrary(
+                    phase=phase, library=library, expected_time_s=float(expected.expected), speed_up=gain
+                )
+    return tuple(fastest[phase] for phase in phases if phase in fastest)
+
+
+def _bounds_s(found: ExpectedPass) -> float:
+    """Expected time of operators of which only the bound is known. [s]"""
+    return float(np.sum(found.unmodelled_share * found.total.expected))

@@ -1,0 +1,51 @@
+"""Precisions merged with that of a setting, as users write them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..precision import HALF, NAMED, Format, Scheme, notation, parse_scheme
+from ..setting import Setting
+from ..transforms.quantize import as_typed
+
+
+def asked_scheme(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
+    """Changes to the published precision: the scheme of the whole model, and overrides of parts."""
+    asked, published = setting.quantization, setting.model.quantization
+    if not asked.text:
+        return asked.scheme, tuple(one.text for one in asked.overrides)
+    cache = asked.scheme.kv_cache if asked.scheme.kv_cache != published.scheme.kv_cache else None
+    return Scheme(kv_cache=cache), tuple(one.text for one in asked.overrides[len(published.overrides) :])
+
+
+def merged(setting: Setting, text: str) -> str:
+    """The precision of `setting` with the formats that `text` names, such as "W4A16g128", "W4g128", "Afp8" or "KV8".
+
+    What `text` does not name is kept: the cache, overrides of parts, and activations beside new weights, which get 16
+    bits if they have at most that anyway.
+    """
+    wanted, effective = parse_scheme(text), setting.quantization.scheme
+    (scheme, parts), mixture = asked_scheme(setting), setting.quantization.mixture
+    cache = wanted.kv_cache or effective.kv_cache
+    if wanted.weight:
+        whole = notation(replace(wanted, activation=wanted.activation or _kept_activation(setting), kv_cache=cache))
+    elif not wanted.activation:
+        whole = as_typed(replace(scheme, kv_cache=cache), mixture)
+    elif scheme.weight and not parts:
+        whole = as_typed(replace(scheme, activation=wanted.activation, kv_cache=cache), mixture)
+    else:
+        whole, parts = as_typed(scheme, mixture), (*parts, f"*={notation(Scheme(activation=wanted.activation))}")
+    return ",".join(filter(None, (whole, *parts)))
+
+
+def _kept_activation(setting: Setting) -> Format | None:
+    """The format of activations, under its common name."""
+    activation = setting.quantization.scheme.activation
+    if activation:
+        return NAMED.get(activation.name, activation)
+    return HALF if _at_most_half(setting) else None
+
+
+def _at_most_half(setting: Setting) -> bool:
+    """Whether all inputs and outputs of operators have at most 16 bits."""
+    return all(t.format.bits <= HALF.bits for _, op in setting.graph for t in (*op.inputs, *op.outputs))

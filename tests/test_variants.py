@@ -1,0 +1,130 @@
+"""Evaluations and variants: one answer to what a change gains, whoever asks, and laws of the evaluation."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmviewer import analyze, compare
+from llmviewer.serving.recommendation import recommend
+from llmviewer.setting import Setting
+from llmviewer.techniques import techniques
+from llmviewer.units import fold
+from llmviewer.variants.changes import larger_batches, more_devices, precisions, technique_change
+from llmviewer.variants.evaluation import Evaluation, Objective
+from llmviewer.variants.libraries import faster_libraries
+from llmviewer.variants.variant import evaluate
+from llmviewer.webapp import answers
+from llmviewer.webapp.state import State
+from llmviewer.webapp.views import changes as page
+
+TEXTS = ("W4A16g128", "fp8", "W8A8", "KV8")
+_ADVISED = re.compile(r"\(--quant (\S+)\) \S+ \w+ \(([\d.]+)x faster, expect ([\d.]+)x\)")
+
+
+@pytest.mark.parametrize(("model", "device", "batch"), [("llama-3.1-8b", "h100-sxm", 1), ("qwen2.5-7b", "l40s", 8)])
+def test_a_change_gains_the_same_whoever_evaluates_it(model, device, batch):
+    """analyze() twice, evaluate(), compare(), recommend(), the page, and advice, whose decode step is the only one."""
+    request = {"batch": batch, "prompt": 512, "gen": 2}
+    base = analyze(model, device, **request)
+    advised = recommend(model, device, wanted="tpot", without=["draft", "model"], **request)
+    lines = {one.name: one for one in (*advised.alone, *advised.idle, *advised.large)}
+    state = State(model=model, on=(device,), **request)
+    steps = {
+        step.offer.name: step.variants[device] for step in page.steps(answers.answers(state), state, every=False)[0]
+    }
+    without, *cells = compare(model, device, quants=["published", *TEXTS], **request).cells
+    told = {quant: gains for quant, *gains in _ADVISED.findall(base.phases.decode.advice)}
+    changes = {change.name: change for change in precisions(base.evaluation.setting)}
+    for text, cell in zip(TEXTS, cells, strict=True):
+        one = evaluate(changes[text], base.evaluation)
+        then = analyze(model, device, quant=text, **request).generation
+        bound, expected = base.generation.tpot_s / then.tpot_s, base.generation.expected_tpot_s / then.expected_tpot_s
+        for variant in (one, lines[text], steps[text]):
+            assert variant.gain(Objective.TPOT) == pytest.approx(bound, rel=1e-9)
+            assert variant.expected_gain(Objective.TPOT) == pytest.approx(expected, rel=1e-9)
+        assert one.pass_gain("decode") == pytest.approx(bound, rel=1e-9)
+        assert one.expected_pass_gain("decode") == pytest.approx(expected, rel=1e-9)
+        assert without.tpot_s[0] / cell.tpot_s[0] == pytest.approx(bound, rel=1e-9)
+        hoped = [each.expected.tpot.expected for each in (without, cell)]
+        assert hoped[0] / hoped[1] == pytest.approx([expected], rel=1e-9)
+        assert told.get(text, [fold(bound, 2)[:-1], fold(expected, 2)[:-1]]) == [
+            fold(bound, 2)[:-1], fold(expected, 2)[:-1],
+        ]  # fmt: skip
+    assert "W4A16g128" in told
+
+
+def evaluation(model, device, batch=4, **options):
+    return Evaluation(setting=Setting.of(model, device, **options), batch=batch, prompt=300, gen=40, kv_len=301)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"techniques": ["chunked-prefill", "eagle"]}, {"layout": "pp=2"}, {"attention": "eager"}]
+)
+def test_many_batches_at_once_are_each_of_them(options):
+    batches = np.array([1.0, 4.0, 33.0])
+    many = evaluation("llama-3.2-1b", "l4", batches, **options)
+    for place, batch in enumerate(batches):
+        one = evaluation("llama-3.2-1b", "l4", int(batch), **options)
+        for name in ("ttft_s", "tpot_s", "latency_s", "tokens_per_s"):
+            assert getattr(many.bounds, name)[place] == pytest.approx(getattr(one.bounds, name))
+            assert getattr(many.expected, name)[place] == pytest.approx(getattr(one.expected, name))
+        assert many.memory_bytes[place] == one.memory_bytes == one.memory.total_bytes
+
+
+def test_passes_evaluated_together_are_those_evaluated_alone():
+    together, alone = evaluation("qwen2.5-7b", "a10"), evaluation("qwen2.5-7b", "a10")
+    together.expect_all()
+    assert together.intervals == alone.intervals
+    for phase in ("prefill", "decode"):
+        expected = [one.expected_pass_s(phase) for one in (together, evaluation("qwen2.5-7b", "a10"))]
+        assert expected[0] == expected[1]
+    assert together.expected_pass_s("prefill") == together.expected_ttft
+
+
+def test_changes_one_after_another_are_the_options_together():
+    base = evaluation("llama-3.1-8b", "h100-sxm", quant="W8A16,lm_head=W16A16")
+    changes = {change.name: change for change in (*precisions(base.setting), *more_devices([2]))}
+    several = (changes["fp8"], technique_change(techniques()["eagle"]), changes["KV8"], changes["tp=2"])
+    for order in (several, several[::-1]):
+        one = evaluate(order, base)
+        options = {"quant": "Wfp8Afp8KV8,lm_head=W16A16", "layout": "tp=2", "techniques": ["eagle"]}
+        assert one.result.setting == Setting.of("llama-3.1-8b", "h100-sxm", **options)
+    assert (
+        evaluate(several, base).typed
+        == "--quant fp8,lm_head=W16A16 --with eagle --quant Wfp8Afp8KV8,lm_head=W16A16 --tp 2"
+    )
+    nothing = evaluate((), base)
+    assert {nothing.gain(one) for one in Objective} == {nothing.pass_gain("decode"), 1.0}
+    assert set(nothing.work_ratios.values()) == {1.0}
+
+
+def test_a_larger_batch_is_weighed_by_all_of_its_sequences():
+    base = evaluation("llama-3.1-8b", "l4")
+    for change in larger_batches(base):
+        one = evaluate(change, base)
+        more = change.batch / 4
+        assert one.gain(Objective.TPOT) == pytest.approx(more * base.bounds.tpot_s / one.result.bounds.tpot_s)
+        assert one.gain(Objective.THROUGHPUT) == pytest.approx(one.gain(Objective.LATENCY))
+        assert one.fits
+    assert change.batch == base.memory.max_batch
+
+
+def test_the_fastest_library_is_found_by_trying_each():
+    base = replace(evaluation("llama-2-7b", "a100-sxm-80gb", batch=1), prompt=1024, kv_len=1025)
+    found = {one.phase: one for one in faster_libraries(base)}
+    usual = base.setting.kernels.usual
+    assert len(usual) > 2
+    for phase in ("prefill", "decode"):
+        times = {
+            name: base.changed(base.setting.having(library=name)).expected_pass_s(phase).expected for name in usual
+        }
+        default = times.pop(usual[0])
+        fastest = min(times, key=times.get)
+        if phase in found:
+            assert found[phase].speed_up == pytest.approx(default / found[phase].expected_time_s)
+            assert times[found[phase].library] == pytest.approx(found[phase].expected_time_s)
+            assert found[phase].speed_up >= 1.25
+        else:
+            assert default / times[fastest] < 1.25

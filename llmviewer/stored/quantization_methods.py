@@ -431,11 +431,11 @@ def _torchao(q: Section, _: Section) -> Stored:
     if isinstance(q.get("quant_type"), str):
         older = q.text("quant_type")
         kind, where = _TORCHAO_OLDER.get(older, older), f"{q.at}quant_type"
-        part = q.section("quant_type_kwargs") if q.get("quant_type_kwargs") else q.empty("quant_type_kwargs")
+        part = _or_empty(q, "quant_type_kwargs")
     else:
         whole = q.section("quant_type").section("default")
         kind, where = whole.text("_type"), f"{whole.at}_type"
-        part = whole.section("_data") if whole.get("_data") else whole.empty("_data")
+        part = _or_empty(whole, "_data")
     if kind in _TORCHAO_BY_MODULE:
         return _torchao_by_module(q, part.section(_TORCHAO_BY_MODULE[kind]))
     if kind not in _TORCHAO:
@@ -445,6 +445,11 @@ def _torchao(q: Section, _: Section) -> Stored:
     if q.flag("include_input_output_embeddings", default=q.flag("include_embedding", default=False)):
         rules.append(Rule(found, ModuleNames.of(("lm_head",))))
     return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
+
+
+def _or_empty(part: Section, key: str) -> Section:
+    """The section of a key, empty where it is absent."""
+    return part.section(key) if part.get(key) else part.empty(key)
 
 
 def _torchao_by_module(q: Section, listed: Section) -> Stored:
@@ -458,9 +463,7 @@ def _torchao_by_module(q: Section, listed: Section) -> Stored:
         kind = entry.text("_type")
         if kind not in _TORCHAO:
             return _torchao_unknown(q, f"{entry.at}_type", kind)
-        rules.append(
-            Rule(_TORCHAO[kind](entry.section("_data") if entry.get("_data") else entry.empty("_data")), names)
-        )
+        rules.append(Rule(_TORCHAO[kind](_or_empty(entry, "_data")), names))
     return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 

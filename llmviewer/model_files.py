@@ -13,7 +13,18 @@ from ._layout import data_dir
 from .architectures import build
 from .architectures.blocks.class_defaults import ClassDefaults
 from .devices.files import known_file
-from .documents import Section, check_path, is_there, parse_object, parse_yaml, plain, read_json, read_text, read_yaml
+from .documents import (
+    Section,
+    check_path,
+    is_there,
+    parse_json,
+    parse_object,
+    parse_yaml,
+    plain,
+    read_json,
+    read_text,
+    read_yaml,
+)
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
@@ -22,6 +33,7 @@ from .model import Model
 from .model_index import ModelFacts, index
 from .precision import BF16, FP16, FP32, Format
 from .transforms.quantize import AS_IT_IS, Quantization
+from .units import counted
 
 if TYPE_CHECKING:
     from .stored.checkpoints import Checkpoint
@@ -32,6 +44,8 @@ _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODELOPT: Final = "hf_quant_config.json"  # modelopt's quantization settings
 _ADAPTER: Final = "adapter_config.json"  # of an adapter of huggingface/peft
+_MODULES: Final = "modules.json"  # of sentence-transformers
+_CAUSAL: Final = "ForCausalLM"
 _CONTEXT: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -205,7 +219,30 @@ def _from_path(name: str) -> Model | None:
 
 def _from_json(path: Path) -> Model:
     name = path.resolve().parent.name if path.stem == "config" else path.stem
-    return _of_config(read_json(path), name, beside=_beside(path.parent))
+    config, notes = read_json(path), tuple[str, ...]()
+    if path.name == "config.json" and (modules := path.parent / _MODULES).is_file():
+        config, notes = _as_embedder(config, modules, str(modules))
+    model = _of_config(config, name, beside=_beside(path.parent))
+    return replace(model, notes=(*model.notes, *notes))
+
+
+def _as_embedder(config: Section, modules: Path, where: str) -> tuple[Section, tuple[str, ...]]:
+    """The config without the head of words, and notes, where sentence-transformers pools what the decoder leaves.
+
+    where  name of the list of modules in errors
+    """
+    listed = parse_json(read_text(modules), where)
+    if not isinstance(listed, list) or not all(isinstance(x, dict) and isinstance(x.get("type"), str) for x in listed):
+        raise InputError(f"{where}: must be a list of modules, each with a type, as sentence-transformers writes it")
+    kinds = [one["type"].rpartition(".")[2] for one in listed]
+    named = config.data.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    if "Pooling" not in kinds or not name.endswith(_CAUSAL):
+        return config, ()
+    notes = [f"{where}: an embedder of sentence-transformers, without the head of {name}"]
+    if dense := kinds.count("Dense"):
+        notes.append(f"{where}: {counted(dense, 'dense layer')} after the pooling not counted")
+    return config.with_data({**config.data, "architectures": [f"{name.removesuffix(_CAUSAL)}Model"]}), tuple(notes)
 
 
 def _of_config(config: Section, name: str, beside: Section | None = None) -> Model:
@@ -318,6 +355,15 @@ def _from_hub(name: str, nearest: str) -> Model:
         except InputError as error:
             path, notes = None, (f"whether it is quantized is not known: {error}",)
         beside = _fetched(path, f"{name} {_MODELOPT}") if path else None
+    named = config.data.get("architectures")
+    if isinstance(named, list) and named and str(named[0]).endswith(_CAUSAL):
+        try:
+            modules = fetch(name, _MODULES)
+        except InputError:  # of an optional file
+            modules = None
+        if modules:
+            config, pooled = _as_embedder(config, modules, f"{name} {_MODULES}")
+            notes = (*notes, *pooled)
     short = name.partition("@")[0].rpartition("/")[2].lower()
     model = _from_config(config, name=short, title=name, beside=beside)
     return replace(model, notes=(*model.notes, *notes))

@@ -184,6 +184,21 @@ def test_a_class_that_a_family_without_a_head_of_words_does_not_know_is_named(re
     assert note in model.notes
 
 
+def test_modules_of_sentence_transformers_make_a_decoder_an_embedder(read, tmp_path):
+    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+    modules = [{"idx": place, "type": f"sentence_transformers.models.{kind}"} for place, kind in enumerate(kinds)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    model = read(model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+    (tmp_path / "modules.json").unlink()
+    assert model.graph == read(model_type="qwen3", architectures=["Qwen3Model"]).graph
+    where = tmp_path / "modules.json"
+    assert f"{where}: an embedder of sentence-transformers, without the head of Qwen3ForCausalLM" in model.notes
+    assert f"{where}: 1 dense layer after the pooling not counted" in model.notes
+    where.write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"modules.json: must be a list of modules, each with a type"):
+        read(model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+
+
 def test_a_decoder_with_cross_attention_by_itself_is_refused(read):
     with pytest.raises(InputError, match="add_cross_attention: must be false: cross-attention of a decoder by itself"):
         read(model_type="gpt2", add_cross_attention=True)

@@ -35,6 +35,8 @@ FILES = {  # (repository, revision, file): what it holds
     ("org/private", "main", "config.json"): json.dumps(CONFIG),
     ("org/quantized", "main", "config.json"): json.dumps(CONFIG),
     ("org/quantized", "main", "hf_quant_config.json"): json.dumps(FP8),
+    ("org/embedder", "main", "config.json"): json.dumps({**CONFIG, "architectures": ["LlamaForCausalLM"]}),
+    ("org/embedder", "main", "modules.json"): json.dumps([{"idx": 1, "type": "sentence_transformers.models.Pooling"}]),
     ("org/broken", "main", "config.json"): "{",
     ("org/unknown", "main", "config.json"): json.dumps({**CONFIG, "model_type": "quantum"}),
     ("org/code", "main", "config.json"): json.dumps({**CONFIG, "auto_map": {"AutoConfig": "configuration_evil.Evil"}}),
@@ -195,6 +197,12 @@ def test_modelopts_file_is_fetched_where_the_config_says_nothing(models):
     Hub.asked.clear()
     _facts(models("org/quantized"))
     assert "/org/quantized/resolve/main/hf_quant_config.json" in Hub.asked
+
+
+def test_an_embedder_that_only_its_list_of_modules_tells_has_no_head(models):
+    plain, embedder = _facts(models("org/plain")), _facts(models("org/embedder"))
+    assert embedder["parameters"] == plain["parameters"] - CONFIG["vocab_size"] * CONFIG["hidden_size"]
+    assert not embedder["generates"]
 
 
 def test_a_token_opens_what_is_private(models, endpoint):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -13,6 +15,9 @@ from ..options import SettingOptions
 from ..units import parse
 from . import inputs
 from . import options as shared
+
+if TYPE_CHECKING:
+    from ..timelines.against import Recorded
 
 
 def _size(_: click.Context, __: click.Parameter, text: str) -> int:
@@ -51,6 +56,14 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     callback=_size,
     help="Largest FILE that is read, unpacked: a small one can unpack to more than memory holds.",
 )
+@click.option(
+    "--against",
+    type=shared.PATH,
+    metavar="FILE",
+    help="A second recording of MODEL, compared with the first part by part: after a change, or on another device.",
+)
+@click.option("--against-hardware", metavar="HARDWARE", help="Device of the second recording, if it is another one.")
+@click.option("--against-quant", metavar="SCHEME", help="Precision of the second recording, if it is another one.")
 @inputs.takes(SettingOptions)
 @shared.reported
 def timeline(
@@ -61,6 +74,9 @@ def timeline(
     passes: int | None,
     stage: int | None,
     max_bytes: int,
+    against: Path | None,
+    against_hardware: str | None,
+    against_quant: str | None,
     form: str | None,
     output: Path | None,
     **asked: Any,
@@ -72,22 +88,51 @@ def timeline(
     cuda_gpu_trace` (or cuda_gpu_kern_sum) printed; kernel_trace.csv or kernel_stats.csv of rocprofv3; or the profile
     of vLLM's layers (.json).
     """
-    from ..analyzing.analysis import analyze
     from ..reports.timeline import REPORT
+
+    shared.check_output(form, output)
+    if against is None and (against_hardware or against_quant):
+        raise InputError(
+            "--against-hardware and --against-quant describe a second recording; give it with --against FILE"
+        )
+    read = partial(_recorded, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
+    found = read(file, asked, options)
+    if against is None:
+        shared.emit_report(REPORT, found, form, output)
+        return
+    from ..reports.trace_pairs import REPORT as PAIR
+    from ..timelines.pairs import pair
+
+    device = {"hardware": against_hardware} if against_hardware else {}
+    precision: SettingOptions = {"quant": against_quant} if against_quant else {}
+    other = read(against, {**asked, **device}, {**options, **precision})
+    shared.emit_report(PAIR, pair(found, other), form, output)
+
+
+def _recorded(
+    file: Path,
+    asked: Mapping[str, Any],
+    options: SettingOptions,
+    *,
+    phase: str,
+    passes: int | None,
+    stage: int | None,
+    max_bytes: int,
+) -> Recorded:
+    """A recorded pass with its analysis; batch and lengths that are not given are those that the engine named."""
+    from ..analyzing.analysis import analyze
     from ..timelines.against import compared
     from ..timelines.passes import named_request
     from ..timelines.reading import read_timeline
 
-    shared.check_output(form, output)
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
-    recorded = read_timeline(file, phase, most=max_bytes)
+    found = read_timeline(file, phase, most=max_bytes)
     context = click.get_current_context()
     named = {
         name: value
-        for name, value in named_request(recorded, phase).items()
+        for name, value in named_request(found, phase).items()
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
     analysis = analyze(**{**asked, **named}, **options)
-    found = compared(recorded, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
-    shared.emit_report(REPORT, found, form, output)
+    return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)

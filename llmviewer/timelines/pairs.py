@@ -1,0 +1,199 @@
+"""Two recordings of the same model, part by part: before and after a change, or on two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from .. import __version__
+from ..errors import InputError
+from .against import IDLE, Recorded
+from .products import ProductOfPass
+
+SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """The times of a row in one of two recordings. [s]
+
+    launches    launches in a pass
+    expected_s  None if only the bound is known
+    """
+
+    launches: float
+    measured_s: float
+    bound_s: float
+    expected_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedRow:
+    """A part, matrix products or a kernel in both recordings; None where one of them has none.
+
+    kind  "part", "product" or "kernel"
+    """
+
+    kind: str
+    name: str
+    before: Side | None
+    after: Side | None
+
+    @property
+    def change_s(self) -> float:
+        """Time that the second recording takes more in a pass. [s]"""
+        before, after = (side.measured_s if side else 0.0 for side in (self.before, self.after))
+        return after - before
+
+    @property
+    def ratio(self) -> float | None:
+        """Time after over time before; None if one of them has none."""
+        if not self.before or not self.after or not self.before.measured_s:
+            return None
+        return self.after.measured_s / self.before.measured_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracePair:
+    """Two recorded passes of one model.
+
+    parts     parts of a pass, and idle time
+    products  matrix products; those that one of the recordings merges share a row
+    kernels   kernels that only one of the recordings has, by decreasing time
+    """
+
+    before: Recorded
+    after: Recorded
+    parts: tuple[PairedRow, ...]
+    products: tuple[PairedRow, ...] = field(repr=False)
+    kernels: tuple[PairedRow, ...] = field(repr=False)
+
+    @property
+    def speed_up(self) -> float:
+        """Time of a pass before over that after."""
+        return self.before.time_s / self.after.time_s
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return {"before": self.before.inputs, "after": self.after.inputs}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of parts, products and kernels."""
+        for row in (*self.parts, *self.products, *self.kernels):
+            sides = {
+                f"{name}_{key}": value
+                for name, side in (("before", row.before), ("after", row.after))
+                for key, value in (asdict(side) if side else {}).items()
+            }
+            yield {"kind": row.kind, "name": row.name, **sides, "change_s": row.change_s, "ratio": row.ratio}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/timeline.md lists its keys."""
+        lists = {"parts": self.parts, "products": self.products, "kernels": self.kernels}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "inputs": self.inputs,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "speed_up": self.speed_up,
+            **{
+                name: [asdict(row) | {"change_s": row.change_s, "ratio": row.ratio} for row in rows]
+                for name, rows in lists.items()
+            },
+        }
+
+
+def pair(before: Recorded, after: Recorded) -> TracePair:
+    """Two recordings side by side.
+
+    Raises InputError if they are not of the same model and phase.
+    """
+    for what, one, other in (
+        ("model", before.analysis.model.name, after.analysis.model.name),
+        ("phase", before.phase, after.phase),
+    ):
+        if one != other:
+            raise InputError(f"both recordings must be of one {what}; got {one} and {other}")
+    return TracePair(
+        before=before,
+        after=after,
+        parts=tuple(_parts(before, after)),
+        products=tuple(_products(before.products, after.products)),
+        kernels=tuple(_kernels(before, after)),
+    )
+
+
+def _parts(before: Recorded, after: Recorded) -> list[PairedRow]:
+    sides = [
+        {
+            part.part: Side(
+                launches=part.launches, measured_s=part.measured_s, bound_s=part.bound_s, expected_s=part.expected_s
+            )
+            for part in each.parts
+            if part.measured_s
+        }
+        for each in (before, after)
+    ]
+    for each, own in zip((before, after), sides, strict=True):
+        if each.idle_s is not None:
+            own[IDLE] = Side(launches=0, measured_s=each.idle_s, bound_s=0.0, expected_s=each.host_s)
+    return _joined("part", *sides)
+
+
+def _kernels(before: Recorded, after: Recorded) -> list[PairedRow]:
+    """Kernels that only one of the recordings has."""
+    sides = [
+        {
+            kernel.name: Side(launches=kernel.launches, measured_s=kernel.measured_s, bound_s=0.0, expected_s=None)
+            for kernel in each.kernels
+        }
+        for each in (before, after)
+    ]
+    return [row for row in _joined("kernel", *sides) if row.before is None or row.after is None]
+
+
+def _joined(kind: str, before: Mapping[str, Side], after: Mapping[str, Side]) -> list[PairedRow]:
+    """Rows of both sides, those of most time in either of them first."""
+    rows = [
+        PairedRow(kind=kind, name=name, before=before.get(name), after=after.get(name))
+        for name in dict.fromkeys((*before, *after))
+    ]
+    return sorted(rows, key=lambda row: -max(side.measured_s for side in (row.before, row.after) if side))
+
+
+def _products(before: Sequence[ProductOfPass], after: Sequence[ProductOfPass]) -> Iterator[PairedRow]:
+    """Matrix products in order; those that one recording merges, such as q, k and v, share a row."""
+    left: list[tuple[str, frozenset[str]]] = []
+    for product in (*before, *after):
+        names = frozenset(product.operators)
+        touching = [one for one in left if one[0] == product.block and one[1] & names]
+        joined = (product.block, names.union(*(one[1] for one in touching)))
+        place = left.index(touching[0]) if touching else len(left)
+        left = [one for one in left if one not in touching]
+        left.insert(place, joined)
+    several = len({block for block, _ in left}) > len(("layer", "head"))
+    for block, names in left:
+        own = [
+            [product for product in each if product.block == block and names >= set(product.operators)]
+            for each in (before, after)
+        ]
+        order = dict.fromkeys(name for each in own for product in each for name in product.operators)
+        title = f"{block}: " * several + ", ".join(order)
+        yield PairedRow(kind="product", name=title, before=_side(own[0]), after=_side(own[1]))
+
+
+def _side(products: Iterable[ProductOfPass]) -> Side | None:
+    """The products of one recording together; None if there are none."""
+    own = list(products)
+    if not own:
+        return None
+    expected = [product.expected_s for product in own]
+    known = [value for value in expected if value is not None]
+    return Side(
+        launches=sum(product.launches for product in own),
+        measured_s=sum(product.measured_s for product in own),
+        bound_s=sum(product.bound_s for product in own),
+        expected_s=sum(known) if len(known) == len(own) else None,
+    )

@@ -1,0 +1,148 @@
+"""Two recorded passes side by side, as text, Markdown, CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Final
+
+from llmviewer.timelines.against import Recorded
+from llmviewer.timelines.pairs import PairedRow, Side, TracePair
+from llmviewer.units import fold, seconds
+
+from .parts import Card
+from .report import Report
+from .tables import NOTHING, Item, Table, digits, time_item
+
+_MAX_KERNELS: Final = 12
+_MIN_SHARE: Final = 0.02  # of a pass, from which a change is a sentence
+_EQUAL: Final = 5e-4  # difference of a ratio from 1 that is not shown
+_NAME: Final = 45  # characters of a kernel's name
+
+
+def title(found: TracePair) -> str:
+    before, after = (each.analysis.hardware.title for each in (found.before, found.after))
+    devices = before if before == after else f"{before} and {after}"
+    return f"{found.before.analysis.model.title} on {devices}: two recordings of {found.before.phase}"
+
+
+def headline(found: TracePair) -> str:
+    faster = found.speed_up >= 1
+    times = fold(max(found.speed_up, 1 / found.speed_up), 3)
+    return (
+        f"{title(found)}. A pass takes {seconds(found.after.time_s)} in {PurePath(found.after.file).name}, "
+        f"{times} {'faster' if faster else 'slower'} than the {seconds(found.before.time_s)} in "
+        f"{PurePath(found.before.file).name}."
+    )
+
+
+def remarks(found: TracePair) -> list[str]:
+    changes = [row for row in found.parts if abs(row.change_s) > _MIN_SHARE * found.before.time_s]
+    faster = [row for row in changes if row.change_s < 0]
+    slower = [row for row in changes if row.change_s > 0]
+    told = []
+    for word, rows in (("Faster", faster), ("Slower", slower)):
+        texts = [f"{row.name} {seconds(abs(row.change_s))}" for row in sorted(rows, key=lambda row: -abs(row.change_s))]
+        told += [f"{word}: {', '.join(texts)}."] if texts else []
+    merged = [row.name for row in found.products if _launches(row.after) < _launches(row.before) and row.after]
+    split = [row.name for row in found.products if _launches(row.after) > _launches(row.before) and row.before]
+    told += [f"Merged into fewer launches: {'; '.join(merged)}."] if merged else []
+    told += [f"Split into more launches: {'; '.join(split)}."] if split else []
+    if found.before.bound_s != found.after.bound_s:
+        told.append(
+            f"The bound of a pass is {seconds(found.before.bound_s)} before and {seconds(found.after.bound_s)} after: "
+            "the settings differ."
+        )
+    return told
+
+
+def _launches(side: Side | None) -> float:
+    return side.launches if side else 0.0
+
+
+def said(found: TracePair) -> str:
+    of = "bound" if found.after.expected_s is None else "time that is expected of measured kernels"
+    return (
+        "before, after: time in a pass of each recording; ratio: after over before; last column: time after over the "
+        f"{of} there (`llmviewer docs timeline`)."
+    )
+
+
+def tables(found: TracePair) -> list[Table]:
+    parts = _table("Parts of a pass", "part", found.parts, found)
+    products = _table("Matrix products of a pass", "products", found.products, found)
+    return [parts, *[products][: len(found.products)], *_kernels(found)]
+
+
+def _of(found: TracePair) -> str:
+    """The heading of times as a multiple of expected ones, or of bounds."""
+    return "/ bound" if found.after.expected_s is None else "/ expect"
+
+
+def _table(heading: str, what: str, rows: Sequence[PairedRow], found: TracePair) -> Table:
+    return Table(
+        title=heading,
+        about="",
+        head=(what, "before", "after", "ratio", "change", _of(found)),
+        words=(what,),
+        body=tuple(
+            (
+                Item(text=row.name),
+                time_item(row.before.measured_s) if row.before else NOTHING,
+                time_item(row.after.measured_s) if row.after else NOTHING,
+                NOTHING if row.ratio is None else Item(text=f"{row.ratio:.2f}x", key=row.ratio),
+                _change(row),
+                _multiple(row.after, found.after),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _change(row: PairedRow) -> Item:
+    """The difference of the times, unless it is that of rounding."""
+    if row.ratio is not None and abs(row.ratio - 1) < _EQUAL:
+        return Item(text="0 s", key=0.0)
+    return Item(text=f"{'-' if row.change_s < 0 else '+'}{seconds(abs(row.change_s))}", key=row.change_s)
+
+
+def _multiple(side: Side | None, found: Recorded) -> Item:
+    """Time as a multiple of the expected one, or of the bound where nothing is expected."""
+    of = None if side is None else side.bound_s if found.expected_s is None else side.expected_s
+    return Item(text=f"{side.measured_s / of:.2f}x", key=side.measured_s / of) if side and of else NOTHING
+
+
+def _kernels(found: TracePair) -> list[Table]:
+    rows = found.kernels[:_MAX_KERNELS]
+    return [
+        Table(
+            title="Kernels of one recording alone",
+            about="" if len(found.kernels) == len(rows) else f"{len(found.kernels) - len(rows)} more: -o FILE.csv.",
+            head=("kernel", "in", "launches", "time"),
+            words=("kernel", "in"),
+            body=tuple(
+                (
+                    Item(text=row.name if len(row.name) <= _NAME else f"{row.name[: _NAME - 3]}..."),
+                    Item(text="after" if row.before is None else "before"),
+                    Item(text=digits(side.launches), key=side.launches),
+                    time_item(side.measured_s),
+                )
+                for row in rows
+                for side in [row.before or row.after]
+                if side
+            ),
+        )
+    ][: len(rows)]
+
+
+def _cards(found: TracePair) -> list[Card]:
+    return [
+        Card(label="before", value=seconds(found.before.time_s), about="a pass"),
+        Card(label="after", value=seconds(found.after.time_s), about="a pass"),
+        Card(label="speed-up", value=fold(found.speed_up, 3), about="before over after"),
+    ]
+
+
+REPORT: Final = Report[TracePair](
+    name="timelines", title=title, headline=headline, tables=tables, remarks=remarks, said=said, cards=_cards
+)

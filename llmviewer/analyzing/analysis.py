@@ -218,7 +218,7 @@ def analyzed(
     fixes = cache(partial(memory_fixes, evaluation))
     each = {
         name: phase(evaluation, name, partial(advice, evaluation, name, max_batch=most, fixes=fixes))
-        for name in (("prefill", "decode") if context else ("prefill",))
+        for name in evaluation.phases
     }
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
     answer = GenerationResult.of(evaluation)
@@ -236,7 +236,7 @@ def analyzed(
         notes=(
             *(_said(setting, batch=batch, tokens=prompt + longest, tpot=tpot) if searched else _tight(footprint)),
             *acted(setting.model, answer, written),
-            *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
+            *notes(evaluation, written=longest),
             *(_without_effect(setting, compared) if compared else ()),
             *(() if setting.bound else unmodelled(phases)),
         ),

@@ -32,6 +32,7 @@ from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from ..transforms.skew import chooses, skew
 from ..units import counted, seconds, si
+from ..variants.evaluation import Evaluation
 from ..workload import Workload
 from .generation import GenerationResult
 
@@ -47,21 +48,15 @@ _GGUF_TYPES: Final = BY_NAME.keys() - NAMED.keys() - {"f32", "f16", "f64"}  # ty
 _WIDE: Final = 16  # bits; matrix-product kernels treat wider formats as 16-bit ones
 
 
-def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: int = 0) -> tuple[str, ...]:
-    """The notes of an analysis, one sentence each.
-
-    batch    sequences on all devices together
-    prompt   longest prompt, image tokens included [tokens]
-    written  most generated tokens [tokens]
-    images   images per prompt
-    """
+def notes(evaluation: Evaluation, *, written: int) -> tuple[str, ...]:
+    """The notes of an analysis, one sentence each; `written` is the largest number of generated tokens."""
+    setting, batch, prompt, images = evaluation.setting, int(evaluation.batch), evaluation.prompt, evaluation.images
     model = setting.model
     of_techniques = (note for one in setting.techniques for note in one.notes(setting))
     unknown = [f"{model.unknown}: weights are counted in the format of --quant"] if model.unknown else []
     found = [*unknown, *model.notes, *of_techniques, *_conversions(setting), *_substitutions(setting)]
-    read = Workload.prefill(batch=1, prompt=prompt, images=images)
     found += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
-    found += [*_to_mxfp8(setting), *_other_libraries(setting, read, prompt), *_other_types(setting, read)]
+    found += [*_to_mxfp8(setting), *_other_libraries(evaluation), *_other_types(evaluation)]
     found += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
     found += _cached(setting, batch=batch, prompt=prompt, written=written)
     if model.picture and prompt != model.picture:
@@ -262,21 +257,19 @@ def _to_mxfp8(setting: Setting) -> list[str]:
     return [f"{does}: expected times are those of such kernels; --quant 'published,expert_*=Amxfp8' gives their bound"]
 
 
-def _other_libraries(setting: Setting, read: Workload, prompt: int) -> list[str]:
+def _other_libraries(evaluation: Evaluation) -> list[str]:
     """Operators for which no kernels of the requested library were measured, and the libraries used instead."""
-    kernels = setting.kernels
+    setting, kernels = evaluation.setting, evaluation.setting.kernels
     if not setting.library or kernels is None or isinstance(kernels.device, str):
         return []
-    passes = [(setting.plan, setting.prefill(read))]
-    if setting.model.generates:
-        passes.append((setting.decode_plan, setting.step(Workload.decode(batch=1, kv_len=prompt + 1, prompt=prompt))))
     found: dict[tuple[str, ...], dict[str, None]] = {}
-    for plan, seen in passes:
-        rows = plan.estimate(seen).operators
-        for launch in kernels.laid(rows, seen):
+    for phase in evaluation.phases:
+        launched = evaluation.launched(phase, kernels)
+        for launch in launched.launches:
             others = tuple(dict.fromkeys(name for kernel in launch.kernels for name in kernels.others(kernel)))
+            names = (launched.operators[member].operator.name for member in launch.members)
             if others:
-                found.setdefault(others, {}).update((rows[member].operator.name, None) for member in launch.members)
+                found.setdefault(others, {}).update(dict.fromkeys(names))
     return [
         f"no kernels of {setting.library} were measured for {_few(list(names))}: expected times are those of "
         f"{' and '.join(others)}"
@@ -353,17 +346,14 @@ def _conversions(setting: Setting) -> list[str]:
     ]
 
 
-def _other_types(setting: Setting, workload: Workload) -> list[str]:
+def _other_types(evaluation: Evaluation) -> list[str]:
     """Formats of matrix products without a measured kernel, and the measured type used instead."""
-    kernels = setting.kernels
-    if kernels is None or isinstance(kernels.device, str):
+    kernels, expected = evaluation.setting.kernels, evaluation.operators_expected("prefill")
+    if kernels is None or expected is None or isinstance(kernels.device, str):
         return []
-    seen = setting.prefill(workload)
-    rows = setting.plan.estimate(seen).operators
-    laid = kernels.laid(rows, seen)
-    known = kernels.expect(rows, seen, laid).launches
+    rows, known = expected.operators, expected.launches
     found: dict[tuple[Format, Format, str], dict[str, None]] = {}
-    for launch in laid:
+    for launch in evaluation.launched("prefill", kernels).launches:
         types = [of for kernel in launch.kernels if kernel.family in ("gemm", "moe") for of in kernels.types(kernel)]
         for member in launch.members if types else ():
             for op in _linears(rows[member].operator):

@@ -119,15 +119,9 @@ class Kernels(Times):
         """
         return launches(rows, workload, library=self.library, half=self.half, known=known)
 
-    def expect(
-        self, rows: Sequence[OperatorEstimate], workload: Workload, laid: Sequence[Launch] | None = None
-    ) -> ExpectedPass:
-        """Expected time of one launch of every operator; at least its bound, without prefetching of offloaded data.
-
-        laid  result of laid(), if known
-        """
-        found = self.laid(rows, workload) if laid is None else laid
-        return next(self.passes([Launched.of(rows, found)]))
+    def expect(self, rows: Sequence[OperatorEstimate], workload: Workload) -> ExpectedPass:
+        """Expected time of one launch of every operator; at least its bound, without prefetching of offloaded data."""
+        return self.expect_each([(rows, workload)])[0]
 
     def expect_each(self, passes: Sequence[tuple[Sequence[OperatorEstimate], Workload]]) -> list[ExpectedPass]:
         """expect() of several passes, with one evaluation of their kernels."""

@@ -261,17 +261,21 @@ class Evaluation:
     def expect(self, *passes: str) -> None:
         """Evaluates the kernels of passes together, which takes less time than one after another."""
         kernels, new = self.setting.kernels, [name for name in passes if name not in self._passes]
-        if kernels is None:
+        if kernels is None or not new:
             self._passes.update(dict.fromkeys(new))
             return
         found = kernels.passes([self.launched(name, kernels) for name in new])
         self._passes.update(zip(new, found, strict=True))
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The passes shown: the prefill and, if the model generates, a decode step."""
+        return ("prefill", "decode") if self.kv_len else ("prefill",)
+
     def expect_all(self) -> None:
-        """The same for the passes shown and, unless techniques arrange them, all passes of the generation."""
-        shown = ("prefill", "decode") if self.kv_len else ("prefill",)
+        """expect() of the passes shown and, unless techniques arrange them, of all passes of the generation."""
         steps = self.gen > 1 and not arranges(self.setting.techniques)
-        self.expect(*shown, *([_STEPS] if steps else []))
+        self.expect(*self.phases, *([_STEPS] if steps else []))
 
     def launched(self, name: str, kernels: Kernels) -> Launched:
         """A pass as launches of the library of `kernels`."""

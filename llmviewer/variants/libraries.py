@@ -33,9 +33,8 @@ def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
     Libraries with more unmodelled time than the default are left out, as they would look fast by their bounds.
     """
     setting = base.setting
-    phases = ("prefill", "decode") if base.kv_len else ("prefill",)
-    base.expect(*phases)
-    before = {phase: found for phase in phases if (found := base.expected_pass(phase))}
+    base.expect(*base.phases)
+    before = {phase: found for phase in base.phases if (found := base.expected_pass(phase))}
     if setting.library or not setting.kernels or not before:
         return ()
     fastest: dict[str, FasterLibrary] = {}
@@ -52,7 +51,7 @@ def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
                 fastest[phase] = FasterLibrary(
                     phase=phase, library=library, expected_time_s=float(expected.expected), speed_up=gain
                 )
-    return tuple(fastest[phase] for phase in phases if phase in fastest)
+    return tuple(fastest[phase] for phase in base.phases if phase in fastest)
 
 
 def _bounds_s(found: ExpectedPass) -> float:

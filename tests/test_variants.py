@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze, compare
+from llmviewer.comparing import choice
+from llmviewer.serving import planning
 from llmviewer.serving.recommendation import recommend
 from llmviewer.setting import Setting
 from llmviewer.techniques import techniques
+from llmviewer.transforms.quantize import PUBLISHED
 from llmviewer.units import fold
-from llmviewer.variants.changes import larger_batches, more_devices, precisions, technique_change
+from llmviewer.variants.changes import CACHES, PRECISIONS, larger_batches, more_devices, precisions, technique_change
 from llmviewer.variants.evaluation import Evaluation, Objective
 from llmviewer.variants.libraries import faster_libraries
 from llmviewer.variants.variant import evaluate
@@ -128,3 +131,8 @@ def test_the_fastest_library_is_found_by_trying_each():
             assert found[phase].speed_up >= 1.25
         else:
             assert default / times[fastest] < 1.25
+
+
+def test_precisions_tried_by_default_are_those_of_changes():
+    known = {PUBLISHED, *PRECISIONS, *CACHES, *(f"{text}{cache}" for text in PRECISIONS for cache in CACHES)}
+    assert {*choice.QUANTS, *planning.QUANTS} <= known

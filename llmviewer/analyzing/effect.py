@@ -21,7 +21,8 @@ _LARGEST: Final = 4096  # largest batch searched
 _FAN: Final = 16  # batches evaluated at a time
 _LONG: Final = 512  # most generated tokens in the search for batches
 _FASTER: Final = 1.001  # speed-up from which a batch is counted among those where techniques pay: beyond rounding
-_ALIKE: Final = 1e-12  # relative tolerance for rounding
+_ALIKE: Final = 1e-12  # relative tolerance for rounding of amounts
+_AS_LONG: Final = 1e-9  # and of times, which are summed step by step or in closed form
 _AMOUNTS: Final = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
 _WHOLE: Final = ("ops", "bytes")
 
@@ -66,7 +67,7 @@ class Whole:
     def alike(self, other: Whole) -> bool:
         """Whether both are equal but for rounding."""
         pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return all(ours == theirs or isclose(ours, theirs, rel_tol=_ALIKE) for ours, theirs in pairs)
+        return all(ours == theirs or isclose(ours, theirs, rel_tol=_AS_LONG) for ours, theirs in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import InputError
     from .model import Model
     from .model_files import load_model, model_names
+    from .request import Request
     from .serving.load_curve import LoadCurve, load_curve
     from .serving.outcome import Simulation
     from .serving.planning import plan
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .serving.saturation import Saturation, saturate
     from .serving.service_plan import ServicePlan
     from .serving.simulation import simulate
+    from .setting import Setting
     from .sweeping.grid import Sweep, sweep
     from .timelines.against import Recorded, recorded
 
@@ -64,6 +66,8 @@ _HOME = {
     "model_names": "model_files",
     "KernelEstimate": "analyzing.one_kernel",
     "estimate_kernel": "analyzing.one_kernel",
+    "Request": "request",
+    "Setting": "setting",
     "Sweep": "sweeping.grid",
     "sweep": "sweeping.grid",
     "Advice": "serving.recommendation",
@@ -92,8 +96,10 @@ __all__ = [
     "LoadCurve",
     "Model",
     "Recorded",
+    "Request",
     "Saturation",
     "ServicePlan",
+    "Setting",
     "Simulation",
     "Splits",
     "Sweep",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -123,7 +122,7 @@ def _elsewhere(analysis: Analysis) -> tuple[tuple[str, float], ...]:
 
 
 def _largest(analysis: Analysis) -> str:
-    memory, asked = analysis.memory, analysis.inputs
+    memory, asked = analysis.memory, analysis.request
     length = f"{asked.longest:,} tokens"
     sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch:,}"
     context = "any context" if memory.max_context is None else f"{memory.max_context:,} tokens"
@@ -183,17 +182,17 @@ def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -
 
 def _engine_sources(analysis: Analysis) -> tuple[str, ...]:
     """Where the launch times and the scheduler of the engine come from."""
-    name = analysis.inputs.engine
+    name = analysis.inputs["engine"]
     return (ENGINES[name].said,) if name and analysis.generation.expected_latency_s is not None else ()
 
 
 def basis(analysis: Analysis) -> str:
     """Conditions of the bounds, a launch per operator and cold caches, and the origin of the expected times."""
-    fused = any(name.startswith("fusion") for name in analysis.inputs.techniques)
+    fused = any(name.startswith("fusion") for name in analysis.inputs["techniques"])
     text = _ROOFLINE + ("." if fused else "; fused ones may be (--with fusion).")
     if analysis.generation.expected_latency_s is None:
         return text
-    name = analysis.inputs.engine
+    name = analysis.inputs["engine"]
     if not name:
         return f"{text} Expected: measured kernels, with the 80 % interval, without gaps between launches."
     engine = ENGINES[name]
@@ -210,7 +209,7 @@ def cards(analysis: Analysis) -> list[Card]:
 
 def time_cards(analysis: Analysis) -> list[Card]:
     """Times and tokens per second of a generation, or of the one pass of a model that does not generate."""
-    asked, whole = analysis.inputs, analysis.generation
+    asked, whole = analysis.request, analysis.generation
     bounds = {name: phase.total.bound for name, phase in analysis.phases}
     expected_rate = rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else ""
     throughput, latency = (rate(whole.tokens_per_s), expected_rate), (whole.latency_s, expectation(whole, "latency"))
@@ -255,7 +254,7 @@ def effect_cards(analysis: Analysis) -> list[Card]:
 
 def memory_cards(analysis: Analysis) -> list[Card]:
     """Whether the request fits, and the largest batch and context that do."""
-    asked, memory = analysis.inputs, analysis.memory
+    asked, memory = analysis.request, analysis.memory
     tokens = f"tokens, at batch {asked.batch}{made_for(analysis)}"
     return [
         memory_card(analysis),
@@ -350,7 +349,7 @@ def _device_details(device: Hardware) -> Details:
 
 def inputs(analysis: Analysis) -> Mapping[str, Any]:
     """The arguments of an analysis."""
-    return plain({"model": analysis.model.name, "hardware": analysis.hardware.name, **asdict(analysis.inputs)})
+    return plain({"model": analysis.model.name, "hardware": analysis.hardware.name, **analysis.inputs})
 
 
 REPORT: Final = report()

@@ -48,10 +48,10 @@ def title(result: Disaggregated) -> str:
 
 def headline(result: Disaggregated) -> str:
     """The request in one line."""
-    asked = result.decode.inputs
+    request = result.decode.request
     return (
-        f"{title(result)}: batch {asked.batch}, prompt {asked.prompt}, {asked.gen} generated, "
-        f"{precision(result.decode)}, {asked.attention} attention"
+        f"{title(result)}: batch {request.batch}, prompt {request.prompt}, {request.gen} generated, "
+        f"{precision(result.decode)}, {result.decode.setting.attention} attention"
     )
 
 

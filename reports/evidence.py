@@ -103,12 +103,12 @@ def _finding(key: str) -> Callable[[Analysis], float]:
 
 def _again(found: Analysis, **changes: Any) -> Analysis:
     """The same analysis with some arguments changed."""
-    asked = {name: getattr(found.inputs, name) for name in ("batch", "prompt", "gen", "techniques")}
+    asked = {name: found.inputs[name] for name in ("batch", "prompt", "gen", "techniques")}
     return analyze(found.model, found.hardware.name, **(asked | changes))
 
 
 def _better_draft(found: Analysis) -> float:
-    (technique,) = found.inputs.techniques
+    (technique,) = found.inputs["techniques"]
     return _decoding(found) / _decoding(_again(found, techniques=[technique.replace("alpha=0.8", "alpha=0.6")]))
 
 
@@ -126,15 +126,15 @@ def _cache_gb(found: Analysis) -> float:
 
 def _parameters(found: Analysis) -> float:
     """Parameters with the technique. [billion]"""
-    return Setting.of(found.model, found.hardware, techniques=found.inputs.techniques).graph.parameters / 1e9
+    return Setting.of(found.model, found.hardware, techniques=found.inputs["techniques"]).graph.parameters / 1e9
 
 
 def _throughput(found: Analysis) -> float:
     """Tokens per second at the largest batch that fits, relative to those without techniques."""
-    full = (_again(found, techniques=some).memory.max_batch for some in (found.inputs.techniques, ()))
+    full = (_again(found, techniques=some).memory.max_batch for some in (found.inputs["techniques"], ()))
     ours, theirs = (
         _again(found, batch=batch, techniques=some).generation.tokens_per_s
-        for batch, some in zip(full, (found.inputs.techniques, ()), strict=True)
+        for batch, some in zip(full, (found.inputs["techniques"], ()), strict=True)
     )
     return ours / theirs
 
@@ -143,13 +143,13 @@ def _with_decoding(found: Analysis) -> float:
     """Speed-up of a chunk and a decode step of the batch in one pass over two passes."""
     plan = Setting.of(found.model, found.hardware).plan
     chunk = Workload.chunk(batch=1, chunk=found.phases.prefill.q_len, past=0)
-    step = Workload.decode(batch=found.inputs.batch, kv_len=found.inputs.prompt)
+    step = Workload.decode(batch=found.request.batch, kv_len=found.request.prompt)
     return float((plan.time_s(chunk) + plan.time_s(step)) / plan.time_s(chunk + step))
 
 
 def _teacher(found: Analysis) -> float:
     """Speed-up of a prefill over the model that this one was distilled from."""
-    teacher = analyze("bert-base-uncased", found.hardware.name, prompt=found.inputs.prompt)
+    teacher = analyze("bert-base-uncased", found.hardware.name, prompt=found.request.prompt)
     return teacher.phases.prefill.total.bound_time_s / found.phases.prefill.total.bound_time_s
 
 

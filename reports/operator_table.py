@@ -210,7 +210,7 @@ def _small(table: Sequence[Merged], total: Total) -> list[Merged]:
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
     """Whether a table is of one launch: as `per_call` says; by default only in survey accounting, as in its paper."""
-    return analysis.inputs.accounting is Accounting.SURVEY if per_call is None else per_call
+    return analysis.setting.accounting is Accounting.SURVEY if per_call is None else per_call
 
 
 def computed_in(op: OperatorResult) -> str:

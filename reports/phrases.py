@@ -25,35 +25,35 @@ def subject(analysis: Analysis) -> str:
 
 def headline(analysis: Analysis) -> str:
     """The request in one line."""
-    asked = analysis.inputs
-    generated = f"{asked.gen} generated, " if asked.gen else ""
-    offload = f", offloaded {asked.offload}" if asked.offload else ""
-    techniques = f", with {' and '.join(asked.techniques)}" if asked.techniques else ""
+    request, options = analysis.request, analysis.inputs
+    generated = f"{request.gen} generated, " if request.gen else ""
+    offload = f", offloaded {options['offload']}" if options["offload"] else ""
+    techniques = f", with {' and '.join(options['techniques'])}" if options["techniques"] else ""
     return (
-        f"{subject(analysis)}: {batch(analysis)}, prompt {asked.prompt}, "
-        f"{generated}{precision(analysis)}, {asked.attention} attention{offload}{techniques}{engine(analysis)}"
+        f"{subject(analysis)}: {batch(analysis)}, prompt {request.prompt}, {generated}{precision(analysis)}, "
+        f"{analysis.setting.attention} attention{offload}{techniques}{engine(analysis)}"
     )
 
 
 def batch(analysis: Analysis) -> str:
     """The batch, and the goal by which it was found."""
-    asked = analysis.inputs
-    goal = f" within {seconds(asked.tpot_goal_s)} a token" if asked.tpot_goal_s else ""
-    return f"batch {asked.batch}{', the largest that fits' if asked.batch_found else ''}{goal}"
+    request = analysis.request
+    goal = f" within {seconds(request.tpot_s)} a token" if request.tpot_s else ""
+    return f"batch {request.batch}{', the largest that fits' if request.largest else ''}{goal}"
 
 
 def engine(analysis: Analysis) -> str:
     """The engine, and the library of its kernels where that differs: ", engine openppl with kernels of cublas"."""
-    asked = analysis.inputs
-    if not asked.engine:
+    name, library = analysis.inputs["engine"], analysis.inputs["library"]
+    if not name:
         return ""
-    return f", engine {asked.engine}" + (f" with kernels of {asked.library}" if asked.library != asked.engine else "")
+    return f", engine {name}" + (f" with kernels of {library}" if library != name else "")
 
 
 def devices(analysis: Analysis) -> str:
     """Such as "8 x NVIDIA H100 SXM5 80 GB (tp=8)"."""
-    asked, title = analysis.inputs, analysis.hardware.title
-    return f"{asked.devices} x {title} ({asked.layout})" if asked.devices > 1 else title
+    layout, title = analysis.setting.layout, analysis.hardware.title
+    return f"{layout.devices} x {title} ({layout})" if layout.devices > 1 else title
 
 
 def phase_title(analysis: Analysis, phase: str) -> str:
@@ -63,7 +63,7 @@ def phase_title(analysis: Analysis, phase: str) -> str:
 
 def precision(analysis: Analysis) -> str:
     """The precision scheme, and the format in which the model is published."""
-    quant, fmt = analysis.inputs.quant, analysis.model.format.name
+    quant, fmt = analysis.inputs["quant"], analysis.model.format.name
     return f"{fmt} {quant}" if quant == AS_PUBLISHED.text else f"{quant} ({fmt} model)"
 
 
@@ -82,7 +82,7 @@ def memory_verdict(analysis: Analysis) -> str:
 
 def of_each(analysis: Analysis) -> str:
     """The device, of several, whose memory is given; "" where there is one."""
-    if analysis.inputs.devices == 1:
+    if analysis.setting.layout.devices == 1:
         return ""
     return " of the fullest device" if analysis.phases.prefill.stages > 1 else " of each device"
 

@@ -40,12 +40,12 @@ def title(found: Recorded) -> str:
 
 
 def headline(found: Recorded) -> str:
-    asked, shown = found.analysis.inputs, found.of_phase
+    request, options, shown = found.analysis.request, found.analysis.inputs, found.of_phase
     length = f"context {shown.kv_len}" if found.phase == "decode" else f"{shown.q_len} tokens a prompt"
-    layout = f"{asked.layout}, " if asked.layout else ""
+    layout = f"{options['layout']}, " if options["layout"] else ""
     return (
-        f"{title(found)} in {PurePath(found.file).name}: batch {asked.batch}, {length}, {layout}{asked.quant}. A pass "
-        f"takes {_taken(found)}; at least {seconds(found.bound_s)}{_expect(found)}."
+        f"{title(found)} in {PurePath(found.file).name}: batch {request.batch}, {length}, {layout}{options['quant']}. "
+        f"A pass takes {_taken(found)}; at least {seconds(found.bound_s)}{_expect(found)}."
     )
 
 
@@ -72,7 +72,7 @@ def remarks(found: Recorded) -> list[str]:
 
 def _others(found: Recorded) -> list[str]:
     """A remark where the engine named passes of another batch or length than the analysis has."""
-    asked = found.analysis.inputs
+    asked = found.analysis.request
     named = [step.decodes if found.phase == "decode" else step.prefills for step in found.passes.steps]
     if not named:
         return []
@@ -93,7 +93,7 @@ def _others(found: Recorded) -> list[str]:
 def _other_operands(found: Recorded) -> list[str]:
     """Where shapes were recorded, and are not those of what was asked for."""
     rows, shown = found.passes.rows, found.of_phase
-    tokens, towers = shown.batch * shown.q_len, found.analysis.inputs.images
+    tokens, towers = shown.batch * shown.q_len, found.analysis.request.images
     types = {_TYPES.get(of.dtype, of.dtype) for of in found.passes.operands}
     asked = {op.operand_dtype for op in shown.operators if part_of_operator(op) is Part.PRODUCTS}
     told = []

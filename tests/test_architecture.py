@@ -26,7 +26,7 @@ LAYERS = (
     ("expectation",),
     ("techniques",),
     ("lowering", "options", "arguments"),
-    ("setting",),
+    ("setting", "request"),
     ("variants",),
     ("analyzing",),
     ("timelines", "sweeping"),

@@ -496,7 +496,7 @@ def test_each_at_the_largest_batch_that_fits(capsys):
         if row["fits"]:
             quant = None if row["quant"] == "published" else row["quant"]
             alone = llmviewer.analyze("llama-3.1-8b", row["hardware"], quant=quant, batch="max", **asked)
-            assert alone.inputs.batch == row["batch"]
+            assert alone.request.batch == row["batch"]
             assert row["ttft_s"] == pytest.approx(alone.generation.ttft_s)
             assert row["expected_tpot_s"] == pytest.approx(alone.generation.expected_tpot_s, rel=1e-3)
             assert row["tokens_per_s"] == pytest.approx(row["max_batch_tokens_per_s"])

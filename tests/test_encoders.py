@@ -387,7 +387,7 @@ def test_an_encoder_has_one_pass_and_keeps_nothing(name):
     found = llmviewer.analyze(name, "a100-sxm-80gb", prompt=200, batch=3)
     assert found.phases.decode is None
     assert [phase for phase, _ in found.phases] == ["prefill"]
-    assert (found.inputs.gen, found.inputs.kv_len) == (None, None)
+    assert (found.request.gen, found.request.kv_len) == (None, None)
     assert found.memory.kv_cache_bytes == 0
     assert not any(t.role is Role.KV_CACHE for _, op in found.model.graph for t in (*op.inputs, *op.outputs))
     whole = found.generation

@@ -404,7 +404,7 @@ def test_operators_of_which_only_the_bound_is_known_are_named():
 
 def test_a_library_changes_what_is_expected_and_never_the_bound():
     vllm, cublas = (analyze("llama-3-8b", "h100", library=name) for name in ("vllm", "cublas"))
-    assert vllm.inputs.library == "vllm"
+    assert vllm.inputs["library"] == "vllm"
     assert vllm.generation.ttft_s == cublas.generation.ttft_s
     assert vllm.generation.expected_tpot_s != cublas.generation.expected_tpot_s
     assert vllm.phases.decode.total.expectation_source == "calibrated on h100-sxm vllm"
@@ -430,7 +430,7 @@ def test_profiles_of_ones_own_come_before_those_that_ship(mine):
     asked = {"batch": 4, "prompt": 4096}
     own, vllm = (analyze("llama-3-8b", "h100", profiles=files, **asked) for files in ([mine], []))
     sources = {op.name: op.expectation_source for op in own.phases.prefill.operators}
-    assert own.inputs.library == "mine"
+    assert own.inputs["library"] == "mine"
     assert sources["down_proj"].endswith("h100-sxm mine 1 in fp16")  # its twin, as the device's own
     assert sources["attention"].startswith("calibrated on h100-sxm ")
     assert own.generation.ttft_s == vllm.generation.ttft_s

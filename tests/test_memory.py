@@ -182,16 +182,16 @@ def test_memory_is_that_of_the_longest_context_shown():
 )
 def test_the_largest_batch_fits_and_one_more_does_not(model, device, asked):
     found = analyze(model, device, batch="max", **asked)
-    batch = found.inputs.batch
-    assert found.inputs.batch_found
+    batch = found.request.batch
+    assert found.request.largest
     assert found.memory.fits
     assert batch == found.memory.max_batch
     assert not analyze(model, device, batch=batch + 1, **asked).memory.fits
     same = analyze(model, device, batch=batch, **asked)
-    assert not same.inputs.batch_found
+    assert not same.request.largest
     assert (found.phases, found.generation, found.memory) == (same.phases, same.generation, same.memory)
     assert [note for note in found.notes if note not in same.notes] == [found.notes[0]]
-    assert found.notes[0].startswith(f"Batch max: {batch} sequences of ")
+    assert found.notes[0].startswith(f"batch max: {batch} sequences of ")
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_the_largest_batch_fits_and_one_more_does_not(model, device, asked):
 )
 def test_the_largest_batch_within_a_time_per_token_keeps_to_it_and_one_more_does_not(asked):
     found = analyze("llama-3.1-8b", "h100-sxm", batch="max", **asked)
-    goal, batch = asked.pop("tpot"), found.inputs.batch
-    assert (found.inputs.batch_found, found.inputs.tpot_goal_s) == (True, goal)
+    goal, batch = asked.pop("tpot"), found.request.batch
+    assert (found.request.largest, found.request.tpot_s) == (True, goal)
     assert 1 < batch < found.memory.max_batch
     here, more = (analyze("llama-3.1-8b", "h100-sxm", batch=size, **asked).generation for size in (batch, batch + 1))
     assert found.generation == here
@@ -215,7 +215,7 @@ def test_the_largest_batch_within_a_time_per_token_keeps_to_it_and_one_more_does
 
 
 def test_a_time_per_token_that_all_batches_keep_to_changes_nothing():
-    found, most = (analyze("llama-3.1-8b", "l4", batch="max", **asked).inputs.batch for asked in ({"tpot": 9}, {}))
+    found, most = (analyze("llama-3.1-8b", "l4", batch="max", **asked).request.batch for asked in ({"tpot": 9}, {}))
     assert found == most
 
 
@@ -279,7 +279,7 @@ def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
 
 def test_the_largest_batch_is_of_sequences_as_long_as_the_context_that_is_given():
     found = analyze("llama-2-13b", "rtx-a6000", kv_len=30_000)
-    assert found.inputs.longest == 30_000
+    assert found.request.longest == 30_000
     assert found.memory.max_batch == analyze("llama-2-13b", "rtx-a6000", gen=30_000 - 1024).memory.max_batch == 1
     assert "batch 1 at 30,000 tokens" in " ".join(REPORT.text(found).split())
-    assert analyze("llama-2-13b", "rtx-a6000").inputs.longest == 1024 + 128
+    assert analyze("llama-2-13b", "rtx-a6000").request.longest == 1024 + 128

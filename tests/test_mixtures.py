@@ -115,7 +115,7 @@ def test_what_follows_a_type_is_of_activations_cache_and_parts():
     plain, other = (
         analyze("llama-3.1-8b", "rtx-4090", quant=quant) for quant in ("Q4_K_M", "q4_k_m,A8g32KV8,lm_head=W16A16")
     )
-    assert other.inputs.quant == "Q4_K_M,A8g32KV8, lm_head=W16A16"
+    assert other.inputs["quant"] == "Q4_K_M,A8g32KV8, lm_head=W16A16"
     assert other.memory.kv_cache_bytes == plain.memory.kv_cache_bytes / 2
     more = 128256 * 4096 * (16 - 6.5625) / 8
     assert other.memory.weight_bytes - plain.memory.weight_bytes == pytest.approx(more)

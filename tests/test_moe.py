@@ -216,7 +216,7 @@ def test_skew_lowers_the_time_of_a_step_and_is_noted():
         analyze("mixtral-8x7b", "h100-sxm", batch=4, quant="W4A16g128", expert_skew=skew) for skew in (0, 1.5)
     )
     assert skewed.generation.tpot_s < even.generation.tpot_s
-    assert skewed.inputs.expert_skew == 1.5
+    assert skewed.setting.expert_skew == 1.5
     note = "expert skew 1.5: the n-th most popular expert is chosen in proportion to n^-1.5"
     assert note in skewed.notes
     dense = analyze("llama-2-7b", "h100-sxm", expert_skew=1.5, layout="tp=2 ep=2").notes

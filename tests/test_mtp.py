@@ -198,7 +198,7 @@ def test_published_formats_are_those_of_their_own_layer():
 
 def test_analyze_and_sweep_take_it():
     plain, further = (analyze("mimo-7b", "h100-sxm", mtp=mtp) for mtp in (False, True))
-    assert (plain.inputs.mtp, further.inputs.mtp) == (False, True)
+    assert (plain.setting.mtp, further.setting.mtp) == (False, True)
     assert further.model.parameters - plain.model.parameters == 210790400
     assert further.generation.tpot_s > plain.generation.tpot_s
     assert further.memory.kv_cache_bytes == plain.memory.kv_cache_bytes * 37 / 36

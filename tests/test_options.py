@@ -7,11 +7,11 @@ from inspect import signature
 
 import pytest
 
-from llmviewer import InputError, analyze, sweep
+from llmviewer import InputError, Request, Setting, analyze, sweep
+from llmviewer.analyzing.analysis import largest_request
 from llmviewer.arguments import _hints
 from llmviewer.options import PARAMETERS, LayoutOptions, RequestOptions, SettingOptions, declared
 from llmviewer.parallel.layout import Layout
-from llmviewer.setting import Setting
 
 
 def test_declarations_import_nothing_heavy():
@@ -45,7 +45,7 @@ def test_functions_show_the_options_that_they_take():
 def test_degrees_are_options_of_their_own_or_one_layout():
     one, other = (analyze("gpt2", "l4", **given) for given in ({"tp": 2}, {"layout": "tp=2"}))
     assert one.to_dict() == other.to_dict()
-    assert one.inputs.devices == 2
+    assert one.setting.layout.devices == 2
     with pytest.raises(InputError, match=r"^layout must be left out beside tp, which it sets too; give one of them$"):
         analyze("gpt2", "l4", layout="tp=2", tp=2)
     with pytest.raises(
@@ -94,3 +94,25 @@ def test_inputs_of_a_setting_are_options_that_give_it_again():
     )  # fmt: skip
     assert again == setting
     assert told.keys() - {"devices"} <= SettingOptions.__annotations__.keys()
+
+
+def test_a_setting_and_a_request_give_the_analysis_of_their_arguments():
+    setting, request = Setting.of("gpt2", "l4", quant="fp8", tp=2), Request(batch=4, prompt=64, gen=8)
+    one = analyze(setting, request)
+    assert one.to_dict() == analyze("gpt2", "l4", quant="fp8", tp=2, batch=4, prompt=64, gen=8).to_dict()
+    assert one.setting is setting
+    assert (one.request.batch, one.request.gen, one.request.kv_len) == (4, 8, 65)
+    largest = largest_request(setting, request)
+    assert (
+        analyze(setting, largest).to_dict()
+        == analyze("gpt2", "l4", quant="fp8", tp=2, batch="max", prompt=64, gen=8).to_dict()
+    )
+
+
+def test_a_setting_needs_a_request_and_a_request_a_setting():
+    with pytest.raises(InputError, match=r"^request must be a Request, which follows a Setting; got 'l4'$"):
+        analyze(Setting.of("gpt2", "l4"), "l4")
+    with pytest.raises(InputError, match=r"^model must be a Setting before a Request; got 'gpt2'$"):
+        analyze("gpt2", Request())
+    with pytest.raises(InputError, match=r"^batch must be a whole number of at least 1; got 0$"):
+        analyze(Setting.of("gpt2", "l4"), Request(batch=0))

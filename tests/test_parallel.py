@@ -800,7 +800,7 @@ def test_collectives_are_launches_like_all_others():
     sent = [op for op in found.phases.decode.operators if op.kind == "communication"]
     assert all(op.link_bytes > 0 for op in sent)
     assert {op.bound for op in sent} == {"link"}
-    assert found.inputs.devices == 8
+    assert found.setting.layout.devices == 8
     assert issubclass(AllReduce, Collective)
 
 

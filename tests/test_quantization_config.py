@@ -188,7 +188,7 @@ def test_every_matrix_is_stored_in_the_bits_published_but_the_head(load, quantiz
     assert weight_bytes(_graph(model)) == WIDE + LAYERS * (ATTENTION + MLP) * bits / 8
     assert str(model.quantization) == text
     assert model.notes == ()
-    assert analyze(model, "h100-sxm").inputs.quant == text
+    assert analyze(model, "h100-sxm").inputs["quant"] == text
 
 
 def test_a_config_that_says_nothing_is_as_published(load):
@@ -233,17 +233,17 @@ def test_a_precision_that_is_asked_for_replaces_the_published_one(load):
     model = load(FP8)
     assert weight_bytes(_graph(model, "W4A16")) == WIDE + LAYERS * (ATTENTION + MLP) / 2
     assert weight_bytes(_graph(model, "W16A16")) == WIDE + LAYERS * (ATTENTION + MLP) * 2
-    assert analyze(model, "h100-sxm", quant="W4A16").inputs.quant == "W4A16"
+    assert analyze(model, "h100-sxm", quant="W4A16").inputs["quant"] == "W4A16"
 
 
 def test_a_precision_that_says_nothing_of_weights_leaves_them_as_published(load):
     model = load(FP8)
     assert weight_bytes(_graph(model, "KV8")) == weight_bytes(_graph(model))
-    assert analyze(model, "h100-sxm", quant="KV8").inputs.quant == "published: fp8 blocks of 128x128, KV8"
+    assert analyze(model, "h100-sxm", quant="KV8").inputs["quant"] == "published: fp8 blocks of 128x128, KV8"
     mixed = weight_bytes(_graph(model)) + LAYERS * HIDDEN * INNER * (2 - 1 - 4 / 16384)
     assert weight_bytes(_graph(model, "down_proj=W16A16")) == mixed
     said = "published: fp8 blocks of 128x128, down_proj=W16A16"
-    assert analyze(model, "h100-sxm", quant="down_proj=W16A16").inputs.quant == said
+    assert analyze(model, "h100-sxm", quant="down_proj=W16A16").inputs["quant"] == said
 
 
 @pytest.mark.parametrize(
@@ -666,7 +666,7 @@ def test_a_quantization_config_that_cannot_be_is_an_error(load, tmp_path, quanti
 
 def test_the_surveys_accounting_has_one_precision(load):
     uniform = load(FP8)
-    assert analyze(uniform, "h100-sxm", accounting="survey").inputs.quant == "published: fp8 blocks of 128x128"
+    assert analyze(uniform, "h100-sxm", accounting="survey").inputs["quant"] == "published: fp8 blocks of 128x128"
     mixed = load({**FP8, "modules_to_not_convert": ["self_attn"]})
     with pytest.raises(InputError) as caught:
         analyze(mixed, "h100-sxm", accounting="survey")
@@ -674,4 +674,4 @@ def test_the_surveys_accounting_has_one_precision(load):
         f"accounting survey has one precision for all operators, and {mixed.name} is published in several; "
         "give one with --quant, such as W16A16"
     )
-    assert analyze(mixed, "h100-sxm", accounting="survey", quant="W16A16").inputs.quant == "W16A16"
+    assert analyze(mixed, "h100-sxm", accounting="survey", quant="W16A16").inputs["quant"] == "W16A16"

@@ -91,7 +91,7 @@ def test_published_inferences_take_longer_than_the_bound_and_at_most_twice_the_e
     name, device, images, prompt, seconds
 ):
     found = analyze(name, device, images=images, prompt=prompt)
-    assert found.inputs.gen == found.model.actions.steps
+    assert found.request.gen == found.model.actions.steps
     assert found.generation.latency_s < seconds < 2 * found.generation.expected_latency_s
 
 

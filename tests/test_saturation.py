@@ -35,7 +35,7 @@ def test_one_at_a_time_takes_its_prefill_and_its_decode_steps():
 def test_a_batch_as_a_whole_is_the_largest_that_analyze_finds():
     found = saturate(MODEL, DEVICE, policy="static")
     whole = llmviewer.analyze(MODEL, DEVICE, batch="max")
-    assert found.bound.running == pytest.approx(whole.inputs.batch)
+    assert found.bound.running == pytest.approx(whole.request.batch)
     assert found.bound.tokens_per_s == pytest.approx(whole.generation.tokens_per_s, rel=1e-3)
     assert found.expected.tokens_per_s == pytest.approx(whole.generation.expected_tokens_per_s, rel=0.02)
 

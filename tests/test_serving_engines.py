@@ -123,7 +123,7 @@ def test_the_host_of_a_served_step_launches_what_is_run(model, technique):
 
 def test_without_an_engine_the_host_is_idle():
     assert Setting.of(MODEL, DEVICE).kernels.host == IDLE
-    assert analyze(MODEL, DEVICE).inputs.engine == ""
+    assert analyze(MODEL, DEVICE).inputs["engine"] == ""
     assert analyze(MODEL, DEVICE).phases.decode.total.host_s == 0
 
 

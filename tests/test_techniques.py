@@ -293,7 +293,7 @@ def test_analyze_says_what_techniques_gain(capsys):
 def test_the_decode_step_shown_is_the_verification():
     found = analyze(LLAMA, A100, techniques=[SPECULATIVE])
     assert (found.phases.decode.q_len, found.phases.decode.kv_len) == (5, 1029)
-    assert found.inputs.techniques == ("speculative:alpha=0.7,draft=llama-68m",)
+    assert found.inputs["techniques"] == ("speculative:alpha=0.7,draft=llama-68m",)
 
 
 SCENARIO = """\

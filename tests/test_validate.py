@@ -293,7 +293,7 @@ def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsy
     assert "h100-sxm bf16  calibrated  120 " in capsys.readouterr().out
     assert main(["compare", "gpt2", "h100-sxm", "--profile", str(out), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["inputs"]["profiles"] == [str(out)]
-    assert llmviewer.analyze("gpt2", "h100-sxm", profiles=[out]).inputs.profiles == (str(out),)
+    assert llmviewer.analyze("gpt2", "h100-sxm", profiles=[out]).inputs["profiles"] == (str(out),)
 
 
 def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):

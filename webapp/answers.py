@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from llmviewer._layout import data_dir
-from llmviewer.analyzing.analysis import Analysis, analyzed
+from llmviewer.analyzing.analysis import Analysis, analyze
 from llmviewer.analyzing.measured import parse as parse_measured
 from llmviewer.analyzing.phases import Phase
 from llmviewer.devices.files import hardware_names, load_hardware, parse_hardware
@@ -19,6 +19,7 @@ from llmviewer.documents import parse_object, parse_yaml, read_yaml
 from llmviewer.errors import InputError, suggest
 from llmviewer.model import Model
 from llmviewer.model_files import load_model, model_names, parse_model
+from llmviewer.request import Request
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, techniques
 from llmviewer.variants.evaluation import Evaluation
@@ -218,15 +219,14 @@ def _answer(question: State) -> Answer:
     check_work()
     (name,) = question.on
     setting = _setting(replace(question, batch=1, prompt=1, gen=1, context=0, images=0, measured=""))
-    analysis = analyzed(
-        setting,
+    request = Request(
         batch=question.batch,
         prompt=question.prompt,
         gen=question.gen,
         kv_len=question.context or None if setting.model.generates else None,
         images=question.images,
-        measured=parse_measured(question.measured),
     )
+    analysis = analyze(setting, request, measured=parse_measured(question.measured))
     return Answer(name=name, setting=setting, analysis=analysis)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from math import isclose
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
@@ -15,9 +15,9 @@ from ..errors import InputError
 from ..memory import Memory, largest_batch
 from ..model import Model
 from ..options import SettingOptions, document_options
-from ..parameters import Accounting, Attention, Mla
+from ..request import Request
 from ..rows import Rows
-from ..setting import Setting, check_countable, check_images, whole
+from ..setting import Setting
 from ..units import counted, fold, seconds, si
 from ..variants.evaluation import Evaluation
 from ..variants.libraries import FasterLibrary, faster_libraries
@@ -35,49 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); incremented when a key changes its meaning or is removed
 MAX: Final = "max"  # the value of batch that asks for the largest that fits
-_GENERATED: Final = 128  # tokens generated, if the caller gives no number
 _CONTEXT: Final = 1e9  # upper end of the memory of a CUDA context [B]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Arguments of an analysis. gen and kv_len are None if the model does not generate.
-
-    batch_found  whether "max" was given; `batch` is then the largest that fits
-    tpot_goal_s  limit on the time per output token that `batch` meets; None: no limit [s]
-    """
-
-    batch: int
-    prompt: int
-    gen: int | None
-    kv_len: int | None
-    images: int
-    quant: str
-    attention: Attention
-    accounting: Accounting
-    mla: Mla
-    expert_skew: float
-    mtp: bool
-    layout: str
-    devices: int
-    offload: str
-    hardware_set: tuple[str, ...]
-    techniques: tuple[str, ...] = ()
-    library: str = ""  # kernel library of expected times: as given, else the default of the device
-    engine: str = ""  # serving engine that launches the kernels
-    profiles: tuple[str, ...] = ()  # given profiles, files by their path; they take precedence over shipped ones
-    batch_found: bool = False
-    tpot_goal_s: float | None = None
-
-    @classmethod
-    def of(cls, setting: Setting, **said: Any) -> Inputs:
-        """`said`: the arguments that are not part of a setting."""
-        return cls(**setting.inputs(), **said)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the sequences whose memory is counted: the whole generation, or a longer context that was given."""
-        return max(self.prompt + (self.gen or 0), self.kv_len or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +43,7 @@ class Analysis(Rows):
     """Result of analyze(), in OPs, bytes and seconds.
 
     setting   model, device, precision, layout, techniques and kernels
+    request   batch and lengths; gen and kv_len are None if the model does not generate
     effect    effect of techniques; None without techniques
     measured  verdicts on times that the user measured
     rivals    computes `faster` on first use, as it is slow and only reports show it
@@ -94,7 +53,7 @@ class Analysis(Rows):
     setting: Setting = field(repr=False, compare=False)
     model: Model
     hardware: Hardware
-    inputs: Inputs = field(repr=False)
+    request: Request
     phases: Phases = field(repr=False)
     memory: Memory = field(repr=False)
     generation: GenerationResult
@@ -103,6 +62,12 @@ class Analysis(Rows):
     measured: tuple[Rated, ...] = field(default=(), repr=False)
     rivals: Callable[[], tuple[FasterLibrary, ...]] = field(default=tuple, repr=False, compare=False)
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments, as in the JSON document."""
+        goal = {"batch_found": self.request.largest, "tpot_goal_s": self.request.tpot_s}
+        return {**self.request.inputs(), **self.setting.inputs(), **goal}
 
     @cached_property
     def faster(self) -> tuple[FasterLibrary, ...]:
@@ -117,7 +82,7 @@ class Analysis(Rows):
             phase = one.phase if self.model.generates else "the one pass"
             by_library.setdefault(one.library, []).append(f"{phase} {fold(one.speed_up, 2)}")
         said = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
-        usual = f"libraries expected to be faster than {self.inputs.library}, the default here"
+        usual = f"libraries expected to be faster than {self.inputs['library']}, the default here"
         return (*self.notes, *((f"{usual}: {said}",) if said else ()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,7 +93,7 @@ class Analysis(Rows):
             "llmviewer_version": __version__,
             "model": describe_model(model),
             "hardware": describe_hardware(hardware),
-            "inputs": asdict(self.inputs),
+            "inputs": self.inputs,
             "phases": {"decode": None} | {name: phase.to_dict() for name, phase in self.phases},
             "memory": {
                 **asdict(self.memory),
@@ -151,7 +116,11 @@ class Analysis(Rows):
                 yield {"phase": phase_name, **{name: getattr(op, name) for name in names}}
 
 
-@document_options(SettingOptions)
+@overload
+def analyze(setting: Setting, request: Request, /, *, measured: Mapping[str, float] | None = None) -> Analysis: ...
+
+
+@overload
 def analyze(
     model: str | Model,
     hardware: str | Hardware,
@@ -164,8 +133,26 @@ def analyze(
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
     **options: Unpack[SettingOptions],
+) -> Analysis: ...
+
+
+@document_options(SettingOptions)
+def analyze(
+    model: str | Model | Setting,
+    hardware: str | Hardware | Request,
+    *,
+    batch: int | str = 1,
+    prompt: int = 1024,
+    gen: int | None = None,
+    kv_len: int | None = None,
+    images: int = 0,
+    tpot: float | None = None,
+    measured: Mapping[str, float] | None = None,
+    **options: Unpack[SettingOptions],
 ) -> Analysis:
     """Bounds and expected times of `model` on `hardware`, for prefill, decode and a whole generation.
+
+    Also analyze(setting, request), of a Setting and a Request.
 
     model, hardware  shipped names, paths of files, or objects
     batch            sequences processed together; "max": as many as fit the memory
@@ -179,39 +166,45 @@ def analyze(
 
     Raises InputError, with one line of text, if an argument is invalid.
     """
-    setting = Setting.of(model, hardware, **options)
-    return analyzed(
-        setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, tpot=tpot, measured=measured
-    )
-
-
-def analyzed(
-    setting: Setting,
-    *,
-    batch: int | str,
-    prompt: int,
-    gen: int | None,
-    kv_len: int | None,
-    images: int,
-    tpot: float | None = None,
-    measured: Mapping[str, float] | None = None,
-) -> Analysis:
-    """analyze() of a setting."""
-    searched = isinstance(batch, str) and batch == MAX
+    if isinstance(model, Setting):
+        setting, request, searched = model, hardware, False
+        if not isinstance(request, Request):
+            raise InputError(f"request must be a Request, which follows a Setting; got {request!r}")
+    elif isinstance(hardware, Request):
+        raise InputError(f"model must be a Setting before a Request; got {model!r}")
+    else:
+        setting, searched = Setting.of(model, hardware, **options), isinstance(batch, str) and batch == MAX
+        sequences: Any = 1 if searched else batch
+        request = Request(batch=sequences, prompt=prompt, gen=gen, kv_len=kv_len, images=images)
     _check_goal(tpot, searched)
     took = check_measured(measured)
-    usual = setting.model.actions.steps if setting.model.actions else _GENERATED
-    prompt, gen = whole("prompt", prompt), usual if gen is None else whole("gen", gen)
-    check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
-    context = _context(setting.model, prompt=prompt, kv_len=kv_len)
-    written = gen if context else 0
-    longest = max(gen, context - prompt) if context else 0  # the decode step shown must fit too
-    read = {"prompt": prompt, "images": images}
-    batch = _most(setting, gen=longest, **read) if searched else whole("batch", batch)
+    request = request.of_model(setting.model)
+    if searched:
+        request = largest_request(setting, request, tpot=tpot)
+    request.check_countable()
+    return _analysis(setting, request, took)
+
+
+def largest_request(setting: Setting, request: Request, *, tpot: float | None = None) -> Request:
+    """The request with the largest batch that fits the memory, and whose time per output token is at most `tpot` [s].
+
+    Raises InputError if no sequence fits, the memory does not limit the batch, or even one sequence takes longer.
+    """
+    request = request.of_model(setting.model)
+    read = {"prompt": request.prompt, "images": request.images}
+    batch = _most(setting, gen=request.longest - request.prompt, **read)
     if tpot is not None:
-        batch = _within(setting, tpot, batch, gen=written, **read)
-    check_countable(batch, prompt + longest)
-    evaluation = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=written, images=images, kv_len=context)
+        batch = _within(setting, tpot, batch, gen=request.gen or 0, **read)
+    return replace(request, batch=batch, largest=True, tpot_s=tpot)
+
+
+def _analysis(setting: Setting, request: Request, took: Mapping[str, float]) -> Analysis:
+    """analyze() of a setting and a request with all numbers; `took` as in check_measured()."""
+    batch, prompt, images, written = request.batch, request.prompt, request.images, request.gen or 0
+    longest, tpot = request.longest - prompt, request.tpot_s
+    evaluation = Evaluation(
+        setting=setting, batch=batch, prompt=prompt, gen=written, images=images, kv_len=request.kv_len
+    )
     evaluation.expect_all()
     footprint = evaluation.memory
     most = footprint.max_batch if tpot is None else batch  # a larger batch would exceed tpot
@@ -227,14 +220,12 @@ def analyzed(
         setting=setting,
         model=setting.model,
         hardware=setting.hardware,
-        inputs=Inputs.of(
-            setting, batch=batch, gen=written or None, kv_len=context, batch_found=searched, tpot_goal_s=tpot, **read
-        ),
+        request=request,
         phases=phases,
         memory=footprint,
         generation=answer,
         notes=(
-            *(_said(setting, batch=batch, tokens=prompt + longest, tpot=tpot) if searched else _tight(footprint)),
+            *(_largest_note(setting, request) if request.largest else _tight(footprint)),
             *acted(setting.model, answer, written),
             *notes(evaluation, written=longest),
             *(_without_effect(setting, compared) if compared else ()),
@@ -295,15 +286,16 @@ def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, 
     return batch
 
 
-def _said(setting: Setting, *, batch: int, tokens: int, tpot: float | None) -> Iterator[str]:
-    """How the batch was found."""
+def _largest_note(setting: Setting, request: Request) -> Iterator[str]:
+    """How the largest batch was found."""
+    batch, tpot = request.batch, request.tpot_s
     if tpot is not None:
         yield f"batch max: {counted(batch, 'sequence')} fit the memory with a TPOT of at most {seconds(tpot)}"
         return
     where = f"the {si(setting.hardware.capacity)}B of {'each' if setting.layout.devices > 1 else 'the'} device"
     yield (
-        f"batch max: {counted(batch, 'sequence')} of {tokens} tokens fit {where}, with weights, KV cache and live "
-        "activations of one prefill of all prompts; memory of allocators and engines is not counted"
+        f"batch max: {counted(batch, 'sequence')} of {request.longest} tokens fit {where}, with weights, KV cache and "
+        "live activations of one prefill of all prompts; memory of allocators and engines is not counted"
     )
 
 
@@ -328,16 +320,3 @@ def _effect(evaluation: Evaluation) -> Effect:
     from .effect import effect  # few analyses have techniques
 
     return effect(evaluation)
-
-
-def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
-    """Tokens that the decode step shown attends to; None if the model does not generate."""
-    asked = None if kv_len is None else whole("kv_len", kv_len)
-    if not model.generates:
-        if asked:
-            raise InputError(f"kv_len is for decode steps, and {model.name} does not generate; leave it out")
-        return None
-    if asked and model.encodes and asked <= prompt:
-        must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
-        raise InputError(f"{must}; got {asked}")
-    return asked or prompt + 1

@@ -16,11 +16,12 @@ from ..model_files import load_model
 from ..options import DisaggregatedOptions, document_options
 from ..parallel.layout import ALONE, Layout
 from ..parameters import KvLink, KvTransfer
+from ..request import Request
 from ..rows import Rows
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from ..variants.libraries import FasterLibrary
-from .analysis import MAX, Analysis, analyzed
+from .analysis import MAX, Analysis, analyze
 from .generation import GenerationResult
 from .phases import Phases
 
@@ -49,7 +50,7 @@ class Disaggregated(Rows):
     @property
     def generation(self) -> GenerationResult:
         """The generation of one batch. TTFT includes the transfer of the KV cache."""
-        ttft, asked = self._sent_s(self.prefill.generation.ttft_s), self.decode.inputs
+        ttft, asked = self._sent_s(self.prefill.generation.ttft_s), self.decode.request
         latency, tokens = ttft + self.decoding_s, asked.batch * (asked.gen or 0)
         tpot = self.decode.generation.tpot_s
         return GenerationResult(
@@ -87,8 +88,8 @@ class Disaggregated(Rows):
     @property
     def decode_per_prefill(self) -> float:
         """Decode devices per prefill device at which both kinds are equally busy."""
-        reading = self.prefill.generation.ttft_s * self.prefill.inputs.devices
-        return self.decoding_s * self.decode.inputs.devices / reading
+        reading = self.prefill.generation.ttft_s * self.prefill.setting.layout.devices
+        return self.decoding_s * self.decode.setting.layout.devices / reading
 
     @property
     def joint(self) -> Analysis:
@@ -177,8 +178,8 @@ def disaggregate(
     writes = Setting.of(loaded, decode_hardware, layout=decode_layout, **options | {"hardware_set": others})
     writes = replace(writes, decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images}
-    prefill = analyzed(reads, gen=1, kv_len=None, **request)
-    decode = analyzed(writes, gen=gen, kv_len=kv_len, **request)
+    prefill = analyze(reads, Request(gen=1, **request))
+    decode = analyze(writes, Request(gen=gen, kv_len=kv_len, **request))
     whole = replace(writes, layout=ALONE, offload=ON_DEVICE).graph
     return Disaggregated(
         prefill=prefill,

@@ -144,7 +144,7 @@ class Recorded:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        return {"file": self.file, "phase": self.phase, "stage": self.stage, **asdict(self.analysis.inputs)}
+        return {"file": self.file, "phase": self.phase, "stage": self.stage, **self.analysis.inputs}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of parts, matrix products, elementwise work and kernels, in this order."""

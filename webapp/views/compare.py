@@ -84,7 +84,7 @@ def _tokens_a_pass(found: Analysis) -> float | None:
 
 def _context(found: Analysis) -> int | None:
     """What the decode step shown attends to, where that was asked for."""
-    asked = found.inputs
+    asked = found.request
     return None if asked.kv_len in (None, asked.prompt + 1) else asked.kv_len
 
 
@@ -92,22 +92,22 @@ def _context(found: Analysis) -> int | None:
 _APART: Final[tuple[Callable[[Analysis], str], ...]] = (
     lambda a: a.model.name,
     lambda a: a.hardware.name,
-    lambda a: ", ".join(a.inputs.hardware_set) or "no what-if",
-    lambda a: a.inputs.quant if a.inputs.quant == _USUAL else a.inputs.quant.replace(f" {_USUAL}", ""),
-    lambda a: f"batch {a.inputs.batch:,}",
-    lambda a: f"prompt {a.inputs.prompt:,}",
-    lambda a: f"{a.inputs.gen:,} generated" if a.inputs.gen else "none generated",
+    lambda a: ", ".join(a.inputs["hardware_set"]) or "no what-if",
+    lambda a: a.inputs["quant"] if a.inputs["quant"] == _USUAL else a.inputs["quant"].replace(f" {_USUAL}", ""),
+    lambda a: f"batch {a.request.batch:,}",
+    lambda a: f"prompt {a.request.prompt:,}",
+    lambda a: f"{a.request.gen:,} generated" if a.request.gen else "none generated",
     lambda a: f"context {_context(a):,}" if _context(a) else "the first step",
-    lambda a: a.inputs.layout or "one device",
-    lambda a: f"{a.inputs.attention} attention",
-    lambda a: f"{a.inputs.accounting} accounting",
-    lambda a: f"mla {a.inputs.mla}",
-    lambda a: f"skew {a.inputs.expert_skew:g}",
-    lambda a: f"{a.inputs.images} images",
-    lambda a: f"offload {a.inputs.offload}" if a.inputs.offload else "nothing offloaded",
-    lambda a: "token prediction" if a.inputs.mtp else "no token prediction",
-    lambda a: "; ".join(a.inputs.techniques) or "no technique",
-    lambda a: a.inputs.engine or "no engine",
+    lambda a: a.inputs["layout"] or "one device",
+    lambda a: f"{a.setting.attention} attention",
+    lambda a: f"{a.setting.accounting} accounting",
+    lambda a: f"mla {a.setting.mla}",
+    lambda a: f"skew {a.setting.expert_skew:g}",
+    lambda a: f"{a.request.images} images",
+    lambda a: f"offload {a.inputs['offload']}" if a.inputs["offload"] else "nothing offloaded",
+    lambda a: "token prediction" if a.setting.mtp else "no token prediction",
+    lambda a: "; ".join(a.inputs["techniques"]) or "no technique",
+    lambda a: a.inputs["engine"] or "no engine",
 )
 
 _NUMBERS: Final = (
@@ -120,7 +120,7 @@ _NUMBERS: Final = (
     _Number("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
     _Number("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),
     _Number("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _largest),
-    _Number("devices", "devices", lambda a: a.analysis.inputs.devices, _count),
+    _Number("devices", "devices", lambda a: a.analysis.setting.layout.devices, _count),
 )
 
 
@@ -242,7 +242,7 @@ def _differences(a: Answer, b: Answer) -> Iterator[str]:
             reasons.append(f"{one.total.bound}- to {other.total.bound}-bound")
         yield f"{said}{': ' if reasons else ''}{', '.join(reasons)}."
     rates = a.analysis.generation.tokens_per_s, b.analysis.generation.tokens_per_s
-    if a.analysis.inputs.batch != b.analysis.inputs.batch:
+    if a.analysis.request.batch != b.analysis.request.batch:
         yield f"{fold(rates[1] / rates[0])} the tokens per second, with {fold(_batches(a, b))} the sequences."
 
 
@@ -268,13 +268,13 @@ def _paces(one: Analysis, other: Analysis, name: str) -> tuple[float, float | No
 
 
 def _batches(a: Answer, b: Answer) -> float:
-    return b.analysis.inputs.batch / a.analysis.inputs.batch
+    return b.analysis.request.batch / a.analysis.request.batch
 
 
 def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Iterator[str]:
     """What changes of that which either pass waits for, on one device."""
     pairs: list[tuple[str, float, float]] = []
-    devices = a.analysis.inputs.devices, b.analysis.inputs.devices
+    devices = a.analysis.setting.layout.devices, b.analysis.setting.layout.devices
     if devices[0] != devices[1]:
         yield f"{devices[0]} to {devices[1]} devices"
     each = " on each" if devices[0] != devices[1] else ""

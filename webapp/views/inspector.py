@@ -103,12 +103,12 @@ def _waited_for(answer: Answer, phase: str, result: OperatorResult, workload: Wo
 
 def asked(answer: Answer, phase: str) -> Workload:
     """The pass that a phase is, as techniques make it."""
-    setting, inputs = answer.setting, answer.analysis.inputs
-    batch = int(setting.layout.share(inputs.batch))
-    read = {"prompt": inputs.prompt, "images": inputs.images}
+    setting, request = answer.setting, answer.analysis.request
+    batch = int(setting.layout.share(request.batch))
+    read = {"prompt": request.prompt, "images": request.images}
     if answer.phase_name(phase) == "decode":
-        assert inputs.kv_len is not None
-        return setting.step(Workload.decode(batch=batch, kv_len=inputs.kv_len, **read))
+        assert request.kv_len is not None
+        return setting.step(Workload.decode(batch=batch, kv_len=request.kv_len, **read))
     return setting.prefill(Workload.prefill(batch=batch, **read))
 
 
@@ -171,7 +171,7 @@ def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, st
 
 def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -> Iterator[tuple[str, str, str]]:
     """Techniques under which the same operator takes less, and a larger batch, the best first."""
-    setting, inputs = answer.setting, answer.analysis.inputs
+    setting, request = answer.setting, answer.analysis.request
     found: list[tuple[float, str, str, str]] = []
     for change in (*precisions(setting), *flash_attention(setting)):
         if change.group == CACHE and setting.accounting is Accounting.SURVEY:
@@ -188,9 +188,9 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
             found.append((gain, _named(change), seconds(then), f"{fold(gain, 2)} faster"))
     (sequences,) = workload.groups
     row = _planned(setting, phase, op)
-    batch = larger_batch(inputs.batch, answer.analysis.memory.max_batch)
-    if row and sequences.q_len == 1 and batch > inputs.batch:
-        more = float(setting.layout.share(batch)) / float(setting.layout.share(inputs.batch))
+    batch = larger_batch(request.batch, answer.analysis.memory.max_batch)
+    if row and sequences.q_len == 1 and batch > request.batch:
+        more = float(setting.layout.share(batch)) / float(setting.layout.share(request.batch))
         many = Workload((replace(sequences, batch=more * sequences.batch),))
         then = op.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
         if (gain := more * op.bound_time_s / then) >= WORTH:

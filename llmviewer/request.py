@@ -1,0 +1,77 @@
+"""`Request`: a batch of equal requests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from .documents import LARGEST
+from .errors import InputError
+from .model import Model
+from .setting import check_images, whole
+
+_GENERATED: Final = 128  # tokens generated, if their number is not given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A batch of equal requests.
+
+    batch    sequences processed together, on all devices
+    prompt   prompt tokens per sequence, those of images included
+    gen      generated tokens per sequence; None: 128, or the steps of one inference of a model for robots
+    kv_len   tokens that the decode step shown attends to, its own included; None: those of the first step
+    images   images per prompt
+    largest  whether `batch` is the largest that fits, and meets `tpot_s` if given
+    tpot_s   limit on the time per output token that `batch` meets [s]
+    """
+
+    batch: int = 1
+    prompt: int = 1024
+    gen: int | None = None
+    kv_len: int | None = None
+    images: int = 0
+    largest: bool = False
+    tpot_s: float | None = None
+
+    def of_model(self, model: Model) -> Request:
+        """The request with all numbers; gen and kv_len are None if the model does not generate.
+
+        Raises InputError if a number is invalid, or impossible for the model.
+        """
+        default = model.actions.steps if model.actions else _GENERATED
+        prompt, gen = whole("prompt", self.prompt), default if self.gen is None else whole("gen", self.gen)
+        images = whole("images", self.images, least=0)
+        check_images(model, prompt=prompt, images=images)
+        kv_len = _context(model, prompt=prompt, kv_len=self.kv_len)
+        batch = whole("batch", self.batch)
+        return replace(self, batch=batch, prompt=prompt, gen=gen if kv_len else None, kv_len=kv_len, images=images)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the sequences whose memory is counted: the whole generation, or a longer context that was given."""
+        return max(self.prompt + (self.gen or 0), self.kv_len or 0)
+
+    def check_countable(self) -> None:
+        """Raises InputError if the tokens of all sequences cannot be counted exactly."""
+        if self.batch * self.longest > LARGEST:
+            must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
+            raise InputError(f"{must}; got {self.batch} x {self.longest}")
+
+    def inputs(self) -> dict[str, Any]:
+        """The numbers of the request, as in JSON documents."""
+        numbers = asdict(self)
+        return {name: numbers[name] for name in ("batch", "prompt", "gen", "kv_len", "images")}
+
+
+def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
+    """Tokens that the decode step shown attends to; None if the model does not generate."""
+    given = None if kv_len is None else whole("kv_len", kv_len)
+    if not model.generates:
+        if given:
+            raise InputError(f"kv_len is for decode steps, and {model.name} does not generate; leave it out")
+        return None
+    if given and model.encodes and given <= prompt:
+        must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
+        raise InputError(f"{must}; got {given}")
+    return given or prompt + 1

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+import pytest
 
 from llmviewer.cli import cli, main
 
@@ -50,6 +51,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow("runs all of the documentation")
 def test_snippets_run_as_printed(tmp_path):
     """Those of trace.md see its first one as my_models, and ours as my_package."""
     (tmp_path / "my_package.py").write_text(MODULES)
@@ -98,6 +100,7 @@ def commands(page):
         yield from COMMAND.findall(block.replace("\\\n", " "))
 
 
+@pytest.mark.slow("runs all of the documentation")
 def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     run = 0

@@ -25,6 +25,8 @@ transformers = pytest.importorskip("transformers")
 
 from llmviewer.tracing import load_traced, trace  # noqa: E402
 
+from .cases import first_fast  # noqa: E402
+
 SMALL = {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 320,
     "num_key_value_heads": 2,
@@ -60,7 +62,7 @@ def build(name, attention="eager"):
     return module, _from_config(Section({**fields, "dtype": "bfloat16"}, "config.json"), name=name)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=first_fast(CONFIGS, "traces every family", 2))
 def both(request):
     module, ours = build(request.param)
     return trace(module, name=request.param), ours
@@ -134,6 +136,7 @@ def test_one_prediction_head_where_logits_are_wanted(both):
     assert [str(op.outputs[0].rows) for op in heads] == ["1 logits"]
 
 
+@pytest.mark.slow("traces again")
 @pytest.mark.parametrize("both", ["llama", "qwen2", "gpt2"], indirect=True)
 def test_the_implementation_of_attention_changes_nothing(both):
     eager, _ = both

@@ -25,6 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from llmviewer.tracing import load_traced, trace  # noqa: E402
 
+from .cases import first_fast  # noqa: E402
+
 BATCH, LENGTH, SIDE = 3, 50, 64
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 320,
@@ -77,7 +79,7 @@ def counted(module, *inputs):
     return counter.get_total_flops()
 
 
-@pytest.fixture(scope="module", params=BOTH)
+@pytest.fixture(scope="module", params=first_fast(BOTH, "traces every family", 4))
 def pair(request):
     """(the model traced, that of the architecture, OPs of torch, a workload)"""
     kind, fields = BOTH[request.param]

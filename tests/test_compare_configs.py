@@ -10,6 +10,9 @@ SEEING = (
     "blip-2", "instructblip", "idefics2", "llama4", "inkling2", "deepseek_vl", "llava", "kosmos-2", "lighton_ocr",
     "step3p7",
 )  # fmt: skip
+CLASSIFIERS = {
+    "t5": "ForTokenClassification", "whisper": "ForAudioClassification", "clip": "ForImageClassification",
+}  # fmt: skip
 ENDINGS = ("ForCausalLM", "GPT2LMHeadModel", "ForSequenceClassification", "ForMaskedLM")
 
 
@@ -23,9 +26,9 @@ def test_random_configs_have_as_many_parameters_as_in_transformers(monkeypatch):
 
     lines = [
         line
-        for kind in (*TYPES, *SEEING)
+        for kind in (*TYPES, *SEEING, *CLASSIFIERS)
         for name in compare_configs.class_names(kind)
-        if name.endswith(ENDINGS if kind in TYPES else "ForConditionalGeneration")
+        if name.endswith(ENDINGS if kind in TYPES else CLASSIFIERS.get(kind, "ForConditionalGeneration"))
         for line in compare_configs.compare(kind, name, seed=1, draws=1, ops=kind in TYPES)
     ]
     assert [line for line in lines if ": refused: " not in line] == []

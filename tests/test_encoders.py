@@ -332,21 +332,40 @@ def test_words_are_put_out_at_every_token_and_pooled_ones_for_every_sequence():
     assert evaluate(pooled["classifier"].work().ops, prefill) == 2 * 3 * 64 * 3
 
 
+def test_bert_as_a_decoder_keeps_keys_and_values_and_makes_logits_of_one_token():
+    decoder = built(**BERT, is_decoder=True, architectures=["BertLMHeadModel"])
+    assert decoder.parameters == built(**BERT, architectures=["BertLMHeadModel"]).parameters
+    each = 2 * BERT["num_hidden_layers"] * BERT["hidden_size"] * 2
+    assert kv_cache_bytes(decoder, batch=3, context=50) == 3 * 50 * each
+    head = next(op for _, op in decoder if op.name == "lm_head")
+    prompt = Workload.prefill(batch=1, prompt=40)
+    assert evaluate(head.work().ops, prompt) == 2 * BERT["hidden_size"] * BERT["vocab_size"]
+    bare = built(**BERT, is_decoder=True, architectures=["BertModel"])
+    assert kv_cache_bytes(bare, batch=3, context=50) == 0
+
+
 @pytest.mark.parametrize(
     ("config", "line"),
     [
         (
             BERT | {"architectures": ["BertForWhatever"]},
             (
-                "config.json: architectures: must end with one of ForMaskedLM, LMHeadModel, ForPreTraining, "
-                "ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, ForMultipleChoice, "
-                "ForNextSentencePrediction, Model; "
+                "config.json: architectures: must end with one of ForMaskedLM, LMHeadModel, ForCausalLM, "
+                "ForPreTraining, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, "
+                "ForMultipleChoice, ForNextSentencePrediction, Model; "
                 "got 'BertForWhatever'"
             ),
         ),
         (
-            BERT | {"is_decoder": True},
+            BERT | {"model_type": "mpnet", "is_decoder": True},
             "config.json: is_decoder: must be false: this encoder is not known as a decoder; got true",
+        ),
+        (
+            BERT | {"is_decoder": True, "add_cross_attention": True},
+            (
+                "config.json: add_cross_attention: must be false: cross-attention of a decoder by itself is not known; "
+                "got true"
+            ),
         ),
         (
             BERT | {"position_embedding_type": "relative_key"},

@@ -13,6 +13,7 @@ from typing import Final
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
+from ..operators.masks import Once
 from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
@@ -26,6 +27,7 @@ from .t5 import TABLE, RelativeAttention
 _TASKS: Final = {
     "ForMaskedLM": "words",
     "LMHeadModel": "words",
+    "ForCausalLM": "words",
     "ForPreTraining": "pretraining",
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "token",
@@ -34,6 +36,7 @@ _TASKS: Final = {
     "ForNextSentencePrediction": "next",
     "Model": "bare",
 }
+_DECODERS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "electra")
 _COSTLESS: Final = """
     hidden_dropout_prob attention_probs_dropout_prob classifier_dropout classifier_dropout_prob down_scale_factor
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
@@ -121,8 +124,9 @@ def encoder(
     pooler  the bare model ends with one
     held    what the layers share
     """
-    for key in ("is_decoder", "add_cross_attention"):
-        without(config, key, "this encoder is not known as a decoder; got true")
+    if config.text("model_type") not in _DECODERS:
+        without(config, "is_decoder", "this encoder is not known as a decoder; got true")
+    without(config, "add_cross_attention", "cross-attention of a decoder by itself is not known; got true")
     config.choice("position_embedding_type", ("absolute",), "absolute")
     config.costless(*_COSTLESS.split())
     hidden = config.integer("hidden_size")
@@ -142,8 +146,17 @@ def encoder(
 
 
 def _attention(config: Section) -> SelfAttention:
-    heads = both_ways(heads_of(config))
+    """Of a decoder, tokens see those before them, which stay in a cache where it generates."""
+    heads = heads_of(config)
+    if not _decodes(config):
+        heads = both_ways(heads)
+    elif task(config, _TASKS, "Model") != "words":
+        heads = replace(heads, mask=Once())
     return SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
+
+
+def _decodes(config: Section) -> bool:
+    return config.flag("is_decoder", default=False)
 
 
 def _layer(config: Section, *, act: str) -> Layer:
@@ -160,6 +173,7 @@ def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: 
         norm=True,
         classes=config.integer("vocab_size"),
         words=True,
+        wanted=_decodes(config),
         tied=config.flag("tie_word_embeddings", default=True),
     )
     pooled = Head(first=True, dense=hidden, act=pool_act)

@@ -17,10 +17,11 @@ from ..operators.masks import Once
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
-from .blocks.encoder import Encoder, holding, task
+from .blocks.encoder import Encoder, Head, holding, task
 from .blocks.feed_forward import Mlp
+from .blocks.fields import labels_of
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
+from .blocks.tower import Tower, alone, beside, filled, layer, picture, tower_activation, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _COSTLESS: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
@@ -39,6 +40,8 @@ _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
 @architecture("clip", "metaclip_2")
 def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
+    if "ForImageClassification" in str(config.data.get("architectures")):
+        return _classifier(config, fmt)
     width = config.integer("projection_dim", _WIDTH)
     text = config.section("text_config")
     text.costless(*_COSTLESS, "projection_dim")
@@ -48,6 +51,17 @@ def build(config: Section, fmt: Format) -> Graph:
     scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,)})
     last = replace(head, operators=(scaled, *head.operators[1:]))
     return Graph((*(beside(b, active=1) for b in pictures), *texts, last))
+
+
+def _classifier(config: Section, fmt: Format) -> Graph:
+    """Classes of the mean of the patches; the norm of the class token is held."""
+    config.costless("architectures", "text_config", "projection_dim")
+    tower = clip_tower(vision(config), post_norm=False)
+    graph = alone(tower, fmt, Head(mean=tower.picture.patches, classes=labels_of(config)))
+    first, *others = graph.blocks
+    norm = {f"post_norm.{part}": (tower.hidden,) for part in ("weight", "bias")}
+    held = holding(first.operators[0], tower.parts(fmt), norm)
+    return Graph((replace(first, operators=(held, *first.operators[1:])), *others))
 
 
 @architecture("clip_vision_model", "metaclip_2_vision_model")

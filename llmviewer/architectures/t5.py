@@ -19,9 +19,9 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer
-from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, Head, both_ways, pair, task
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import without
+from .blocks.fields import labels_of, without
 from .blocks.parts import NormKind, Parts
 
 TABLE: Final = "relative_attention_bias.weight"
@@ -29,6 +29,7 @@ _TASKS: Final = {
     "ForConditionalGeneration": "pair",
     "WithLMHeadModel": "pair",
     "EncoderModel": "encoder",
+    "ForTokenClassification": "tokens",
     "Model": "pair",
 }
 _ACTIVATIONS: Final = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
@@ -118,6 +119,7 @@ def _built(
     """
     without(config, "is_decoder", "a decoder by itself is not known here; got true")
     config.costless(*_COSTLESS.split())
+    kind = task(config, _TASKS, "ForConditionalGeneration")
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     heads = Heads(
         num_heads=config.integer("num_heads"),
@@ -139,8 +141,9 @@ def _built(
         norm=NormKind.RMS,
         final_norm=True,
         held=held,
+        heads=(Head(classes=labels_of(config)),) if kind == "tokens" else (),
     )
-    if task(config, _TASKS, "ForConditionalGeneration") == "encoder":
+    if kind != "pair":
         config.costless("num_decoder_layers", "tie_word_embeddings")
         return encoder.graph(fmt)
     cross = CrossAttention(heads=heads)

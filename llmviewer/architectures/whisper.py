@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import TOKENS, table_rows
+from ..forms import SEQUENCES, TOKENS, table_rows
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.convolution import Conv1d
@@ -19,16 +19,17 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
-from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, mean_pooled, pair, task
 from .blocks.feed_forward import Mlp
-from .blocks.parts import NormKind, Parts, activation, heads_of, result, with_rows
+from .blocks.fields import labels_of, without
+from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 
-_TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
+_TASKS: Final = {"ForConditionalGeneration": "pair", "ForAudioClassification": "classes", "Model": "pair"}
 _TAPS: Final = 3
 _STRIDE: Final = 2  # frames of a token
 _COSTLESS: Final = """
     is_encoder_decoder scale_embedding encoder_layerdrop decoder_layerdrop num_hidden_layers suppress_tokens
-    begin_suppress_tokens forced_decoder_ids max_length classifier_proj_size use_weighted_layer_sum apply_spec_augment
+    begin_suppress_tokens forced_decoder_ids max_length apply_spec_augment
     mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks
     median_filter_width alignment_heads
 """
@@ -47,7 +48,7 @@ class KeysWithoutBias:
 
 @architecture("whisper")
 def build(config: Section, fmt: Format) -> Graph:
-    task(config, _TASKS, "ForConditionalGeneration")
+    kind = task(config, _TASKS, "ForConditionalGeneration")
     config.costless(*_COSTLESS.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     act = activation(config, "activation_function", "gelu")
@@ -66,6 +67,8 @@ def build(config: Section, fmt: Format) -> Graph:
         layers=[Layer(mixer=ahead, feed_forward=reading, name="encoder")] * config.count("encoder_layers"),
         final_norm=True,
     )
+    if kind == "classes":
+        return _classifier(config, encoder, fmt)
     layer = CrossLayer(mixer=behind, cross=cross, feed_forward=writing)
     decoder = Decoder(
         vocab=vocab,
@@ -76,6 +79,18 @@ def build(config: Section, fmt: Format) -> Graph:
         positions=config.integer("max_target_positions", 448),
     )
     return pair(encoder, decoder, fmt, front=front(config, fmt, hidden))
+
+
+def _classifier(config: Section, encoder: Encoder, fmt: Format) -> Graph:
+    """The encoder, a projection of every token, and classes of their mean."""
+    without(config, "use_weighted_layer_sum", "sums over layers are not known for this architecture")
+    parts, width = Parts(format=fmt), config.integer("classifier_proj_size", 256)
+    project = parts.project("projector", parts.tensor(HIDDEN, encoder.hidden), width, bias=True)
+    pool = mean_pooled(parts, project.result, config.integer("max_source_positions", 1500))
+    out = with_rows(parts.tensor("classifier", labels_of(config)), SEQUENCES)
+    classifier = parts.linear("classifier", pool.result, out, bias=True)
+    head = Block(name="head", operators=(project, pool, classifier), input=HIDDEN, output=out.name)
+    return Graph((*encoder.graph(fmt, front(config, fmt, encoder.hidden)).blocks, head))
 
 
 def front(config: Section, fmt: Format, hidden: int) -> Block:

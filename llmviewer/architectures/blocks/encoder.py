@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...documents import Section
-from ...forms import ONE, SEQUENCES, SOURCE, TARGET, TOKENS, WHOLE, Stream
+from ...forms import LOGITS, ONE, SEQUENCES, SOURCE, TARGET, TOKENS, WANTED, WHOLE, Stream
 from ...graph import Block, Graph
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
-from ...operators.elementwise import Activation
+from ...operators.elementwise import Activation, Elementwise
 from ...operators.linear import Linear, LMHead
 from ...operators.masks import Across, Everything
 from ...precision import Format
@@ -50,12 +50,15 @@ class Head:
     """The head of an encoder: classes(norm(act(dense(x)))), without the parts that are 0 or None.
 
     first    whether it reads only the first token of each sequence; else every token
+    mean     tokens of a sequence, whose mean it reads; 0: it reads no mean
     dense    width of the first projection; 0: none
     classes  number of outputs; 0: the result is that of `dense`
     words    whether the classes are tokens of the vocabulary; the matrix is the embedding's if `tied`
+    wanted   whether it runs only at tokens whose successor is wanted
     """
 
     first: bool = False
+    mean: int = 0
     dense: int = 0
     act: str = "tanh"
     dense_bias: bool = True
@@ -63,16 +66,20 @@ class Head:
     classes: int = 0
     bias: bool = True
     words: bool = False
+    wanted: bool = False
     tied: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        rows = SEQUENCES if self.first else TOKENS
+        rows = SEQUENCES if self.first else LOGITS if self.wanted else TOKENS
         prefix = "pooler" if self.first else "head"
         x = with_rows(x, rows)
         made: tuple[Operator, ...] = ()
+        if self.mean:
+            made = (mean_pooled(parts, x, self.mean),)
+            x = result(made)
         if self.dense:
             dense = _product(parts, f"{prefix}_dense", x, self.dense, bias=self.dense_bias)
-            made = (dense, _activated(parts, f"{prefix}_act", self.act, dense.result))
+            made = (*made, dense, _activated(parts, f"{prefix}_act", self.act, dense.result))
             x = result(made)
         if self.norm:
             made = (*made, parts.norm(f"{prefix}_norm", x))
@@ -82,12 +89,22 @@ class Head:
         return (*made, _product(parts, "classifier", x, self.classes, bias=self.bias)) if self.classes else made
 
     def _words(self, parts: Parts, x: Tensor) -> LMHead:
-        """The head runs where words are wanted: at every token."""
         matrix = parts.weight("lm_head.weight", self.classes, x.width, tied=self.tied)
+        if self.wanted:
+            matrix = replace(matrix, rows=self.classes * WANTED)
         bias = (parts.weight("lm_head.bias", self.classes),) if self.bias else ()
         return LMHead(
-            name="lm_head", inputs=(x,), outputs=(parts.tensor("logits", self.classes),), weights=(matrix, *bias)
+            name="lm_head",
+            inputs=(x,),
+            outputs=(with_rows(parts.tensor("logits", self.classes), x.rows),),
+            weights=(matrix, *bias),
         )
+
+
+def mean_pooled(parts: Parts, x: Tensor, tokens: int) -> Elementwise:
+    """The mean of the `tokens` of each sequence."""
+    pool = parts.elementwise("mean_pool", x, ops=tokens)
+    return replace(pool, outputs=(with_rows(pool.result, SEQUENCES),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +133,10 @@ class Encoder:
     held: Mapping[str, tuple[int, ...]] | None = None
     heads: tuple[Head, ...] = ()
 
-    def graph(self, fmt: Format) -> Graph:
-        """The graph of the encoder without a decoder."""
+    def graph(self, fmt: Format, front: Block | None = None) -> Graph:
+        """The graph of the encoder without a decoder; `front` is a block in place of the embedding."""
         parts = Parts(format=fmt, norm_kind=self.norm)
-        blocks = [self._embedding(parts), *stack(parts, self.layers, self.hidden), *self._norm(parts)]
+        blocks = [front or self._embedding(parts), *stack(parts, self.layers, self.hidden), *self._norm(parts)]
         if self.heads:
             x = parts.tensor(HIDDEN, self.hidden)
             made = tuple(op for head in self.heads for op in head.operators(parts, x))

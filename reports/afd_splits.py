@@ -1,4 +1,4 @@
-"""The best splits of devices between attention and experts, as text, Markdown, CSV, JSON and HTML."""
+"""The report on the best splits of devices between attention and experts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .tables import Item, Table, number_item, time_item
 _SHOWN: Final = 8
 
 
-def title(found: Splits) -> str:
-    best = found.splits[0].found
+def title(result: Splits) -> str:
+    best = result.splits[0].found
     kinds = f"attention on {best.attention.hardware.name}, experts on {best.experts.hardware.name}"
-    return f"{best.attention.model.title} on {found.devices} devices: {kinds}"
+    return f"{best.attention.model.title} on {result.devices} devices: {kinds}"
 
 
-def headline(found: Splits) -> str:
-    """What was asked, in one line."""
-    best = found.splits[0].found
-    goal = f", a token each in {seconds(found.tpot)}" if found.tpot else ""
+def headline(result: Splits) -> str:
+    """The request in one line."""
+    best = result.splits[0].found
+    goal = f", a token each in {seconds(result.tpot)}" if result.tpot else ""
     return (
-        f"{title(found)}: decode at a context of {best.kv_len} tokens, {best.attention.quantization}, {best.link} "
+        f"{title(result)}: decode at a context of {best.kv_len} tokens, {best.attention.quantization}, {best.link} "
         f"links between them{goal}"
     )
 
@@ -46,7 +46,7 @@ def _row(split: Split) -> tuple[Item, ...]:
     )
 
 
-def tables(found: Splits) -> list[Table]:
+def tables(result: Splits) -> list[Table]:
     return [
         Table(
             title="Best splits",
@@ -54,15 +54,15 @@ def tables(found: Splits) -> list[Table]:
             "they are busy.",
             head=("attention", "on", "batch", "parts", "TPOT", "expect", "tokens/s", "attn", "experts", "links"),
             words=("attention",),
-            body=tuple(map(_row, found.splits[:_SHOWN])),
+            body=tuple(map(_row, result.splits[:_SHOWN])),
         )
     ]
 
 
-def remarks(found: Splits) -> list[str]:
-    split = found.splits[0]
+def remarks(result: Splits) -> list[str]:
+    split = result.splits[0]
     best, at = split.found, split.at
-    lines = [f"Of {found.tried} splits, {len(found.splits)} fit and are in time; each with its best batch and parts."]
+    lines = [f"Of {result.tried} splits, {len(result.splits)} fit and are in time; each with its best batch and parts."]
     if best.together is not None and best.together[at] > 0:
         together = number_item(best.together[at]).text
         lines.append(
@@ -72,12 +72,12 @@ def remarks(found: Splits) -> list[str]:
     return lines
 
 
-def said(found: Splits) -> str:  # noqa: ARG001
+def basis(result: Splits) -> str:  # noqa: ARG001
     return "Columns are those of `llmviewer afd` with the layout and devices of a row, which says more of each."
 
 
-def _cards(found: Splits) -> list[Card]:
-    best = found.splits[0]
+def _cards(result: Splits) -> list[Card]:
+    best = result.splits[0]
     sides = f"{best.found.attention.layout.devices} + {best.found.experts.layout.devices}"
     return [
         Card(label="devices", value=sides, about="for attention and experts"),
@@ -87,5 +87,5 @@ def _cards(found: Splits) -> list[Card]:
 
 
 REPORT: Final = Report[Splits](
-    name="afd-splits", title=title, headline=headline, tables=tables, remarks=remarks, said=said, cards=_cards
+    name="afd-splits", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards
 )

@@ -65,7 +65,7 @@ def report(
         summary=summary,
         tables=partial(tables, per_call=per_call, brief=brief, room=room),
         remarks=partial(remarks, brief=brief, sources=sources),
-        said=basis,
+        basis=basis,
         cards=cards,
         pictures=lambda analysis: pictures(analysis, [analysis]),
         details=lambda analysis: [method_details(analysis), *device_details([analysis.hardware])],

@@ -1,4 +1,4 @@
-"""Where the time of an analysis goes, and where its memory."""
+"""Time and memory of analyses as bars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solid
 
 
 def time_bars(analysis: Analysis) -> go.Figure:
-    """How the time of each phase is divided among its operators, in the colours of their bounds."""
+    """Shares of the operators in the time of each phase, colored by bound."""
     figure = frame(
         f"Where the time goes: {analysis.model.name} on {analysis.hardware.name}",
         f"operators below {OTHER:.0%} are taken together as other",
@@ -30,11 +30,11 @@ def time_bars(analysis: Analysis) -> go.Figure:
     rows = {
         name: f"{phase_title(analysis, name)}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases
     }
-    found = [piece for name, phase in analysis.phases for piece in pieces(phase, rows[name])]
+    bars = [piece for name, phase in analysis.phases for piece in pieces(phase, rows[name])]
     for bound in BOUND_COLOR:
-        own = [piece for piece in found if piece.bound == bound]
-        if own:
-            _pieces(figure, bound, own)
+        same_bound = [piece for piece in bars if piece.bound == bound]
+        if same_bound:
+            _pieces(figure, bound, same_bound)
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"})
     figure.update_xaxes(
         title_text="share of the phase's time", tickformat=".0%", range=[0, 1.001], dtick=0.2, showgrid=False,
@@ -45,28 +45,29 @@ def time_bars(analysis: Analysis) -> go.Figure:
 
 
 def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
-    """How long a phase takes on several devices, by name, and what of it each operator takes."""
-    shown = {name: dict(one.phases).get(phase, one.phases.prefill) for name, one in analyses.items()}
+    """Time of a phase in several settings, by name, divided into operators."""
+    phases = {name: dict(one.phases).get(phase, one.phases.prefill) for name, one in analyses.items()}
     rows = {
-        name: f"{name}<br>\N{GREATER-THAN OR EQUAL TO} {seconds(one.total.bound_time_s)}" for name, one in shown.items()
+        name: f"{name}<br>\N{GREATER-THAN OR EQUAL TO} {seconds(one.total.bound_time_s)}"
+        for name, one in phases.items()
     }
     figure = frame(
         f"Where the time of {phase} goes",
         f"bars are lower bounds; operators below {OTHER:.0%} are taken together as other",
-        height=190 + 74 * len(shown),
+        height=190 + 74 * len(phases),
     )  # fmt: skip
-    longest = max(one.total.bound_time_s for one in shown.values())
+    longest = max(one.total.bound_time_s for one in phases.values())
     scale, unit = time_unit(longest)
     for bound in BOUND_COLOR:
-        own = [
+        same_bound = [
             (piece, scale * one.total.bound_time_s)
-            for name, one in shown.items()
+            for name, one in phases.items()
             for piece in pieces(one, rows[name])
             if piece.bound == bound
         ]
-        if own:
-            _pieces(figure, bound, [piece for piece, _ in own], lengths=[length for _, length in own])
-    expected = {rows[name]: _expected(one.total) for name, one in shown.items() if one.total.expected_time_s}
+        if same_bound:
+            _pieces(figure, bound, [piece for piece, _ in same_bound], lengths=[length for _, length in same_bound])
+    expected = {rows[name]: _expected(one.total) for name, one in phases.items() if one.total.expected_time_s}
     if expected:
         times, lows, highs = ([scale * time_s for time_s in each] for each in zip(*expected.values(), strict=True))
         figure.add_scatter(
@@ -90,13 +91,13 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
 
 
 def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
-    """How long each operator of a phase takes, at least and as expected, the longest first."""
-    shown = dict(analysis.phases).get(phase, analysis.phases.prefill)
-    total = shown.total
-    ranked = sorted(pieces(shown, ""), key=lambda piece: (piece.name == "other", -piece.share))
-    told = [one for one in ranked if one.share >= OTHER / 2]
-    bearers = Counter(one.name for one in told)
-    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (bearers[one.name] > 1): one for one in told}
+    """Lower bound and expected time of each operator of a phase, the longest first."""
+    analyzed = dict(analysis.phases).get(phase, analysis.phases.prefill)
+    total = analyzed.total
+    ranked = sorted(pieces(analyzed, ""), key=lambda piece: (piece.name == "other", -piece.share))
+    listed = [one for one in ranked if one.share >= OTHER / 2]
+    bearers = Counter(one.name for one in listed)
+    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (bearers[one.name] > 1): one for one in listed}
     hovers = {
         row: one.hover if one.expected_s is None else f"{one.hover}<br>expected {seconds(one.expected_s)}"
         for row, one in rows.items()
@@ -113,12 +114,13 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     longest = max([*least.values(), *expected.values()])
     scale, unit = time_unit(longest)
     for bound in BOUND_COLOR:
-        own = {row: one for row, one in rows.items() if one.bound == bound}
-        if own:
+        same_bound = {row: one for row, one in rows.items() if one.bound == bound}
+        if same_bound:
             figure.add_bar(
-                orientation="h", y=list(own), x=[scale * least[row] for row in own], name=f"{bound}-bound", width=0.8,
-                marker={"color": BOUND_COLOR[bound]}, customdata=[one.operator for one in own.values()],
-                hovertext=[hovers[row] for row in own], hovertemplate="%{hovertext}<extra></extra>",
+                orientation="h", y=list(same_bound), x=[scale * least[row] for row in same_bound],
+                name=f"{bound}-bound", width=0.8, marker={"color": BOUND_COLOR[bound]},
+                customdata=[one.operator for one in same_bound.values()],
+                hovertext=[hovers[row] for row in same_bound], hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
     long = [row for row, time_s in least.items() if time_s > _TOLD * longest]
     figure.add_scatter(
@@ -139,14 +141,14 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
 
 
 def _expected(total: Total) -> tuple[float, float, float]:
-    """What is expected of a phase of which it is known, and its interval. [s]"""
+    """Expected time of a phase and its interval. [s]"""
     time_s, low_s, high_s = total.expected_time_s, total.expected_low_s, total.expected_high_s
     assert time_s is not None
     return time_s, time_s if low_s is None else low_s, time_s if high_s is None else high_s
 
 
 def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
-    """What a request takes of the memory of several devices, by name, and where each of them ends."""
+    """Parts of the memory that a request needs in several settings, by name, and the capacity of each device."""
     verdicts = {name: "fits" if one.memory.fits else "does not fit" for name, one in analyses.items()}
     rows = [f"{name}<br>{verdict}" for name, verdict in verdicts.items()]
     taken = f"what all sequences take{next(map(of_each, analyses.values()), '')}"
@@ -173,10 +175,10 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
 
 
 def memory_bar(analysis: Analysis) -> go.Figure:
-    """What a request takes of the device's memory, and what is left or lacking."""
+    """Parts of the memory that a request needs, and free or lacking memory."""
     memory = analysis.memory
-    capacity, (rest, word) = memory.capacity_bytes, memory_margin(memory)
-    verdict = f"fits, {si(rest)}B {word}" if memory.fits else f"does not fit, {si(rest)}B {word} (hatched)"
+    capacity, (margin, word) = memory.capacity_bytes, memory_margin(memory)
+    verdict = f"fits, {si(margin)}B {word}" if memory.fits else f"does not fit, {si(margin)}B {word} (hatched)"
     figure = frame(
         f"Memory of {analysis.model.name} on {analysis.hardware.name}",
         f"{si(memory.total_bytes)}B of {si(capacity)}B{of_each(analysis)}: {verdict}",
@@ -189,7 +191,7 @@ def memory_bar(analysis: Analysis) -> go.Figure:
         _part(figure, name, color, within=within, beyond=size - within)
         start += size
     if memory.fits:
-        _part(figure, word, GRID, within=rest, beyond=0.0)
+        _part(figure, word, GRID, within=margin, beyond=0.0)
     _limit(figure, capacity)
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"}, margin={"l": 20})
     figure.update_xaxes(title_text="memory [B]", showgrid=False, range=[0, 1.02 * max(capacity, memory.total_bytes)])
@@ -197,20 +199,23 @@ def memory_bar(analysis: Analysis) -> go.Figure:
     return figure
 
 
-def _pieces(figure: go.Figure, bound: str, own: Sequence[Piece], lengths: Sequence[float] | None = None) -> None:
-    """The pieces of one bound, of bars as long as `lengths` say, or all of length 1."""
-    whole = [1.0] * len(own) if lengths is None else lengths
+def _pieces(figure: go.Figure, bound: str, bars: Sequence[Piece], lengths: Sequence[float] | None = None) -> None:
+    """Bars of operators with one bound.
+
+    lengths  time of the phase of each bar; 1 if not given
+    """
+    scales = [1.0] * len(bars) if lengths is None else lengths
     figure.add_bar(
-        orientation="h", y=[p.row for p in own], x=[p.share * length for p, length in zip(own, whole, strict=True)],
-        base=[p.start * length for p, length in zip(own, whole, strict=True)], customdata=[p.operator for p in own],
+        orientation="h", y=[p.row for p in bars], x=[p.share * length for p, length in zip(bars, scales, strict=True)],
+        base=[p.start * length for p, length in zip(bars, scales, strict=True)], customdata=[p.operator for p in bars],
         name=f"{bound}-bound", marker={"color": BOUND_COLOR[bound], "line": {"color": PAPER, "width": 1.5}}, width=0.62,
-        text=[p.text for p in own], textfont={"color": "white", "weight": 600}, **INSIDE,
-        hovertext=[p.hover for p in own], hovertemplate="%{hovertext}<extra></extra>",
+        text=[p.text for p in bars], textfont={"color": "white", "weight": 600}, **INSIDE,
+        hovertext=[p.hover for p in bars], hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip
 
 
 def _part(figure: go.Figure, name: str, color: str, *, within: float, beyond: float) -> None:
-    """A part of the memory: as much as is within the device's, and hatched what is beyond. [B]"""
+    """A part of the memory, hatched beyond the capacity of the device. [B]"""
     text = f"{name} {si(within + beyond)}B"
     for length, pattern in ((within, ""), (beyond, "/")):
         if length:
@@ -224,7 +229,7 @@ def _part(figure: go.Figure, name: str, color: str, *, within: float, beyond: fl
 
 
 def _limit(figure: go.Figure, capacity: float) -> None:
-    """Where the memory of the device ends."""
+    """A line at the capacity of the device."""
     figure.add_shape(type="line", x0=capacity, x1=capacity, y0=0, y1=1, yref="paper", line={"color": INK, "width": 2})
     figure.add_annotation(
         x=capacity, y=1, yref="paper", yanchor="bottom", xanchor="right", showarrow=False, font={"size": 12},

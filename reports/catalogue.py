@@ -1,4 +1,4 @@
-"""What ships: the list of devices, and the facts of a model or a device with their sources."""
+"""The list of devices; all facts of a model or a device with their sources."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model_card(model: Model, width: int = WIDTH) -> str:
 
 
 def _cache_per_token(model: Model) -> str:
-    """Growth of the cache within all windows, and beyond them where that is less."""
+    """Growth of the KV cache within all attention windows, and beyond them where that is less."""
     within, beyond = model.kv_bytes_per_token, model.kv_bytes_per_token_beyond_windows
     if within == beyond:
         return f"{within:,.0f} B"
@@ -62,7 +62,7 @@ def hardware_list(devices: Sequence[Hardware], width: int = WIDTH) -> str:
 
 
 def hardware_card(device: Hardware, width: int = WIDTH) -> str:
-    """Every number under its block, as the file has it; sources by their key; what is too long for a line wraps."""
+    """Every number of a device by block, as in its file, with the keys of its sources."""
     about = f"{device.title} ({device.architecture}, {device.released}, {device.status})"
     parts = [_wrapped(about, width), columns(_facts(device), left=(0, 1, 2)), _turning(device, width), "Sources"]
     for key, source in device.sources.items():
@@ -78,7 +78,7 @@ def _facts(device: Hardware) -> list[tuple[str, str, str]]:
 
 
 def _turning(device: Hardware, width: int) -> str:
-    """The OPs for each byte of memory above which units are what limits, by data type, those alike together."""
+    """Ridge points by data type, with equal ones together."""
     parts = []
     for unit in (Unit.MATRIX, Unit.VECTOR):
         points: dict[float, list[str]] = {}
@@ -95,7 +95,7 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def _rates(device: Hardware) -> tuple[str, ...]:
-    """fp16, or bf16 where there is no fp16, first."""
+    """Peaks of fp16, or bf16 without fp16, ahead of the others."""
     wide = "fp16" if Resource(Unit.MATRIX, "fp16") in device.rates else "bf16"
-    asked = (*(Resource(Unit.MATRIX, dtype) for dtype in (wide, *_NARROW)), Resource(Unit.VECTOR, "fp32"))
-    return tuple(si(device.rates[r]).rstrip() if r in device.rates else "-" for r in asked)
+    preferred = (*(Resource(Unit.MATRIX, dtype) for dtype in (wide, *_NARROW)), Resource(Unit.VECTOR, "fp32"))
+    return tuple(si(device.rates[r]).rstrip() if r in device.rates else "-" for r in preferred)

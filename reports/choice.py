@@ -1,4 +1,4 @@
-"""A choice as text, Markdown, CSV, JSON and HTML: the ranking, what it follows, and who does not qualify and why."""
+"""The report on a choice: the ranking, what it correlates with, and why other devices do not qualify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmviewer.comparing.limits import MEMORY, Rejected
 from llmviewer.expectation.expected import Interval
 from llmviewer.units import counted, fold, seconds
 
-from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
+from .comparison import BOUNDS_BASIS, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item, prices_of
 from .page_figures import Picture, picture
 from .parts import Card
@@ -29,7 +29,7 @@ _NAMED: Final = 8  # devices that a remark names
 
 
 def _cards(choice: Choice) -> list[Card]:
-    """The first few of the ranking."""
+    """The first devices of the ranking."""
     return [
         Card(
             label=f"rank {rank}",
@@ -48,9 +48,9 @@ def title(choice: Choice) -> str:
 
 
 def headline(choice: Choice) -> str:
-    """What was asked, and how many qualify."""
+    """The request, and how many devices qualify."""
     limits = choice.limits
-    asked = [
+    goals = [
         f"at most {limits.budget:,.0f} USD" if limits.budget else "",
         f"at most {limits.power:g} W" if limits.power else "",
         f"first token within {seconds(limits.ttft_s)}" if limits.ttft_s else "",
@@ -60,17 +60,17 @@ def headline(choice: Choice) -> str:
         f"engine {choice.comparison.engine}" if choice.comparison.engine else "",
         f"what if {', '.join(choice.comparison.hardware_set)}" if choice.comparison.hardware_set else "",
     ]
-    said = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, asked)))
+    conditions = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, goals)))
     count = counted(len(choice.ranked) + len(choice.rejected), "device")
     by_bound = " by their bounds" * bool(limits.ttft_s or limits.tpot_s)
-    known, kept = _in_time(choice)
-    expected = f", {len(kept)} as expected of measured kernels" * bool(known)
+    known, fast_enough = _in_time(choice)
+    expected = f", {len(fast_enough)} as expected of measured kernels" * bool(known)
     qualify = f"{len(choice.ranked)} of {count} qualify{by_bound}{expected}, ranked by {choice.merit}"
-    return f"{title(choice)}; {said}. {qualify}{_known(choice)}"
+    return f"{title(choice)}; {conditions}. {qualify}{_known(choice)}"
 
 
 def _known(choice: Choice) -> str:
-    """Of how many devices there is what they are ranked by, where that is not of all."""
+    """The number of devices with a price or power, if some have none."""
     considered = len(choice.ranked) + len(choice.rejected)
     if choice.priced == considered:
         return ""
@@ -82,25 +82,25 @@ def _known(choice: Choice) -> str:
 
 
 def unsold(left_out: Sequence[str]) -> list[str]:
-    """Which devices were not looked at as nobody can buy them, and how to have them all the same."""
+    """Devices that were left out as they are not available, and how to include them."""
     if not left_out:
         return []
     return [f"Left out, as they are announced and nobody can buy them: {', '.join(left_out)}. --hardware NAME has one."]
 
 
 def remarks(choice: Choice) -> list[str]:
-    """What the ranking follows, and what is to be known of devices and models."""
+    """What the ranking correlates with, and notes on devices and models."""
     follows = choice.follows()
-    found = []
+    lines = []
     if follows:
-        first, *rest = sorted(follows.items(), key=lambda item: -abs(item[1]))
-        others = ", ".join(f"{name} {value:.3f}" for name, value in rest)
-        found.append(
+        first, *weaker = sorted(follows.items(), key=lambda item: -abs(item[1]))
+        others = ", ".join(f"{name} {value:.3f}" for name, value in weaker)
+        lines.append(
             f"The ranking follows {first[0]} most: rank correlation {first[1]:.3f} (Spearman)"
             + (f"; {others}." if others else ".")
         )
     return [
-        *found,
+        *lines,
         *unsold(choice.left_out),
         *_on_times(choice),
         (
@@ -115,7 +115,7 @@ def remarks(choice: Choice) -> list[str]:
 
 
 def _in_time(choice: Choice) -> tuple[int, list[str]]:
-    """Of how many of those that keep to times at the bound something is expected, and which are expected to as well."""
+    """Devices within the time limits at the bound: those with expected times, and those that are expected to be too."""
     limits = {key: limit for key, limit in (("ttft", choice.limits.ttft_s), ("tpot", choice.limits.tpot_s)) if limit}
     ranked = (one.cell for one in choice.ranked if limits)
     known = {cell.hardware.name: found for cell in ranked if (found := choice.comparison.expected(cell))}
@@ -128,7 +128,7 @@ def _in_time(choice: Choice) -> tuple[int, list[str]]:
 
 
 def _on_times(choice: Choice) -> Iterator[str]:
-    """Which of those that keep to times at the bound are expected to."""
+    """The devices within the time limits at the bound that are expected to keep them."""
     known, kept = _in_time(choice)
     if known:
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
@@ -140,7 +140,7 @@ def _on_times(choice: Choice) -> Iterator[str]:
 
 
 def _late(times: Interval | None, limit: float) -> float:
-    """The longest time expected over the time allowed; 0 where there is none, as no token follows the first."""
+    """The longest expected time over its limit; 0 without a limit."""
     return float(np.max(times.expected)) / limit if times else 0.0
 
 
@@ -213,9 +213,9 @@ def _rejected(choice: Choice) -> Table:
 
 
 def _groups(rejected: Sequence[Rejected]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Devices that lack the same, the closest first, and how many times what there is each needs; one has its reason.
+    """Devices with the same reason, nearest first, with the factor by which each fails; one device has its full reason.
 
-    What is no matter of degree, such as an unknown price, comes last.
+    Reasons without a factor, such as an unknown price, come last.
     """
     found: dict[str, list[Rejected]] = {}
     for one in sorted(rejected, key=lambda one: isinf(one.excess)):
@@ -236,7 +236,7 @@ def _reason(one: Rejected) -> tuple[Item, ...]:
 
 
 def _pictures(choice: Choice) -> list[list[Picture]]:
-    """What the ranking follows, and the best devices side by side."""
+    """What the ranking correlates with, and the best devices side by side."""
     if not choice.ranked:
         return []
     return [list(_rankings(choice)), *pictures(pictured([one.cell for one in choice.ranked]), choice.comparison)]
@@ -255,7 +255,7 @@ REPORT: Final = Report[Choice](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=lambda choice: BOUNDS_SAID,
+    basis=lambda choice: BOUNDS_BASIS,
     cards=_cards,
     pictures=_pictures,
 )

@@ -1,4 +1,4 @@
-"""Texts in aligned columns. A table library would take longer to load than the analysis takes."""
+"""Text in aligned columns. Importing a table library would take longer than an analysis."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def columns(
     gap: str = "  ",
     style: Callable[[int, int, str], str] = lambda line, column, text: text,
 ) -> str:
-    """`lines` of cells, those of the columns in `left` to the left and others to the right, one line of text each.
+    """Lines of cells as aligned text.
 
-    style  is given line, column and padded text, and returns the text with its colours
+    left   columns aligned to the left; others to the right
+    style  colors a padded cell, given its line, its column and its text
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ""

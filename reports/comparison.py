@@ -1,4 +1,4 @@
-"""A comparison as text, Markdown, CSV, JSON and HTML."""
+"""The report on a comparison."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 PICTURED: Final = 6  # settings in a picture: as many as lines that are told apart
-BOUNDS_SAID: Final = (
+BOUNDS_BASIS: Final = (
     "Times are lower bounds where nothing else is said: no kernel of an operator is faster. Throughputs, and tokens "
     "per joule at the device's TDP and per dollar of its price, rest on them and are no promise."
 )
 
 
 def _cards(comparison: Comparison) -> list[Card]:
-    """Who is best at what, of those that fit."""
+    """The best settings that fit."""
     cells = [cell for cell in comparison.answered if cell.fits[0]]
     times = (("shortest time to first token", "ttft"), ("shortest time per token", "tpot"))
     found = [card for label, name in times for card in _shortest(label, name, cells, comparison)]
@@ -52,7 +52,7 @@ def _cards(comparison: Comparison) -> list[Card]:
 
 
 def _shortest(label: str, name: str, cells: Iterable[Cell], comparison: Comparison) -> Iterator[Card]:
-    """Who is expected to take the least time at the first batch; where that is known of none, by bounds."""
+    """The setting with the shortest expected time at the first batch; by bounds where no expected time is known."""
     known = [(*_first(cell, name, comparison), cell) for cell in cells]
     measured = any(not isnan(expected) for expected, _, _ in known)
     ranked = [(expected if measured else bound, bound, cell) for expected, bound, cell in known]
@@ -65,14 +65,14 @@ def _shortest(label: str, name: str, cells: Iterable[Cell], comparison: Comparis
 
 
 def _first(cell: Cell, name: str, comparison: Comparison) -> tuple[float, float]:
-    """A time at the first batch as it is expected, nan where it is not, and its bound. [s]"""
-    found, bound = comparison.expected(cell), getattr(cell, f"{name}_s")
-    interval = getattr(found, name) if found else None
+    """Expected time, nan if unknown, and bound at the first batch. [s]"""
+    times, bound = comparison.expected(cell), getattr(cell, f"{name}_s")
+    interval = getattr(times, name) if times else None
     return float(np.broadcast_to(interval.expected if interval else nan, bound.shape)[0]), float(bound[0])
 
 
 def _said(cell: Cell, comparison: Comparison, batch: int) -> str:
-    """A setting in a few words: the model only where there are several."""
+    """A setting in a few words; with its model where there are several."""
     model, *others = _setting(cell, comparison)
     several = len({one.model.name for one in comparison.cells}) > 1
     return f"{' '.join([model] * several + others)}, batch {batch}"
@@ -84,7 +84,7 @@ def title(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """What was asked, in one line."""
+    """The request in one line."""
     quants = dict.fromkeys(cell.quant for cell in comparison.cells)
     batches = comparison.batches
     batch = f"batches {batches[0]} to {batches[-1]}" if len(batches) > 1 else first_batch(comparison)
@@ -107,7 +107,7 @@ def _few(names: Sequence[str], what: str) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What changes from device to device, and what was refused."""
+    """How bounds differ between devices, and notes."""
     found = list(_differences(comparison))
     found += [
         f"{cell.hardware.name} cannot run {' '.join(_setting(cell, comparison))}: {cell.refused}."
@@ -120,7 +120,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def followers(cells: Iterable[Cell]) -> Iterator[str]:
-    """What follows from what-ifs, and on which devices."""
+    """Numbers that follow from what-ifs, with their devices."""
     names: dict[tuple[str, ...], dict[str, None]] = {}
     for cell in cells:
         if cell.hardware.follows:
@@ -130,7 +130,7 @@ def followers(cells: Iterable[Cell]) -> Iterator[str]:
 
 
 def of_models(comparison: Comparison) -> Iterator[str]:
-    """What has to be known of models, whatever runs them."""
+    """Notes on models, on any device."""
     for name, model in {cell.model.name: cell.model for cell in comparison.cells}.items():
         yield from (f"{name}: {note}." for note in model.notes)
         written = comparison.gen if model.generates else 0
@@ -140,7 +140,7 @@ def of_models(comparison: Comparison) -> Iterator[str]:
 
 
 def boxes(cells: Sequence[Cell]) -> list[str]:
-    """Of which devices more are taken to share a box than links are known to join, which is any number of cards."""
+    """Devices that are assumed to share a box beyond their linked domain, as cards do."""
     names = dict.fromkeys(
         cell.hardware.name
         for cell in cells
@@ -152,24 +152,24 @@ def boxes(cells: Sequence[Cell]) -> list[str]:
 
 
 def between(cells: Iterable[Cell]) -> list[str]:
-    """Which layouts are expected to be faster than they can be, as nobody measured what they do between domains."""
+    """Layouts whose expected time is optimistic, as collectives between domains were not measured."""
     names = dict.fromkeys(str(cell.layout) for cell in cells if OUT in cell.tiers and cell.expected)
     why = "collectives between domains of scale-up links were not measured. They are expected to take what their part"
     return [f"{_few(list(names), 'layouts')}: {why} in one does, or their bound, and take longer."] if names else []
 
 
 def _differences(comparison: Comparison) -> Iterable[str]:
-    """A sentence for each group of operators that is bound by different things on different devices."""
+    """A sentence for each group of operators with different bounds on different devices."""
     cells = comparison.answered
     kinds: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
         kinds.setdefault(_setting(cell, comparison), []).append(cell)
-    for setting, own in kinds.items():
+    for setting, bounds in kinds.items():
         several = f" of {' '.join(setting)}" if len(kinds) > 1 else ""
         for phase in ("prefill", "decode"):
-            for group in (ALL, *groups_of(own)):
+            for group in (ALL, *groups_of(bounds)):
                 by: dict[str, list[str]] = {}
-                for cell in own:
+                for cell in bounds:
                     if phase in cell.passes and (group == ALL or group in cell.passes[phase].groups):
                         by.setdefault(cell.passes[phase].bound(0, group), []).append(cell.hardware.name)
                 if len(by) > 1:
@@ -179,21 +179,21 @@ def _differences(comparison: Comparison) -> Iterable[str]:
 
 
 def _setting(cell: Cell, of: Comparison) -> tuple[str, ...]:
-    """All but the device, in words."""
+    """The setting without the device."""
     layout = (f"with {cell.layout}",) if of.layouts and cell.layout.devices > 1 else ()
     return cell.model.name, cell.quant, *(layout or ("on one device",) * bool(of.layouts))
 
 
 def pictured(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """Those that pictures show: the first of those that fit, else the first."""
+    """The settings of the figures: the first ones that fit; the first of all if none fits."""
     fitting = [cell for cell in cells if cell.fits[0]]
     return (fitting or list(cells))[:PICTURED]
 
 
 def _left_out(comparison: Comparison) -> list[str]:
-    """Why there are settings that pictures do not show."""
-    kept = {id(cell) for cell in pictured(comparison.answered)}
-    others = [cell for cell in comparison.answered if id(cell) not in kept]
+    """A note on the settings that the figures leave out."""
+    pictured_cells = {id(cell) for cell in pictured(comparison.answered)}
+    others = [cell for cell in comparison.answered if id(cell) not in pictured_cells]
     large = sum(not cell.fits[0] for cell in others)
     reasons = (
         f"{large} do{'es' * (large == 1)} not fit" if large else "",
@@ -220,7 +220,7 @@ def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture
 
 
 def _analysis(cell: Cell, of: Comparison) -> Analysis:
-    """The whole answer for a cell, operator by operator."""
+    """The full analysis of a cell."""
     return analyze(
         cell.model, cell.hardware, quant=unless_published(cell.asked), batch=cell.batches[0], prompt=of.prompt,
         gen=of.gen, layout=cell.layout, techniques=cell.setting.techniques,
@@ -233,7 +233,7 @@ REPORT: Final = Report[Comparison](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=lambda comparison: BOUNDS_SAID,
+    basis=lambda comparison: BOUNDS_BASIS,
     cards=_cards,
     pictures=lambda comparison: pictures(pictured(comparison.answered), comparison),
     undrawn=_left_out,

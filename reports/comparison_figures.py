@@ -1,4 +1,4 @@
-"""Figures that set devices side by side: time by bound, bounds over batch and length, what a ranking follows."""
+"""Figures of devices side by side: time by bound, bounds over batch and length, and what a ranking correlates with."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ _ROW, _AROUND = 46, 168  # heights of a bar and of what is around bars [px]
 
 
 def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
-    """How long a pass takes at the first batch in each setting, by name, and what it waits for meanwhile."""
-    shown = {name: cell.passes[phase] for name, cell in cells.items() if phase in cell.passes}
+    """Time of a pass at the first batch in each setting, divided by bound."""
+    passes = {name: cell.passes[phase] for name, cell in cells.items() if phase in cell.passes}
     several = any(arranges(cell.setting.techniques) for cell in cells.values())
     read = "the pass that reads the prompts, or the last of them" if several else "time to first token"
     about = read if phase == "prefill" else "a step in the middle of the answer"
-    figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(shown))
-    wholes = [float(own.time_s[0]) for own in shown.values()]
+    figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(passes))
+    wholes = [float(one.time_s[0]) for one in passes.values()]
     scale, unit = time_unit(max(wholes))
     for bound, color in BOUND_COLOR.items():
-        times = [float(np.ravel(own.spent(bound=bound))[0]) for own in shown.values()]
+        times = [float(np.ravel(one.spent(bound=bound))[0]) for one in passes.values()]
         if any(times):
             figure.add_bar(
-                orientation="h", y=list(shown), x=[scale * t for t in times], name=f"{bound}-bound", width=0.62,
+                orientation="h", y=list(passes), x=[scale * t for t in times], name=f"{bound}-bound", width=0.62,
                 marker={"color": color, "line": {"color": PAPER, "width": 1.5}},
-                text=[f"{t / whole:.0%}" for t, whole in zip(times, wholes, strict=True)],
+                text=[f"{t / total:.0%}" for t, total in zip(times, wholes, strict=True)],
                 textfont={"color": "white", "weight": 600}, **INSIDE,
-                hovertext=[f"<b>{n}</b><br>{bound}-bound: {seconds(t)}" for n, t in zip(shown, times, strict=True)],
+                hovertext=[f"<b>{n}</b><br>{bound}-bound: {seconds(t)}" for n, t in zip(passes, times, strict=True)],
                 hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
-    for name, whole in zip(shown, wholes, strict=True):
+    for name, total in zip(passes, wholes, strict=True):
         figure.add_annotation(
-            x=scale * whole, y=name, text=seconds(whole), showarrow=False, xanchor="left", xshift=4, font={"size": 12}
+            x=scale * total, y=name, text=seconds(total), showarrow=False, xanchor="left", xshift=4, font={"size": 12}
         )  # fmt: skip
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.4 * scale * max(wholes)], showgrid=False, nticks=5)
-    list_rows(figure, shown)
+    list_rows(figure, passes)
     return figure
 
 
 def bound_map(cell: Cell, name: str, phase: str) -> go.Figure:
-    """The part of a pass's time that waits for memory, over batch and length; what does not fit is crossed out."""
+    """The share of a pass that is memory-bound, over batch and length; crosses where it does not fit."""
     most = cell.model.max_context or _LENGTHS[-1]
     lengths = [n for n in _LENGTHS if n <= most] or [most]
     share = memory_share(cell, phase, _BATCHES, lengths)
@@ -75,9 +75,9 @@ def share_map(
     beyond: Sequence[Sequence[bool]],
     others: str = "compute",
 ) -> go.Figure:
-    """The part of a pass's time that waits for memory, [length, batch], and crosses where it is `beyond` the memory.
+    """The share of a pass that is memory-bound, [length, batch], and crosses where `beyond`, as it does not fit.
 
-    others  what the rest of the time waits for
+    others  what bounds the rest of the time
     """
     length = "context" if phase == "decode" else "prompt"
     crossed = [
@@ -113,7 +113,7 @@ def share_map(
 
 
 def fits(cell: Cell, phase: str, *, batch: int, length: int) -> bool:
-    """Whether a pass has room: prompts of `length` tokens, or sequences that have grown so long."""
+    """Whether a prefill of prompts of `length` tokens, or decode steps at that context, fit the memory."""
     prompt, gen = (length, 0) if phase == "prefill" else (min(cell.prompt, length), max(length - cell.prompt, 0))
     needed = cell.setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)
     return bool(needed <= cell.hardware.capacity)
@@ -129,7 +129,7 @@ def tokens(n: int) -> str:
 
 
 def ranking(choice: Choice, by: str) -> go.Figure:
-    """What devices are ranked by against their bandwidth or their peak: what the ranking follows."""
+    """Merit of the ranked devices against their memory bandwidth or peak."""
     cells = [one.cell for one in choice.ranked]
     bandwidth = by == "memory bandwidth"
     x = [cell.layout.devices * (cell.hardware.bandwidth() if bandwidth else cell.peak) for cell in cells]
@@ -140,12 +140,13 @@ def ranking(choice: Choice, by: str) -> go.Figure:
     figure = frame(f"{choice.merit} against {by}", f"{about}a point for each device", height=420)
     precisions = dict.fromkeys(cell.quant for cell in cells)
     for quant, line, symbol in zip(precisions, lines(len(precisions)), cycle(_SYMBOLS), strict=False):
-        own = [i for i, cell in enumerate(cells) if cell.quant == quant]
+        places = [i for i, cell in enumerate(cells) if cell.quant == quant]
         figure.add_scatter(
-            x=[x[i] for i in own], y=[y[i] for i in own], mode="markers", name=quant,
+            x=[x[i] for i in places], y=[y[i] for i in places], mode="markers", name=quant,
             marker={"color": line["color"], "symbol": symbol, "size": 9, "line": {"color": PAPER, "width": 1}},
             hovertext=[
-                f"<b>{cells[i].hardware.title}</b>, {quant}<br>{y[i]:.4g} {choice.merit}, {si(x[i])}{unit}" for i in own
+                f"<b>{cells[i].hardware.title}</b>, {quant}<br>{y[i]:.4g} {choice.merit}, {si(x[i])}{unit}"
+                for i in places
             ],
             hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
@@ -155,12 +156,12 @@ def ranking(choice: Choice, by: str) -> go.Figure:
 
 
 def names(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """Cells under what tells them apart: device, and model or precision where there are several."""
+    """Cells by unique names: the device, with the model, precision or layout where there are several."""
     models = len({cell.model.name for cell in cells}) > 1
     quants = len({cell.quant for cell in cells}) > 1
     layouts = len({cell.layout for cell in cells}) > 1
     devices = len({cell.hardware.name for cell in cells}) > 1 or not (models or quants or layouts)
-    found = {}
+    named = {}
     for cell in cells:
         parts = (
             cell.model.name if models else "",
@@ -168,5 +169,5 @@ def names(cells: Sequence[Cell]) -> dict[str, Cell]:
             cell.quant if quants else "",
             str(cell.layout) if layouts else "",
         )
-        found[" ".join(filter(None, parts))] = cell
-    return found
+        named[" ".join(filter(None, parts))] = cell
+    return named

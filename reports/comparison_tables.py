@@ -1,4 +1,4 @@
-"""The tables of a comparison: times, memory, what to expect, where time goes, and what would change that."""
+"""The tables of a comparison: times, memory, expected times, bounds by operator, and sensitivities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All of the report's; rows are settings in the order that they were asked for."""
+    """All tables of the report; rows are settings in the order of the request."""
     cells = comparison.answered
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
     fitting = [cell for cell in cells if cell.fits.any()]
@@ -36,25 +36,25 @@ def tables(comparison: Comparison) -> list[Table]:
         crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
         if crossings:
             found.append(_crossings(crossings, phase, axis, comparison))
-    said = [{item.text for item in column} for column in zip(*map(where, comparison.cells), strict=True)]
-    alike = [name for name, texts in zip(WHERE, said, strict=True) if len(texts) == 1]
+    texts = [{item.text for item in column} for column in zip(*map(where, comparison.cells), strict=True)]
+    alike = [name for name, column in zip(WHERE, texts, strict=True) if len(column) == 1]
     dropped = alike if len(cells) > 1 else [name for name in alike if name != "device"]  # a row has a name
     return [table.without_constants(*dropped) for table in found if table.body]
 
 
 def _without_batch(table: Table, comparison: Comparison) -> Table:
-    """Where all rows have the same, which the headline says."""
+    """The table without its batch column, if all rows agree, as the headline gives it."""
     return table.without_constants("batch") if len(comparison.cells) > 1 == len(comparison.batches) else table
 
 
 def where(cell: Cell) -> tuple[Item, ...]:
-    """The first items of a row, under WHERE."""
+    """The items under WHERE."""
     layout = Item(text=str(cell.layout), key=cell.layout.devices)
     return Item(text=cell.model.name), Item(text=cell.quant), Item(text=cell.hardware.name), layout
 
 
 def memory_item(cell: Cell, place: int = 0) -> Item:
-    """Such as "27.1<85.5": what is needed, and what there is. [GB]"""
+    """Such as "27.1<85.5": needed and available memory. [GB]"""
     needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
     if isnan(needed):
         return NOTHING
@@ -63,7 +63,7 @@ def memory_item(cell: Cell, place: int = 0) -> Item:
 
 
 def _times(comparison: Comparison) -> Table:
-    """Of what fits, and of what was refused nothing."""
+    """Times of the settings that fit."""
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch), time_item(float(cell.ttft_s[i])),
@@ -86,7 +86,7 @@ def _times(comparison: Comparison) -> Table:
 
 
 def _too_large(comparison: Comparison) -> Table:
-    """What does not fit, and how much of it would."""
+    """Settings that do not fit, and the part of the request that would."""
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed := float(cell.total_bytes[i])),
@@ -114,13 +114,13 @@ def _gigabytes(value: float) -> Item:
 
 
 def _whose(cell: Cell) -> str:
-    """The kernels that are expected of it, with a star where they were measured on others alone."""
+    """The library of the expected kernels, with a star if they were measured on other devices."""
     carried = "*" if cell.setting.kernels and cell.setting.kernels.carried else ""
     return f"{cell.library}{carried}" if cell.library else "median*"
 
 
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
-    """Bounds and what to expect, side by side, of those of which more than the bound is known."""
+    """Bounds and expected times side by side, of settings with expected times."""
     whose = f"of {comparison.library or comparison.engine or 'the library of which most was measured on the device'}"
     shown = list(cells)
     body = tuple(
@@ -147,7 +147,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
 
 
 def _relatives(comparison: Comparison, cells: Iterable[Cell]) -> str:
-    """On which others it was measured what is expected of devices with a star, where those are few."""
+    """The devices whose measurements stand in for those of a device with a star, if that has few."""
     on: dict[str, dict[str, None]] = {}
     for cell in cells:
         found = comparison.expected(cell)
@@ -159,15 +159,15 @@ def _relatives(comparison: Comparison, cells: Iterable[Cell]) -> str:
     return ": " + "; ".join(f"{name} mostly as {', '.join(others)}" for name, others in on.items())
 
 
-def _bounds_and_expected(cell: Cell, found: ExpectedTimes) -> Iterable[Sequence[tuple[float, float]]]:
-    """Of time to first token and time per token, at every batch. [s]"""
-    for bound, interval in ((cell.ttft_s, found.ttft), (cell.tpot_s, found.tpot)):
+def _bounds_and_expected(cell: Cell, result: ExpectedTimes) -> Iterable[Sequence[tuple[float, float]]]:
+    """TTFT and TPOT at every batch, at the bound and as expected. [s]"""
+    for bound, interval in ((cell.ttft_s, result.ttft), (cell.tpot_s, result.tpot)):
         expected = np.broadcast_to(interval.expected if interval else nan, bound.shape)
         yield list(zip(bound.tolist(), expected.tolist(), strict=True))
 
 
 def prices_of(devices: Iterable[Hardware]) -> str:
-    """A sentence on when their cloud prices were listed, as prices change and are ranked; empty if there are none."""
+    """When cloud prices of devices were listed, as prices change; "" without prices."""
     months = listed(devices)
     return f" Cloud prices are those of {months}." if months else ""
 
@@ -234,7 +234,7 @@ def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
 
 
 def _sensitivities(cells: Sequence[Cell]) -> Table:
-    """What a per cent more of each resource takes off each pass."""
+    """Sensitivity: time saved in each pass per +1 % of each resource."""
     kept = [
         (phase, resource)
         for phase in ("prefill", "decode")

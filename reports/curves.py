@@ -1,4 +1,4 @@
-"""A quantity along the batch or the length: a curve for each of several settings, and where they cross."""
+"""A quantity along batch or length: a curve for each setting, and where curves cross."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DOTTED: Final = {"color": INK, "width": 1, "dash": "dot"}
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One of them.
+    """A curve.
 
-    y         at x
-    expected  of real kernels, at fewer places: (x, y)
-    turns     where what most of the time is bound by changes: (x, y, what is said there)
+    y         values at x
+    expected  expected values at fewer places: (x, y)
+    turns     places where the bound of most of the time changes: (x, y, text)
     """
 
     x: Array
@@ -48,13 +48,13 @@ def curves(
     limits: Mapping[str, float] | None = None,
     at: float | None = None,
 ) -> go.Figure:
-    """Curves by name, both axes logarithmic.
+    """Curves by name over logarithmic axes.
 
-    axis    what x is, with its unit; `unit` what y is, with its own
-    text    y for people to read; `place` x likewise, where it is a power of two
-    meets   where two curves cross: (x, y, what is said there)
-    limits  what y must not exceed, by name: lines in the colours of as many curves, or in ink where it is one
-    at      the x of the present setting
+    axis    name and unit of x; `unit` that of y
+    text    y as text; `place` x as text, at powers of two
+    meets   places where two curves cross: (x, y, text)
+    limits  upper limits of y by name, in the colors of as many curves, or in ink where there is one
+    at      x of the present setting
     """
     limits = limits or {}
     styles = [{"color": INK, "dash": "solid"}] if len(named) < len(limits) else lines(len(named))
@@ -70,15 +70,15 @@ def curves(
     ]  # fmt: skip
     first, last = (pick(float(pick(one.x)) for one in named.values()) for pick in (min, max))
     powers = [2**i for i in range(ceil(log2(first)), floor(log2(last)) + 1)]
-    shown = powers[:: 1 + len(powers) // 9]
+    labelled = powers[:: 1 + len(powers) // 9]
     values = [y for one in named.values() for y in (one.y, *([one.expected[1]] if one.expected else []))]
     low = min([*limits.values(), *(float(np.min(y)) for y in values)])
     high = max([*limits.values(), *(float(np.max(y)) for y in values)])
     marks = ticks(low / 1.2, 1.2 * high)
     return frame(
         title, about, height=_HEIGHT, traces=traces,
-        xaxis={"title": {"text": axis}, "type": "log", "tickvals": shown, "ticktext": [place(power) for power in shown],
-               "tickangle": 0, "range": [log10(0.96 * first), log10(1.04 * last)]},
+        xaxis={"title": {"text": axis}, "type": "log", "tickvals": labelled, "tickangle": 0,
+               "ticktext": [place(power) for power in labelled], "range": [log10(0.96 * first), log10(1.04 * last)]},
         yaxis={"title": {"text": unit, "standoff": 8}, "type": "log", "tickvals": marks,
                "ticktext": [plain(text(value)) for value in marks],
                "range": [log10(low / 1.2), log10(1.2 * high)]},
@@ -87,7 +87,7 @@ def curves(
 
 
 def _drawn(name: str, one: Curve, line: Mapping[str, str], text: Callable[[float], str]) -> Iterator[dict[str, Any]]:
-    """A curve, and circles where something is expected."""
+    """A curve, and circles at expected values."""
     yield {
         "type": "scatter", "x": one.x, "y": one.y, "mode": "lines", "name": name, "legendgroup": name,
         "line": {**line, "width": 2.2}, "customdata": [text(y) for y in one.y],
@@ -108,11 +108,11 @@ def _limits(
 ) -> Iterator[dict[str, Any]]:
     x = [min(one.x[0] for one in named.values()), max(one.x[-1] for one in named.values())]
     for (name, limit), line in zip(limits.items(), lines(len(limits)), strict=True):
-        said = f"{name}: {plain(text(limit))}"
+        label = f"{name}: {plain(text(limit))}"
         style = _DOTTED if len(limits) == 1 else {"color": line["color"], "width": 1.5, "dash": "dot"}
         yield {
-            "type": "scatter", "x": x, "y": [limit, limit], "mode": "lines", "name": said, "line": style,
-            "hovertemplate": f"{said}<extra></extra>",
+            "type": "scatter", "x": x, "y": [limit, limit], "mode": "lines", "name": label, "line": style,
+            "hovertemplate": f"{label}<extra></extra>",
         }  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _marked(name: str, marks: Sequence[tuple[float, float, str]], symbol: str) -
         edge = INK if symbol == "x-thin" else PAPER
         yield {
             "type": "scatter", "x": [x for x, *_ in marks], "y": [y for _, y, _ in marks], "mode": "markers",
-            "name": name, "hovertext": [said for *_, said in marks], "hovertemplate": "%{hovertext}<extra></extra>",
+            "name": name, "hovertext": [text for *_, text in marks], "hovertemplate": "%{hovertext}<extra></extra>",
             "marker": {"symbol": symbol, "size": 10, "color": INK, "line": {"color": edge, "width": 2}},
         }  # fmt: skip
 
@@ -140,7 +140,7 @@ def crossings(a: Array, b: Array) -> list[int]:
     [1]
     """
     sign = np.sign(np.round(a / b - 1, 9))
-    held = [0.0] * len(sign)  # the last side that was not a tie
+    sides = [0.0] * len(sign)  # the last side that was not a tie
     for i, side in enumerate(sign):
-        held[i] = side or (held[i - 1] if i else 0.0)
-    return [i for i in range(len(held) - 1) if held[i] and held[i + 1] != held[i]]
+        sides[i] = side or (sides[i - 1] if i else 0.0)
+    return [i for i in range(len(sides) - 1) if sides[i] and sides[i + 1] != sides[i]]

@@ -30,7 +30,7 @@ def report(
         summary=summary,
         tables=lambda result: tables(result.joint),
         remarks=lambda result: remarks(result.joint),
-        said=lambda result: analysis.basis(result.joint),
+        basis=lambda result: analysis.basis(result.joint),
         cards=cards,
         pictures=lambda result: analysis.pictures(result.joint, [side for _, side in result.sides]),
         details=lambda result: [

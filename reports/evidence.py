@@ -57,7 +57,7 @@ class Evidence:
         return max(self.least, self.measured or -inf) <= self.found <= self.most
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Our number, in words."""
         more = f", {self.found / self.measured:.2f} times the measured gain" if self.measured else ""
         return self.words.format(self.found) + more
@@ -73,84 +73,86 @@ class Evidence:
 _FASTER: Final = "decode {:.2f}x as fast"
 
 
-def _decoding(found: Analysis) -> float:
+def _decoding(analysis: Analysis) -> float:
     """Speed-up of the tokens after the first."""
-    assert found.effect
-    with_it, without = found.effect.result.tpot_s, found.effect.without.tpot_s
+    assert analysis.effect
+    with_it, without = analysis.effect.result.tpot_s, analysis.effect.without.tpot_s
     return without / with_it if with_it and without else 1.0
 
 
-def _reading(found: Analysis) -> float:
+def _reading(analysis: Analysis) -> float:
     """Speed-up of the first token."""
-    assert found.effect
-    return found.effect.without.ttft_s / found.effect.result.ttft_s
+    assert analysis.effect
+    return analysis.effect.without.ttft_s / analysis.effect.result.ttft_s
 
 
-def _whole(found: Analysis) -> float:
-    assert found.effect
-    return found.effect.speed_up
+def _whole(analysis: Analysis) -> float:
+    assert analysis.effect
+    return analysis.effect.speed_up
 
 
 def _finding(key: str) -> Callable[[Analysis], float]:
-    def ours(found: Analysis) -> float:
-        assert found.effect
-        value = found.effect.findings[key]
+    def ours(analysis: Analysis) -> float:
+        assert analysis.effect
+        value = analysis.effect.findings[key]
         assert value is not None
         return value
 
     return ours
 
 
-def _again(found: Analysis, **changes: Any) -> Analysis:
+def _again(analysis: Analysis, **changes: Any) -> Analysis:
     """The same analysis with some arguments changed."""
-    asked = {name: found.inputs[name] for name in ("batch", "prompt", "gen", "techniques")}
-    return analyze(found.model, found.hardware.name, **(asked | changes))
+    arguments = {name: analysis.inputs[name] for name in ("batch", "prompt", "gen", "techniques")}
+    return analyze(analysis.model, analysis.hardware.name, **(arguments | changes))
 
 
-def _better_draft(found: Analysis) -> float:
-    (technique,) = found.inputs["techniques"]
-    return _decoding(found) / _decoding(_again(found, techniques=[technique.replace("alpha=0.8", "alpha=0.6")]))
+def _better_draft(analysis: Analysis) -> float:
+    (technique,) = analysis.inputs["techniques"]
+    return _decoding(analysis) / _decoding(_again(analysis, techniques=[technique.replace("alpha=0.8", "alpha=0.6")]))
 
 
-def _weights_gb(found: Analysis) -> float:
-    return found.memory.weight_bytes / 1e9
+def _weights_gb(analysis: Analysis) -> float:
+    return analysis.memory.weight_bytes / 1e9
 
 
-def _weights_part(found: Analysis) -> float:
-    return found.memory.weight_bytes / _again(found, techniques=()).memory.weight_bytes
+def _weights_part(analysis: Analysis) -> float:
+    return analysis.memory.weight_bytes / _again(analysis, techniques=()).memory.weight_bytes
 
 
-def _cache_gb(found: Analysis) -> float:
-    return found.memory.kv_cache_bytes / 1e9
+def _cache_gb(analysis: Analysis) -> float:
+    return analysis.memory.kv_cache_bytes / 1e9
 
 
-def _parameters(found: Analysis) -> float:
+def _parameters(analysis: Analysis) -> float:
     """Parameters with the technique. [billion]"""
-    return Setting.of(found.model, found.hardware, techniques=found.inputs["techniques"]).graph.parameters / 1e9
+    return (
+        Setting.of(analysis.model, analysis.hardware, techniques=analysis.inputs["techniques"]).graph.parameters / 1e9
+    )
 
 
-def _throughput(found: Analysis) -> float:
+def _throughput(analysis: Analysis) -> float:
     """Tokens per second at the largest batch that fits, relative to those without techniques."""
-    full = (_again(found, techniques=some).memory.max_batch for some in (found.inputs["techniques"], ()))
+    full = (_again(analysis, techniques=some).memory.max_batch for some in (analysis.inputs["techniques"], ()))
     ours, theirs = (
-        _again(found, batch=batch, techniques=some).generation.tokens_per_s
-        for batch, some in zip(full, (found.inputs["techniques"], ()), strict=True)
+        _again(analysis, batch=batch, techniques=some).generation.tokens_per_s
+        for batch, some in zip(full, (analysis.inputs["techniques"], ()), strict=True)
     )
     return ours / theirs
 
 
-def _with_decoding(found: Analysis) -> float:
+def _with_decoding(analysis: Analysis) -> float:
     """Speed-up of a chunk and a decode step of the batch in one pass over two passes."""
-    plan = Setting.of(found.model, found.hardware).plan
-    chunk = Workload.chunk(batch=1, chunk=found.phases.prefill.q_len, past=0)
-    step = Workload.decode(batch=found.request.batch, kv_len=found.request.prompt)
+    plan = Setting.of(analysis.model, analysis.hardware).plan
+    chunk = Workload.chunk(batch=1, chunk=analysis.phases.prefill.q_len, past=0)
+    step = Workload.decode(batch=analysis.request.batch, kv_len=analysis.request.prompt)
     return float((plan.time_s(chunk) + plan.time_s(step)) / plan.time_s(chunk + step))
 
 
-def _teacher(found: Analysis) -> float:
+def _teacher(analysis: Analysis) -> float:
     """Speed-up of a prefill over the model that this one was distilled from."""
-    teacher = analyze("bert-base-uncased", found.hardware.name, prompt=found.request.prompt)
-    return teacher.phases.prefill.total.bound_time_s / found.phases.prefill.total.bound_time_s
+    teacher = analyze("bert-base-uncased", analysis.hardware.name, prompt=analysis.request.prompt)
+    return teacher.phases.prefill.total.bound_time_s / analysis.phases.prefill.total.bound_time_s
 
 
 EVIDENCE: Final = (

@@ -1,6 +1,6 @@
-"""Figures as functions: those of "LLM Inference Unveiled" (arXiv:2402.16363), and where time and memory go.
+"""Figures as functions: those of "LLM Inference Unveiled" (arXiv:2402.16363), and time and memory of analyses.
 
-They know of no file, page or command, so a report and a dashboard show the same pictures.
+They import no file, page or command, so that reports and the dashboard show the same figures.
 """
 
 from .analysis_figures import memories, memory_bar, operator_bars, phase_bars, time_bars

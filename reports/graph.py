@@ -1,4 +1,4 @@
-"""The operator graph of a model: tensors with their shapes, and which operator reads what another wrote."""
+"""The operator graph of a model: tensors with their shapes, and the operators that write and read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def render(model: Model, form: str, width: int = WIDTH) -> str:
 
 
 def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, Operator], Tensor]]:
-    """(writer, reader, tensor as it is read) of every dependency, and of the one from each block to the next."""
+    """(writer, reader, tensor) of every dependency within and between blocks."""
     left: dict[str, tuple[Block, Operator]] = {}  # what wrote the outputs of the blocks before
     before = ""
     for block in graph.blocks:
@@ -48,7 +48,7 @@ def shape(tensor: Tensor) -> str:
 
 
 def _rows(form: Form) -> str:
-    """Of a cache that is read more than once those that it has."""
+    """Rows of a tensor in memory; of a cache that is read more than once, the cached ones."""
     named = ((_CACHED if f.name == _READ else str(f), c) for f, c in form.terms)
     return " + ".join(text if c == 1 else f"{c:g} {text}" for text, c in named)
 
@@ -59,14 +59,14 @@ def weight_shape(weight: Weight) -> str:
 
 
 def title(block: Block) -> str:
-    """What a block is, how often it repeats, and where."""
+    """The name of a block, its repetitions and its layers."""
     if not block.layers:
         return block.name
     return f"{block.name} x {block.repeat} ({_layers(block.layers)})"
 
 
 def _layers(places: Sequence[int]) -> str:
-    """Which layers, in few words: "layers 0 to 4, 6", "layers 1, 5, ... 61", "layers 0 to 60 without 1, 5, ... 57"."""
+    """Layers in few words: "layers 0 to 4, 6", "layers 1, 5, ... 61", "layers 0 to 60 without 1, 5, ... 57"."""
     if len(places) == 1:
         return f"layer {places[0]}"
     missing = sorted({*range(places[0], places[-1])} - {*places})
@@ -81,7 +81,7 @@ def _layers(places: Sequence[int]) -> str:
 
 
 def _stepping(places: Sequence[int]) -> bool:
-    """Whether they are equally far apart, and not one after another."""
+    """Whether layers are equally far apart, but not consecutive."""
     steps = {later - earlier for earlier, later in pairwise(places)}
     return len(steps) == 1 and steps != {1}
 
@@ -91,7 +91,7 @@ def _stepped(places: Sequence[int]) -> str:
 
 
 def _text(model: Model, width: int) -> str:
-    """Two lines for an operator, wrapped: what it is with its weights, and what it reads and writes."""
+    """Two lines for an operator, wrapped: its kind with its weights, and its inputs and outputs."""
     lines = [f"{model.title}: {model.parameters:,} parameters in {model.format}"]
     for block in model.graph.blocks:
         lines += ["", filled(title(block), width)]
@@ -104,7 +104,7 @@ def _text(model: Model, width: int) -> str:
 
 
 def _whole(text: str) -> str:
-    """A text that does not break where lines do."""
+    """`text` with spaces at which no line breaks."""
     return text.replace(" ", _TIE)
 
 

@@ -1,4 +1,4 @@
-"""Throughput against the speed of one request, as text, Markdown, CSV, JSON and HTML."""
+"""The report on throughput against the speed of one request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmviewer.units import seconds
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
-from .serving import beyond, devices, lengths, said
+from .serving import basis, beyond, devices, lengths
 from .tables import Item, Table, digits, number_item, time_item
 
 if TYPE_CHECKING:
@@ -24,79 +24,79 @@ _DRAINED: Final = 0.15  # of the time, that is worth a word: ten requests of eac
 _TOGETHER: Final = 0.9  # of the most that is served, from which on more in flight only wait for each other
 
 
-def title(found: LoadCurve) -> str:
-    first, last = found.bound[0].concurrency, found.bound[-1].concurrency
-    where = f"{found.setting.model.title} on {devices(found.runs[0])}"
+def title(result: LoadCurve) -> str:
+    first, last = result.bound[0].concurrency, result.bound[-1].concurrency
+    where = f"{result.setting.model.title} on {devices(result.runs[0])}"
     return f"{where}, {first:,} to {last:,} requests in flight"
 
 
-def headline(found: LoadCurve) -> str:
-    """What was asked, in one line."""
-    run = found.runs[0]
-    engine = f", {found.setting.engine.title}" if found.setting.engine else ""
-    techniques = "".join(f", {one}" for one in found.setting.techniques)
-    return f"{title(found)}, {lengths(run.traffic)}, {found.setting.quantization}{techniques}{engine}, {run.policy}"
+def headline(result: LoadCurve) -> str:
+    """The request in one line."""
+    run = result.runs[0]
+    engine = f", {result.setting.engine.title}" if result.setting.engine else ""
+    techniques = "".join(f", {one}" for one in result.setting.techniques)
+    return f"{title(result)}, {lengths(run.traffic)}, {result.setting.quantization}{techniques}{engine}, {run.policy}"
 
 
-def tables(found: LoadCurve) -> list[Table]:
-    named = {"As expected": found.expected, "At the bound": found.bound}
-    return [_table(name, points, last=points is found.bound) for name, points in named.items() if points]
+def tables(result: LoadCurve) -> list[Table]:
+    named = {"As expected": result.expected, "At the bound": result.bound}
+    return [_table(name, points, last=points is result.bound) for name, points in named.items() if points]
 
 
 def _table(name: str, points: Sequence[Point], *, last: bool) -> Table:
-    held = _held(points)
+    has_goals = _has_goals(points)
     about = (
         "Tokens/s of answers: of all devices, of each, and of one request (the inverse of the mean time per token). "
         "TTFT: time to first token. TPOT: time per token. Answer: the whole time of a request. Means but for p99."
     )
-    within = " Within: requests that keep to the goals." if held else ""
+    within = " Within: requests that keep to the goals." if has_goals else ""
     return Table(
         title=name,
         about=about + within if last else "",
         head=(
             "in flight", "tokens/s", "/device", "/request", "TTFT", "TTFT p99", "TPOT", "answer",
-            *(("within",) if held else ()),
+            *(("within",) if has_goals else ()),
         ),
         words=(),
-        body=tuple(_row(point, held=held) for point in points),
+        body=tuple(_row(point, has_goals=has_goals) for point in points),
     )  # fmt: skip
 
 
-def _held(points: Sequence[Point]) -> bool:
-    """Whether requests have goals to keep to."""
+def _has_goals(points: Sequence[Point]) -> bool:
+    """Whether there are latency targets."""
     goals = points[0].run.goals
     return min(goals.ttft_s, goals.tpot_s) < np.inf
 
 
-def _row(point: Point, *, held: bool) -> tuple[Item, ...]:
+def _row(point: Point, *, has_goals: bool) -> tuple[Item, ...]:
     run = point.run
     times = (np.mean(run.ttft_s), np.percentile(run.ttft_s, 99), 1 / point.speed, np.mean(run.latency_s))
     return (
         number_item(point.concurrency),
         *(number_item(value) for value in (run.tokens_per_s, point.per_device, point.speed)),
         *(time_item(float(value)) for value in times),
-        *((Item(text=f"{run.good:.0%}", key=run.good),) if held else ()),
+        *((Item(text=f"{run.good:.0%}", key=run.good),) if has_goals else ()),
     )
 
 
-def _likely(found: LoadCurve) -> tuple[Point, ...]:
-    return found.expected or found.bound
+def _likely(result: LoadCurve) -> tuple[Point, ...]:
+    return result.expected or result.bound
 
 
 def _enough(points: Sequence[Point]) -> Point:
-    """The fewest in flight with which nearly the most is served."""
+    """The knee: the lowest concurrency with nearly the highest throughput."""
     most = max(point.run.tokens_per_s for point in points)
     return next(point for point in points if point.run.tokens_per_s >= _TOGETHER * most)
 
 
-def remarks(found: LoadCurve) -> list[str]:
-    points = _likely(found)
+def remarks(result: LoadCurve) -> list[str]:
+    points = _likely(result)
     enough, lines = _enough(points), list[str]()
     if enough is not points[-1]:
         share = enough.run.tokens_per_s / max(point.run.tokens_per_s for point in points)
         each = "" if np.isnan(enough.speed) else f", with {digits(enough.speed)} tokens/s each"
         lines.append(f"With {enough.concurrency:,} in flight, {share:.0%} of the most is served{each}.")
-    if _held(points):
+    if _has_goals(points):
         able = [point for point in points if point.run.good >= _KEPT]
         most = f"{able[-1].concurrency:,} in flight, {digits(able[-1].run.tokens_per_s)} tokens/s" if able else "none"
         lines.append(f"The most with which {_KEPT:.0%} of the requests keep to the goals: {most}.")
@@ -109,12 +109,12 @@ def remarks(found: LoadCurve) -> list[str]:
             f"{max(point.run.drained for point in drained):.0%} of the time, as nobody comes any more: what there is a "
             "second is lower by that. With more requests (--requests) the part is smaller."
         )
-    longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in found.runs)
-    return [*lines, *beyond(found.setting.model, longest)]
+    longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in result.runs)
+    return [*lines, *beyond(result.setting.model, longest)]
 
 
-def _cards(found: LoadCurve) -> list[Card]:
-    points = _likely(found)
+def _cards(result: LoadCurve) -> list[Card]:
+    points = _likely(result)
     one, enough, most = points[0], _enough(points), max(points, key=lambda point: point.run.tokens_per_s)
     return [
         Card(
@@ -132,14 +132,14 @@ def _cards(found: LoadCurve) -> list[Card]:
     ]  # fmt: skip
 
 
-def figure(found: LoadCurve) -> go.Figure:
-    """Each device's throughput against the speed of one request."""
+def figure(result: LoadCurve) -> go.Figure:
+    """Throughput per device against the speed of one request."""
     from .drawing import frame, lines
 
-    named = {"expected": found.expected, "at the bound": found.bound}
-    shown = {name: points for name, points in named.items() if points}
+    named = {"expected": result.expected, "at the bound": result.bound}
+    curves = {name: points for name, points in named.items() if points}
     chart = frame("Throughput and speed", "each point is a number of requests in flight; up and to the right is better")
-    for (name, points), line in zip(shown.items(), lines(len(shown)), strict=True):
+    for (name, points), line in zip(curves.items(), lines(len(curves)), strict=True):
         chart.add_scatter(
             x=[point.speed for point in points], y=[point.per_device for point in points], name=name,
             mode="lines+markers+text", line={**line, "width": 2}, marker={"size": 7, "color": line["color"]},
@@ -162,14 +162,14 @@ def _words(point: Point) -> str:
     ))  # fmt: skip
 
 
-def _pictures(found: LoadCurve) -> list[list[Picture]]:
-    if np.isnan(found.bound[0].speed):
+def _pictures(result: LoadCurve) -> list[list[Picture]]:
+    if np.isnan(result.bound[0].speed):
         return []
-    return [[picture(figure(found), "load-curve")]]
+    return [[picture(figure(result), "load-curve")]]
 
 
-def _said(found: LoadCurve) -> str:
-    return said(found.runs[0])
+def _basis(result: LoadCurve) -> str:
+    return basis(result.runs[0])
 
 
 REPORT: Final = Report[LoadCurve](
@@ -178,7 +178,7 @@ REPORT: Final = Report[LoadCurve](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=_said,
+    basis=_basis,
     cards=_cards,
     pictures=_pictures,
 )

@@ -1,4 +1,4 @@
-"""The list of models, which needs none of their graphs."""
+"""The list of models, from their index alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_list(models: Sequence[ModelFacts], width: int = WIDTH) -> str:
 
 
 def _active(model: ModelFacts) -> str:
-    """Active parameters where not all are."""
+    """Active parameters; "-" if all are."""
     return _short(model.active_parameters) if model.active_parameters != model.parameters else "-"
 
 
@@ -52,6 +52,6 @@ def _brief(number: float) -> str:
 
 
 def _context(model: ModelFacts) -> str:
-    """Exact below 100,000 tokens."""
+    """The longest context, with all digits below 100,000 tokens."""
     tokens = model.max_context
     return (f"{tokens:,}" if tokens else "-") if tokens < 100_000 else _bytes(tokens)

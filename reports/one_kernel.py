@@ -14,11 +14,11 @@ from .operator_table import number
 from .tables import csv_of, filled, json_of
 
 
-def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None, width: int = WIDTH) -> str:
-    """A line for each combination of sizes; what all have alike is said above."""
-    first, *_ = found
-    alike = {name: size for name, size in first.sizes.items() if all(each.sizes[name] == size for each in found)}
-    devices = list(dict.fromkeys(each.hardware for each in found))
+def render_text(estimates: Sequence[KernelEstimate], measured_s: float | None = None, width: int = WIDTH) -> str:
+    """A line for each combination of sizes, under the sizes that all have in common."""
+    first, *_ = estimates
+    alike = {name: size for name, size in first.sizes.items() if all(each.sizes[name] == size for each in estimates)}
+    devices = list(dict.fromkeys(each.hardware for each in estimates))
     sizes = ", ".join(f"{name} {size}" for name, size in alike.items() if size)
     where = f" on {devices[0]}" if len(devices) == 1 else ""
     what = KINDS[first.kernel].what.partition(";")[0]
@@ -26,14 +26,14 @@ def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None
     several = [name for name in first.sizes if name not in alike]
     named = (["device"] if len(devices) > 1 else []) + several
     lines = [[*named, "OPs", "bytes", "OP/B", "bound", "time", "expect", "from", "to", "of it"]]
-    for each in found:
-        own = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
+    for each in estimates:
+        differing = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
         lines.append([
-            *own, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), number(each.intensity), each.bound,
-            seconds(each.bound_time_s), *_expected(each),
+            *differing, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), number(each.intensity),
+            each.bound, seconds(each.bound_time_s), *_expected(each),
         ])  # fmt: skip
-    left = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
-    text = f"{filled(head, width)}\n\n{columns(lines, left=left, gap=' ')}\n{filled(_legend(found), width)}\n"
+    words = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
+    text = f"{filled(head, width)}\n\n{columns(lines, left=words, gap=' ')}\n{filled(_legend(estimates), width)}\n"
     return text if measured_s is None else f"{text}{filled(_measured(first, measured_s), width)}\n"
 
 
@@ -45,22 +45,22 @@ def _expected(each: KernelEstimate) -> list[str]:
     return [seconds(each.expected_time_s) + star, *sides, f"{each.bound_time_s / each.expected_time_s:.0%}"]
 
 
-def _legend(found: Sequence[KernelEstimate]) -> str:
-    known = [each for each in found if each.expected_time_s is not None]
-    text = f"time: the lower bound, {_conditions(found)}; bound: what sets it."
+def _legend(estimates: Sequence[KernelEstimate]) -> str:
+    known = [each for each in estimates if each.expected_time_s is not None]
+    text = f"time: the lower bound, {_conditions(estimates)}; bound: what sets it."
     if not known:
-        why = why_unknown(found[0].source)
+        why = why_unknown(estimates[0].source)
         return f"{text} Of real kernels nothing is known there: {why or 'none was measured'}."
     text += " expect: what to expect of real kernels, 80 % of them between from and to; of it: the part that is the "
     text += f"bound. Expectation {_sources(known)}."
     return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in known) else "")
 
 
-def _conditions(found: Sequence[KernelEstimate]) -> str:
-    """The state of clock and caches that the bounds rest on, and the bounds in another."""
-    one = found[0] if len(found) == 1 else None
+def _conditions(estimates: Sequence[KernelEstimate]) -> str:
+    """Clock and caches that the bounds assume, and bounds under other conditions."""
+    one = estimates[0] if len(estimates) == 1 else None
     clock = "the highest clock"
-    if any(each.datasheet_time_s > each.bound_time_s for each in found):
+    if any(each.datasheet_time_s > each.bound_time_s for each in estimates):
         clock += f" ({seconds(one.datasheet_time_s)} at datasheet rates)" if one else ", above that of datasheet rates"
     cache = "every tensor in memory at the start"
     if one and one.repeated_time_s < one.bound_time_s:
@@ -69,14 +69,14 @@ def _conditions(found: Sequence[KernelEstimate]) -> str:
 
 
 def _cached(each: KernelEstimate) -> str:
-    """The part of the tensors that the last cache can hold, in words."""
-    part = "they" if each.bytes <= each.cache_bytes else f"{each.cache_bytes / each.bytes:.0%} of them"
+    """The share of the tensors that fits the last-level cache, in words."""
+    share = "they" if each.bytes <= each.cache_bytes else f"{each.cache_bytes / each.bytes:.0%} of them"
     speed = "" if each.cache_bytes_per_s else ", of unknown bandwidth,"
-    return f"{part} are in the {each.cache_bytes / 2**20:,.0f} MiB {each.cache}{speed}"
+    return f"{share} are in the {each.cache_bytes / 2**20:,.0f} MiB {each.cache}{speed}"
 
 
 def _sources(known: Sequence[KernelEstimate]) -> str:
-    """Where expectations come from, with the devices that each is for where they have several."""
+    """Sources of expected times, with their devices where there are several."""
     devices: dict[str, list[str]] = {}
     for each in known:
         devices.setdefault(each.source, []).append(each.hardware)
@@ -89,8 +89,8 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
     if measured_s < each.bound_time_s:
         below = f"Measured {seconds(measured_s)}, below the bound ({fold(measured_s / each.bound_time_s, 2)})"
         if measured_s >= each.repeated_time_s:
-            kept = f"possible if {_cached(each)} from the launch before, at least {seconds(each.repeated_time_s)}"
-            return f"{below} with every tensor in memory: {kept}."
+            cached = f"possible if {_cached(each)} from the launch before, at least {seconds(each.repeated_time_s)}"
+            return f"{below} with every tensor in memory: {cached}."
         return f"{below}: the clock was raised, less was done, or the number has another unit."
     text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the best that is possible"
     if each.expected_time_s is None or each.expected_low_s is None or each.expected_high_s is None:
@@ -101,19 +101,19 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
     return f"{text}; {number(measured_s / each.expected_time_s)}x the time expected, {place}."
 
 
-def render_json(found: Sequence[KernelEstimate]) -> str:
-    kernels = [each.to_dict() for each in found]
+def render_json(estimates: Sequence[KernelEstimate]) -> str:
+    kernels = [each.to_dict() for each in estimates]
     return json_of({"schema_version": SCHEMA_VERSION, "llmviewer_version": __version__, "kernels": kernels})
 
 
-def render_csv(found: Sequence[KernelEstimate]) -> str:
-    """A row for each, its sizes as columns."""
-    rows = [each.to_dict() for each in found]
+def render_csv(estimates: Sequence[KernelEstimate]) -> str:
+    """A row for each estimate, with its sizes as columns."""
+    rows = [each.to_dict() for each in estimates]
     return csv_of({"kernel": row["kernel"], "hardware": row["hardware"], **row.pop("sizes"), **row} for row in rows)
 
 
 def render_kinds(width: int = WIDTH) -> str:
-    """What can be asked for."""
+    """The kinds of kernels with their sizes."""
     margin = " " * 11
     lines = []
     for name, kind in KINDS.items():

@@ -1,4 +1,4 @@
-"""What plans cost against how long they take."""
+"""Cost of plans against their latency."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ _MOST = 2000  # points
 _BESIDE = 4  # times beside each other that a phone has room for
 
 
-def pareto_front(found: ServicePlan, key: str, name: str) -> go.Figure:
-    """Every candidate with a price, those that no other beats, and the best."""
-    figure = frame(f"{found.unit} against {name}", "each point keeps to the goals; the line joins what is best in both")
-    priced = [one for one in found.able if not isnan(one.price(found.by))][:_MOST]
-    kept = {id(one) for one in found.front}
+def pareto_front(result: ServicePlan, key: str, name: str) -> go.Figure:
+    """Every candidate with a price, the Pareto front, and the best."""
+    figure = frame(
+        f"{result.unit} against {name}", "each point keeps to the goals; the line joins what is best in both"
+    )
+    priced = [one for one in result.able if not isnan(one.price(result.by))][:_MOST]
+    front = {id(one) for one in result.front}
     groups = {
-        "beaten": ([one for one in priced if id(one) not in kept], INK, 5, 0.35),
-        "beaten by none": ([one for one in priced if id(one) in kept], BLUE, 8, 0.9),
-        "lowest": ([found.best] if found.best else [], VERMILLION, 13, 1.0),
+        "beaten": ([one for one in priced if id(one) not in front], INK, 5, 0.35),
+        "beaten by none": ([one for one in priced if id(one) in front], BLUE, 8, 0.9),
+        "lowest": ([result.best] if result.best else [], VERMILLION, 13, 1.0),
     }
     for label, (ones, color, size, opacity) in groups.items():
         if ones:
             figure.add_scatter(
-                x=[getattr(one, key) for one in ones], y=[one.price(found.by) for one in ones], mode="markers",
+                x=[getattr(one, key) for one in ones], y=[one.price(result.by) for one in ones], mode="markers",
                 name=label, marker={"color": color, "size": size, "opacity": opacity},
-                hovertext=[_words(one, found) for one in ones], hovertemplate="%{hovertext}<extra></extra>",
+                hovertext=[_words(one, result) for one in ones], hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
-    steps = _stairs(priced, found, key)
+    steps = _stairs(priced, result, key)
     figure.add_scatter(
         x=[x for x, _ in steps], y=[y for _, y in steps], mode="lines", showlegend=False, hoverinfo="skip",
         line={"color": BLUE, "width": 1, "shape": "vh"},
     )  # fmt: skip
-    goal = getattr(found.goals, key)
+    goal = getattr(result.goals, key)
     if goal < inf:
         figure.add_vline(x=goal, line={"color": GREEN, "width": 1.5, "dash": "dash"})
         figure.add_scatter(
@@ -47,29 +49,29 @@ def pareto_front(found: ServicePlan, key: str, name: str) -> go.Figure:
             line={"color": GREEN, "width": 1.5, "dash": "dash"},
         )  # fmt: skip
     times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
-    prices = [one.price(found.by) for one in priced]
+    prices = [one.price(result.by) for one in priced]
     figure.update_xaxes(title_text=name, **log_axis(times, seconds, most=_BESIDE))
-    figure.update_yaxes(title_text=found.unit, **log_axis(prices, "{:g}".format))
+    figure.update_yaxes(title_text=result.unit, **log_axis(prices, "{:g}".format))
     return figure
 
 
-def _stairs(ones: list[Candidate], found: ServicePlan, key: str) -> list[tuple[float, float]]:
-    """Those than which none is both quicker and cheaper, quickest first."""
+def _stairs(ones: list[Candidate], result: ServicePlan, key: str) -> list[tuple[float, float]]:
+    """(time, price) of the candidates on the front of both, the quickest first."""
     steps: list[tuple[float, float]] = []
-    for x, y in sorted((getattr(one, key), one.price(found.by)) for one in ones):
+    for x, y in sorted((getattr(one, key), one.price(result.by)) for one in ones):
         if not steps or y < steps[-1][1]:
             steps.append((x, y))
     return steps
 
 
-def _words(one: Candidate, found: ServicePlan) -> str:
+def _words(one: Candidate, result: ServicePlan) -> str:
     sides = (one.readers, one) if one.readers else (one,)
     laid = (f"<b>{each.copies} x {each.layout.devices} x {each.hardware.name}</b>, {each.layout}" for each in sides)
     lines = (
         ", read for<br>".join(laid),
-        f"{one.quant}, {one.price(found.by):.3g} {found.unit}",
+        f"{one.quant}, {one.price(result.by):.3g} {result.unit}",
         f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
         f"{digits(one.batch)} at a time on each copy, up to {digits(one.rate_within)} requests/s",
-        *((f"at the bound {one.least.price(found.by):.3g} {found.unit}",) if one.least else ()),
+        *((f"at the bound {one.least.price(result.by):.3g} {result.unit}",) if one.least else ()),
     )
     return "<br>".join(lines)

@@ -1,4 +1,4 @@
-"""The named figures of the command line, and how they become files."""
+"""The figures of `llmviewer plot`, and their files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def draw(
     phase: str,
     **options: Unpack[FigureOptions],
 ) -> go.Figure:
-    """One of the figures of "LLM Inference Unveiled" (arXiv:2402.16363), for any model and device.
+    """A figure of "LLM Inference Unveiled" (arXiv:2402.16363), for any model and device.
 
-    Figures that compare precisions take those of the paper, or what `quant` lists, separated by semicolons.
+    quant  of figures that compare precisions: schemes separated by semicolons; those of the paper if not given
     """
     if figure == "roofline":
         return figures.roofline(analyze(model, hardware, batch=batch, prompt=prompt, **options), phase)
@@ -54,19 +54,19 @@ def draw(
 def _listed(quants: str) -> list[str]:
     """The precisions of a list.
 
-    Raises InputError where one is empty, or there twice.
+    Raises InputError if one is empty or listed twice.
     """
-    found = [part.strip() for part in quants.split(";")]
-    if not all(found):
+    names = [part.strip() for part in quants.split(";")]
+    if not all(names):
         raise InputError(f"--quant must be precisions with a semicolon between any two, W16A16;W4A16; got {quants!r}")
-    each_once("--quant", found)
-    return found
+    each_once("--quant", names)
+    return names
 
 
 def write(figure: go.Figure, path: Path) -> None:
-    """As one self-contained HTML file, or as an image where kaleido and a browser are at hand.
+    """Writes a self-contained HTML file, or an image if kaleido and a browser are installed.
 
-    Raises InputError for other endings, and where an image cannot be made, saying what is missing.
+    Raises InputError for other endings, and if an image cannot be made.
     """
     if path.suffix == ".html":
         writing.write_text(path, figure_page(figure))

@@ -1,4 +1,4 @@
-"""Figures that compare precisions: the memory of requests, the time of decode steps and of prefills."""
+"""Figures that compare precisions: memory of requests, time of decode steps and of prefills."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ANY_DEVICE: Final = Hardware(name="any", title="any device", rates={}, capacity
 
 
 class _Bar(NamedTuple):
-    """What a case takes in a precision: parts under the names of PART_COLOR, and all that it takes in _BASE. [B]"""
+    """Memory of a case in one precision: parts by the names of PART_COLOR, and the total in _BASE. [B]"""
 
     case: Case
     quant: str
@@ -66,16 +66,16 @@ def memory_bars(
     cases: Sequence[tuple[int, int, str]] = CASES,
     **options: Unpack[CountedOptions],
 ) -> go.Figure:
-    """Weights, KV cache and live activations by precision, as parts of what W16A16 needs in the same case (figure 6).
+    """Weights, KV cache and live activations by precision, over the total in W16A16 of the same case (figure 6).
 
-    quants  those of the paper if not given
-    cases   (batch, tokens, phase) of each group of bars; those of decode steps are left out where there are none
+    quants  precisions; those of the paper if not given
+    cases   (batch, tokens, phase) of each group of bars, without decode steps if the model has none
 
     With `hardware`, bars that exceed its memory are marked.
     """
     one = Setting.of(model, hardware or _ANY_DEVICE, **options)
-    shown = [case for case in (Case(*case) for case in cases) if one.model.generates or case.phase == "prefill"]
-    bars = _bars(one, _OF_MEMORY if quants is None else quants, shown)
+    cases_shown = [case for case in (Case(*case) for case in cases) if one.model.generates or case.phase == "prefill"]
+    bars = _bars(one, _OF_MEMORY if quants is None else quants, cases_shown)
     x = [[f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, *_ in bars], [bar.quant for bar in bars]]
     figure = frame(
         f"Memory of {one.model.name} by precision", f"{one.accounting} accounting; below: phase, batch × tokens",
@@ -105,9 +105,11 @@ def decode_time(
     kv_len: int = 1024,
     **options: Unpack[CountedOptions],
 ) -> go.Figure:
-    """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7).
+    """Time of a decode step against the batch, by precision (figure 7).
 
-    Raises InputError where the model does not generate.
+    quants  precisions; those of the paper if not given
+
+    Raises InputError if the model does not generate.
     """
     one = Setting.of(model, hardware, **options)
     if not one.model.generates:
@@ -129,7 +131,10 @@ def prefill_time(
     batch: int = 1,
     **options: Unpack[CountedOptions],
 ) -> go.Figure:
-    """The time of a prefill against the prompt's length, by precision, those of the paper if not given (figure 8)."""
+    """Time of a prefill against the length of the prompt, by precision (figure 8).
+
+    quants  precisions; those of the paper if not given
+    """
     one = Setting.of(model, hardware, **options)
     workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
     plans = _plans(one, quants, "prefill")
@@ -145,24 +150,24 @@ def prefill_time(
 
 
 def _settings(one: Setting, quants: Sequence[str]) -> dict[str, Setting]:
-    """A setting in each precision, under its name."""
+    """The setting in each precision."""
     return {quant: one.having(quant=quant) for quant in quants}
 
 
 def _plans(one: Setting, quants: Sequence[str] | None, phase: str) -> dict[str, Plan]:
-    """Those of a phase, likewise."""
+    """The plan of a phase in each precision."""
     settings = _settings(one, _OF_TIME if quants is None else quants)
     return {quant: setting.plan_of(phase) for quant, setting in settings.items()}
 
 
 def _bars(one: Setting, quants: Sequence[str], cases: Sequence[Case]) -> list[_Bar]:
     settings = _settings(one, (_BASE, *quants))
-    whole = {case: sum(_parts(settings[_BASE], case).values()) for case in cases}
-    return [_Bar(case, quant, _parts(settings[quant], case), whole[case]) for case in cases for quant in quants]
+    totals = {case: sum(_parts(settings[_BASE], case).values()) for case in cases}
+    return [_Bar(case, quant, _parts(settings[quant], case), totals[case]) for case in cases for quant in quants]
 
 
 def _parts(setting: Setting, case: Case) -> dict[str, float]:
-    """What is in memory, under the names of PART_COLOR. [B]"""
+    """Parts of the memory by the names of PART_COLOR. [B]"""
     batch, length = case.batch, case.length
     if case.phase == "prefill":
         prompt, graph, workload = length, setting.graph, Workload.prefill(batch=batch, prompt=length)
@@ -178,7 +183,7 @@ def _parts(setting: Setting, case: Case) -> dict[str, float]:
 
 
 def _crosses(figure: go.Figure, x: Sequence[Sequence[str]], bars: Sequence[_Bar], capacity: float) -> None:
-    """Above the bars that exceed a memory, if there are any."""
+    """Crosses above the bars that exceed the memory."""
     heights = [bar.height + 0.03 if bar.total > capacity else None for bar in bars]
     if any(heights):
         figure.add_scatter(

@@ -1,4 +1,4 @@
-"""What techniques would buy, as text, Markdown, CSV, JSON and HTML."""
+"""The report on techniques that would help."""
 
 from __future__ import annotations
 
@@ -38,67 +38,67 @@ _NAMES: Final = {
 }  # fmt: skip
 
 
-def said(found: Advice) -> str:
-    """What the gains are."""
-    setting = found.base.setting
-    if not found.base.expected:
+def basis(result: Advice) -> str:
+    """What the gains are relative to."""
+    setting = result.base.setting
+    if not result.base.expected:
         why = unknown(Steps(setting).unknown)
         return f"A gain is that of lower bounds, which no kernel beats. {why} {_USUAL}"
     whose = setting.engine.title if setting.engine else kernels(setting)
     return f"Expected: of {whose}. Bound: if no kernel were slower than it must. {_USUAL}"
 
 
-def title(found: Advice) -> str:
-    setting = found.base.setting
+def title(result: Advice) -> str:
+    setting = result.base.setting
     device, layout = setting.hardware.title, setting.layout
     on = f"{layout.devices} x {device} ({layout})" if layout.devices > 1 else device
     return f"What would help {setting.model.title} on {on}"
 
 
-def headline(found: Advice) -> str:
-    """What was asked, and where it stands."""
-    base, times = found.base, found.base.likely.numbers()
-    using = f", with {', '.join(found.given)}" if found.given else ""
+def headline(result: Advice) -> str:
+    """The request, and its present times."""
+    base, times = result.base, result.base.likely.numbers()
+    using = f", with {', '.join(result.given)}" if result.given else ""
     there = base.setting.hardware.capacity
     each = " of each device" * (base.setting.layout.devices > 1)
     large = f" It does not fit: {si(float(base.memory_bytes))}B of {si(there)}B{each}; gains are over its bound."
     fits = "" if base.fits else large
     least = f" (at the bound {rate(base.bounds.numbers()['tokens_per_s'])})" if base.expected else ""
     return (
-        f"{title(found)}: batch {found.batch}, prompt {found.prompt}, {found.gen} generated, "
-        f"{base.setting.quantization}{using}. {_NAMES[found.wanted].capitalize()} is to be better. Without more: first "
-        f"token {seconds(times['ttft_s'])}, {seconds(times['tpot_s'])} a token, {rate(times['tokens_per_s'])} tokens/s"
-        f"{least}; "
-        f"decode steps are {base.decode_bound}-bound, the prefill {base.prefill_bound}-bound.{fits}"
+        f"{title(result)}: batch {result.batch}, prompt {result.prompt}, {result.gen} generated, "
+        f"{base.setting.quantization}{using}. {_NAMES[result.wanted].capitalize()} is to be better. Without more: "
+        f"first token {seconds(times['ttft_s'])}, {seconds(times['tpot_s'])} a token, "
+        f"{rate(times['tokens_per_s'])} tokens/s{least}; decode steps are {base.decode_bound}-bound, "
+        f"the prefill {base.prefill_bound}-bound.{fits}"
     )
 
 
-def remarks(found: Advice) -> list[str]:
-    told = []
-    if found.idle:
-        told.append(f"Would not help here: {', '.join(line.name for line in found.idle)}.")
-    if found.large:
-        told.append(f"Would not fit the memory: {', '.join(line.name for line in found.large)}.")
-    lines = (*found.alone, *found.idle, *found.large)
+def remarks(result: Advice) -> list[str]:
+    sentences = []
+    if result.idle:
+        sentences.append(f"Would not help here: {', '.join(line.name for line in result.idle)}.")
+    if result.large:
+        sentences.append(f"Would not fit the memory: {', '.join(line.name for line in result.large)}.")
+    lines = (*result.alone, *result.idle, *result.large)
     if any(name.startswith("speculative:") for line in lines for name in _techniques(line.changes[0])):
-        told.append(
+        sentences.append(
             f"Of a draft it is assumed that {TAU} tokens come of each pass of the model, in the middle of what was "
             "measured (arXiv:2404.14294, table 5). Better drafts gain more: --with speculative:draft=NAME,alpha=RATE."
         )
-    return [*told, *_refused(found), *beyond(found.base.setting.model, found.prompt + found.gen)]
+    return [*sentences, *_refused(result), *beyond(result.base.setting.model, result.prompt + result.gen)]
 
 
-def _refused(found: Advice) -> Iterator[str]:
-    """What was not tried: for want of a parameter, or as it makes no sense here, what has the same reason together."""
+def _refused(result: Advice) -> Iterator[str]:
+    """Techniques that were not tried: those that require a parameter, and those that do not apply, by reason."""
     wanting: list[str] = []
     alike: dict[str, list[str]] = {}
-    for change, reason in found.refused:
-        own = str(next(iter(_techniques(change)), change.name)).partition(":")[0]
-        why = reason.removeprefix(f"{own}: ")
+    for change, reason in result.refused:
+        technique = str(next(iter(_techniques(change)), change.name)).partition(":")[0]
+        why = reason.removeprefix(f"{technique}: ")
         if wants := _WANTS.match(why):
             wanting.append(f"{change.name} ({''.join(filter(None, wants.groups()))})")
         else:
-            alike.setdefault(_why(found, own, why), []).append(change.name)
+            alike.setdefault(_why(result, technique, why), []).append(change.name)
     if wanting:
         yield f"Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): {'; '.join(wanting)}."
     if alike:
@@ -106,16 +106,16 @@ def _refused(found: Advice) -> Iterator[str]:
         yield f"Not possible here: {'; '.join(reasons)}."
 
 
-def _why(found: Advice, own: str, reason: str) -> str:
-    """A reason without the names of the technique and of the model, which go without saying."""
-    used, _, rest = reason.partition(": ")
-    if used in (text.partition(":")[0] for text in found.given):
-        reason = f"beside {used}, as {rest.partition('; ')[0]}"
-    return re.sub(rf"\b{re.escape(own)}\b", "it", reason).removeprefix(f"{found.base.setting.model.name} has ")
+def _why(result: Advice, name: str, reason: str) -> str:
+    """A reason without the names of technique and model."""
+    used, _, cause = reason.partition(": ")
+    if used in (text.partition(":")[0] for text in result.given):
+        reason = f"beside {used}, as {cause.partition('; ')[0]}"
+    return re.sub(rf"\b{re.escape(name)}\b", "it", reason).removeprefix(f"{result.base.setting.model.name} has ")
 
 
 class Folded(Table):
-    """Whose long names, on the left, go on in the next line of a text."""
+    """A table whose long names, in its first column, wrap in a text."""
 
     def text(self, width: int = WIDTH) -> str:
         names, *others = zip(*self.lines(), strict=True)
@@ -130,25 +130,25 @@ class Folded(Table):
         return "\n".join((*lines, self.below(width)))
 
 
-def tables(found: Advice) -> list[Table]:
-    known = "Expected, bound" if found.base.expected else "Bound"
+def tables(result: Advice) -> list[Table]:
+    known = "Expected, bound" if result.base.expected else "Bound"
     about = f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_LEFT}"
-    groups = [(needs, list(same)) for needs, same in groupby(found.alone, key=lambda line: line.requires.needs)]
+    groups = [(needs, list(same)) for needs, same in groupby(result.alone, key=lambda line: line.requires.needs)]
     alone = [
-        _table(f"Alone, {needs}", found, same, ("TTFT", "TPOT"), about if same[-1] is found.alone[-1] else "")
+        _table(f"Alone, {needs}", result, same, ("TTFT", "TPOT"), about if same[-1] is result.alone[-1] else "")
         for needs, same in groups
     ]
-    shown = ("TTFT",) if found.wanted is Objective.TTFT else ("TPOT",)
+    times = ("TTFT",) if result.wanted is Objective.TTFT else ("TPOT",)
     together = _table(
-        "Together, each better than its parts", found, found.together[:_MOST], shown, f"{_TOUCHES}{_LEFT}"
+        "Together, each better than its parts", result, result.together[:_MOST], times, f"{_TOUCHES}{_LEFT}"
     )
     shorter = [*(table.without_constants("left", "touches") for table in alone), together.without_constants("left")]
-    kept: list[Table] = [Folded(**vars(table)) for table in shorter if table.body]
-    return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]
+    folded: list[Table] = [Folded(**vars(table)) for table in shorter if table.body]
+    return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in folded]
 
 
-def _table(name: str, found: Advice, lines: Sequence[Variant], shown: Sequence[str], about: str) -> Table:
-    gains = ("expected", "bound") if found.base.expected else ("bound",)
+def _table(name: str, result: Advice, lines: Sequence[Variant], shown: Sequence[str], about: str) -> Table:
+    gains = ("expected", "bound") if result.base.expected else ("bound",)
     return Table(
         title=name,
         about=about,
@@ -157,10 +157,10 @@ def _table(name: str, found: Advice, lines: Sequence[Variant], shown: Sequence[s
         body=tuple(
             (
                 Item(text=line.name),
-                *(_gain(line, gain, found.wanted) for gain in gains),
+                *(_gain(line, gain, result.wanted) for gain in gains),
                 *(time_item(getattr(line.result.likely, f"{key.lower()}_s")) for key in shown),
                 Item(text="-" if line.requires is Touches.NOTHING else str(line.requires)),
-                Item(text=line.relieves(found.wanted).replace("memory traffic", "bytes")),
+                Item(text=line.relieves(result.wanted).replace("memory traffic", "bytes")),
                 Item(text=line.result.decode_bound, bound=line.result.decode_bound),
             )
             for line in lines
@@ -178,12 +178,12 @@ def _techniques(change: Change) -> tuple[str, ...]:
     return tuple(map(str, change.options.get("techniques", ())))
 
 
-def _cards(found: Advice) -> list[Card]:
-    best = [line for lines in (found.alone, found.together) for line in lines[:1]]
+def _cards(result: Advice) -> list[Card]:
+    best = [line for lines in (result.alone, result.together) for line in lines[:1]]
     return [
         Card(
-            label="best alone" if line in found.alone else "best together",
-            value=f"{line.likely_gain(found.wanted):.2f}x",
+            label="best alone" if line in result.alone else "best together",
+            value=f"{line.likely_gain(result.wanted):.2f}x",
             about=f"{line.name}, {line.requires.needs}",
         )
         for line in best
@@ -191,5 +191,5 @@ def _cards(found: Advice) -> list[Card]:
 
 
 REPORT: Final = Report[Advice](
-    name="recommendations", title=title, headline=headline, tables=tables, remarks=remarks, said=said, cards=_cards
+    name="recommendations", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards
 )

@@ -41,7 +41,7 @@ class Report(Generic[_R]):
     headline  the request and the outcome in words; begins with the title
     summary   main numbers; on a page, cards have most of them
     remarks   notes on the result, as sentences
-    said      what the numbers are: ahead of them on a page, after the remarks elsewhere
+    basis     what the numbers are: ahead of them on a page, after the remarks elsewhere
     cards     numbers at the top of a page
     pictures  rows of figures and small tables, side by side on a page; figures bring plotly.js, some five megabytes
     undrawn   what the figures leave out
@@ -55,7 +55,7 @@ class Report(Generic[_R]):
     headline: Callable[[_R], str]
     tables: Callable[[_R], list[Table]]
     remarks: Callable[[_R], list[str]]
-    said: Callable[[_R], str]
+    basis: Callable[[_R], str]
     summary: Callable[[_R], list[Line]] = _none
     cards: Callable[[_R], list[Card]] = _none
     pictures: Callable[[_R], Sequence[Sequence[Picture | Table]]] = _none
@@ -66,7 +66,7 @@ class Report(Generic[_R]):
 
     def text(self, result: _R, width: int = WIDTH, *, colored: bool = False) -> str:
         """Text with words that wrap at `width`; the columns of tables are as wide as they must be."""
-        summary, remarks = self.summary(result), [*self.remarks(result), self.said(result)]
+        summary, remarks = self.summary(result), [*self.remarks(result), self.basis(result)]
         parts = [
             click.style(filled(self.headline(result), width), bold=True) + "\n" + _lines(summary, width),
             *(table.text(width) for table in self.tables(result)),
@@ -79,7 +79,7 @@ class Report(Generic[_R]):
     def markdown(self, result: _R) -> str:
         summary, tables = self.summary(result), self.tables(result)
         commands = (f"{one.purpose} `{' '.join(one.words)}`" for one in self.more(result))
-        remarks = [*self.remarks(result), self.said(result), *commands]
+        remarks = [*self.remarks(result), self.basis(result), *commands]
         lines = "".join(f"| {line.label} | {line.text} |\n" for line in summary)
         parts = [
             f"# {self.headline(result)}\n",
@@ -105,7 +105,7 @@ class Report(Generic[_R]):
         return report_page(
             title=self.title(result),
             headline=self.headline(result),
-            said=self.said(result),
+            basis=self.basis(result),
             summary=[line for line in self.summary(result) if line.on_page],
             cards=self.cards(result),
             pictures=self.pictures(result),

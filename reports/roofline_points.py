@@ -1,4 +1,4 @@
-"""What figures show of an analysis, before anything is drawn: roofs, points with their labels, pieces of bars."""
+"""Rooflines and bars before they are drawn: roofs, points with labels, and pieces of bars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
 class Roof(NamedTuple):
-    """What a unit attains at most: min(rate, intensity x bandwidth). [OP/s, B/s]"""
+    """Highest performance of a unit: min(rate, intensity x bandwidth). [OP/s, B/s]"""
 
     unit: Resource
     rate: float
@@ -37,7 +37,7 @@ class Roof(NamedTuple):
 
     @property
     def ridge(self) -> float:
-        """The intensity from which on arithmetic bounds. [OP/B]"""
+        """Intensity above which arithmetic is the bound. [OP/B]"""
         return self.rate / self.bandwidth
 
     @property
@@ -46,7 +46,7 @@ class Roof(NamedTuple):
 
 
 def roofs(phase: Phase, device: Hardware) -> list[Roof]:
-    """That of the unit which does most of the OPs, then those of others that work and have another peak."""
+    """The roof of the unit with most of the OPs, then those of other working units with another peak."""
     ops: dict[Resource, float] = {}
     for op in phase.operators:
         unit = Resource(Unit(op.compute_unit), op.compute_dtype)
@@ -58,7 +58,7 @@ def roofs(phase: Phase, device: Hardware) -> list[Roof]:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Operators of one kind that fall together on a roofline."""
+    """Operators of one kind that coincide on a roofline."""
 
     operators: tuple[OperatorResult, ...]
 
@@ -76,35 +76,35 @@ class Point:
 
     @property
     def intensity(self) -> float:
-        """Of all together. [OP/B]"""
+        """Intensity of all operators together. [OP/B]"""
         return self.sum("ops") / self.sum("bytes")
 
     @property
     def attainable(self) -> float:
-        """Of all together. [OP/s]"""
+        """Performance at the bound of all operators together. [OP/s]"""
         return self.sum("ops") / self.sum("bound_time_s")
 
     @property
     def expected(self) -> float | None:
-        """What real kernels are expected to attain, all together; None where only the bound is known. [OP/s]"""
+        """Expected performance of all operators together; None where only the bound is known. [OP/s]"""
         known = all(op.expected_time_s is not None for op in self.operators)
         return self.sum("ops") / self.sum("expected_time_s") if known else None
 
     @property
     def operator(self) -> str:
-        """BLOCK.NAME of the one with the largest share."""
+        """BLOCK.NAME of the operator with the largest share."""
         return operator_id(max(self.operators, key=lambda op: op.share))
 
     @property
     def label(self) -> str:
-        """On a few narrow lines, on which not all names of many may have room."""
+        """Names and share on a few narrow lines; many names are cut."""
         names = joined(op.name for op in self.operators).replace(" ", _SPACE).replace("/", "/ ")
         lines = textwrap.wrap(names, _WIDTH, max_lines=_LINES, placeholder="\N{HORIZONTAL ELLIPSIS}")
         return f"{'<br>'.join(lines).replace('/ ', '/')}{_SPACE}{self.share:.0%}"
 
     @property
     def lines(self) -> int:
-        """Of the label."""
+        """Number of lines of the label."""
         return 1 + self.label.count("<br>")
 
     def sum(self, field: str) -> float:
@@ -141,23 +141,20 @@ class Point:
 
 
 def points(phase: Phase) -> list[Point]:
-    """The operators that have OPs, those that fall together as one, largest share of time first.
-
-    What waits for a link is under none of the roofs.
-    """
-    found: list[Point] = []
+    """The operators with OPs that are not bound by a link, coinciding ones as one, the largest share of time first."""
+    together: list[Point] = []
     for op in phase.operators:
         if op.ops and op.bound != "link":
-            home = next((i for i, point in enumerate(found) if point.alike(op)), None)
+            home = next((i for i, point in enumerate(together) if point.alike(op)), None)
             if home is None:
-                found.append(Point(operators=(op,)))
+                together.append(Point(operators=(op,)))
             else:
-                found[home] = Point(operators=(*found[home].operators, op))
-    return sorted(found, key=lambda point: point.share, reverse=True)
+                together[home] = Point(operators=(*together[home].operators, op))
+    return sorted(together, key=lambda point: point.share, reverse=True)
 
 
 def about(phase: Phase) -> str:
-    """What a phase runs, how long, and which of its operators are no points."""
+    """The phase, its time, and its operators that are no points."""
     tokens = f"{phase.q_len} token{'s'[: phase.q_len > 1]}"
     without = {
         "no OPs": joined(op.name for op in phase.operators if not op.ops and op.bound != "link"),
@@ -180,15 +177,15 @@ def joined(names: Iterable[str]) -> str:
     for name in dict.fromkeys(names):
         head, line, tail = name.rpartition("_")
         heads.setdefault(line + tail, []).append(head)
-    return ", ".join("/".join(own) + tail for tail, own in heads.items())
+    return ", ".join("/".join(firsts) + tail for tail, firsts in heads.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a phase's bar, `share` long from `start`: operators of one name, or others.
+    """A part of a phase's bar, `share` long from `start`: operators of one name, or small ones together.
 
-    operator    BLOCK.NAME of that which takes longest; nothing where they are others
-    expected_s  what real kernels are expected to take; None where only the bound is known
+    operator    BLOCK.NAME of the one with the largest share; "" of small ones together
+    expected_s  expected time; None where only the bound is known
     """
 
     row: str
@@ -203,14 +200,14 @@ class Piece:
 
 
 def pieces(phase: Phase, row: str) -> list[Piece]:
-    """The operators of a phase as parts of its bar, those of the bound that takes most time first."""
+    """The operators of a phase as parts of its bar, grouped by bound, that with the most time first."""
     alike: dict[tuple[str, str], list[OperatorResult]] = {}
     for op in sorted(phase.operators, key=lambda op: -op.share):
         alike.setdefault((op.bound, op.name), []).append(op)
     shares = {key: sum(op.share for op in ops) for key, ops in alike.items()}
     by_bound = phase.total.time_by_bound_s
     ranked = sorted(alike, key=lambda key: (-by_bound[key[0]], key[0], shares[key] < OTHER, -shares[key]))
-    found: list[Piece] = []
+    bars: list[Piece] = []
     start = 0.0
     for (bound, name), keys in groupby(ranked, key=lambda key: (key[0], key[1] if shares[key] >= OTHER else "")):
         together = list(keys)
@@ -223,12 +220,12 @@ def pieces(phase: Phase, row: str) -> list[Piece]:
         hover += f"<br>and {len(times) - _TOLD} more" if len(times) > _TOLD else ""
         text = f"{_narrow(name or 'other')}<br>{share:.0%}"
         operator = operator_id(alike[together[0]][0]) if name else ""
-        found.append(Piece(
+        bars.append(Piece(
             row=row, name=name or "other", operator=operator, bound=bound, start=start, share=share,
             expected_s=expected, text=text, hover=hover,
         ))  # fmt: skip
         start += share
-    return found
+    return bars
 
 
 def _narrow(name: str) -> str:

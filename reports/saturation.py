@@ -1,4 +1,4 @@
-"""What copies of a model serve at most, as text, Markdown, CSV, JSON and HTML."""
+"""The report on the highest load that replicas of a model sustain."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from llmviewer.units import counted, seconds
 
 from .parts import Card
 from .report import Report
-from .serving import beyond, laid, lengths, preempted, said, steps
+from .serving import basis, beyond, laid, lengths, preempted, steps
 from .tables import NOTHING, Item, Table, number_item, time_item
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
 
-def title(found: Saturation) -> str:
-    return f"{found.setting.model.title}: what {laid(found.setting, found.copies)} serves at most"
+def title(result: Saturation) -> str:
+    return f"{result.setting.model.title}: what {laid(result.setting, result.copies)} serves at most"
 
 
-def headline(found: Saturation) -> str:
-    """What was asked, in one line."""
-    setting, traffic = found.setting, found.traffic
+def headline(result: Saturation) -> str:
+    """The request in one line."""
+    setting, traffic = result.setting, result.traffic
     engine = f"{setting.engine.title}, " if setting.engine else ""
     techniques = "".join(f"{one}, " for one in setting.techniques)
     each = " on each rank" if setting.layout.dp > 1 else ""
-    room = "" if found.likely.capped else ", as many as memory nearly always has room for"
+    room = "" if result.likely.capped else ", as many as memory nearly always has room for"
     return (
-        f"{title(found)}: {lengths(traffic)}, {setting.quantization}, {techniques}{engine}{found.policy}, at most "
-        f"{found.max_batch} at a time{each}{room}"
+        f"{title(result)}: {lengths(traffic)}, {setting.quantization}, {techniques}{engine}{result.policy}, at most "
+        f"{result.max_batch} at a time{each}{room}"
     )
 
 
-def remarks(found: Saturation) -> list[str]:
-    likely = found.likely
+def remarks(result: Saturation) -> list[str]:
+    likely = result.likely
     lines = [f"What limits: {likely.limit}"]
     lines += preempted(likely.span.preemptions, likely.span.usage)
-    if found.searched:
+    if result.searched:
         lines.append(
-            f"Steps are of {found.policy.budget} tokens: of {CHUNKS[0]} to {CHUNKS[-1]} the fewest that serve within 1 "
-            "% of the most. Larger ones make those who decode wait longer (--policy chunked:TOKENS)."
+            f"Steps are of {result.policy.budget} tokens: of {CHUNKS[0]} to {CHUNKS[-1]} the fewest that serve within "
+            "1 % of the most. Larger ones make those who decode wait longer (--policy chunked:TOKENS)."
         )
-    first = "were taken up" if found.policy.drains else "it was busy with"
+    first = "were taken up" if result.policy.drains else "it was busy with"
     lines.append(
         f"Measured over {counted(likely.span.answered, 'answer')} in {seconds(likely.span_s)}, of "
-        f"{counted(len(found.traffic), 'request')} that all wait from the start: from when those are answered that "
+        f"{counted(len(result.traffic), 'request')} that all wait from the start: from when those are answered that "
         f"{first} at first, until nobody waits any more. What they wait only says how many they are, and is not shown."
     )
-    longest = int(np.max(found.traffic.prompt + found.traffic.gen))
-    return [*lines, *beyond(found.setting.model, longest)]
+    longest = int(np.max(result.traffic.prompt + result.traffic.gen))
+    return [*lines, *beyond(result.setting.model, longest)]
 
 
-def tables(found: Saturation) -> list[Table]:
-    """What is sustained beside what the closed form gives, at the bound and as expected."""
-    runs = [run for run in (found.bound, found.expected) if run]
-    columns = [dict(_sustained(found, run)) for run in runs]
+def tables(result: Saturation) -> list[Table]:
+    """The simulation beside the closed form, at the bound and as expected."""
+    runs = [run for run in (result.bound, result.expected) if run]
+    columns = [dict(_sustained(result, run)) for run in runs]
     head = [name for run in ("at the bound", "expected")[: len(runs)] for name in (run, "closed form")]
-    shown = [i for i, name in enumerate(head) if found.bound.closed or name != "closed form"]
+    shown = [i for i, name in enumerate(head) if result.bound.closed or name != "closed form"]
     rows = [(name, [item for column in columns for item in column[name]]) for name in columns[0]]
     return [
         Table(
             title="At saturation",
-            about="Closed form: the most over all batches that fit." if found.bound.closed else "",
+            about="Closed form: the most over all batches that fit." if result.bound.closed else "",
             head=("quantity", *(head[i] for i in shown)),
             words=("quantity",),
             body=tuple(
@@ -77,30 +77,30 @@ def tables(found: Saturation) -> list[Table]:
     ]
 
 
-def _sustained(found: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[Item, Item]]]:
+def _sustained(result: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[Item, Item]]]:
     """(quantity, (simulated, closed form))"""
-    prompt, gen = float(np.mean(found.traffic.prompt)), float(np.mean(found.traffic.gen))
-    most = run.closed.max_rate * found.copies if run.closed else np.nan
+    prompt, gen = float(np.mean(result.traffic.prompt)), float(np.mean(result.traffic.gen))
+    most = run.closed.max_rate * result.copies if run.closed else np.nan
     yield "tokens/s written", (number_item(run.tokens_per_s), number_item(most * gen))
     yield "tokens/s read", (number_item(run.requests_per_s * prompt), number_item(most * prompt))
     yield "requests/s", (number_item(run.requests_per_s), number_item(most))
-    yield from steps(found.traffic, run.span.usage, found.setting)
+    yield from steps(result.traffic, run.span.usage, result.setting)
     yield "sequences at a time, each copy", (number_item(run.running), NOTHING)
     yield "of these decode", (number_item(run.decoding), NOTHING)
     tpot = summary(run.span.tpot_s)
     for key, name in _TIMES.items():
         yield name, (_time(tpot[key]), NOTHING)
     yield "longest gap, mean", (_time(summary(run.span.gap_s)["mean"]), NOTHING)
-    yield "tokens/J at TDP", (number_item(found.tokens_per_joule(run)), NOTHING)
-    yield "tokens/USD", (number_item(found.tokens_per_dollar(run)), NOTHING)
+    yield "tokens/J at TDP", (number_item(result.tokens_per_joule(run)), NOTHING)
+    yield "tokens/USD", (number_item(result.tokens_per_dollar(run)), NOTHING)
 
 
 def _time(value: float | None) -> Item:
     return NOTHING if value is None else time_item(value)
 
 
-def _cards(found: Saturation) -> list[Card]:
-    run = found.likely
+def _cards(result: Saturation) -> list[Card]:
+    run = result.likely
     mean = summary(run.span.tpot_s)["mean"]
     return [
         Card(label="tokens written", value=f"{number_item(run.tokens_per_s).text}/s", about="by all devices together"),
@@ -116,6 +116,6 @@ REPORT: Final = Report[Saturation](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=said,
+    basis=basis,
     cards=_cards,
 )

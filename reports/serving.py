@@ -1,4 +1,4 @@
-"""A simulation of requests as text, Markdown, CSV, JSON and HTML."""
+"""The report on a simulation of requests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MANY: Final = 4  # steps of a prompt, from which on the closed form with chunks
 _BOUND: Final = "At the bound: steps take as long as their lower bounds, which no kernel beats."
 
 
-def said(found: Simulation | Saturation) -> str:
-    """What the times are."""
-    if found.expected is None:
-        return f"{_BOUND} {unknown(found.unknown)}".strip()
-    setting = found.setting
+def basis(result: Simulation | Saturation) -> str:
+    """What the times are of."""
+    if result.expected is None:
+        return f"{_BOUND} {unknown(result.unknown)}".strip()
+    setting = result.setting
     if setting.engine:
         return f"{_BOUND} Expected: as of {setting.engine.said}"
     gaps = "without gaps between them; what a scheduler takes is not counted."
@@ -41,32 +41,32 @@ def said(found: Simulation | Saturation) -> str:
 
 
 def unknown(why: str) -> str:
-    """Why there is nothing but bounds."""
+    """Why only bounds are known."""
     return f"No time is expected above it: {why}." if why else ""
 
 
 def kernels(setting: Setting) -> str:
-    """Whose are expected."""
-    found = setting.kernels
-    if not found or not found.library:
+    """Sources of the expected times of kernels."""
+    sources = setting.kernels
+    if not sources or not sources.library:
         return "kernels measured on devices like it"
-    return f"kernels of {found.library}{' on devices like it' if found.carried else ''}"
+    return f"kernels of {sources.library}{' on devices like it' if sources.carried else ''}"
 
 
 def beyond(model: Model, tokens: int) -> list[str]:
-    """That a request is longer than the model was made for, where it is."""
+    """A note on requests longer than the context of the model."""
     most = model.max_context
     return [f"{tokens:,} tokens are more than the {most:,} positions of {model.name}."] if 0 < most < tokens else []
 
 
-def title(found: Simulation) -> str:
-    return f"{found.setting.model.title}: {counted(len(found.traffic), 'request')} on {devices(found)}"
+def title(result: Simulation) -> str:
+    return f"{result.setting.model.title}: {counted(len(result.traffic), 'request')} on {devices(result)}"
 
 
-def devices(found: Simulation) -> str:
-    """Such as "2 x (4 x h100-sxm, tp=4) and 1 x h100-sxm that read prompts"."""
-    parts = [laid(setting, copies, counted=found.reads is not None) for setting, copies in found.sides]
-    return f"{parts[1]} that read prompts and {parts[0]} that decode" if found.reads else parts[0]
+def devices(result: Simulation) -> str:
+    """Such as "2 x (4 x h100-sxm, tp=4) and 1 x h100-sxm for prefill"."""
+    parts = [laid(setting, copies, counted=result.reads is not None) for setting, copies in result.sides]
+    return f"{parts[1]} that read prompts and {parts[0]} that decode" if result.reads else parts[0]
 
 
 def laid(setting: Setting, copies: int, *, counted: bool = False) -> str:
@@ -77,48 +77,48 @@ def laid(setting: Setting, copies: int, *, counted: bool = False) -> str:
 
 
 def preempted(times: int, usage: Usage) -> list[str]:
-    """How often requests lost their cache, where any did, and what reading them again costs."""
+    """How often requests were preempted, and what recomputing their cache costs."""
     again = usage.reread / max(usage.read, 1)
     lost = f"{times:,} times a request lost its cache, as memory was full, and was read again"
     return [f"{lost}: {again:.1%} more tokens to read."] if times else []
 
 
-def _kept(found: Simulation) -> list[str]:
-    """What of prompts whose blocks a trace names could be found in a cache, and what was."""
-    if found.traffic.blocks is None:
+def _kept(result: Simulation) -> list[str]:
+    """Prefix cache: the share of prompts that could hit it, and the share that did."""
+    if result.traffic.blocks is None:
         return []
-    came = f"{found.traffic.repeated:.1%} of all tokens of prompts were in prompts before them"
-    if found.reads:
+    came = f"{result.traffic.repeated:.1%} of all tokens of prompts were in prompts before them"
+    if result.reads:
         return [f"{came}, and none of these are read: what is kept between requests has no limit here."]
-    gone = f": {found.usage.evicted:,.0f} tokens had to go, as memory was full" if found.usage.evicted else ""
-    apart = f"; each of {found.servers} copies has a cache of its own" if found.servers > 1 else ""
-    return [f"{came}, and {found.usage.there:.1%} were still in a cache{gone}{apart}."]
+    gone = f": {result.usage.evicted:,.0f} tokens had to go, as memory was full" if result.usage.evicted else ""
+    apart = f"; each of {result.servers} copies has a cache of its own" if result.servers > 1 else ""
+    return [f"{came}, and {result.usage.there:.1%} were still in a cache{gone}{apart}."]
 
 
 def lengths(traffic: Traffic) -> str:
-    """Of prompts and answers, on average where they differ."""
+    """Input and output tokens, as means where they vary."""
     prompt, gen = (round(float(np.mean(each))) for each in (traffic.prompt, traffic.gen))
     alike = all(np.ptp(each) == 0 for each in (traffic.prompt, traffic.gen))
     return f"prompts of {prompt:,} and answers of {counted(gen, 'token')}{'' if alike else ' on average'}"
 
 
-def headline(found: Simulation) -> str:
-    """What was asked, in one line."""
-    traffic = found.traffic
+def headline(result: Simulation) -> str:
+    """The request in one line."""
+    traffic = result.traffic
     rate = f"{digits(traffic.rate)} a second" if traffic.rate < np.inf else "all at once"
     rate = f"{traffic.in_flight} in flight" if traffic.in_flight else rate
-    order = "" if found.reads else f", {found.policy}"
-    order = f", {found.setting.engine.title}{order}" if found.setting.engine else order
-    order = "".join(f", {one}" for one in found.setting.techniques) + order
-    each = " on each rank" if found.setting.layout.dp > 1 else ""
+    order = "" if result.reads else f", {result.policy}"
+    order = f", {result.setting.engine.title}{order}" if result.setting.engine else order
+    order = "".join(f", {one}" for one in result.setting.techniques) + order
+    each = " on each rank" if result.setting.layout.dp > 1 else ""
     return (
-        f"{title(found)}, {rate}, {lengths(traffic)}, {found.setting.quantization}{order}, at most "
-        f"{found.max_batch} at a time{each}"
+        f"{title(result)}, {rate}, {lengths(traffic)}, {result.setting.quantization}{order}, at most "
+        f"{result.max_batch} at a time{each}"
     )
 
 
-def remarks(found: Simulation) -> list[str]:
-    likely = found.likely
+def remarks(result: Simulation) -> list[str]:
+    likely = result.likely
     lines = [f"What limits: {likely.limit}"]
     lines += preempted(likely.preemptions, likely.usage)
     lines += _kept(likely)
@@ -138,25 +138,25 @@ def remarks(found: Simulation) -> list[str]:
             f"answered, and {digits(likely.traffic.rate)} come.{' That is no overload.' if likely.closed else ''} With "
             "more requests (--requests) the part is smaller."
         )
-    if found.traffic.later:
-        lines.append(f"Of the file, {counted(found.traffic.later, 'later request')} left out: --requests takes more.")
-    if found.traffic.empty:
-        lines.append(f"Of the file, {counted(found.traffic.empty, 'request')} with an answer of 0 tokens left out.")
-    longest = int(np.max(found.traffic.prompt + found.traffic.gen))
-    return [*lines, *beyond(found.setting.model, longest)]
+    if result.traffic.later:
+        lines.append(f"Of the file, {counted(result.traffic.later, 'later request')} left out: --requests takes more.")
+    if result.traffic.empty:
+        lines.append(f"Of the file, {counted(result.traffic.empty, 'request')} with an answer of 0 tokens left out.")
+    longest = int(np.max(result.traffic.prompt + result.traffic.gen))
+    return [*lines, *beyond(result.setting.model, longest)]
 
 
-def tables(found: Simulation) -> list[Table]:
-    if not found.expected:
-        return [_times(found, "Times of requests, at the bound", about=True), _device(found)]
-    expected = _times(found.expected, "Times of requests, as expected", about=False)
-    return [expected, _times(found, "The same requests, at the bound", about=True), _device(found)]
+def tables(result: Simulation) -> list[Table]:
+    if not result.expected:
+        return [_times(result, "Times of requests, at the bound", about=True), _device(result)]
+    expected = _times(result.expected, "Times of requests, as expected", about=False)
+    return [expected, _times(result, "The same requests, at the bound", about=True), _device(result)]
 
 
-def _times(found: Simulation, name: str, *, about: bool) -> Table:
+def _times(result: Simulation, name: str, *, about: bool) -> Table:
     names = ("mean", *(f"p{q}" for q in PERCENTILES), "max")
     body = []
-    for key, values in found.metrics.items():
+    for key, values in result.metrics.items():
         figures = summary(values)
         cells = (time_item(np.nan if (value := figures[name]) is None else value) for name in names)
         body.append((Item(text=_NAMES[key]), *cells))
@@ -169,28 +169,28 @@ def _times(found: Simulation, name: str, *, about: bool) -> Table:
     )
 
 
-def _device(found: Simulation) -> Table:
-    """What was simulated beside the means that the closed form gives, at the bound and as expected."""
-    runs = [run for run in (found, found.expected) if run]
+def _device(result: Simulation) -> Table:
+    """Means of the simulation beside the closed form, at the bound and as expected."""
+    runs = [run for run in (result, result.expected) if run]
     columns = [dict(_service(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
     empty = (NOTHING, NOTHING)
     rows = [(name, [item for column in columns for item in column.get(name, empty)]) for name in names]
     kept = [(name, items) for name, items in rows if any(item.text != "-" for item in items)]
     head = [name for run in ("at the bound", "expected")[: len(runs)] for name in (run, "closed form")]
-    shown = [i for i, name in enumerate(head) if found.closed or name != "closed form"]
+    shown = [i for i, name in enumerate(head) if result.closed or name != "closed form"]
     return Table(
         title="Service",
-        about=f"Closed form: means of the steady state{_rough(found)}." if found.closed else "",
+        about=f"Closed form: means of the steady state{_rough(result)}." if result.closed else "",
         head=("quantity", *(head[i] for i in shown)),
         words=("quantity",),
         body=tuple((Item(text=name), *(items[i] for i in shown)) for name, items in kept),
     )
 
 
-def _rough(found: Simulation) -> str:
-    """How far off it was found to be where prompts take many steps, which those that decode meanwhile slow down."""
-    many = found.policy.shares and np.mean(found.traffic.prompt) > _MANY * found.policy.budget
+def _rough(result: Simulation) -> str:
+    """Why the closed form is approximate with chunked prefills of many steps."""
+    many = result.policy.shares and np.mean(result.traffic.prompt) > _MANY * result.policy.budget
     return ", which for prompts of many steps has times to first token up to a fifth too low" if many else ""
 
 
@@ -225,7 +225,7 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
 
 
 def steps(traffic: Traffic, usage: Usage, setting: Setting) -> Iterator[tuple[str, tuple[Item, Item]]]:
-    """(quantity, (simulated, as techniques say)) of what they make of steps that decode and of prompts."""
+    """(quantity, (simulated, closed form)) of decode steps and prefills with techniques."""
     leaves = max((one.leaves for one in setting.techniques), key=len, default=(1.0,))
     if len(leaves) > 1:
         yield "tokens a step leaves of a sequence", (number_item(traffic.tokens_per_step), number_item(sum(leaves)))
@@ -251,13 +251,13 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     return float(np.mean(values)) if len(values) else np.nan
 
 
-def _goals(found: Simulation) -> str:
-    goals = {"TTFT": found.goals.ttft_s, "TPOT": found.goals.tpot_s}
+def _goals(result: Simulation) -> str:
+    goals = {"TTFT": result.goals.ttft_s, "TPOT": result.goals.tpot_s}
     return ", ".join(f"{name} {seconds(value)}" for name, value in goals.items() if value < np.inf)
 
 
-def _cards(found: Simulation) -> list[Card]:
-    run = found.likely
+def _cards(result: Simulation) -> list[Card]:
+    run = result.likely
     ttft, tpot = summary(run.ttft_s), summary(run.tpot_s)
     cards = [
         Card(label="time to first token", value=seconds(ttft["p50"]), about=_spread(ttft)),
@@ -275,17 +275,17 @@ def _cards(found: Simulation) -> list[Card]:
 
 
 def _until_empty(run: Simulation) -> str:
-    """Why fewer are answered than come, where that is no overload."""
+    """Drain: the share of the time after the last arrival, which lowers the throughput."""
     return f", {run.drained:.0%} of the time after the last request" if run.drained > _DRAINED else ""
 
 
 def _spread(times: dict[str, float | None]) -> str:
-    """What the number of a card is, and how far requests are from it."""
+    """Median and 99th percentile of a time, in words."""
     return f"for half of the requests; at most {seconds(times['p99'])} for 99%" if times["p50"] else ""
 
 
 def _busy(run: Simulation) -> str:
-    """How far from full they are: a device works all the time long before it serves as many as it can."""
+    """Load and highest load, or requests in flight, beside the busy time of a card."""
     whose = "of the time, those that decode" if run.readers else "of the time"
     if not run.closed or run.traffic.rate == np.inf:
         return f"{whose}; {run.traffic.in_flight} requests in flight" if run.traffic.in_flight else whose
@@ -294,10 +294,10 @@ def _busy(run: Simulation) -> str:
     )
 
 
-def _pictures(found: Simulation) -> list[list[Picture]]:
+def _pictures(result: Simulation) -> list[list[Picture]]:
     from .simulation_figures import queue, spread
 
-    return [[picture(queue(found.likely), "queue"), picture(spread(found), "spread")]]
+    return [[picture(queue(result.likely), "queue"), picture(spread(result), "spread")]]
 
 
 REPORT: Final = Report[Simulation](
@@ -306,7 +306,7 @@ REPORT: Final = Report[Simulation](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=said,
+    basis=basis,
     cards=_cards,
     pictures=_pictures,
 )

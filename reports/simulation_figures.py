@@ -1,4 +1,4 @@
-"""Figures of requests over time: who waits, and how long most and a few do."""
+"""Figures of a simulation: requests over time, and the distribution of latencies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BESIDE = 4  # times beside each other that a phone has room for
 _NAMES = {"ttft_s": "time to first token", "tpot_s": "time per token", "gap_s": "longest wait between tokens"}
 
 
-def queue(found: Simulation) -> go.Figure:
-    """Requests that wait, and those that have come and are not answered."""
+def queue(result: Simulation) -> go.Figure:
+    """Waiting requests, and all requests in the system."""
     figure = frame("Requests over time", "as counted when one comes or goes")
-    series = {"waiting": found.waiting, "waiting or served": found.in_system}
+    series = {"waiting": result.waiting, "waiting or served": result.in_system}
     for (name, (time_s, count)), line in zip(series.items(), lines(len(series)), strict=True):
         x, y = thinned(time_s, count)
         figure.add_scatter(
@@ -31,23 +31,23 @@ def queue(found: Simulation) -> go.Figure:
     return figure
 
 
-def spread(found: Simulation) -> go.Figure:
-    """The part of the requests for which a time is at most so long, and what it was to be; dotted, at the bound."""
-    dotted = "; dotted: at the bound" if found.expected else ""
+def spread(result: Simulation) -> go.Figure:
+    """Cumulative distribution of latencies with their targets; dotted at the bound."""
+    dotted = "; dotted: at the bound" if result.expected else ""
     figure = frame("How long requests take", f"part of all requests for which a time is at most so long{dotted}")
     share = np.linspace(0, 1, _QUANTILES)
-    goals = {"ttft_s": found.goals.ttft_s, "tpot_s": found.goals.tpot_s}
+    goals = {"ttft_s": result.goals.ttft_s, "tpot_s": result.goals.tpot_s}
     for (key, name), line in zip(_NAMES.items(), lines(len(_NAMES)), strict=True):
-        values = found.likely.metrics[key]
+        values = result.likely.metrics[key]
         if not len(values):
             continue
         figure.add_scatter(
             x=np.maximum(np.quantile(values, share), 1e-6), y=share, name=name, mode="lines",
             line={**line, "width": 2}, hovertemplate=f"{name}: %{{x:.3s}}s for %{{y:.0%}}<extra></extra>",
         )  # fmt: skip
-        if found.expected:
+        if result.expected:
             figure.add_scatter(
-                x=np.maximum(np.quantile(found.metrics[key], share), 1e-6), y=share, mode="lines", showlegend=False,
+                x=np.maximum(np.quantile(result.metrics[key], share), 1e-6), y=share, mode="lines", showlegend=False,
                 line={"color": line["color"], "dash": "dot", "width": 1},
                 hovertemplate=f"{name} at the bound: %{{x:.3s}}s for %{{y:.0%}}<extra></extra>",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a sweep of shards found, as text, JSON or CSV."""
+"""The report on a sweep in shards, as text, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def render(summary: Summary, form: str, width: int = WIDTH) -> str:
 
 
 def _json(summary: Summary) -> str:
-    """design.json beside it says what was asked."""
+    """The document; design.json beside it has the axes."""
     facts = {field.name: getattr(summary, field.name) for field in fields(summary) if field.name != "design"}
     return json.dumps({**facts, "shards": summary.design.shards}, indent=1) + "\n"
 
 
 def _csv(summary: Summary) -> str:
-    """`best` is the measure that a row is the best in, or "front"."""
+    """The best rows; `best` is the measure, or "front"."""
     rows = [*summary.best, *({"best": "front", **row} for row in summary.front)]
     return csv_of(rows) if rows else "best\n"
 
@@ -58,22 +58,22 @@ def _text(summary: Summary, width: int) -> str:
         lines.append(f"All below: {', '.join(f'{name} {text}' for name, text in alike.items())}.")
     varied = [name for name in axes if name not in alike]
     among = " and ".join(dict.fromkeys((*summary.by, "hardware")))
-    found = ["\n".join(filled(line, width) for line in lines) + "\n"]
+    parts = ["\n".join(filled(line, width) for line in lines) + "\n"]
     for name, words in dict.fromkeys(((of.first, "Least"), (of.latency, "Least"), (of.rate, "Most"))):
         own = [row for row in summary.best if row["best"] == name]
         title = f"{words} {_HEADS[_bare(name)]} of each {among}"
-        found.append(_table(title, own, varied, dict.fromkeys((name, *of)), width=width))
+        parts.append(_table(title, own, varied, dict.fromkeys((name, *of)), width=width))
     each = f" of each {' and '.join(summary.by)}" if summary.by else ""
     heads = f"{_HEADS[_bare(of.time)]} for any {_HEADS[_bare(of.rate)]}"
-    found.append(
+    parts.append(
         _table(f"Least {heads}{each}", summary.front, varied, (of.time, of.rate, *of), width=width, most=_SHOWN)
     )
-    found.append(_refusals(summary, width))
-    return "\n".join(filter(None, found))
+    parts.append(_refusals(summary, width))
+    return "\n".join(filter(None, parts))
 
 
 def _told(name: str, summary: Summary) -> bool:
-    """Whether an axis says something: not a context that follows the prompt, nor what was not asked for."""
+    """Whether an axis varies: not a context that follows the prompt, nor one that was not given."""
     asked = summary.design.numbers if name in NUMBERS else summary.design.settings
     return name in asked and any(row[name] not in ("", None) for row in (*summary.best, *summary.front))
 
@@ -81,20 +81,18 @@ def _told(name: str, summary: Summary) -> bool:
 def _refusals(summary: Summary, width: int) -> str:
     reasons = sorted(summary.refused, key=itemgetter("reason"))
     lines = [f"Refused: {len(reasons)} setting{'s' * (len(reasons) > 1)}"] if reasons else []
-    for reason, found in groupby(reasons, key=itemgetter("reason")):
-        settings = [" ".join(filter(None, (setting[axis] for axis in summary.design.settings))) for setting in found]
+    for reason, counts in groupby(reasons, key=itemgetter("reason")):
+        settings = [" ".join(filter(None, (setting[axis] for axis in summary.design.settings))) for setting in counts]
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
-        said = f"{settings[0]}{more}: {reason}"
-        lines.append(filled(said, width, first="  ", others="    "))
+        line = f"{settings[0]}{more}: {reason}"
+        lines.append(filled(line, width, first="  ", others="    "))
     return "\n".join((*lines, "")) if lines else ""
 
 
 def _table(
     title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[str], *, width: int, most: int | None = None
 ) -> str:
-    """The first rows: the axes and the first of the measures `of`, and of the other measures and the memory what there
-    is room for.
-    """
+    """The first rows: the axes and the first measures of `of`; other measures and memory as far as the width allows."""
     if not rows:
         return ""
     first, *others = (

@@ -211,8 +211,8 @@ def render_markdown(known: Mapping[str, type[Technique]]) -> str:
             kind = technique.kind
             parts.append(f"\n## {kind.capitalize()}\n")
         parts.append(f"\n### {name}\n\n{_first(technique)}\n")
-        said = [f"- {label}: {text}" if label else text for label, text in _sections(technique)]
-        parts.append("\n" + "\n".join(said) + "\n")
+        sections = [f"- {label}: {text}" if label else text for label, text in _sections(technique)]
+        parts.append("\n" + "\n".join(sections) + "\n")
         if told := _parameters(technique):
             parts.append("\n| parameter | default | meaning |\n|---|---|---|\n")
             parts += [
@@ -231,8 +231,8 @@ def _changes(known: Mapping[str, type[Technique]]) -> Iterator[str]:
     for name in known:
         text = f"{name}:{EXAMPLES[name]}" if name in EXAMPLES else name
         setting = Setting.of(_MODELS.get(name, _MODEL), _HARDWARE, techniques=[text])
-        found = changes(setting, **_ASKED)
-        yield f"| `{text}` | {' | '.join(_aligned(signs) for signs in vars(found).values())} |\n"
+        effects = changes(setting, **_ASKED)
+        yield f"| `{text}` | {' | '.join(_aligned(signs) for signs in vars(effects).values())} |\n"
 
 
 def _aligned(signs: str) -> str:
@@ -243,7 +243,7 @@ def _evidence() -> Iterator[str]:
     yield _BESIDE
     yield "\n| claim | setting | ours | published | source |\n|---|---|---|---|---|\n"
     for one in EVIDENCE:
-        yield f"| {one.id} | `{one.knob}` | {one.said} | {one.theirs} | {one.source} |\n"
+        yield f"| {one.id} | `{one.knob}` | {one.text} | {one.theirs} | {one.source} |\n"
 
 
 def describe(technique: type[Technique]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A recorded pass beside its analysis, as text, Markdown, CSV, JSON and HTML."""
+"""The report on a recorded pass beside its analysis."""
 
 from __future__ import annotations
 
@@ -31,57 +31,59 @@ _BESIDE_OPERATORS: Final = 0.01  # of a pass, from which kernels without an oper
 _FEW: Final = 3  # kernels named in a remark
 _NAMED: Final[Mapping[str, str]] = {Part.MOVES: "Data is moved by", Part.OTHER: "Kernels of no known part"}
 _LENGTHS: Final = 0.02  # difference of lengths that is not worth a word
-_BELOW: Final = 0.97  # of its bound, from which a part is said to be below it
+_BELOW: Final = 0.97  # share of its bound below which a part is faster than possible
 
 
-def title(found: Recorded) -> str:
-    stage = f", stage {found.stage} of {found.of_phase.stages}" if found.stage else ""
-    return f"{found.analysis.model.title} on {found.analysis.hardware.title}{stage}: {found.phase} as it was recorded"
-
-
-def headline(found: Recorded) -> str:
-    request, options, shown = found.analysis.request, found.analysis.inputs, found.of_phase
-    length = f"context {shown.kv_len}" if found.phase == "decode" else f"{shown.q_len} tokens a prompt"
-    layout = f"{options['layout']}, " if options["layout"] else ""
+def title(result: Recorded) -> str:
+    stage = f", stage {result.stage} of {result.of_phase.stages}" if result.stage else ""
     return (
-        f"{title(found)} in {PurePath(found.file).name}: batch {request.batch}, {length}, {layout}{options['quant']}. "
-        f"A pass takes {_taken(found)}; at least {seconds(found.bound_s)}{_expect(found)}."
+        f"{result.analysis.model.title} on {result.analysis.hardware.title}{stage}: {result.phase} as it was recorded"
     )
 
 
-def _expect(found: Recorded) -> str:
-    if found.expected_s is None:
+def headline(result: Recorded) -> str:
+    request, options, shown = result.analysis.request, result.analysis.inputs, result.of_phase
+    length = f"context {shown.kv_len}" if result.phase == "decode" else f"{shown.q_len} tokens a prompt"
+    layout = f"{options['layout']}, " if options["layout"] else ""
+    return (
+        f"{title(result)} in {PurePath(result.file).name}: batch {request.batch}, {length}, {layout}{options['quant']}. "
+        f"A pass takes {_taken(result)}; at least {seconds(result.bound_s)}{_expect(result)}."
+    )
+
+
+def _expect(result: Recorded) -> str:
+    if result.expected_s is None:
         return ""
-    low, high = found.expected_low_s, found.expected_high_s
+    low, high = result.expected_low_s, result.expected_high_s
     sides = "" if low is None or high is None else f" ({seconds(low)} to {seconds(high)})"
-    return f"; expect {seconds(found.expected_s)}{sides}"
+    return f"; expect {seconds(result.expected_s)}{sides}"
 
 
-def _taken(found: Recorded) -> str:
-    if found.idle_s is None:
-        return f"{seconds(found.time_s)} in kernels, of which the file has sums alone"
-    return f"{seconds(found.time_s)}, in {found.idle_s / found.time_s:.0%} of which nothing runs"
+def _taken(result: Recorded) -> str:
+    if result.idle_s is None:
+        return f"{seconds(result.time_s)} in kernels, of which the file has sums alone"
+    return f"{seconds(result.time_s)}, in {result.idle_s / result.time_s:.0%} of which nothing runs"
 
 
-def remarks(found: Recorded) -> list[str]:
+def remarks(result: Recorded) -> list[str]:
     return [
-        *_others(found), *_other_operands(found), *_partial(found), *_over(found), *_below(found),
-        *_unidentified(found), *_without_operators(found), *_averaged(found),
+        *_others(result), *_other_operands(result), *_partial(result), *_over(result), *_below(result),
+        *_unidentified(result), *_without_operators(result), *_averaged(result),
     ]  # fmt: skip
 
 
-def _others(found: Recorded) -> list[str]:
-    """A remark where the engine named passes of another batch or length than the analysis has."""
-    asked = found.analysis.request
-    named = [step.decodes if found.phase == "decode" else step.prefills for step in found.passes.steps]
+def _others(result: Recorded) -> list[str]:
+    """A remark if the engine recorded passes of another batch or length than the analysis."""
+    asked = result.analysis.request
+    named = [step.decodes if result.phase == "decode" else step.prefills for step in result.passes.steps]
     if not named:
         return []
     number = fmean(each.number for each in named)
-    tokens = [each.seen if found.phase == "decode" else each.new for each in named]
+    tokens = [each.seen if result.phase == "decode" else each.new for each in named]
     known = [count for count in tokens if count is not None]
     length = sum(known) / sum(each.number for each in named) if known and len(known) == len(named) else None
-    given = asked.kv_len if found.phase == "decode" else asked.prompt
-    option = "--kv-len" if found.phase == "decode" else "--prompt"
+    given = asked.kv_len if result.phase == "decode" else asked.prompt
+    option = "--kv-len" if result.phase == "decode" else "--prompt"
     told = []
     if round(number) != asked.batch:
         told.append(f"{number:.4g} sequences (--batch {number:.0f}; the analysis has {asked.batch})")
@@ -90,11 +92,11 @@ def _others(found: Recorded) -> list[str]:
     return [f"The engine named these passes as of {' of '.join(told)}."] if told else []
 
 
-def _other_operands(found: Recorded) -> list[str]:
-    """Where shapes were recorded, and are not those of what was asked for."""
-    rows, shown = found.passes.rows, found.of_phase
-    tokens, towers = shown.batch * shown.q_len, found.analysis.request.images
-    types = {_TYPES.get(of.dtype, of.dtype) for of in found.passes.operands}
+def _other_operands(result: Recorded) -> list[str]:
+    """A remark if the recorded shapes are not those of the analysis."""
+    rows, shown = result.passes.rows, result.of_phase
+    tokens, towers = shown.batch * shown.q_len, result.analysis.request.images
+    types = {_TYPES.get(of.dtype, of.dtype) for of in result.passes.operands}
     asked = {op.operand_dtype for op in shown.operators if part_of_operator(op) is Part.PRODUCTS}
     told = []
     if rows and rows != tokens and not towers:
@@ -106,129 +108,129 @@ def _other_operands(found: Recorded) -> list[str]:
     return told
 
 
-def _partial(found: Recorded) -> list[str]:
-    """Where a pass has too few launches for the model."""
-    if not 0 < found.mixing < found.layers:
+def _partial(result: Recorded) -> list[str]:
+    """A remark if a pass has too few launches for the model."""
+    if not 0 < result.mixing < result.layers:
         return []
-    few = f"Passes have {found.mixing:.3g} launches that mix tokens, and {found.analysis.model.name} {found.layers}"
+    few = f"Passes have {result.mixing:.3g} launches that mix tokens, and {result.analysis.model.name} {result.layers}"
     return [f"{few} layers that do: they are parts of passes (--passes says how many there are), or another model's."]
 
 
-def _over(found: Recorded) -> list[str]:
-    """Where a pass takes longer than is expected, most first."""
+def _over(result: Recorded) -> list[str]:
+    """Parts of a pass that take longer than expected, the longest first."""
     over = [
         (part.measured_s - part.expected_s, f"{part.part} {_times(part.measured_s, part.expected_s)}")
-        for part in found.parts
+        for part in result.parts
         if part.expected_s and part.measured_s > (part.expected_high_s or part.expected_s)
     ]
-    if found.idle_s is not None:
-        over.append((found.idle_s - (found.host_s or 0.0), f"{IDLE}, as {_late(found)}"))
+    if result.idle_s is not None:
+        over.append((result.idle_s - (result.host_s or 0.0), f"{IDLE}, as {_late(result)}"))
     told = [
-        f"{text}, {seconds(more)} more" for more, text in sorted(over, reverse=True) if more > _BESIDE * found.time_s
+        f"{text}, {seconds(more)} more" for more, text in sorted(over, reverse=True) if more > _BESIDE * result.time_s
     ]
-    than = "has to be" if found.expected_s is None else "expected"
+    than = "has to be" if result.expected_s is None else "expected"
     return [f"Slower than {than}: {'; '.join(told)}."] if told else []
 
 
-def _late(found: Recorded) -> str:
-    if found.stage:
+def _late(result: Recorded) -> str:
+    if result.stage:
         return "it waits for the other stages, or the host is late"
-    return "Python and the dispatcher take it" if found.host else "the host, or what it waits for, is late"
+    return "Python and the dispatcher take it" if result.host else "the host, or what it waits for, is late"
 
 
 def _times(measured: float, expected: float) -> str:
     return f"{measured / expected:.2g} times what is expected"
 
 
-def _below(found: Recorded) -> list[str]:
-    """Where kernels are faster than can be; elementwise ones are, where they are fused."""
-    parts = (part for part in found.parts if part.part != Part.ELEMENTWISE)
+def _below(result: Recorded) -> list[str]:
+    """Parts whose kernels are faster than their bound, as fused elementwise ones are."""
+    parts = (part for part in result.parts if part.part != Part.ELEMENTWISE)
     below = [part.part for part in parts if 0 < part.measured_s < _BELOW * part.bound_s]
     why = "batch, lengths, precision or layout were others than those given, or operands stood in a cache"
     return [f"Faster than the bound: {' and '.join(below)}; {why}."] if below else []
 
 
-def _unidentified(found: Recorded) -> list[str]:
-    """Matrix products that were not identified, or whose time shows that they were identified wrongly."""
-    identified = found.identified
+def _unidentified(result: Recorded) -> list[str]:
+    """Matrix products that were not identified, or identified wrongly by their times."""
+    identified = result.identified
     if identified.why_not:
         return [f"Matrix products are not listed one by one: {identified.why_not}."]
-    told = []
+    sentences = []
     behind = [kernel.weights for kernel in identified.last if kernel.weights]
-    heads = {op.weights[0].numel for _, op in found.analysis.model.graph if op.kind == "lm_head"}
-    if heads and "lm_head" in identified.missing and behind and found.of_phase.devices == 1:
-        name = found.analysis.model.name
-        told.append(
+    heads = {op.weights[0].numel for _, op in result.analysis.model.graph if op.kind == "lm_head"}
+    if heads and "lm_head" in identified.missing and behind and result.of_phase.devices == 1:
+        name = result.analysis.model.name
+        sentences.append(
             f"A product of {max(behind):,} weights was recorded in place of the head of {name}, which has "
             f"{max(heads):,}: it was another model."
         )
     elif identified.missing:
-        told.append(f"No kernel was recorded of {', '.join(identified.missing)}: the pass ran without.")
+        sentences.append(f"No kernel was recorded of {', '.join(identified.missing)}: the pass ran without.")
     if identified.rest:
         names = dict.fromkeys(_short(kernel.name) for kernel in identified.rest)
         took = seconds(sum(kernel.time_s for kernel in identified.rest))
-        told.append(f"Of no product of the model: {', '.join(list(names)[:_FEW])}, {took}.")
+        sentences.append(f"Of no product of the model: {', '.join(list(names)[:_FEW])}, {took}.")
     below = [
         f"{', '.join(product.operators)} ({product.measured_s / product.bound_s:.2f}x)"
         for product in identified.products
         if product.measured_s < _BELOW * product.bound_s
     ]
     if below:
-        told.append(
+        sentences.append(
             f"Below their bounds: {'; '.join(dict.fromkeys(below))}. These kernels were identified wrongly, or the "
             "settings of the analysis are not those of the recording."
         )
-    return told
+    return sentences
 
 
-def _without_operators(found: Recorded) -> list[str]:
-    """The kernels of most time in the parts that no operator of the model has."""
+def _without_operators(result: Recorded) -> list[str]:
+    """The longest kernels of parts without an operator of the model."""
     told = []
-    for part in found.parts:
-        if part.part in (Part.MOVES, Part.OTHER) and part.measured_s > _BESIDE_OPERATORS * found.time_s:
-            own = [kernel for kernel in found.kernels if kernel.part == part.part]
+    for part in result.parts:
+        if part.part in (Part.MOVES, Part.OTHER) and part.measured_s > _BESIDE_OPERATORS * result.time_s:
+            own = [kernel for kernel in result.kernels if kernel.part == part.part]
             names = ", ".join(f"{_short(kernel.name)} {seconds(kernel.measured_s)}" for kernel in own[:_FEW])
             told.append(f"{_NAMED[part.part]}: {names}{', ...' * (len(own) > _FEW)}.")
     return told
 
 
-def _averaged(found: Recorded) -> list[str]:
-    mean, each = found.passes, found.passes.each_s
+def _averaged(result: Recorded) -> list[str]:
+    mean, each = result.passes, result.passes.each_s
     left = f"; {counted(mean.others, 'other')}, of other kernels or cut off, left out" if mean.others else ""
     spread = ""
     if len(each) > 1:
         spread = f", {seconds(float(np.quantile(each, 0.2)))} to {seconds(float(np.quantile(each, 0.8)))} (p20 to p80)"
-    what = "threads" if found.host else "devices"
-    ranks = f" One of the {found.devices} {what} of the file." if found.devices > 1 else ""
+    what = "threads" if result.host else "devices"
+    ranks = f" One of the {result.devices} {what} of the file." if result.devices > 1 else ""
     return [f"Mean of {counted(mean.passes, 'pass', 'passes')}{spread}{left}.{ranks}"]
 
 
-def said(found: Recorded) -> str:
+def basis(result: Recorded) -> str:
     counted_where = (
         "Operators are told apart by their names, and count with all that they call"
-        if found.host
+        if result.host
         else "Kernels are told apart by their names, and fused ones count where most of their work is"
     )
-    of = "at least, as nothing is expected here" if found.expected_s is None else "expect"
+    of = "at least, as nothing is expected here" if result.expected_s is None else "expect"
     return (
         "at least: what no kernel beats; expect: what measured kernels take; of it: recorded as a multiple of "
         f"{of}. {counted_where} (`llmviewer docs timeline`)."
     )
 
 
-def tables(found: Recorded) -> list[Table]:
-    return [_parts(found), *_products(found), *_elementwise(found), _kernels(found)]
+def tables(result: Recorded) -> list[Table]:
+    return [_parts(result), *_products(result), *_elementwise(result), _kernels(result)]
 
 
-def _parts(found: Recorded) -> Table:
-    rows = [_part(found, part) for part in found.parts]
-    if found.idle_s is not None:
+def _parts(result: Recorded) -> Table:
+    rows = [_part(result, part) for part in result.parts]
+    if result.idle_s is not None:
         rows.append((
-            Item(text=IDLE), NOTHING, time_item(found.idle_s), _share(found.idle_s, found), NOTHING,
-            NOTHING if found.host_s is None else time_item(found.host_s), NOTHING,
+            Item(text=IDLE), NOTHING, time_item(result.idle_s), _share(result.idle_s, result), NOTHING,
+            NOTHING if result.host_s is None else time_item(result.host_s), NOTHING,
         ))  # fmt: skip
     return Table(
-        title=f"Parts of a pass, {seconds(found.time_s)}",
+        title=f"Parts of a pass, {seconds(result.time_s)}",
         about="",
         head=("part", "launches", "recorded", "share", "at least", "expect", "of it"),
         words=("part",),
@@ -236,24 +238,24 @@ def _parts(found: Recorded) -> Table:
     )
 
 
-def _part(found: Recorded, part: PartOfPass) -> tuple[Item, ...]:
+def _part(result: Recorded, part: PartOfPass) -> tuple[Item, ...]:
     return (
         Item(text=part.title),
         Item(text=digits(part.launches), key=part.launches),
         time_item(part.measured_s),
-        _share(part.measured_s, found),
+        _share(part.measured_s, result),
         time_item(part.bound_s) if part.bound_s else NOTHING,
         time_item(part.expected_s) if part.expected_s else NOTHING,
-        _ratio(part, found),
+        _ratio(part, result),
     )
 
 
-def _share(taken: float, found: Recorded) -> Item:
-    return Item(text=f"{taken / found.time_s:.1%}", key=taken / found.time_s)
+def _share(taken: float, result: Recorded) -> Item:
+    return Item(text=f"{taken / result.time_s:.1%}", key=taken / result.time_s)
 
 
-def _products(found: Recorded) -> list[Table]:
-    several = len({product.block for product in found.products}) > 2
+def _products(result: Recorded) -> list[Table]:
+    several = len({product.block for product in result.products}) > 2
     rows = [
         (
             Item(text=f"{product.block}: " * several + ", ".join(product.operators)),
@@ -262,9 +264,9 @@ def _products(found: Recorded) -> list[Table]:
             time_item(product.measured_s / product.launches),
             time_item(product.bound_s / product.launches),
             time_item(product.expected_s / product.launches) if product.expected_s else NOTHING,
-            _ratio(product, found),
+            _ratio(product, result),
         )
-        for product in found.products
+        for product in result.products
     ]
     return [
         Table(
@@ -277,8 +279,8 @@ def _products(found: Recorded) -> list[Table]:
     ][: len(rows)]
 
 
-def _elementwise(found: Recorded) -> list[Table]:
-    """Where kernels can be told apart."""
+def _elementwise(result: Recorded) -> list[Table]:
+    """Elementwise kernels, if they can be told from each other."""
     rows = [
         (
             Item(text=", ".join(work.operators) or "others"),
@@ -286,9 +288,9 @@ def _elementwise(found: Recorded) -> list[Table]:
             time_item(work.measured_s),
             time_item(work.bound_s) if work.bound_s else NOTHING,
             time_item(work.expected_s) if work.expected_s else NOTHING,
-            _ratio(work, found),
+            _ratio(work, result),
         )
-        for work in found.elementwise
+        for work in result.elementwise
     ]
     return [
         Table(
@@ -301,19 +303,19 @@ def _elementwise(found: Recorded) -> list[Table]:
     ][: len(rows) - 1]
 
 
-def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, found: Recorded) -> Item:
-    """Of what is expected, or of the bound where nothing is expected of the pass."""
-    of = row.bound_s if found.expected_s is None else row.expected_s
+def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, result: Recorded) -> Item:
+    """Recorded over expected time; over the bound if no expected time is known."""
+    of = row.bound_s if result.expected_s is None else row.expected_s
     if not of or not row.measured_s:
         return NOTHING
     ratio = row.measured_s / of
     return Item(text=f"{ratio:.2f}x" if ratio < _MANY else f"{ratio:.0f}x", key=ratio)
 
 
-def _kernels(found: Recorded) -> Table:
-    more = len(found.kernels) - _KERNELS
-    rest = sum(kernel.measured_s for kernel in found.kernels[_KERNELS:])
-    what = "operator" if found.host else "kernel"
+def _kernels(result: Recorded) -> Table:
+    more = len(result.kernels) - _KERNELS
+    rest = sum(kernel.measured_s for kernel in result.kernels[_KERNELS:])
+    what = "operator" if result.host else "kernel"
     about = f"{counted(more, what)} more: {seconds(rest)}; -o FILE.csv or .json has all." if more > 0 else ""
     return Table(
         title=f"{what.capitalize()}s of a pass",
@@ -327,9 +329,9 @@ def _kernels(found: Recorded) -> Table:
                 Item(text=digits(kernel.launches), key=kernel.launches),
                 time_item(kernel.measured_s / kernel.launches),
                 time_item(kernel.measured_s),
-                _share(kernel.measured_s, found),
+                _share(kernel.measured_s, result),
             )
-            for kernel in found.kernels[:_KERNELS]
+            for kernel in result.kernels[:_KERNELS]
         ),
     )
 
@@ -339,19 +341,19 @@ def _short(name: str) -> str:
     return plain if len(plain) <= _NAME else f"{plain[: _NAME - 3]}..."
 
 
-def _cards(found: Recorded) -> list[Card]:
-    others = {"at least": found.bound_s, "expected": found.expected_s, IDLE: found.idle_s}
-    return [Card(label="a pass", value=seconds(found.time_s), about="recorded")] + [
-        Card(label=label, value=seconds(taken), about=f"{taken / found.time_s:.0%} of it")
+def _cards(result: Recorded) -> list[Card]:
+    others = {"at least": result.bound_s, "expected": result.expected_s, IDLE: result.idle_s}
+    return [Card(label="a pass", value=seconds(result.time_s), about="recorded")] + [
+        Card(label=label, value=seconds(taken), about=f"{taken / result.time_s:.0%} of it")
         for label, taken in others.items()
         if taken is not None
     ]
 
 
-def _pictures(found: Recorded) -> list[list[Picture]]:
+def _pictures(result: Recorded) -> list[list[Picture]]:
     from .timeline_figures import part_bars
 
-    return [[picture(part_bars(found), "parts")]]
+    return [[picture(part_bars(result), "parts")]]
 
 
 REPORT: Final = Report[Recorded](
@@ -360,7 +362,7 @@ REPORT: Final = Report[Recorded](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=said,
+    basis=basis,
     cards=_cards,
     pictures=_pictures,
 )

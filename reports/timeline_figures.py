@@ -1,4 +1,4 @@
-"""A recorded pass beside what is expected of it and its bound, as bars."""
+"""A recorded pass beside its expected time and its bound, as bars."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _COLOR: Final = {
 }  # fmt: skip
 
 
-def part_bars(found: Recorded) -> go.Figure:
-    """What of a pass each part takes: recorded, expected where that is known of all parts, and at least."""
-    known = all(part.expected_s is not None for part in found.parts if part.bound_s)
+def part_bars(result: Recorded) -> go.Figure:
+    """Time of each part of a pass: recorded, expected if known of all parts, and at the bound."""
+    known = all(part.expected_s is not None for part in result.parts if part.bound_s)
     rows = {"recorded": "measured_s", **({"expected": "expected_s"} if known else {}), "at least": "bound_s"}
-    bars = {part.title: [getattr(part, key) or 0.0 for key in rows.values()] for part in found.parts}
-    colors: dict[str, str] = {part.title: _COLOR[Part(part.part)] for part in found.parts}
-    if found.idle_s is not None:
-        idle = {"recorded": found.idle_s, "expected": found.host_s or 0.0}
+    bars = {part.title: [getattr(part, key) or 0.0 for key in rows.values()] for part in result.parts}
+    colors: dict[str, str] = {part.title: _COLOR[Part(part.part)] for part in result.parts}
+    if result.idle_s is not None:
+        idle = {"recorded": result.idle_s, "expected": result.host_s or 0.0}
         bars[IDLE], colors[IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
-    scale, unit = time_unit(found.time_s)
+    scale, unit = time_unit(result.time_s)
     height = 190 + 50 * len(rows)
     about = f"as recorded, {'as expected of kernels, ' * known}and at least"
     figure = frame("Parts of a pass", about, height=height, barmode="stack")

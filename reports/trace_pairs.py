@@ -60,7 +60,7 @@ def _launches(side: Side | None) -> float:
     return side.launches if side else 0.0
 
 
-def said(found: TracePair) -> str:
+def basis(found: TracePair) -> str:
     of = "bound" if found.after.expected_s is None else "time that is expected of measured kernels"
     return (
         "before, after: time in a pass of each recording; ratio: after over before; last column: time after over the "
@@ -144,5 +144,5 @@ def _cards(found: TracePair) -> list[Card]:
 
 
 REPORT: Final = Report[TracePair](
-    name="timelines", title=title, headline=headline, tables=tables, remarks=remarks, said=said, cards=_cards
+    name="timelines", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .page_figures import Picture
 
 _WORDS: Final = ("family", "device", "dtype", "from", "library", "kernel", "shape")
-_SAID: Final = (
+_BASIS: Final = (
     "The bound is what no kernel beats; the expectation is what kernels of the library take. Errors are means of "
     "|predicted / measured - 1|."
 )
@@ -113,7 +113,7 @@ def render_html(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
     return report_page(
         title="Bound and expectation against measurements",
         headline=_headline(scores, inputs),
-        said=_SAID,
+        basis=_BASIS,
         cards=_cards(scores),
         pictures=_pictures(scores),
         tables=[table for table in tables if table.body],

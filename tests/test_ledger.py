@@ -89,7 +89,7 @@ def test_every_claim_that_can_be_tested_is():
 
 @pytest.mark.parametrize("one", EVIDENCE, ids=lambda one: f"{one.id} {one.technique}")
 def test_what_the_documentation_tells_is_within_what_its_claim_leaves_possible(one):
-    assert one.possible, one.said
+    assert one.possible, one.text
     known = {f"Q-{claim}" for claims in LEDGER.values() for claim in claims.split()}
     assert set(one.id.split(", ")) <= known
 

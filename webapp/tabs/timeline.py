@@ -66,7 +66,7 @@ def _shown(found: Recorded, devices: int) -> list[Component]:
         cards(REPORT.cards(found)),
         panel(
             html.Ul([html.Li(one) for one in REPORT.remarks(found)], className="said"),
-            html.P(REPORT.said(found), className="soft"),
+            html.P(REPORT.basis(found), className="soft"),
             className="bounds",
         ),
         panel(picture("timeline-parts", timeline.bars(found))),

@@ -70,11 +70,7 @@ def suggest(given: str, known: Iterable[str], of: Mapping[str, str] | None = Non
     if len(names) <= _FEW:
         return f"there is {', '.join(sorted(names))}"
     far = get_close_matches(wanted, names, n=3, cutoff=_FAR)
-    return (
-        f"of {len(names)} names the nearest {'is' if len(far) == 1 else 'are'} {', '.join(far)}"
-        if far
-        else f"none of {len(names)} names is like it"
-    )
+    return f"the nearest {'is' if len(far) == 1 else 'are'} {', '.join(far)}" if far else "no name is like it"
 
 
 def _once(names: list[str], of: Mapping[str, str] | None) -> list[str]:

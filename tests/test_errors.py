@@ -148,7 +148,7 @@ def test_a_name_that_is_near_to_none_is_told_where_the_names_are():
 
 
 def test_a_name_that_is_like_none_is_told_no_names():
-    assert "names is like it (`llmviewer models` lists all" in _error(load_model, "\u65e5\u672c")
+    assert "no name is like it (`llmviewer models` lists all" in _error(load_model, "\u65e5\u672c")
 
 
 def test_a_module_by_its_path_is_told_how_it_is_named():

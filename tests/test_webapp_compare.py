@@ -105,7 +105,7 @@ def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
     state, notices = State.of_link("?tab=overview&pins=zzz|batch%3D0|batch%3D8")
     assert state.pins == ("zzz", "batch=0", "batch=8")
     assert notices == (
-        "link: pins: no setting 'zzz'; none of 33 names is like it",
+        "link: pins: no setting 'zzz'; no name is like it",
         "link: pins: batch: must be a whole number from 1 to 65,536; got 0; the usual one is shown",
     )
 

@@ -364,7 +364,7 @@ def document_options(options: type) -> Callable[[_C], _C]:
             for name, each in declarations.items()
         ]
         function.__signature__ = shape.replace(parameters=[*named, *keywords])  # type: ignore[attr-defined]
-        lines = (f"    {name}: {each.help}" for name, each in declarations.items())
+        lines = (f"        {name}: {each.help}" for name, each in declarations.items())
         function.__doc__ = "\n".join((function.__doc__ or "", "    Options:", *lines))
         return function
 

@@ -234,3 +234,18 @@ def test_windows_are_those_of_the_listed_layers_or_none_where_null(read, model_t
     found = [(block.layers, op.heads.mask.window) for block, op in listed if isinstance(op, QK)]
     assert found == [((0, 2), 7), ((1,), float("inf"))]
     assert read(**{**windowed, "sliding_window": None, "max_window_layers": 0}).attention == "GQA"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value", "known"),
+    [
+        ("mamba", "hidden_act", "relu", "silu, swish"),
+        ("mpt", "norm_type", "rmsnorm", "low_precision_layernorm, layernorm"),
+        ("modernbert", "classifier_pooling", "max", "cls, mean"),
+        ("eurobert", "classifier_pooling", "max", "late, bos, mean"),
+        ("cohere2_moe", "expert_selection_fn", "none", "softmax, sigmoid"),
+    ],
+)
+def test_a_word_that_selects_another_structure_is_refused(read, model_type, field, value, known):
+    with pytest.raises(InputError, match=f"{field}: must be one of {known}; got '{value}'"):
+        read(model_type=model_type, **{field: value})

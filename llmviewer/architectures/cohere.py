@@ -45,7 +45,9 @@ def build_compass(config: Section, fmt: Format) -> Graph:
 @architecture("cohere2_moe")
 def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
     """North: an RMSNorm where the config has its epsilon, and no LayerNorm."""
-    costless(config, "expert_selection_fn", "shared_expert_combination_strategy", "use_parallel_block", "logit_scale")
+    config.choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
+    config.choice("shared_expert_combination_strategy", ("average", "sum"), "average")
+    costless(config, "use_parallel_block", "logit_scale")
     without(config, "use_qk_norm", "no class of this architecture has such norms")
     sparse = _sparse(config)
     moe = experts_beside_shared(config, "num_experts", usual=0, inner=config.integer("intermediate_size"))

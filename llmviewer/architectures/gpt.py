@@ -256,7 +256,8 @@ def build_mpt(config: Section, fmt: Format) -> Graph:
     )
     mlp = Mlp(inner=config.integer("expansion_ratio", 4) * hidden, act="gelu", bias=bias)
     config.costless("max_seq_len", "emb_pdrop", "emb_init_std", "embedding_fraction", "init_config", "init_device")
-    config.costless("logit_scale", "norm_type", "tokenizer_name", "verbose", "use_pad_tok_in_ffn")
+    config.choice("norm_type", ("low_precision_layernorm", "layernorm"), "low_precision_layernorm")
+    config.costless("logit_scale", "tokenizer_name", "verbose", "use_pad_tok_in_ffn")
     learned = config.flag("learned_pos_emb", default=True) and not alibi and not rope
     return decoder(
         config,

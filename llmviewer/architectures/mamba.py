@@ -10,7 +10,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.decoder import Layer
 from .blocks.fields import decoder
-from .blocks.state_space import Mamba, Mamba2
+from .blocks.state_space import SILU, Mamba, Mamba2
 
 
 @architecture("mamba", "falcon_mamba")
@@ -60,8 +60,9 @@ def _decoder(config: Section, mixer: Mamba | Mamba2, hidden: int, fmt: Format) -
 
 
 def _costless(config: Section) -> None:
+    config.choice("hidden_act", SILU, "silu")
     config.costless(
-        "hidden_act", "rms_norm", "residual_in_fp32", "rescale_prenorm_residual", "time_step_limit",
+        "rms_norm", "residual_in_fp32", "rescale_prenorm_residual", "time_step_limit",
         "time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme",
         "norm_before_gate",
         "use_mambapy", "use_associative_scan", "mixer_rms_eps", "d_inner", "d_model", "n_layer", "ssm_cfg",

@@ -39,6 +39,7 @@ _COSTLESS: Final = """
 @architecture("modernbert")
 def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
+    config.choice("classifier_pooling", ("cls", "mean"), "cls")
     hidden = config.integer("hidden_size")
     norm = NormKind.LAYER if config.flag("norm_bias", default=False) else NormKind.LAYER_NO_BIAS
     heads = heads_of(config, hidden, "num_attention_heads")

@@ -19,7 +19,7 @@ from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder
 from .blocks.moe import at_most, groups
 from .blocks.parts import activation
-from .blocks.state_space import Mamba2
+from .blocks.state_space import SILU, Mamba2
 from .blocks.tower import filled, language
 
 _MEDIA: Final = """
@@ -158,8 +158,9 @@ def _feed_forward(config: Section, inner: int) -> Mlp:
 
 
 def _costless(config: Section) -> None:
+    config.choice("mamba_hidden_act", SILU, "silu")
     config.costless(
-        "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "norm_eps",
+        "expand", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "norm_eps",
         "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_limit",
         "time_step_rank", "num_logits_to_keep", "partial_rotary_factor", "n_group", "topk_group", "norm_topk_prob",
         "routed_scaling_factor", "moe_shared_expert_overlap", "num_nextn_predict_layers",

@@ -134,7 +134,7 @@ def build_eurobert(config: Section, fmt: Format) -> Graph:
         bias=config.flag("mlp_bias", default=False),
         tied=config.flag("tie_word_embeddings", default=False),
     )
-    pooled = config.text("classifier_pooling", "late") != "late"
+    pooled = config.choice("classifier_pooling", ("late", "bos", "mean"), "late") != "late"
     made = {
         "words": (words,),
         "sequence": (Head(first=pooled, dense=hidden, act="gelu", classes=labels),),

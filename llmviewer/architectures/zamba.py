@@ -24,14 +24,14 @@ from .blocks.attention import scored
 from .blocks.decoder import Decoder, Layer, Mixer
 from .blocks.feed_forward import Mlp
 from .blocks.parts import Parts, activation, again, result
-from .blocks.state_space import Mamba, Mamba2
+from .blocks.state_space import SILU, Mamba, Mamba2
 
 _MAMBA = ("mamba", "linear_attention")
 _HYBRID = "hybrid"
 _EMBEDDED = "embed_tokens"  # left by the block before the layers
 _COSTLESS = """
     attention_hidden_size attn_layer_offset attn_layer_period ffn_hidden_size hybrid_layer_ids
-    kv_channels mamba_headdim use_associative_scan hidden_mamba_act num_logits_to_keep num_query_groups
+    kv_channels mamba_headdim use_associative_scan num_logits_to_keep num_query_groups
     time_step_floor time_step_limit time_step_max time_step_min use_conv_bias use_long_context use_mamba_kernels
     use_mem_eff_path conv_kernel d_model d_state expand
 """
@@ -160,6 +160,7 @@ def _decoder(
         reused = kinds[:index].count(_HYBRID) >= blocks
         name = "hybrid_again" if reused else "hybrid"
         layers.append(HybridLayer(mixer=mamba, feed_forward=None, shared=again if reused else first, name=name))
+    config.choice("hidden_mamba_act", SILU, "silu")
     config.costless(*_COSTLESS.split())
     return Decoder(
         vocab=config.integer("vocab_size", 32000),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ...forms import SEQUENCES, Form
 from ...operators.base import Operator, Role, Tensor
@@ -44,6 +45,9 @@ def filtered(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> Elementwise:
         ops_per_element=2 * taps,
         kind="conv",
     )
+
+
+SILU: Final = ("silu", "swish")  # names of the activation that state-space mixers have
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -328,6 +328,18 @@ def test_products_are_identified_by_the_shapes_of_their_operators(tmp_path, llam
     assert "No kernel was recorded of lm_head" in said
 
 
+def test_a_trace_of_a_larger_model_is_refused(tmp_path):
+    """Passes that the engine names, of 32 layers with 30 products each; the model has 145 products."""
+    layer = (*LAYER, *(("nvjet_more", 5, 0),) * 20)
+    launches = list(laid([layer] * 2))
+    steps = [("step[DECODE bs=8]", launches[i * len(launches) // 2][1]) for i in range(2)]
+    path = written(tmp_path / "t.json", launches, steps=steps)
+    with pytest.raises(
+        InputError, match=r"t\.json: a pass has 769 kernels of matrix products, and llama-3.1-8b 225: give"
+    ):
+        recorded(path, analyze("llama-3.1-8b", "h100-sxm", batch=8))
+
+
 def test_a_product_under_its_bound_is_said_to_be_identified_wrongly(tmp_path, llama):
     launches = [(name, start, duration / (20 if "down" in name else 1)) for name, start, duration in laid([LAYER] * 3)]
     said = " ".join(REPORT.text(recorded(written(tmp_path / "t.json", launches), llama)).split())

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from copy import deepcopy
+from statistics import median
 
 import pytest
 
@@ -108,7 +109,9 @@ def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
     assert dict(ours) == pytest.approx({name: taken for name, taken in theirs.items() if name in ours}, rel=1e-2)
     left_out = theirs.keys() - ours.keys()
     assert all(any(piece in name for piece in PIECES) for name in left_out)
-    assert sum(theirs[name] for name in left_out) < 0.2 * sum(theirs.values())
+    calls = {name: [event.cpu_time_total for event in outermost if event.name == name] for name in theirs}
+    usual = {name: len(taken) * median(taken) for name, taken in calls.items()}  # any call may be interrupted
+    assert sum(usual[name] for name in left_out) < 0.2 * sum(usual.values())
 
 
 @pytest.mark.parametrize(

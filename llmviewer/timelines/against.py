@@ -30,10 +30,12 @@ from .kinds import (
 )
 from .launches import Launches, Sums
 from .passes import Averaged, averaged
-from .products import Identified, Place, ProductOfPass, fewest_products, identify
+from .products import Identified, Place, ProductOfPass, identify, product_counts
 from .reading import MAX_UNPACKED, read_timeline
 
 SCHEMA_VERSION: Final = 1
+_EAGER: Final = 2  # products of a layer's eager attention
+_ANOTHER_MODEL: Final = 1.5  # times as many kernels of products as the model has, beyond which it was another one
 IDLE: Final = "nothing runs"  # name of the time between kernels
 
 
@@ -237,8 +239,15 @@ def compared(
     parts = parts_of(set(found.names), operators)
     graph = analysis.setting.decode_graph if phase == "decode" else analysis.setting.graph
     graph = graph if stage is None else graph.of_stage(stage - 1)
-    at_least = fewest_products(graph, operators)
-    mean = averaged(found, parts, layers=layers, products=at_least, passes=passes, phase=phase)
+    fewest, most = product_counts(graph, operators)
+    mean = averaged(found, parts, layers=layers, products=fewest, passes=passes, phase=phase)
+    kernels_of_products = sum(map(len, mean.products))
+    fused = all(part_of_operator(op) is not Part.EXPERTS for op in operators)  # else each expert may be a product
+    if fused and kernels_of_products > _ANOTHER_MODEL * (most + _EAGER * layers):
+        raise InputError(
+            f"{file}: a pass has {kernels_of_products} kernels of matrix products, and {analysis.model.name} {most}: "
+            "give the model that was recorded, or the number of passes (--passes N)"
+        )
     expected_s = _expected_products(analysis.setting, phase, shown[phase].workload)
     identified = identify(mean.products, graph, operators, expected_s)
     kernels = sorted(

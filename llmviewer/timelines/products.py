@@ -115,9 +115,10 @@ def identify(
     )
 
 
-def fewest_products(graph: Graph, operators: Iterable[OperatorResult]) -> int:
-    """Number of kernels for the matrix products of a pass if all that can be merged are."""
-    return _Order.of(graph, operators).fewest
+def product_counts(graph: Graph, operators: Iterable[OperatorResult]) -> tuple[int, int]:
+    """Number of kernels for the matrix products of a pass: if all that can be merged are, and if none is."""
+    order = _Order.of(graph, operators)
+    return order.fewest, order.most
 
 
 @dataclass(frozen=True, kw_only=True)

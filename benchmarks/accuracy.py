@@ -49,7 +49,7 @@ from llmviewer.expectation.profile import (
 )
 from llmviewer.expectation.profile import read as profile_of
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
-from llmviewer.expectation.rows import Rows, read
+from llmviewer.expectation.rows import MeasuredRows, read
 from llmviewer.expectation.transfer import choose, expect, nearness
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,7 +136,7 @@ def main() -> None:
         PAGE.write_text(before + "\n".join(_told(own)).rstrip() + "\n" + rest, encoding="utf-8")
         return
     folder = Path(sys.argv[1])
-    groups: list[Rows] = []
+    groups: list[MeasuredRows] = []
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
     for name in FAMILIES:
         table = read(folder / f"{name}.parquet")
@@ -169,7 +169,7 @@ def main() -> None:
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "stand_ins.py"), str(folder)], check=True, cwd=ROOT)
 
 
-def _sends(rows: Rows, kernels: Any) -> Rows:
+def _sends(rows: MeasuredRows, kernels: Any) -> MeasuredRows:
     """Those of NCCL by PyTorch in which nobody waits for a third, between devices that meet at a switch: others have
     three repeats each, of ranks that start when they can.
     """
@@ -205,7 +205,7 @@ def _near(each: Judged) -> tuple[tuple[str, str], float, float]:
     return _kind(each.entry), _error(rest, replace(fitted, residual=None)), _error(rest, fitted)
 
 
-def _error(rows: Rows, entry: Entry) -> float:
+def _error(rows: MeasuredRows, entry: Entry) -> float:
     found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, [entry])
     return float(np.mean(np.abs(found.expected / rows.measured - 1)))
 
@@ -309,7 +309,7 @@ def _pairs(each: Judged, size: str) -> Any:
     return np.stack([t[second] / t[first] for t in times], axis=1)
 
 
-def _violations(groups: Iterable[Rows]) -> list[str]:
+def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     """How many measurements are faster than bounds say anything can be."""
     counts: dict[str, Any] = defaultdict(lambda: np.zeros(5))
     for rows in groups:
@@ -379,7 +379,7 @@ def _told(own: list[tuple[str, Judged]]) -> list[str]:
     return [*lines, ""]
 
 
-def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, str] | None:
+def _transfer(rows: MeasuredRows, entries: list[Entry]) -> tuple[Any, Any, str] | None:
     """Expected and measured, with what other devices say only, and how near the nearest of them is."""
     kept = rows.family.kept(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(kept)[:1500])

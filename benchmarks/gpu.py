@@ -30,7 +30,7 @@ from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.ceilings import copying
 from llmviewer.measuring.problems import Problem, problems
 from llmviewer.measuring.session import words
-from llmviewer.measuring.timing import Call, GpuClock, HungError, Sample, settled
+from llmviewer.measuring.timing import Call, GpuClock, HungError, TimingSample, settled
 from llmviewer.measuring.torch_backend import TorchBackend
 from llmviewer.measuring.triton_backend import TritonBackend, check_case
 
@@ -125,7 +125,7 @@ def timed(number: int) -> Iterator[str]:
     problem, clock = _problem(number), GpuClock()
     copy, ops = _copy(clock), _ops(problem)
     found: list[tuple[float, str]] = []
-    best: dict[str, tuple[float, str, Callable[[], Sample]]] = {}
+    best: dict[str, tuple[float, str, Callable[[], TimingSample]]] = {}
 
     def line(seconds: float, name: str) -> str:
         rate = problem.nbytes / seconds

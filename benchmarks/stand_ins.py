@@ -51,8 +51,8 @@ from llmviewer.expectation.profile import (
     plain_error,
     shipped,
 )
-from llmviewer.expectation.rows import Rows, read
-from llmviewer.expectation.transfer import Choice, choose, expect, reached, sibling, source_class, twins
+from llmviewer.expectation.rows import MeasuredRows, read
+from llmviewer.expectation.transfer import EntryChoice, choose, expect, reached, sibling, source_class, twins
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -130,7 +130,7 @@ def _shown(error: Error) -> str:
     return f"{100 * error.median:.0f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f}"
 
 
-def measured(path: Path) -> Iterator[Rows]:
+def measured(path: Path) -> Iterator[MeasuredRows]:
     """The stacks of a table, each with so few rows that all count alike."""
     for rows in read(path).rows:
         kept = np.flatnonzero(rows.timed & rows.family.kept(rows.shapes))
@@ -138,7 +138,7 @@ def measured(path: Path) -> Iterator[Rows]:
             yield rows.take(np.sort(np.random.default_rng(0).permutation(kept)[:ROWS]))
 
 
-def classes(groups: Sequence[Rows], entries: Sequence[Entry]) -> dict[tuple[str, str, str], Error]:
+def classes(groups: Sequence[MeasuredRows], entries: Sequence[Entry]) -> dict[tuple[str, str, str], Error]:
     """The error of each class of stand-ins, by family and by data type or kind of attention."""
     found: dict[tuple[str, str, str], list[Times]] = defaultdict(list)
     for rows in groups:
@@ -166,7 +166,7 @@ def classes(groups: Sequence[Rows], entries: Sequence[Entry]) -> dict[tuple[str,
     }
 
 
-def beyond(groups: Sequence[Rows]) -> dict[tuple[str, str, str], Error]:
+def beyond(groups: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
     """The error of sizes beyond those that a kernel was fitted to, by family."""
     found: dict[str, list[Times]] = defaultdict(list)
     for family in dict.fromkeys(rows.family.name for rows in groups):
@@ -176,19 +176,24 @@ def beyond(groups: Sequence[Rows]) -> dict[tuple[str, str, str], Error]:
             kept, further = (rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= most, sizes >= 2 * most))
             entry = entry_of(kept)
             if entry and len(further) >= LEAST:
-                made = reached(Choice(entries=(entry,), error=entry.held_out, source=""), rows.family, further.shapes,
-                               rows.device, rows.stack)  # fmt: skip
+                made = reached(
+                    EntryChoice(entries=(entry,), error=entry.held_out, source=""),
+                    rows.family,
+                    further.shapes,
+                    rows.device,
+                    rows.stack,
+                )
                 found[family].append((made.expected, further.measured))
     return {(family, BEYOND, "all"): pooled(times) for family, times in found.items()}
 
 
-def _of_another_cache(entry: Entry, rows: Rows) -> bool:
+def _of_another_cache(entry: Entry, rows: MeasuredRows) -> bool:
     own, other = rows.stack, entry.stack
     alike = (entry.family, entry.device) == (rows.family.name, rows.device.name)
     return alike and own != other == replace(own, kv_dtype=other.kv_dtype)
 
 
-def traffic(folder: Path, experts: Sequence[Rows]) -> dict[tuple[str, str, str], Error]:
+def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
     """The error of operators of which only memory traffic and bounds are known, by kind."""
     found: dict[str, list[Times]] = defaultdict(list)
     for rows in experts:
@@ -219,7 +224,7 @@ def traffic(folder: Path, experts: Sequence[Rows]) -> dict[tuple[str, str, str],
     return {("elementwise", NO_KERNEL, kind): scaled(own) for kind, own in sorted(kinds.items())}
 
 
-def _moved(rows: Rows) -> np.ndarray:
+def _moved(rows: MeasuredRows) -> np.ndarray:
     """The bytes that memory moves in the time of the bound of each row."""
     plain = {**rows.shapes, "loop": np.zeros(len(rows))}
     return rows.family.bound(plain, rows.device, rows.stack) * rows.device.bandwidth
@@ -241,7 +246,7 @@ def scaled(times: Sequence[Times]) -> Error:
     return replace(pooled([(scale * expected, took) for expected, took in times]), scale=scale)
 
 
-def without(rows: Rows, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def without(rows: MeasuredRows, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """The entries that classes of stand-ins leave, nearer classes first."""
     own = rows.stack
     devices: tuple[_Kept, ...] = (

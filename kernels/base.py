@@ -150,7 +150,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """Launches in order, and their outputs. A plan can be launched repeatedly."""
 
     launches: tuple[Launch, ...]
@@ -195,7 +195,7 @@ class Kernel:
     cases: tuple[Case, ...]
     full_size: tuple[Case, ...]
     make: Callable[[Case, str, int], Inputs]
-    plan: Callable[..., Plan]
+    plan: Callable[..., LaunchPlan]
     reference: Callable[..., tuple[torch.Tensor, ...]]
     tolerance: Callable[[Case], tuple[float, float]]
     operators: Callable[[Case], tuple[Operator, ...]]

@@ -15,7 +15,7 @@ from ..forms import SEQUENCES
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.state_space import CausalConv
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _BLOCK = 1024  # channels of a program: 16 bytes a thread and load in 16 bits
 
@@ -49,7 +49,7 @@ def plan(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     into: torch.Tensor | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """x[sequences, channels], state[sequences, taps - 1, channels] from the oldest on, weight[taps, channels],
     bias[channels] to y like x and a state, which goes `into` a tensor of its own or a given one.
     """
@@ -65,7 +65,7 @@ def plan(
             "channels": channels, "TAPS": taps, "BLOCK": block,
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y, into))
+    return LaunchPlan(launches=(launch,), outputs=(y, into))
 
 
 def reference(

@@ -31,7 +31,7 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal
 from ..precision import NAMED, Format
 from ..workload import Sequences, Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .flash_attention import weigh
 
 _LOG2_E = log2(e)
@@ -247,7 +247,7 @@ def _decode_int4(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling:
+class DecodeTiling:
     """Keys that a program takes at a time, and programs that share those of a sequence."""
 
     keys: int
@@ -257,7 +257,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class PartialResults:
     """What programs that share the keys of a sequence leave for the whole.
 
     values  [rows, splits, dim] in fp32, of `splits` > 1; else the whole [rows, dim] itself
@@ -268,7 +268,7 @@ class Parts:
     weight: torch.Tensor | None
 
     @classmethod
-    def of(cls, o: torch.Tensor, splits: int) -> Parts:
+    def of(cls, o: torch.Tensor, splits: int) -> PartialResults:
         """Of o[.., dim]."""
         if splits == 1:
             return cls(values=o, weight=None)
@@ -316,8 +316,8 @@ def plan(
     v_scale: torch.Tensor | None = None,
     *,
     window: int = 0,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: DecodeTiling | None = None,
+) -> LaunchPlan:
     """q[sequences, heads, dim]; k and v[pages, page, kv_heads, dim], of int4 [.., dim / 2] bytes and their scales and
     zeros [.., groups, 2]; table[sequences, pages], the page of each run of positions; lengths[sequences], `longest` at
     the most, as the shape of a launch must not depend on what is in memory.
@@ -328,7 +328,7 @@ def plan(
     group = heads // kv_heads
     tile = tile or tiling(target, sequences * kv_heads, min(longest, window or longest), dim, k.dtype)
     o = poisoned(sequences, heads, dim, dtype=q.dtype, device=q.device)
-    parts = Parts.of(o, tile.splits)
+    parts = PartialResults.of(o, tile.splits)
     row = pow2(tile.splits) * pow2(dim)
     apart = parts.weight is None or row > _MERGED or group * row > _MOST_MERGED
     done = None if apart else torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
@@ -363,10 +363,10 @@ def plan(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-    return Plan(launches=(launch,) if done is not None else (launch, *parts.merge(o)), outputs=(o,))
+    return LaunchPlan(launches=(launch,) if done is not None else (launch, *parts.merge(o)), outputs=(o,))
 
 
-def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> Tiling:
+def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> DecodeTiling:
     """For `programs` before keys are split, which read `longest` keys each, `kept` as they are.
 
     Of the stages, the pages, read first, take every other one: with 5, one block of keys is on the way while another is
@@ -377,12 +377,12 @@ def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dt
     splits = splits_of(target, programs, longest, resident=resident)
     if kept.itemsize == 1 and kept.is_floating_point:
         if dim > 128:
-            return Tiling(keys=32, splits=splits)
-        return Tiling(keys=128, splits=splits, num_stages=5 if target.generation >= 90 else 3)
-    return Tiling(keys=64, splits=splits, num_stages=3 if dim > 128 else 5)
+            return DecodeTiling(keys=32, splits=splits)
+        return DecodeTiling(keys=128, splits=splits, num_stages=5 if target.generation >= 90 else 3)
+    return DecodeTiling(keys=64, splits=splits, num_stages=3 if dim > 128 else 5)
 
 
-def tilings(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> tuple[Tiling, ...]:
+def tilings(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> tuple[DecodeTiling, ...]:
     """Others: more and fewer splits, blocks half or twice as large, and of the largest one on the way at a time."""
     rule = tiling(target, programs, longest, dim, kept)
     splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
@@ -421,7 +421,7 @@ def reference(
     v_scale: torch.Tensor | None = None,
     *,
     window: int = 0,
-    tile: Tiling | None = None,  # noqa: ARG001
+    tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         k, v, k_scale, v_scale = unpacked(k, k_scale), unpacked(v, v_scale), None, None
@@ -482,7 +482,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
 
 
-def _tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+def _tilings(target: Target, case: Case) -> tuple[DecodeTiling, ...]:
     longest = min(case["kv"], case.get("window") or case["kv"])
     kept = {4: torch.uint8, 8: torch.float8_e4m3fn}.get(case.get("kv_bits"), case.torch_dtype)
     return tilings(target, case["B"] * case["kv_heads"], longest, case["dim"], kept)

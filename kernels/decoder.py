@@ -39,7 +39,7 @@ from ..transforms.flash_attention import flash_attention
 from ..transforms.quantize import AS_IT_IS
 from ..workload import Workload
 from . import decode_attention, embedding, fused_moe, gated, gemm, gemv, norms, rope, rope_cache, sampling
-from .base import DTYPES, EPSILON, Case, Inputs, Kernel, Plan, Random, Target, case, cdiv
+from .base import DTYPES, EPSILON, Case, Inputs, Kernel, LaunchPlan, Random, Target, case, cdiv
 
 PAGE = 64  # tokens of a page of the cache
 _RMS_OPS: Final = 4  # square, sum, scale, weight
@@ -70,7 +70,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class LayerShape:
     """What a layer's launches are made for, read from its operators.
 
     operators  those of the graph by name, attention in one launch, values beside the cache
@@ -79,7 +79,7 @@ class Shape:
     operators: Mapping[str, Operator]
 
     @classmethod
-    def of(cls, block: Block) -> Shape:
+    def of(cls, block: Block) -> LayerShape:
         """The shape of a graph's block.
 
         Raises InputError where it has what these kernels have not.
@@ -222,7 +222,7 @@ class Pages:
         return random.normal(*shape, dtype=dtype), random.normal(*shape, dtype=dtype)
 
 
-def _product(target: Target, x: torch.Tensor, w: torch.Tensor) -> Plan:
+def _product(target: Target, x: torch.Tensor, w: torch.Tensor) -> LaunchPlan:
     return gemv.plan(target, x, w) if x.shape[0] == 1 else gemm.plan(target, x, w)
 
 
@@ -236,14 +236,14 @@ def layer_plan(
     pages: Pages,
     chosen: int = 0,
     window: int = 0,
-) -> Plan:
+) -> LaunchPlan:
     """Of x and residual[sequences, hidden], whose sum is the hidden state; k and v are the caches, written where they
     are; a token takes `chosen` experts, and sees a `window` of keys where that is not 0. It gives what the feed-forward
     network makes and the sum that it is to be added to.
     """
-    plans: list[Plan] = []
+    plans: list[LaunchPlan] = []
 
-    def run(plan: Plan) -> torch.Tensor:
+    def run(plan: LaunchPlan) -> torch.Tensor:
         plans.append(plan)
         return plan.outputs[0]
 
@@ -261,7 +261,7 @@ def layer_plan(
     else:
         act = run(gated.plan(target, run(_product(target, h, weights["gate_up"])), "silu", gated=True))
         y = run(_product(target, act, weights["down"]))
-    return Plan(launches=tuple(chain(*(plan.launches for plan in plans))), outputs=(y, between, k, v))
+    return LaunchPlan(launches=tuple(chain(*(plan.launches for plan in plans))), outputs=(y, between, k, v))
 
 
 def layer_reference(
@@ -297,7 +297,7 @@ def layer_reference(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class DecodeStep:
     """A decode step: one new token of each of `batch` sequences, to the next of each, the one of the largest logit.
 
     ids        of the new tokens [batch]; pages.lengths count them
@@ -309,7 +309,7 @@ class Step:
     ids: torch.Tensor
     pages: Pages
     weights: Weights
-    plan: Plan
+    plan: LaunchPlan
     operators: tuple[Operator, ...]
     workload: Workload
 
@@ -357,7 +357,7 @@ def decode_step(
     room: int = 0,
     seed: int = 0,
     target: Target | None = None,
-) -> Step:
+) -> DecodeStep:
     """A step of a model, by name or as `load_model` gives it, with random weights and a random cache, in which each
     sequence has `kv_len` tokens, the new one counted, and `room` for more.
 
@@ -400,17 +400,19 @@ def decode_step(
     tokens = Tensor(name="tokens", width=1, format=_INT32, rows=LOGITS)
     greedy = Sample(name="argmax", inputs=lm_head.outputs, outputs=(tokens,), greedy=True)
     operators.extend((Fused.of(added, read=("mlp_add", "final_norm")), lm_head, greedy))
-    return Step(
+    return DecodeStep(
         ids=ids,
         pages=pages,
         weights=weights,
-        plan=Plan(launches=tuple(chain(*(plan.launches for plan in plans))), outputs=(plans[-1].outputs[0], logits)),
+        plan=LaunchPlan(
+            launches=tuple(chain(*(plan.launches for plan in plans))), outputs=(plans[-1].outputs[0], logits)
+        ),
         operators=tuple(operators),
         workload=workload,
     )
 
 
-def _decoder(model: Model, layers: int | None) -> tuple[Block, list[Shape], Block]:
+def _decoder(model: Model, layers: int | None) -> tuple[Block, list[LayerShape], Block]:
     """The table of tokens, the first `layers` of the model in their order, or all, and its head.
 
     Raises InputError where there are not so many, or these kernels have not what the model has.
@@ -425,11 +427,11 @@ def _decoder(model: Model, layers: int | None) -> tuple[Block, list[Shape], Bloc
             "a decode step of kernels must be of a model with a table of tokens, layers, a norm and a head without "
             f"bias, in 16 bits; {model.name} differs"
         )
-    shapes = [(index, Shape.of(block)) for block in blocks for index in block.layers]
+    shapes = [(index, LayerShape.of(block)) for block in blocks for index in block.layers]
     return embed, [shape for _, shape in sorted(shapes, key=lambda one: one[0])][:layers], head
 
 
-def _shape(case: Case) -> Shape:
+def _shape(case: Case) -> LayerShape:
     """Of a layer as architectures make it, of a case's sizes."""
     parts = Parts(format=case.format)
     mask = Causal(case["window"]) if case.get("window") else CAUSAL
@@ -440,7 +442,7 @@ def _shape(case: Case) -> Shape:
     layer = Layer(mixer=mixer, feed_forward=experts if case.get("experts") else mlp)
     operators = layer.operators(parts, parts.tensor(HIDDEN, case["hidden"]))
     output = operators[-1].outputs[0].name
-    return Shape.of(Block(name="layer", operators=operators, input=HIDDEN, output=output, layers=(0,)))
+    return LayerShape.of(Block(name="layer", operators=operators, input=HIDDEN, output=output, layers=(0,)))
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:

@@ -13,7 +13,7 @@ from ..forms import table_rows
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.embedding import Embedding
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _BLOCK = 1024  # elements of a program: a load of 16 bytes a thread, so that the row of one token has several programs
 
@@ -37,7 +37,7 @@ def plan(
     table: torch.Tensor,
     positions: torch.Tensor | None = None,
     places: torch.Tensor | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """ids[tokens] and table[vocab, width], positions[tokens] and places[length, width] to y[tokens, width]."""
     tokens, width = ids.numel(), table.shape[1]
     y = poisoned(tokens, width, dtype=table.dtype, device=table.device)
@@ -50,7 +50,7 @@ def plan(
             "width": width, "BLOCK": block,
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,))
+    return LaunchPlan(launches=(launch,), outputs=(y,))
 
 
 def reference(

@@ -23,7 +23,7 @@ from ..operators.attention import FlashAttention, Heads
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal, Everything
 from ..workload import Sequences, Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2, scratch
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
 _LOG2_E = log2(e)
 
@@ -183,7 +183,7 @@ def _specialized(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling:
+class FlashTiling:
     """Queries that a program has, and keys that it takes at a time. Its warps may be specialized in loads."""
 
     queries: int
@@ -212,7 +212,7 @@ _OTHERS: Final = {
 _SPECIALIZED: Final = {64: (128, 3), 128: (128, 2), 256: (64, 2)}  # (keys, stages), by the width of a head
 
 
-def tiling(target: Target, dim: int, longest: int) -> Tiling:
+def tiling(target: Target, dim: int, longest: int) -> FlashTiling:
     """Tiles that share registers and shared memory; of few queries, no more rows than there are.
 
     From Hopper on, 128 queries are two groups of warps, and three tiles of keys and values are on the way. Before,
@@ -221,14 +221,14 @@ def tiling(target: Target, dim: int, longest: int) -> Tiling:
     queries = max(pow2(min(longest, 128)), 16)
     if target.generation >= 90:
         keys, num_stages = (64, 2) if dim > 128 else (128, 3 if target.generation < 100 else 2)
-        return Tiling(queries=queries, keys=keys, num_warps=8 if queries == 128 else 4, num_stages=num_stages)
+        return FlashTiling(queries=queries, keys=keys, num_warps=8 if queries == 128 else 4, num_stages=num_stages)
     queries = min(queries, 64) if dim > 128 else queries
     wide = queries * dim >= 64 * 128
     keys = 32 if dim > 128 and target.shared < 128 * 1024 else 64
-    return Tiling(queries=queries, keys=keys, num_warps=8 if wide else 4, num_stages=2 if dim > 128 else 3)
+    return FlashTiling(queries=queries, keys=keys, num_warps=8 if wide else 4, num_stages=2 if dim > 128 else 3)
 
 
-def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+def tilings(target: Target, case: Case) -> tuple[FlashTiling, ...]:
     """Others. Smaller ones have room for two programs a multiprocessor, of which one may multiply while the other
     weighs.
     """
@@ -236,12 +236,12 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
     width = min(max(pow2(dim), 64), 256)
     others = _OTHERS[max(sm for sm in _OTHERS if sm <= target.generation)][width]
     found = [
-        Tiling(queries=queries, keys=keys, num_warps=num_warps, num_stages=num_stages)
+        FlashTiling(queries=queries, keys=keys, num_warps=num_warps, num_stages=num_stages)
         for queries, keys, num_warps, num_stages in others
     ]
     if target.generation == 90 and dim == width and not (case.get("window") or case.get("both_ways")):
         keys, num_stages = _SPECIALIZED[width]  # last: the compiler's newest way is its least tried
-        found.append(Tiling(queries=128, keys=keys, num_warps=4, num_stages=num_stages, specialized=True))
+        found.append(FlashTiling(queries=128, keys=keys, num_warps=4, num_stages=num_stages, specialized=True))
     return tuple(one for one in found if one.queries <= pow2(longest))
 
 
@@ -256,8 +256,8 @@ def plan(
     *,
     causal: bool = True,
     window: int = 0,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: FlashTiling | None = None,
+) -> LaunchPlan:
     """q[queries, heads, dim], k and v[keys, kv_heads, dim] to o like q. Sequence i has the rows from ends[i] to
     ends[i + 1], of which there are `longest` queries at the most; ends[0] is 0. A window of 0 is none.
 
@@ -286,7 +286,7 @@ def plan(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-        return Plan(launches=(launch,), outputs=(o,))
+        return LaunchPlan(launches=(launch,), outputs=(o,))
     # Columns of tokens with their heads side by side; a head that is padded would be read into the next.
     described = target.generation >= 90 and dim == padded and dim * q.element_size() % 16 == 0
 
@@ -303,7 +303,7 @@ def plan(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(o,))
+    return LaunchPlan(launches=(launch,), outputs=(o,))
 
 
 def reference(
@@ -316,7 +316,7 @@ def reference(
     *,
     causal: bool = True,
     window: int = 0,
-    tile: Tiling | None = None,  # noqa: ARG001
+    tile: FlashTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     group = q.shape[1] // k.shape[1]
     found = []
@@ -358,7 +358,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         "window": case.get("window"),
     }
     if case.get("specialized"):
-        found["tile"] = Tiling(queries=128, keys=32, num_warps=4, num_stages=2, specialized=True)
+        found["tile"] = FlashTiling(queries=128, keys=32, num_warps=4, num_stages=2, specialized=True)
     return found
 
 

@@ -16,8 +16,8 @@ import triton.language as tl
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Activation, Combine, Route
 from ..precision import FP32
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, cloned, poisoned, pow2
-from .gemm import Tiling, workload
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, cloned, poisoned, pow2
+from .gemm import GemmTiling, workload
 from .grouped_gemm import experts_linear, launch_grouped, tilings
 
 _ROUTE_ROWS = 4
@@ -108,8 +108,8 @@ def plan(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     chosen: int,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: GemmTiling | None = None,
+) -> LaunchPlan:
     """x[tokens, k], logits[tokens, experts], gate_up[experts, 2 n, k], down[experts, k, n] to y[tokens, k].
 
     `tile` is of both products.
@@ -154,7 +154,7 @@ def plan(
         launch_grouped(target, x, gate_up, middle, end, order=order, chosen=chosen, gated=True, tile=tile),
         launch_grouped(target, middle, down, out, end, tile=tile),
     )
-    return Plan(launches=(route, sort, placed, *products, combine), outputs=(y,))
+    return LaunchPlan(launches=(route, sort, placed, *products, combine), outputs=(y,))
 
 
 def reference(

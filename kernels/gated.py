@@ -20,7 +20,7 @@ from torch.nn import functional
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Activation
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _ELEMENTS = 2048  # of y in a program: 16 a thread, which are two loads of 16 bytes of each input
 _WIDTHS = (2048, 1024, 512, 256, 128)  # of the part of a row that a program takes
@@ -71,7 +71,7 @@ def _width(n: int) -> int:
     return next((width for width in _WIDTHS if cdiv(n, width) * width <= n * 9 // 8), _WIDTHS[-1])
 
 
-def plan(target: Target, x: torch.Tensor, act: str, *, gated: bool) -> Plan:  # noqa: ARG001
+def plan(target: Target, x: torch.Tensor, act: str, *, gated: bool) -> LaunchPlan:  # noqa: ARG001
     """x[m, 2 n], gates first, to y[m, n]; x[m, n] to y[m, n] where it is not gated."""
     m, n = x.shape[0], x.shape[1] // (2 if gated else 1)
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
@@ -85,7 +85,7 @@ def plan(target: Target, x: torch.Tensor, act: str, *, gated: bool) -> Plan:  # 
             "ACT": act, "GATED": gated, "BLOCK_M": block_m, "BLOCK_N": block_n,
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,))
+    return LaunchPlan(launches=(launch,), outputs=(y,))
 
 
 def reference(x: torch.Tensor, act: str, *, gated: bool) -> tuple[torch.Tensor, ...]:

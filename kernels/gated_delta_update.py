@@ -19,7 +19,7 @@ from ..architectures.blocks.state_space import GatedDeltaNet
 from ..operators.base import Operator
 from ..operators.state_space import Scan
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .mamba2_update import ELEMENTS, softplus
 
 _EPSILON = 1e-6
@@ -75,7 +75,7 @@ def plan(
     bias: torch.Tensor,
     key_heads: int,
     into: torch.Tensor | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """qkv[sequences, 2 key_heads key_dim + heads dim], what the convolution makes; beta[sequences, heads] and
     decay[sequences, heads] or [sequences, heads key_dim] before their functions; state[sequences, heads, key_dim, dim]
     in fp32; a_log[heads], bias like a row of decay; o[sequences, heads dim]. The new state goes `into` a tensor of its
@@ -95,7 +95,7 @@ def plan(
             "CHANNELS": bias.numel() > heads, "KEY_DIM": pow2(key_dim), "BLOCK_V": block,
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(o, into))
+    return LaunchPlan(launches=(launch,), outputs=(o, into))
 
 
 def reference(

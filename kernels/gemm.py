@@ -22,7 +22,7 @@ from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import Linear
 from ..precision import NAMED, Format
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2, scratch
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
 GROUP_M = 8  # rows of tiles that share columns of w in L2
 _MOST_PARTS = 16
@@ -175,7 +175,7 @@ def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor |
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling:
+class GemmTiling:
     """How a product is cut up. `parts` of k are summed by programs of their own; a persistent program may have warps
     that are specialized in loads.
     """
@@ -194,7 +194,7 @@ class Tiling:
         return cdiv(cdiv(k, self.parts), self.block_k) * self.block_k
 
 
-def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> Tiling:
+def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
     """The largest tiles that still give every multiprocessor one, and where none do, k in parts.
 
     From Hopper on as many stages as shared memory holds (Blackwell's specialised warps have some of it): a block of k
@@ -202,18 +202,18 @@ def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> Tiling:
     """
     deep = 128 // itemsize
     if m <= 64:  # reading w is what takes time: deep blocks keep enough of it in flight
-        tile = Tiling(block_m=max(pow2(m), 16), block_n=64, block_k=2 * deep, num_warps=4, num_stages=4)
+        tile = GemmTiling(block_m=max(pow2(m), 16), block_n=64, block_k=2 * deep, num_warps=4, num_stages=4)
     elif target.generation >= 90:
         stages = 4 if target.generation < 100 else 3
-        wide = Tiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=stages)
+        wide = GemmTiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=stages)
         tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=6)
     else:
-        wide = Tiling(block_m=128, block_n=256, block_k=deep // 2, num_warps=8, num_stages=4)
+        wide = GemmTiling(block_m=128, block_n=256, block_k=deep // 2, num_warps=8, num_stages=4)
         tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_warps=4)
     return _spread(target, tile, m, n, k, itemsize)
 
 
-def _spread(target: Target, tile: Tiling, m: int, n: int, k: int, itemsize: int) -> Tiling:
+def _spread(target: Target, tile: GemmTiling, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
     """`tile` with k in parts or with persistent programs, where that is of use."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * tile.block_k * itemsize)
     tile = replace(tile, num_stages=stages)
@@ -223,7 +223,7 @@ def _spread(target: Target, tile: Tiling, m: int, n: int, k: int, itemsize: int)
     return replace(tile, parts=parts, persistent=parts == 1 and target.generation >= 90 and even and m > 64)
 
 
-def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
     """Narrower and wider tiles, deeper blocks, and fewer and more parts than `tiling` has."""
     m, n, k, itemsize = case["M"], case["N"], case["K"], case.torch_dtype.itemsize
     own = tiling(target, m, n, k, itemsize)
@@ -251,20 +251,20 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
     return others(own, cut)
 
 
-def others(own: Tiling, cut: list[Tiling]) -> tuple[Tiling, ...]:
+def others(own: GemmTiling, cut: list[GemmTiling]) -> tuple[GemmTiling, ...]:
     """Those that are not the rule's own, which is there with half and twice the parts, too."""
     if own.parts > 1:
         cut += [replace(own, parts=own.parts // 2, persistent=False), replace(own, parts=2 * own.parts)]
     return tuple(tile for tile in dict.fromkeys(cut) if tile != own)
 
 
-def splits(target: Target, tile: Tiling, m: int, n: int, k: int, room: int = 2) -> int:
+def splits(target: Target, tile: GemmTiling, m: int, n: int, k: int, room: int = 2) -> int:
     """Parts of k: as many as multiprocessors have room for, `room` programs each where tiles are small."""
     wanted = (room if m <= 64 else 1) * target.multiprocessors // tiles_of(tile, m, n)
     return max(min(wanted, k // (tile.block_k * _PARTS_DEPTH), _MOST_PARTS), 1)
 
 
-def tiles_of(tile: Tiling, m: int, n: int) -> int:
+def tiles_of(tile: GemmTiling, m: int, n: int) -> int:
     """How many there are of y."""
     return cdiv(m, tile.block_m) * cdiv(n, tile.block_n)
 
@@ -275,8 +275,8 @@ def plan(
     w: torch.Tensor,
     x_scale: torch.Tensor | None = None,
     w_scale: torch.Tensor | None = None,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: GemmTiling | None = None,
+) -> LaunchPlan:
     """x[m, k], w[n, k] to y[m, n]: of the type of x in 16 bits, fp16 otherwise."""
     (m, k), n = x.shape, w.shape[0]
     tile = tile or tiling(target, m, n, k, x.element_size())
@@ -301,7 +301,7 @@ def plan(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )  # fmt: skip
-        return Plan(launches=(launch,), outputs=(y,))
+        return LaunchPlan(launches=(launch,), outputs=(y,))
     if tile.persistent:
         programs = min(tiles, target.multiprocessors)
         launch = Launch(
@@ -316,7 +316,7 @@ def plan(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )  # fmt: skip
-        return Plan(launches=(launch,), outputs=(y,))
+        return LaunchPlan(launches=(launch,), outputs=(y,))
     depth = tile.depth(k)
     parts = cdiv(k, depth)
     launch = Launch(
@@ -328,7 +328,7 @@ def plan(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,))
+    return LaunchPlan(launches=(launch,), outputs=(y,))
 
 
 def reference(
@@ -336,7 +336,7 @@ def reference(
     w: torch.Tensor,
     x_scale: torch.Tensor | None = None,
     w_scale: torch.Tensor | None = None,
-    tile: Tiling | None = None,  # noqa: ARG001
+    tile: GemmTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     y = x.float() @ w.float().T
     return (y if x_scale is None or w_scale is None else y * x_scale[:, None] * w_scale,)
@@ -361,7 +361,7 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             operands["x_scale"] = random.uniform(1, low=0.5, high=2)
             operands["w_scale"] = k**-0.5 / operands["x_scale"]
     if case.get("parts") or case.get("persistent"):
-        operands["tile"] = Tiling(
+        operands["tile"] = GemmTiling(
             block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3, parts=case.get("parts", 1),
             persistent=bool(case.get("persistent")), specialized=bool(case.get("specialized")),
         )  # fmt: skip

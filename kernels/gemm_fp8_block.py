@@ -16,8 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, linear, others, partial, put, rows_of, splits, tile_of, tiles_of, workload
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+from .gemm import GROUP_M, GemmTiling, linear, others, partial, put, rows_of, splits, tile_of, tiles_of, workload
 
 BLOCK = 128
 
@@ -48,22 +48,22 @@ def _block_scaled(
     put(sums, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, inside, m * n)
 
 
-def tiling(target: Target, m: int, n: int, k: int) -> Tiling:
+def tiling(target: Target, m: int, n: int, k: int) -> GemmTiling:
     """A product stands beside the sums it is added to, so tiles are half as large as those of `gemm`."""
     if m <= 64:
-        tile = Tiling(block_m=max(pow2(m), 16), block_n=64, block_k=BLOCK, num_warps=4, num_stages=5)
+        tile = GemmTiling(block_m=max(pow2(m), 16), block_n=64, block_k=BLOCK, num_warps=4, num_stages=5)
     else:
-        tile = Tiling(block_m=128, block_n=128, block_k=BLOCK, num_warps=8, num_stages=4)
+        tile = GemmTiling(block_m=128, block_n=128, block_k=BLOCK, num_warps=8, num_stages=4)
     return _fitted(target, tile, m, n, k)
 
 
-def _fitted(target: Target, tile: Tiling, m: int, n: int, k: int) -> Tiling:
+def _fitted(target: Target, tile: GemmTiling, m: int, n: int, k: int) -> GemmTiling:
     """`tile` with as many stages as there is room for, and with k in parts."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * BLOCK)
     return replace(tile, num_stages=stages, parts=splits(target, tile, m, n, k))
 
 
-def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
     """Narrower tiles, fewer and more stages, and fewer and more parts than `tiling` has."""
     m, n, k = case["M"], case["N"], case["K"]
     own = tiling(target, m, n, k)
@@ -81,8 +81,8 @@ def plan(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: GemmTiling | None = None,
+) -> LaunchPlan:
     """x[m, k], w[n, k]; x_scale[k / 128, m] so that rows of a tile lie together, w_scale[n / 128, k / 128]; y is fp16.
 
     Raises InputError where k is no multiple of 128.
@@ -107,7 +107,7 @@ def plan(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,))
+    return LaunchPlan(launches=(launch,), outputs=(y,))
 
 
 def reference(

@@ -27,8 +27,8 @@ import triton.language as tl
 from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED, Format
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, linear, others, partial, put, splits, tile_of, tiles_of, tolerance, workload
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+from .gemm import GROUP_M, GemmTiling, linear, others, partial, put, splits, tile_of, tiles_of, tolerance, workload
 
 BLOCK_K = 128
 MX_GROUP = 32
@@ -146,19 +146,21 @@ def _weight_only(
     put(sums, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, there, m * n)
 
 
-def tiling(target: Target, m: int, n: int, k: int, bits: int) -> Tiling:
+def tiling(target: Target, m: int, n: int, k: int, bits: int) -> GemmTiling:
     """Narrow in tokens: the sums of a group stand beside those of all, and before Hopper both operands, too."""
     hopper = target.generation >= 90
     if m <= 64:
         block_m = max(pow2(m), 8)
         num_warps = 4 if hopper or block_m <= 32 else 8
-        tile = Tiling(block_m=block_m, block_n=128, block_k=BLOCK_K, num_warps=num_warps, num_stages=3 if hopper else 5)
+        tile = GemmTiling(
+            block_m=block_m, block_n=128, block_k=BLOCK_K, num_warps=num_warps, num_stages=3 if hopper else 5
+        )
     else:
-        tile = Tiling(block_m=128 if hopper else 64, block_n=128, block_k=BLOCK_K, num_warps=8, num_stages=3)
+        tile = GemmTiling(block_m=128 if hopper else 64, block_n=128, block_k=BLOCK_K, num_warps=8, num_stages=3)
     return _split(target, tile, m, n, k, bits)
 
 
-def _split(target: Target, tile: Tiling, m: int, n: int, k: int, bits: int) -> Tiling:
+def _split(target: Target, tile: GemmTiling, m: int, n: int, k: int, bits: int) -> GemmTiling:
     """`tile` with k in parts, for up to 4 programs a multiprocessor: what one loads another converts meanwhile."""
     stage = tile.block_k * (tile.block_n * bits // 8 + tile.block_m * 2)
     most = max((target.shared - stage) // stage, 1)  # beside what is exchanged for the product
@@ -167,10 +169,10 @@ def _split(target: Target, tile: Tiling, m: int, n: int, k: int, bits: int) -> T
     return replace(tile, parts=splits(target, tile, m, n, k, room))
 
 
-def _tilings(bits: int) -> Callable[[Target, Case], tuple[Tiling, ...]]:
+def _tilings(bits: int) -> Callable[[Target, Case], tuple[GemmTiling, ...]]:
     """Narrower tiles, fewer and more stages, and fewer and more parts than `tiling` has."""
 
-    def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+    def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
         m, n, k = case["M"], case["N"], case["K"]
         own = tiling(target, m, n, k, bits)
         cut = [replace(own, num_stages=own.num_stages - 1), replace(own, num_stages=own.num_stages + 1)]
@@ -192,8 +194,8 @@ def plan(
     scale: torch.Tensor,
     zero: torch.Tensor | None,
     kind: str,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: GemmTiling | None = None,
+) -> LaunchPlan:
     """x[m, k]; w[k / 128, n, 16 * bits] bytes; scale[k / group, n] and zero[k / group, n / 2], or e8m0
     scale[k / 128, n, 4].
 
@@ -223,7 +225,7 @@ def plan(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,))
+    return LaunchPlan(launches=(launch,), outputs=(y,))
 
 
 def codes(w: torch.Tensor, bits: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned
 from .gemm import linear, partial, put, reference, tolerance, workload
 
 _RESIDENT = 7  # programs of 4 warps that a multiprocessor has room for at 72 registers a thread
@@ -20,7 +20,7 @@ _WAVES = 4  # of resident programs: the last, which may be few, is then a small 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class GemvTiling:
     """How w is cut up: a program takes `block_n` rows, `block_k` elements of each at a time.
 
     Where block_k is 8 elements for each thread, x lies among threads as w does and needs no exchange.
@@ -31,7 +31,7 @@ class Rows:
     num_warps: int = 4
 
 
-_ROWS = Rows(block_n=4, block_k=1024)
+_ROWS = GemvTiling(block_n=4, block_k=1024)
 _OTHERS = (
     replace(_ROWS, block_n=2),
     replace(_ROWS, block_n=8),
@@ -62,7 +62,7 @@ def _gemv(
     put(tl.sum(sums, 1), y_ptr, parts_ptr, count_ptr, tl.program_id(0), rows, rows < n, n)
 
 
-def plan(target: Target, x: torch.Tensor, w: torch.Tensor, tile: Rows | None = None) -> Plan:
+def plan(target: Target, x: torch.Tensor, w: torch.Tensor, tile: GemvTiling | None = None) -> LaunchPlan:
     """x[1, k], w[n, k] to y[1, n]."""
     (n, k), tile = w.shape, tile or _ROWS
     rows = cdiv(n, tile.block_n)
@@ -79,7 +79,7 @@ def plan(target: Target, x: torch.Tensor, w: torch.Tensor, tile: Rows | None = N
         },
         num_warps=tile.num_warps,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,))
+    return LaunchPlan(launches=(launch,), outputs=(y,))
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:

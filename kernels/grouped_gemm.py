@@ -20,8 +20,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import ExpertsLinear
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, rows_of, tile_of, tolerance, workload
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+from .gemm import GROUP_M, GemmTiling, rows_of, tile_of, tolerance, workload
 
 
 @triton.jit
@@ -64,20 +64,20 @@ def _grouped(
         tl.store(y_at, sums.to(y_ptr.dtype.element_ty), there[:, None] & (columns[None, :] < n))
 
 
-def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: bool = False) -> Tiling:
+def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: bool = False) -> GemmTiling:
     """As tall as an expert has rows when all have as many. Two products beside each other take half the width."""
     block_m = min(max(pow2(cdiv(rows, experts)), 16), 128)
     deep = 128 // itemsize
     if block_m < 128:
         block_k = 2 * deep if block_m <= 32 else deep if target.generation >= 90 else deep // 2
         stages = target.stages(4, (block_m + 64 * (1 + gated)) * block_k * itemsize)
-        return Tiling(block_m=block_m, block_n=64, block_k=block_k, num_warps=4, num_stages=stages)
+        return GemmTiling(block_m=block_m, block_n=64, block_k=block_k, num_warps=4, num_stages=stages)
     if target.generation < 90:
-        return Tiling(block_m=128, block_n=64 if gated else 128, block_k=deep // 2, num_warps=8, num_stages=3)
-    return Tiling(block_m=128, block_n=128 if gated else 256, block_k=deep, num_warps=8, num_stages=4)
+        return GemmTiling(block_m=128, block_n=64 if gated else 128, block_k=deep // 2, num_warps=8, num_stages=3)
+    return GemmTiling(block_m=128, block_n=128 if gated else 256, block_k=deep, num_warps=8, num_stages=4)
 
 
-def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
     """Shorter and narrower tiles, and fewer stages than `tiling` has."""
     own = tiling(target, case["M"] * case["chosen"], case["experts"], case.torch_dtype.itemsize, gated=True)
     cut = [replace(own, num_stages=own.num_stages - 1), replace(own, block_n=own.block_n // 2)]
@@ -98,7 +98,7 @@ def launch_grouped(
     order: torch.Tensor | None = None,
     chosen: int = 1,
     gated: bool = False,
-    tile: Tiling | None = None,
+    tile: GemmTiling | None = None,
 ) -> Launch:
     """x[rows, k], w[experts, n or 2 n, k], y[rows, n]; ends[experts], the row after the last of each expert.
 
@@ -125,9 +125,11 @@ def launch_grouped(
     )  # fmt: skip
 
 
-def plan(target: Target, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, tile: Tiling | None = None) -> Plan:
+def plan(
+    target: Target, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, tile: GemmTiling | None = None
+) -> LaunchPlan:
     y = poisoned(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
-    return Plan(launches=(launch_grouped(target, x, w, y, ends, tile=tile),), outputs=(y,))
+    return LaunchPlan(launches=(launch_grouped(target, x, w, y, ends, tile=tile),), outputs=(y,))
 
 
 def reference(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,7 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import NAMED
 from ..workload import Workload
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, pow2
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, pow2
 
 _ELEMENTS = 2048  # of each of k and v in a program
 
@@ -58,7 +58,7 @@ def plan(
     slots: torch.Tensor,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """New k and v[tokens, kv_heads, dim], whose tokens may lie apart, into k_cache and v_cache[pages, page, kv_heads,
     dim], which are strided alike, at slots[tokens] = page number * page + place.
     """
@@ -78,7 +78,7 @@ def plan(
             "PAGE": page, "WIDTH": width, "DIM": dim, "BLOCK_T": block_t, "BLOCK_W": block_w,
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(k_cache, v_cache))
+    return LaunchPlan(launches=(launch,), outputs=(k_cache, v_cache))
 
 
 def reference(

@@ -19,7 +19,7 @@ from ..operators.base import Operator
 from ..operators.elementwise import ACTIVATION_OPS, Activation
 from ..operators.state_space import Scan
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 ELEMENTS = 2048  # of a state, that a program of 4 warps takes: 4 loads of 16 bytes a thread
 _CHUNK = 256  # of a prefill; one token is a chunk by itself
@@ -70,7 +70,7 @@ def plan(
     groups: int,
     gate: torch.Tensor | None = None,
     into: torch.Tensor | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """xbc[sequences, heads dim + 2 groups size], what the convolution makes: x, B, C; step[sequences, heads];
     state[sequences, heads, dim, size] in fp32; a_log, d, bias[heads]; gate and y[sequences, heads dim]. The new state
     goes `into` a tensor of its own or a given one.
@@ -88,7 +88,7 @@ def plan(
             "groups": groups, "BLOCK_P": block, "SIZE": pow2(size),
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y, into))
+    return LaunchPlan(launches=(launch,), outputs=(y, into))
 
 
 def reference(

@@ -19,8 +19,8 @@ from ..operators.attention import FlashAttention, Heads
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import CAUSAL
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .decode_attention import START, Parts, Tiling, most_splits, put_weight, slots, span, splits_of
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+from .decode_attention import START, DecodeTiling, PartialResults, most_splits, put_weight, slots, span, splits_of
 from .flash_attention import weigh
 
 _LOG2_E = log2(e)
@@ -64,7 +64,7 @@ def heads_of(target: Target, heads: int) -> int:
     return min(max(pow2(heads), 16), 64 if target.generation >= 90 else 16)
 
 
-def tiling(target: Target, sequences: int, heads: int, longest: int) -> Tiling:
+def tiling(target: Target, sequences: int, heads: int, longest: int) -> DecodeTiling:
     """Of shared memory, 32 tokens of a latent of 512 take 36 KB, and queries of 64 heads 72 KB: one program has it."""
     block_h = heads_of(target, heads)
     wide = block_h == 64
@@ -73,12 +73,12 @@ def tiling(target: Target, sequences: int, heads: int, longest: int) -> Tiling:
         resident=1 if wide else 2, start=START + 4 * block_h,  # a head's sums, there and back, are four tokens' bytes
     )  # fmt: skip
     # From Blackwell on, products take shared memory, too.
-    return Tiling(
+    return DecodeTiling(
         keys=32, splits=splits, num_warps=8 if wide else 4, num_stages=3 if wide and target.generation >= 100 else 5
     )
 
 
-def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+def tilings(target: Target, case: Case) -> tuple[DecodeTiling, ...]:
     """Others: more and fewer splits, and where there are registers, twice the tokens at a time, of which results are
     rescaled half as often.
     """
@@ -100,8 +100,8 @@ def plan(
     *,
     latent: int,
     scale: float,
-    tile: Tiling | None = None,
-) -> Plan:
+    tile: DecodeTiling | None = None,
+) -> LaunchPlan:
     """q[sequences, heads, latent + rope], the first part through the absorbed projection; cache[pages, page, latent +
     rope]; table and lengths as in `decode_attention`; o[sequences, heads, latent], for the value projection.
     """
@@ -110,7 +110,7 @@ def plan(
     blocks = cdiv(heads, block_h)
     tile = tile or tiling(target, sequences, heads, longest)
     o = poisoned(sequences, heads, latent, dtype=q.dtype, device=q.device)
-    parts = Parts.of(o, tile.splits)
+    parts = PartialResults.of(o, tile.splits)
     launch = Launch(
         function=_mla_decode,
         grid=(tile.splits, blocks, sequences),
@@ -123,7 +123,7 @@ def plan(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch, *parts.merge(o)), outputs=(o,))
+    return LaunchPlan(launches=(launch, *parts.merge(o)), outputs=(o,))
 
 
 def reference(
@@ -135,7 +135,7 @@ def reference(
     *,
     latent: int,
     scale: float,
-    tile: Tiling | None = None,  # noqa: ARG001
+    tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     found = []
     for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):

@@ -18,7 +18,7 @@ import triton.language as tl
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Add, Norm
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _ELEMENTS = 4096  # of a program, where rows are shorter
 _RMS_OPS = 4  # square, sum, scale, weight
@@ -57,7 +57,7 @@ def plan(
     bias: torch.Tensor | None = None,
     *,
     centred: bool = False,
-) -> Plan:
+) -> LaunchPlan:
     """x[m, n], weight[n], bias[n] to y[m, n]; with residual[m, n] to y and the sum; `centred` with the mean at 0."""
     m, n = x.shape
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
@@ -74,7 +74,7 @@ def plan(
         },
         num_warps=max(min(block_m * block_n // 512, 16), 4),  # 16 elements a thread: two loads of 16 bytes
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(y,) if sums is None else (y, sums))
+    return LaunchPlan(launches=(launch,), outputs=(y,) if sums is None else (y, sums))
 
 
 def reference(

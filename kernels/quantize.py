@@ -15,7 +15,7 @@ import triton.language as tl
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Quantize
 from ..precision import FP16
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .gemm import workload
 
 _ELEMENTS = 8192  # of a program, where groups are smaller
@@ -44,7 +44,7 @@ def _quantize(
     tl.store(scale_ptr + column * m + rows, scale, rows < m)
 
 
-def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Plan:  # noqa: ARG001
+def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> LaunchPlan:  # noqa: ARG001
     """x[m, k] to codes[m, k] and scales[k / group, m]."""
     m, k = x.shape
     codes = poisoned(m, k, dtype=dtype, device=x.device)
@@ -60,7 +60,7 @@ def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Pla
         },
         num_warps=8,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(codes, scales))
+    return LaunchPlan(launches=(launch,), outputs=(codes, scales))
 
 
 def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

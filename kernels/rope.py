@@ -22,7 +22,7 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise, Rope
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _PAIRS = 1024  # of 4 warps at a time: a load of 16 bytes of each half a thread
 _MOST_HEADS = 8  # at a time
@@ -123,7 +123,7 @@ def plan(
     frequencies: torch.Tensor,
     *,
     neighbours: bool = False,
-) -> Plan:
+) -> LaunchPlan:
     """q[tokens, heads, dim] and k[tokens, kv_heads, dim], which may be parts of one tensor, positions[tokens] and
     frequencies[pairs] to q and k in memory of their own; pairs are the first 2 * pairs elements of a head.
     """
@@ -145,7 +145,7 @@ def plan(
             "REST": pow2(dim - 2 * half) if dim > 2 * half else 0, "NEIGHBOURS": neighbours,
         },
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(q_out, k_out))
+    return LaunchPlan(launches=(launch,), outputs=(q_out, k_out))
 
 
 def reference(

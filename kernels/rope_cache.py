@@ -19,7 +19,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise, Norm, Rope
 from ..operators.fused import Fused
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, cloned, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, cloned, poisoned, pow2
 from .rope import _cos_sin
 from .rope import frequencies as frequencies_of
 
@@ -84,7 +84,7 @@ def plan(
     lengths: torch.Tensor,
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
-) -> Plan:
+) -> LaunchPlan:
     """qkv[sequences, (heads + 2 kv_heads) dim]; frequencies[dim / 2] as in `rope`; k and v[pages, page, kv_heads, dim],
     table[sequences, pages] and lengths[sequences] as in `decode_attention`, the new tokens counted; weights[dim] of
     norms. It gives q[sequences, heads, dim] and the caches, written where they are.
@@ -104,7 +104,7 @@ def plan(
         },
         num_warps=2,
     )  # fmt: skip
-    return Plan(launches=(launch,), outputs=(q, k, v))
+    return LaunchPlan(launches=(launch,), outputs=(q, k, v))
 
 
 def reference(

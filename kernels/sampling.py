@@ -26,7 +26,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.sampling import Sample
 from ..precision import FP32, Format
 from ..workload import Workload
-from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _BLOCK = 4096  # logits of a program
 _MERGED = 4  # rows whose parts one warp puts together
@@ -234,13 +234,13 @@ def _block(n: int) -> int:
     return min(pow2(n), _BLOCK)
 
 
-def plan_argmax(target: Target, logits: torch.Tensor) -> Plan:  # noqa: ARG001
+def plan_argmax(target: Target, logits: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
     """logits[rows, vocab] to the first of the largest of each row: tokens[rows]."""
     rows, n = logits.shape
     parts = cdiv(n, _BLOCK)
     tokens = poisoned(rows, dtype=torch.int32, device=logits.device)
     if parts == 1:
-        return Plan(launches=(_best_launch(logits, None, tokens),), outputs=(tokens,))
+        return LaunchPlan(launches=(_best_launch(logits, None, tokens),), outputs=(tokens,))
     value = poisoned(rows, parts, dtype=torch.float32, device=logits.device)
     index = poisoned(rows, parts, dtype=torch.int32, device=logits.device)
     arguments = {
@@ -248,7 +248,7 @@ def plan_argmax(target: Target, logits: torch.Tensor) -> Plan:  # noqa: ARG001
         "PARTS": parts, "BLOCK_M": _MERGED, "BLOCK_S": pow2(parts),
     }  # fmt: skip
     merge = Launch(function=_best_of_parts, grid=(cdiv(rows, _MERGED),), arguments=arguments, num_warps=1)
-    return Plan(launches=(_best_launch(logits, value, index), merge), outputs=(tokens,))
+    return LaunchPlan(launches=(_best_launch(logits, value, index), merge), outputs=(tokens,))
 
 
 def _best_launch(logits: torch.Tensor, value: torch.Tensor | None, index: torch.Tensor) -> Launch:
@@ -264,7 +264,7 @@ def plan_sample(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     uniform: torch.Tensor,
-) -> Plan:
+) -> LaunchPlan:
     """logits[rows, vocab] to tokens[rows]. For each row a temperature above 0, a k or 0, a p from 0 to 1, and a random
     number from 0 up to, but not including, 1.
     """
@@ -287,7 +287,7 @@ def plan_sample(
         Launch(function=_gather, grid=(rows, parts), arguments=kept | {"x_ptr": logits}, num_warps=8),
         Launch(function=_draw, grid=(rows,), arguments=drawn, num_warps=16),  # 8 weights of 64 bits a thread
     )
-    return Plan(launches=launches, outputs=(tokens,))
+    return LaunchPlan(launches=launches, outputs=(tokens,))
 
 
 def reference_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -19,7 +19,7 @@ from ..operators.attention import Heads, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.masks import Causal, Everything
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _ELEMENTS = 4096  # of a program, where rows are shorter
 _LONGEST = 16384  # elements of a row that registers hold: 32 of each thread of 16 warps
@@ -76,7 +76,7 @@ def _long_softmax(s_ptr, p_ptr, queries, keys, CAUSAL: tl.constexpr, BLOCK: tl.c
         tl.store(p_at + at, p.to(p_ptr.dtype.element_ty), at < keys)
 
 
-def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> Plan:  # noqa: ARG001
+def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> LaunchPlan:  # noqa: ARG001
     """scores[heads, queries, keys] to probabilities of that shape. Heads may be those of several sequences."""
     heads, queries, keys = scores.shape
     p = poisoned(heads, queries, keys, dtype=scores.dtype, device=scores.device)
@@ -84,7 +84,7 @@ def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> Plan:
     m, block_n = heads * queries, pow2(keys)
     if block_n > _LONGEST:
         launch = Launch(function=_long_softmax, grid=(m,), arguments=common | {"BLOCK": _BLOCK}, num_warps=16)
-        return Plan(launches=(launch,), outputs=(p,))
+        return LaunchPlan(launches=(launch,), outputs=(p,))
     block_m = max(min(_ELEMENTS // block_n, pow2(m)), 1)
     launch = Launch(
         function=_softmax,
@@ -92,7 +92,7 @@ def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> Plan:
         arguments=common | {"m": m, "BLOCK_M": block_m, "BLOCK_N": block_n},
         num_warps=max(min(block_m * block_n // 512, 16), 4),  # 16 elements a thread: two loads of 16 bytes
     )
-    return Plan(launches=(launch,), outputs=(p,))
+    return LaunchPlan(launches=(launch,), outputs=(p,))
 
 
 def reference(scores: torch.Tensor, *, causal: bool = False) -> tuple[torch.Tensor, ...]:

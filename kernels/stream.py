@@ -17,7 +17,7 @@ import triton.language as tl
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned
+from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned
 
 _BLOCK = 8192  # elements of a program: 4 loads of 16 bytes a thread in flight in 16 bits, which hides the latency
 _SCALE = 3.0
@@ -37,19 +37,19 @@ def _triad(a_ptr, b_ptr, y_ptr, scale, numel, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), at < numel)
 
 
-def plan_copy(target: Target, x: torch.Tensor) -> Plan:  # noqa: ARG001
+def plan_copy(target: Target, x: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
     y = poisoned(*x.shape, dtype=x.dtype, device=x.device)
     arguments = {"x_ptr": x, "y_ptr": y, "numel": x.numel(), "BLOCK": _BLOCK}
-    return Plan(
+    return LaunchPlan(
         launches=(Launch(function=_copy, grid=(cdiv(x.numel(), _BLOCK),), arguments=arguments, num_warps=8),),
         outputs=(y,),
     )
 
 
-def plan_triad(target: Target, a: torch.Tensor, b: torch.Tensor, scale: float) -> Plan:  # noqa: ARG001
+def plan_triad(target: Target, a: torch.Tensor, b: torch.Tensor, scale: float) -> LaunchPlan:  # noqa: ARG001
     y = poisoned(*a.shape, dtype=a.dtype, device=a.device)
     arguments = {"a_ptr": a, "b_ptr": b, "y_ptr": y, "scale": scale, "numel": a.numel(), "BLOCK": _BLOCK}
-    return Plan(
+    return LaunchPlan(
         launches=(Launch(function=_triad, grid=(cdiv(a.numel(), _BLOCK),), arguments=arguments, num_warps=8),),
         outputs=(y,),
     )

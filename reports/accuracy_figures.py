@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from llmviewer.expectation.validate import Group, Point
+from llmviewer.expectation.validate import ValidationGroup, ValidationPoint
 
 from .drawing import BLUE, INK, ORANGE, frame, lines, list_rows
 
@@ -108,7 +108,7 @@ def predicted_and_measured(
     return figure
 
 
-def measured_roofline(points: Sequence[Point]) -> go.Figure:
+def measured_roofline(points: Sequence[ValidationPoint]) -> go.Figure:
     """Measured kernels under the roof of their device and data type, relative to its ridge point."""
     figure = frame(
         "Measured kernels on the roofline",
@@ -141,7 +141,7 @@ def measured_roofline(points: Sequence[Point]) -> go.Figure:
     return figure
 
 
-def error_bars(groups: Sequence[Group]) -> go.Figure:
+def error_bars(groups: Sequence[ValidationGroup]) -> go.Figure:
     """Mean errors of expectation and bound, of each family on each device."""
     kinds = list(dict.fromkeys((group.family, group.device) for group in groups))
     names = [f"{family}, {device}" for family, device in kinds]
@@ -161,7 +161,7 @@ def error_bars(groups: Sequence[Group]) -> go.Figure:
     return figure
 
 
-def mean_error(groups: Sequence[Group], prediction: str) -> float:
+def mean_error(groups: Sequence[ValidationGroup], prediction: str) -> float:
     """Mean error over all rows of several groups."""
     scores = [group.expected if prediction == "expected" else group.bound for group in groups]
     return float(np.average([score.mape for score in scores], weights=[score.rows for score in scores]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from llmviewer.expectation.validate import Group, Point, Validation
+from llmviewer.expectation.validate import Validation, ValidationGroup, ValidationPoint
 from llmviewer.units import counted, seconds
 
 from .columns import WIDTH
@@ -63,7 +63,7 @@ def _headline(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
     return f"{counted(rows, 'measured kernel')} on {', '.join(devices) or 'no device'}, of {files}{by}"
 
 
-def _of_family(family: str, groups: Sequence[Group]) -> Table:
+def _of_family(family: str, groups: Sequence[ValidationGroup]) -> Table:
     rows = tuple(
         (
             *(Item(text=text) for text in (g.device, g.dtype.removesuffix(" cache").replace(", ", "/"), g.source)),
@@ -81,7 +81,7 @@ def _percent(value: float) -> str:
     return "-" if isnan(value) else f"{100 * value:.1f}"
 
 
-def _below_bound(groups: Sequence[Group]) -> Iterator[str]:
+def _below_bound(groups: Sequence[ValidationGroup]) -> Iterator[str]:
     faster = [f"{g.family} {g.device} {g.dtype} {counted(g.violations, 'row')}" for g in groups if g.violations]
     if faster:
         yield f"Measured faster than the bound: {'; '.join(faster)}."
@@ -167,7 +167,7 @@ def _pictures(scores: Validation) -> list[list[Picture]]:
     return [against, below]
 
 
-def _clouds(points: Sequence[Point], prediction: str) -> dict[str, Any]:
+def _clouds(points: Sequence[ValidationPoint], prediction: str) -> dict[str, Any]:
     """Measured and predicted times by family."""
     from .accuracy_figures import Cloud
 
@@ -187,7 +187,7 @@ def _share(value: float) -> Item:
     return NOTHING if isnan(value) else Item(text=f"{value:.1%}", key=value)
 
 
-def by_group(groups: Sequence[Group]) -> Table:
+def by_group(groups: Sequence[ValidationGroup]) -> Table:
     """Errors by family, device and data type."""
     return Table(
         title="By family, device and data type",
@@ -207,7 +207,7 @@ def by_group(groups: Sequence[Group]) -> Table:
     )  # fmt: skip
 
 
-def _numbers(group: Group) -> tuple[Item, ...]:
+def _numbers(group: ValidationGroup) -> tuple[Item, ...]:
     e = group.expected
     shares = (group.bound.mape, e.mape, e.median, e.mape_short, e.mape_long, e.bias, e.within_20, e.covered)
     rank = NOTHING if isnan(e.rank) else Item(text=f"{e.rank:.3f}", key=e.rank)
@@ -215,7 +215,7 @@ def _numbers(group: Group) -> tuple[Item, ...]:
     return Item(text=f"{e.rows:,}", key=e.rows), *map(_share, shares), rank, below
 
 
-def _by_device(groups: Sequence[Group]) -> Table:
+def _by_device(groups: Sequence[ValidationGroup]) -> Table:
     """Errors by device, where there are several."""
     from .accuracy_figures import mean_error
 

@@ -19,12 +19,12 @@ from llmviewer.expectation.calibrate import entry_of
 from llmviewer.expectation.carried import parameters_on
 from llmviewer.expectation.device import find, of
 from llmviewer.expectation.families import FAMILIES, Stack
-from llmviewer.expectation.families._family import Parameter, cold
+from llmviewer.expectation.families._family import Fitted, cold
 from llmviewer.expectation.families._routing import TILES, local_loads, shared_out
 from llmviewer.expectation.fitting import fit
 from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml, transferred
-from llmviewer.expectation.residual import Residual, points_of
-from llmviewer.expectation.rows import Rows
+from llmviewer.expectation.residual import StackResidual, points_of
+from llmviewer.expectation.rows import MeasuredRows
 from llmviewer.expectation.rows import read as read_rows
 from llmviewer.expectation.transfer import choose, expect
 from llmviewer.reports.analysis import REPORT
@@ -452,7 +452,7 @@ def test_a_file_of_ones_own_that_changes_is_read_again(tmp_path, monkeypatch):
 
 def test_rows_of_a_shape_family_stay_together():
     columns = shapes("gemm", 4, N=[256, 512, 256, 512], M=[1, 2, 3, 4])
-    rows = Rows(
+    rows = MeasuredRows(
         family=FAMILIES["gemm"], device=H100, stack=STACKS["gemm"], version="", places=np.arange(4), shapes=columns,
         measured=np.ones(4),
     )  # fmt: skip
@@ -477,7 +477,7 @@ def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypa
     )
     columns["kv_len"] = columns["q_len"].copy()  # fmt: skip
     exact = family.seconds(family.usual(stack, H100), family.features(columns, H100, stack, "16 packed only"))
-    rows = Rows(family=family, device=H100, stack=stack, version="", places=np.arange(240), shapes=columns,
+    rows = MeasuredRows(family=family, device=H100, stack=stack, version="", places=np.arange(240), shapes=columns,
                 measured=exact * np.exp(random.normal(0, 0.02, 240)))  # fmt: skip
     assert entry_of(rows).variant == "16 packed only"
     assert asked == [(0,), (1, 4)]
@@ -505,8 +505,9 @@ def test_few_rows_are_drawn_to_what_relatives_say():
                          N=2.0 ** random.integers(8, 15, count), K=2.0 ** random.integers(8, 14, count))  # fmt: skip
         exact = family.seconds(true, family.features(columns, H100, stack, family.variants[0]))
         noisy = exact * np.exp(random.normal(0, 0.05, count))
-        return Rows(family=family, device=H100, stack=stack, version="", places=np.arange(count), shapes=columns,
-                    measured=noisy)  # fmt: skip
+        return MeasuredRows(
+            family=family, device=H100, stack=stack, version="", places=np.arange(count), shapes=columns, measured=noisy
+        )
 
     few, rest = rows(20, 0, 5), rows(400, 8, 14)  # of few tokens, which do not tell how fast many are
 
@@ -528,7 +529,7 @@ def test_many_rows_do_not_tell_that_few_have_a_kernel_of_their_own(monkeypatch):
         columns["M"] = np.round(2.0 ** random.uniform(least, 12, 60))
         exact = family.seconds(usual("gemm", stack, "persistent gemv"),
                                family.features(columns, H100, stack, "persistent gemv"))  # fmt: skip
-        rows = Rows(family=family, device=H100, stack=stack, version="", places=np.arange(60), shapes=columns,
+        rows = MeasuredRows(family=family, device=H100, stack=stack, version="", places=np.arange(60), shapes=columns,
                     measured=exact)  # fmt: skip
         return entry_of(rows).variant
 
@@ -571,7 +572,7 @@ def table_of(factor, count=1200):
         own.parameters, FAMILIES["attention_decode"].features(columns, H100, own.stack, own.variant)
     )
     names, points, factors = points_of(FAMILIES["attention_decode"], columns, factor(columns))
-    residual = Residual(columns=names, points=points, factors=factors, mape=0.03, interval=(0.95, 1.05))
+    residual = StackResidual(columns=names, points=points, factors=factors, mape=0.03, interval=(0.95, 1.05))
     return replace(own, residual=residual), columns, exact * factor(columns)
 
 
@@ -905,7 +906,7 @@ def test_a_search_begins_again_where_there_are_two_valleys():
     pytest.importorskip("scipy")
 
     class Valleys(type(FAMILIES["elementwise"])):
-        parameters = (Parameter(name="place", usual=1, low=0.01, high=10, meaning="of a valley", again=0.2),)
+        parameters = (Fitted(name="place", usual=1, low=0.01, high=10, meaning="of a valley", again=0.2),)
 
         def seconds(self, p, features):
             away = np.log(p["place"])

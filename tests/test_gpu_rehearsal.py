@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from llmviewer.cli import main  # noqa: E402
 from llmviewer.kernels import kernel_names, load_kernel  # noqa: E402
 from llmviewer.kernels.base import Launch, Target  # noqa: E402
-from llmviewer.kernels.decoder import Step  # noqa: E402
+from llmviewer.kernels.decoder import DecodeStep  # noqa: E402
 from llmviewer.measuring import backend, session, triton_backend  # noqa: E402
 from llmviewer.measuring.session import _TOO_LONG  # noqa: E402
 
@@ -103,7 +103,7 @@ def script(gpu, monkeypatch):
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "load_kernel", told)
-    monkeypatch.setattr(Step, "capture", captured)
+    monkeypatch.setattr(DecodeStep, "capture", captured)
     return module
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from llmviewer.measuring.timing import HungError, Sample
+from llmviewer.measuring.timing import HungError, TimingSample
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
@@ -59,7 +59,7 @@ IN_TURN = "the fastest of each, in turn, the median of 3:"
 class Clock:
     def sampler(self, calls):
         seconds = calls[0]()
-        return lambda: Sample(seconds)
+        return lambda: TimingSample(seconds)
 
     def wait(self):
         pass

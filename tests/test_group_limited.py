@@ -12,7 +12,7 @@ from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
 from llmviewer.operators.collectives import AllToAll
 from llmviewer.operators.elementwise import Route
-from llmviewer.operators.routing import UNGROUPED, Choice, Groups
+from llmviewer.operators.routing import UNGROUPED, ExpertChoice, Groups
 from llmviewer.resource import link
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
@@ -36,7 +36,7 @@ def test_a_token_goes_to_as_many_places_as_with_the_routers_of_deepseek(router, 
     chosen = routed(router, best)
     for places in (2, 4, 8, 16, 32):
         run = router["experts"] // places
-        choice = Choice(experts=router["experts"], chosen=router["chosen"], groups=Groups(8, router["reached"]))
+        choice = ExpertChoice(experts=router["experts"], chosen=router["chosen"], groups=Groups(8, router["reached"]))
         visited = np.mean([len(set(row)) for row in (chosen // run).tolist()])
         assert sum(choice.needed(1, of=places)) == pytest.approx(visited, rel=0.02)
 
@@ -62,7 +62,7 @@ def test_the_chance_is_that_of_all_choices_counted_one_by_one(groups, size, reac
             picks = [{*best, *others} for others in combinations(left, chosen - reached)]
             missed += [sum(not {e // run for e in pick} & {place} for place in range(experts // run)) for pick in picks]
     counted = np.mean(missed) / (experts // run)
-    choice = Choice(experts=experts, chosen=chosen, groups=Groups(groups, reached))
+    choice = ExpertChoice(experts=experts, chosen=chosen, groups=Groups(groups, reached))
     assert choice.needed(1, of=experts // run)[0] == pytest.approx(1 - counted)
 
 
@@ -70,14 +70,14 @@ def test_the_chance_is_that_of_all_choices_counted_one_by_one(groups, size, reac
 def test_one_group_is_a_choice_without_replacement(run, runs, chosen):
     experts = run * runs
     chosen = min(chosen, experts)
-    needed = Choice(experts=experts, chosen=chosen).needed(1, of=runs)
+    needed = ExpertChoice(experts=experts, chosen=chosen).needed(1, of=runs)
     assert needed == pytest.approx([1 - comb(experts - run, chosen) / comb(experts, chosen)] * runs)
 
 
 @given(st.sampled_from([V2, V3]), st.sampled_from([1, 2, 4, 8, 16]), st.floats(0, 1))
 def test_groups_lower_what_is_sent_and_a_skew_does_so_little_by_little(router, members, skew):
     def needed(skew, groups):
-        choice = Choice(experts=router["experts"], chosen=router["chosen"], groups=groups, skew=skew)
+        choice = ExpertChoice(experts=router["experts"], chosen=router["chosen"], groups=groups, skew=skew)
         return choice.needed(members, of=32)[0]
 
     own = Groups(router["groups"], router["reached"])

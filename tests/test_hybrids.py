@@ -15,7 +15,7 @@ from llmviewer._layout import data_dir
 from llmviewer.architectures import builder
 from llmviewer.architectures.blocks.feed_forward import Experts, Mlp
 from llmviewer.architectures.blocks.parts import Parts
-from llmviewer.architectures.blocks.state_space import GatedLinearRecurrence, Mamba2, ShortConv
+from llmviewer.architectures.blocks.state_space import GatedLinearRecurrence, Mamba2, ShortConvMixer
 from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
@@ -300,7 +300,7 @@ def test_experts_in_a_latent_space_by_hand():
 
 
 def test_a_short_convolution_by_hand():
-    operators = {op.name: op for op in ShortConv(taps=3).operators(PARTS, X)}
+    operators = {op.name: op for op in ShortConvMixer(taps=3).operators(PARTS, X)}
     kept = 2 * 2 * 2 * 8 * 2  # read and written: two tokens of two sequences in fp16
     t = 10
     assert {name: _counted(op, PREFILL) for name, op in operators.items()} == {

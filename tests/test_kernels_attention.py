@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
-from llmviewer.kernels.decode_attention import Tiling, splits_of  # noqa: E402
+from llmviewer.kernels.decode_attention import DecodeTiling, splits_of  # noqa: E402
 
 from .cases import first_fast  # noqa: E402
 from .kernel_checks import NEW, cases, compiled, moved, named  # noqa: E402
@@ -108,7 +108,7 @@ def test_the_last_program_merges_splits_again_and_again(kv_bits):
     (wanted,) = kernel.reference(**inputs)
     launches = []
     for splits in (2, 16):  # 17 heads x 16 splits x 128 elements are too many
-        plan = kernel.plan(NEW, **inputs, tile=Tiling(keys=16, splits=splits))
+        plan = kernel.plan(NEW, **inputs, tile=DecodeTiling(keys=16, splits=splits))
         launches.append(len(plan.launches))
         first = plan()[0].clone()
         torch.testing.assert_close(first.float(), wanted, rtol=2e-3, atol=2e-3)

@@ -96,7 +96,7 @@ def test_what_tuning_tries_fits_and_is_not_what_the_rule_has(name):
         rule = cut_up(kernel.launches(one, H100))
         for tile in tilings:
             assert cut_up(kernel.launches(one, H100, tile)) != rule
-            if isinstance(tile, gemm.Tiling):  # operands of all stages
+            if isinstance(tile, gemm.GemmTiling):  # operands of all stages
                 weight = next(op.weights[0] for op in kernel.operators(one) if op.weights)
                 row = tile.block_m * one.torch_dtype.itemsize + tile.block_n * weight.format.bits / 8
                 assert row * tile.block_k * tile.num_stages <= 227 * 1024, tile

@@ -20,7 +20,7 @@ from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
-from llmviewer.expectation.times import Asked
+from llmviewer.expectation.times import KernelBounds
 from llmviewer.forms import evaluate
 from llmviewer.model_files import model_names
 from llmviewer.resource import link
@@ -823,7 +823,7 @@ def test_libraries_add_up_over_a_host_with_nccl_but_between_two(library):
 
 def alone(kernels, kernel):
     """What a kernel takes by itself."""
-    (time,) = kernels.times([Asked(kernel, np.array([1e-9]))])
+    (time,) = kernels.times([KernelBounds(kernel, np.array([1e-9]))])
     return time
 
 
@@ -837,7 +837,7 @@ def asked_of(setting):
         rows = setting.plan.estimate(Workload((spans,))).operators
         for launch in setting.kernels.laid(rows, Workload((spans,))):
             bound = sum(np.broadcast_to(rows[m].time_s, lengths.shape) for m in launch.members)
-            yield from (Asked(kernel, bound) for kernel in launch.every)
+            yield from (KernelBounds(kernel, bound) for kernel in launch.every)
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ from llmviewer.measuring import timing
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.ceilings import Ceiling, _product, disturbed_rates, rates, sizes
 from llmviewer.measuring.journal import Journal
-from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
+from llmviewer.measuring.machine import ClockState, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
 from llmviewer.measuring.problems import problems
 from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
-from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
+from llmviewer.measuring.timing import BusyError, HungError, TimingSample, settled
 from llmviewer.units import counted
 
 from .fake_cuda import Cuda
@@ -59,7 +59,7 @@ class Clock:
 
     def sampler(self, calls):
         turn = count()
-        return lambda: Sample(calls[next(turn) % len(calls)]())
+        return lambda: TimingSample(calls[next(turn) % len(calls)]())
 
     def wait(self):
         pass
@@ -138,20 +138,20 @@ def test_shapes_that_differ_in_one_size_only_can_be_ordered():
 
 
 def test_a_median_that_is_known_ends_the_repetitions():
-    assert settled(lambda: Sample(1e-5), 10.0).repeats == 8  # too few at 4 to know
+    assert settled(lambda: TimingSample(1e-5), 10.0).repeats == 8  # too few at 4 to know
     noisy = count()
-    found = settled(lambda: Sample(1e-5 * (1 + next(noisy) % 2)), 0.02)
+    found = settled(lambda: TimingSample(1e-5 * (1 + next(noisy) % 2)), 0.02)
     assert found.repeats > 100
     assert (found.p20, found.p80) == pytest.approx((1e-5, 2e-5))
 
 
 def test_disturbed_launches_do_not_count():
     turn = count()
-    found = settled(lambda: Sample(9.0, disturbed=True) if next(turn) % 2 else Sample(1e-5), 1.0)
+    found = settled(lambda: TimingSample(9.0, disturbed=True) if next(turn) % 2 else TimingSample(1e-5), 1.0)
     assert found.median == 1e-5
     assert found.disturbed == pytest.approx(0.5, abs=0.1)
     with pytest.raises(BusyError, match="other programs use the cores"):
-        settled(lambda: Sample(1e-5, disturbed=True), 0.01)
+        settled(lambda: TimingSample(1e-5, disturbed=True), 0.01)
 
 
 def test_a_ceiling_is_sought_longer_where_launches_are_disturbed_and_says_so_where_all_are(monkeypatch):
@@ -159,10 +159,10 @@ def test_a_ceiling_is_sought_longer_where_launches_are_disturbed_and_says_so_whe
     monkeypatch.setattr(timing, "monotonic", lambda: 1e-3 * next(ticks))
 
     def late():
-        return Sample(9.0, disturbed=True) if next(launches) < 50 else Sample(1e-5)
+        return TimingSample(9.0, disturbed=True) if next(launches) < 50 else TimingSample(1e-5)
 
-    assert timing.fastest(late, 0.03) == Sample(1e-5)
-    assert timing.fastest(lambda: Sample(1e-5, disturbed=True), 0.005) == Sample(1e-5, disturbed=True)
+    assert timing.fastest(late, 0.03) == TimingSample(1e-5)
+    assert timing.fastest(lambda: TimingSample(1e-5, disturbed=True), 0.005) == TimingSample(1e-5, disturbed=True)
 
 
 def test_ceilings_that_others_spoilt_are_said_to_be_and_measured_again(tmp_path):
@@ -172,7 +172,7 @@ def test_ceilings_that_others_spoilt_are_said_to_be_and_measured_again(tmp_path)
     class Host(Clock):
         def sampler(self, calls):
             spoilt = busy and getattr(calls[0], "__name__", "") == "sum"
-            return lambda: Sample(3e-3 if spoilt else 1e-3, disturbed=spoilt)
+            return lambda: TimingSample(3e-3 if spoilt else 1e-3, disturbed=spoilt)
 
     library = Library()
     library.clock = Host()
@@ -762,13 +762,13 @@ def test_clocks_of_a_gpu_are_those_while_it_is_timed(tmp_path, monkeypatch):
     watch.start()
     (tmp_path / "nvidia-smi.timed").touch()
     seen(4)
-    assert watch() == State(clock_mhz=1755, throttled="power cap; heat")
+    assert watch() == ClockState(clock_mhz=1755, throttled="power cap; heat")
     watch.start()
-    assert watch() == State(clock_mhz=1710, throttled="heat")
+    assert watch() == ClockState(clock_mhz=1710, throttled="heat")
     watch.close()
     monkeypatch.setenv("PATH", "")
     without = Watch("gpu")
-    assert without() == State()
+    assert without() == ClockState()
     without.close()
 
 
@@ -877,7 +877,7 @@ def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
         def sampler(self, calls):
             for call in calls:
                 call()
-            return lambda: Sample(1e-5)
+            return lambda: TimingSample(1e-5)
 
         def wait(self):
             pass

@@ -23,7 +23,7 @@ from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, Collective, Group, Send
 from llmviewer.operators.elementwise import Rope
 from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
-from llmviewer.operators.routing import Choice
+from llmviewer.operators.routing import ExpertChoice
 from llmviewer.operators.state_space import Scan
 from llmviewer.parallel import parallel
 from llmviewer.parallel.layout import Layout, Network, parse_layout
@@ -401,7 +401,7 @@ def test_copies_that_pass_on_inside_are_counted_one_by_one(skew):
     points, one apart, hit among the shares of all in any order (systematic sampling).
     """
     shares, random = np.array(popularity(16, 2, skew)), np.random.default_rng(0)
-    choice = Choice(experts=16, chosen=2, skew=skew)
+    choice = ExpertChoice(experts=16, chosen=2, skew=skew)
     order = np.argsort(random.random((200_000, 16)), axis=1)
     passed = np.floor(np.cumsum(shares[order], axis=1) + random.random((200_000, 1)))
     chosen = order[np.diff(passed, axis=1, prepend=0) > 0]

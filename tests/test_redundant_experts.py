@@ -14,7 +14,7 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.operators.linear import ExpertsLinear
 from llmviewer.operators.replicas import rebalanced
-from llmviewer.operators.routing import Choice, Groups
+from llmviewer.operators.routing import ExpertChoice, Groups
 from llmviewer.parallel.layout import Layout, parse_layout
 from llmviewer.parameters import Algorithm
 from llmviewer.setting import Setting
@@ -47,7 +47,7 @@ def test_no_other_copies_leave_a_smaller_share(loads, redundant):
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.floats(0, 1.5), st.sampled_from([(1, 1), (8, 4)]))
 def test_ranks_have_as_many_experts_and_all_tokens_between_them(nodes, more, skew, groups):
     ranks = 4 * nodes
-    choice = Choice(experts=64, chosen=6, groups=Groups(*groups), skew=skew, redundant=more * ranks)
+    choice = ExpertChoice(experts=64, chosen=6, groups=Groups(*groups), skew=skew, redundant=more * ranks)
     shares = choice.shares(ranks, nodes)
     assert {len(rank) for rank in shares} == {64 // ranks + more}
     assert sum(map(sum, shares)) == pytest.approx(6)
@@ -58,7 +58,7 @@ def test_who_needs_a_token_is_counted_one_by_one(skew, tolerance):
     """Tokens that choose 4 of 32 experts (systematic sampling), and any copy of each, which 8 ranks in two domains
     hold with 16 copies.
     """
-    choice, random = Choice(experts=32, chosen=4, skew=skew, redundant=16), np.random.default_rng(0)
+    choice, random = ExpertChoice(experts=32, chosen=4, skew=skew, redundant=16), np.random.default_rng(0)
     tokens, shares = 100_000, np.array(choice.popularity())
     order = np.argsort(random.random((tokens, 32)), axis=1)
     passed = np.floor(np.cumsum(shares[order], axis=1) + random.random((tokens, 1)))
@@ -76,7 +76,7 @@ def test_who_needs_a_token_is_counted_one_by_one(skew, tolerance):
 
 def test_copies_stay_in_the_domains_of_their_groups_where_these_divide_them():
     """So a token of DeepSeek-V3 goes to as many of four nodes as without copies, and to more of nine."""
-    plain, copied = (Choice(**V3, redundant=redundant) for redundant in (0, 32))
+    plain, copied = (ExpertChoice(**V3, redundant=redundant) for redundant in (0, 32))
     nodes = sum(plain.needed(8, of=32, domains=4))
     assert sum(copied.needed(8, of=32, domains=4)) == pytest.approx(nodes, rel=1e-9) == pytest.approx(22 / 7)
     assert sum(copied.needed(8, of=72, domains=9)) == pytest.approx(9 * (1 - (8 / 9) ** 8), rel=0.02)
@@ -112,7 +112,7 @@ def test_copies_take_memory_and_even_out_what_ranks_do():
 
 @given(st.floats(0, 0.7), st.integers(1, 3))
 def test_the_busiest_rank_of_many_is_hardly_busier_than_the_mean(skew, times):
-    shares = Choice(**V3, skew=skew, redundant=32 * times).shares(32, 4)
+    shares = ExpertChoice(**V3, skew=skew, redundant=32 * times).shares(32, 4)
     assert 1 <= max(map(sum, shares)) * 32 / 8 * (1 + 1e-9) <= 1.2
 
 

@@ -581,7 +581,7 @@ def test_progress_rate_and_time_left_are_said(monkeypatch, capsys):
 
     clock = iter([0, 0, 5, 20, 30])
     monkeypatch.setattr(sweep.time, "monotonic", lambda: next(clock))
-    told = sweep._Progress()
+    told = sweep._SweepProgress()
     for done in (1000, 2000, 3000, 4000):
         told(done, 10_000_000)
     assert capsys.readouterr().err == (

@@ -19,8 +19,8 @@ from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import recorded
 from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
-from llmviewer.timelines.launches import Sequences, parse_step
-from llmviewer.timelines.passes import Product, named_request
+from llmviewer.timelines.launches import RecordedSequences, parse_step
+from llmviewer.timelines.passes import MatrixProduct, named_request
 from llmviewer.timelines.products import identify
 from llmviewer.timelines.reading import read_timeline
 
@@ -189,9 +189,9 @@ def test_layers_that_alternate_are_told_apart(model, each):
     analysis = analyze(model, "h100-sxm")
     layers = {place: block.name for block in analysis.model.graph.blocks for place in block.layers}
     before = each - (4 if each == 7 else 3)  # q, k and v, or one kernel for them
-    of_layer = [[Product("nvjet", float(place))] * each for place in sorted(layers)]
+    of_layer = [[MatrixProduct("nvjet", float(place))] * each for place in sorted(layers)]
     segments = [of_layer[0][:before]]
-    for own, following in zip(of_layer, [*of_layer[1:], [Product("nvjet", 0.5)]], strict=True):
+    for own, following in zip(of_layer, [*of_layer[1:], [MatrixProduct("nvjet", 0.5)]], strict=True):
         segments.append(own[before:] + (following[:before] if following is not of_layer[-1][:0] else following))
     found = identify(segments, analysis.setting.decode_graph, analysis.phases.decode.operators, lambda place: None)
     for product in found.products[:-1]:
@@ -243,16 +243,25 @@ def test_passes_that_an_engine_named_are_taken_as_named(tmp_path, llama, names, 
 @pytest.mark.parametrize(
     ("name", "prefills", "decodes"),
     [
-        ("execute_context_0(0)_generation_8(8)", Sequences(number=0, new=0), Sequences(number=8, new=8)),
-        ("execute_context_1(888_788544)_generation_0(0)", Sequences(number=1, new=888), Sequences(number=0, new=0)),
+        (
+            "execute_context_0(0)_generation_8(8)",
+            RecordedSequences(number=0, new=0),
+            RecordedSequences(number=8, new=8),
+        ),
+        (
+            "execute_context_1(888_788544)_generation_0(0)",
+            RecordedSequences(number=1, new=888),
+            RecordedSequences(number=0, new=0),
+        ),
         (
             "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)",
-            Sequences(number=9, new=8155, seen=8430), Sequences(number=37, new=37, seen=34489),
+            RecordedSequences(number=9, new=8155, seen=8430),
+            RecordedSequences(number=37, new=37, seen=34489),
         ),
-        ("step[DECODE bs=8]", Sequences(number=0), Sequences(number=8)),
-        ("step[EXTEND bs=15 toks=15360]", Sequences(number=15, new=15360), Sequences(number=0)),
+        ("step[DECODE bs=8]", RecordedSequences(number=0), RecordedSequences(number=8)),
+        ("step[EXTEND bs=15 toks=15360]", RecordedSequences(number=15, new=15360), RecordedSequences(number=0)),
     ],
-)  # fmt: skip
+)
 def test_names_of_passes_have_sequences_and_tokens(name, prefills, decodes):
     step = parse_step(name, 0.0)
     assert (step.prefills, step.decodes) == (prefills, decodes)

@@ -10,7 +10,7 @@ from llmviewer.expectation.calibrate import entry_of
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transferred
-from llmviewer.expectation.rows import Rows
+from llmviewer.expectation.rows import MeasuredRows
 from llmviewer.expectation.transfer import choose, expect, sibling
 from llmviewer.expectation.trend import Trend, trend_of
 
@@ -32,8 +32,15 @@ def wave(columns):
 
 
 def rows(columns, measured):
-    return Rows(family=GEMM, device=H100, stack=STACK, version="1", places=np.arange(len(measured)), shapes=columns,
-                measured=measured)  # fmt: skip
+    return MeasuredRows(
+        family=GEMM,
+        device=H100,
+        stack=STACK,
+        version="1",
+        places=np.arange(len(measured)),
+        shapes=columns,
+        measured=measured,
+    )
 
 
 def exact(columns):

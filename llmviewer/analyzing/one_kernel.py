@@ -41,7 +41,7 @@ _OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class KernelKind:
     """A kernel that estimate_kernel() knows.
 
     what      what it computes
@@ -152,13 +152,13 @@ def check_sizes(kernel: str, names: Iterable[str]) -> None:
             raise InputError(f"{kernel}: no size {name!r}; {suggest(name, known)}{quant}")
 
 
-def _kind(kernel: str) -> Kind:
+def _kind(kernel: str) -> KernelKind:
     if kernel not in KINDS:
         raise InputError(f"no kernel {kernel!r}; {suggest(kernel, KINDS)}")
     return KINDS[kernel]
 
 
-def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _listed(kernel: str, kind: KernelKind, sizes: Mapping[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
     if not isinstance(sizes, Mapping):
         raise InputError(f"{kernel}: sizes must be a mapping of names to numbers; got {sizes!r}")
     check_sizes(kernel, sizes)
@@ -192,13 +192,13 @@ def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -
     return found
 
 
-def _resolved(kind: Kind, sizes: _Sizes) -> dict[str, int]:
+def _resolved(kind: KernelKind, sizes: _Sizes) -> dict[str, int]:
     """All sizes, including those whose default is another size."""
     as_another = {name: sizes[of] for name, of in kind.usual.items() if isinstance(of, str) and name not in sizes}
     return {name: {**sizes, **as_another}[name] for name in (*kind.needed, *kind.usual)}
 
 
-def _model(kernel: str, kind: Kind, sizes: _Sizes, device: Hardware) -> Model:
+def _model(kernel: str, kind: KernelKind, sizes: _Sizes, device: Hardware) -> Model:
     half = NAMED["bf16" if matrix("bf16") in device.rates or matrix("fp16") not in device.rates else "fp16"]
     operators = kind.make(Parts(format=half), _resolved(kind, {**dict.fromkeys(kind.varied, 1), **sizes}))
     block = Block(name=kernel, operators=operators, input=HIDDEN, output=operators[-1].outputs[0].name, layers=(0,))
@@ -312,11 +312,11 @@ def _tokens(name: str) -> Callable[[Mapping[str, Num]], Workload]:
     return lambda sizes: Workload.prefill(batch=1, prompt=sizes[name])
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "gemm": Kind(
+KINDS: Final[Mapping[str, KernelKind]] = {
+    "gemm": KernelKind(
         what="y[M, N] = x[M, K] w[N, K]^T", needed=("M", "N", "K"), varied=("M",), make=_gemm, workload=_tokens("M")
     ),
-    "attention": Kind(
+    "attention": KernelKind(
         what="causal attention of the last q_len of kv_len tokens of a sequence; one key head with narrower values is "
         "MLA, absorbed",
         needed=("kv_len", "q_heads", "head_dim"),
@@ -325,7 +325,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         make=_attention,
         workload=_attended,
     ),
-    "moe": Kind(
+    "moe": KernelKind(
         what="topk of the experts for each token, each a gated MLP, in one kernel; no router",
         needed=("tokens", "hidden", "inter", "experts", "topk"),
         usual={"gated": 1},
@@ -333,11 +333,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         make=_moe,
         workload=_tokens("tokens"),
     ),
-    "norm": Kind(
+    "norm": KernelKind(
         what="RMSNorm of rows", needed=("rows", "cols"), varied=("rows",), make=_norm, workload=_tokens("rows")
     ),
-    "activation": Kind(
+    "activation": KernelKind(
         what="silu(x) * y", needed=("rows", "cols"), varied=("rows",), make=_activation, workload=_tokens("rows")
     ),
-    "add": Kind(what="x + y", needed=("rows", "cols"), varied=("rows",), make=_add, workload=_tokens("rows")),
+    "add": KernelKind(what="x + y", needed=("rows", "cols"), varied=("rows",), make=_add, workload=_tokens("rows")),
 }

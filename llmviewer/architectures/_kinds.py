@@ -96,14 +96,14 @@ _WHOLE: Final = "give the config of the whole model"
 _TRACE: Final = "give package.module:callable to trace its module"
 
 
-class Kind(NamedTuple):
+class UnsupportedKind(NamedTuple):
     """Kind of a model, such as "an object detector", and the advice what to do instead; "" if other hints help."""
 
     what: str
     instead: str = ""
 
 
-def kind_of(model_type: str, known: Iterable[str]) -> Kind | None:
+def kind_of(model_type: str, known: Iterable[str]) -> UnsupportedKind | None:
     """The kind of a model_type that is not analyzed, or a part of one; None if it is not known.
 
     `known` are the model types that are analyzed.
@@ -111,14 +111,14 @@ def kind_of(model_type: str, known: Iterable[str]) -> Kind | None:
     for table, instead in ((_KINDS, _TRACE), (_LANGUAGE, "")):
         for kind, listed in table.items():
             if model_type in listed.split():
-                return Kind(kind, instead)
+                return UnsupportedKind(kind, instead)
     if whole := _whole(model_type, known):
-        return Kind(f"a part of {whole}", _WHOLE)
+        return UnsupportedKind(f"a part of {whole}", _WHOLE)
     every = (name for table in (_KINDS, _LANGUAGE) for listed in table.values() for name in listed.split())
     if owner := _whole(model_type, every):
         whole_kind = kind_of(owner, ())
-        return Kind(f"a part of {owner}, {whole_kind.what}" if whole_kind else f"a part of {owner}", _TRACE)
-    return Kind("a part of a larger model", _WHOLE) if model_type in _PARTS.split() else None
+        return UnsupportedKind(f"a part of {owner}, {whole_kind.what}" if whole_kind else f"a part of {owner}", _TRACE)
+    return UnsupportedKind("a part of a larger model", _WHOLE) if model_type in _PARTS.split() else None
 
 
 def _whole(model_type: str, types: Iterable[str]) -> str:

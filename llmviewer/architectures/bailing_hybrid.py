@@ -15,7 +15,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from .bailing_moe import LinearAttention, linear_layers, shared_experts
+from .bailing_moe import NormedLightningAttention, linear_layers, shared_experts
 from .blocks.attention import LatentAttention
 from .blocks.decoder import FeedForward, Mixer, Prediction
 from .blocks.fields import decoder
@@ -62,7 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def _before(config: Section, fmt: Format) -> Graph:
     """Ling and Ring 2.5 and 2.6."""
     costless(config, *_COSTLESS.split())
-    linear, attention = LinearAttention.of(config), latent_attention(config, LatentAttention, q_rank=0)
+    linear, attention = NormedLightningAttention.of(config), latent_attention(config, LatentAttention, q_rank=0)
     mixers: dict[bool, tuple[str, Mixer]] = {True: ("mla", attention), False: ("linear", linear)}
     return _graph(config, fmt, mixers, [not is_linear for is_linear in linear_layers(config)], first_dense(config, 0))
 

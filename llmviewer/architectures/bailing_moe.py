@@ -47,7 +47,7 @@ def _graph(config: Section, fmt: Format, linear: list[bool], sparse: list[bool])
     costless(config, *_COSTLESS.split())
     mixers: dict[bool, tuple[str, Mixer]] = {False: ("full", attention(config))}
     if any(linear):
-        mixers[True] = ("linear", LinearAttention.of(config))
+        mixers[True] = ("linear", NormedLightningAttention.of(config))
     networks: dict[bool, tuple[str, FeedForward]] = {
         True: ("moe", shared_experts(config)),
         False: ("dense", dense(config)),
@@ -82,7 +82,7 @@ def linear_layers(config: Section) -> list[bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearAttention:
+class NormedLightningAttention:
     """Lightning attention whose queries and keys have norms of their heads and are rotated; gated after a norm of
     groups of heads. It leaves "o_proj".
     """
@@ -96,7 +96,7 @@ class LinearAttention:
     chunk: int = 64  # of flash-linear-attention, which serves it
 
     @classmethod
-    def of(cls, config: Section) -> LinearAttention:
+    def of(cls, config: Section) -> NormedLightningAttention:
         """As many heads of keys and values as of queries, whatever num_key_value_heads says."""
         if config.get("use_linear_silu") or config.get("linear_silu"):
             key = config.first("use_linear_silu", "linear_silu")

@@ -36,7 +36,7 @@ from .blocks.fields import decoder
 from .blocks.moe import at_most, groups
 from .blocks.parts import NormKind
 from .blocks.recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
-from .blocks.state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConv
+from .blocks.state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConvMixer
 
 MIXERS: Final[Mapping[str, type[Any]]] = {
     "attention": SelfAttention,
@@ -52,7 +52,7 @@ MIXERS: Final[Mapping[str, type[Any]]] = {
     "rwkv6": Rwkv6,
     "rwkv7": Rwkv7,
     "hyena": Hyena,
-    "short_conv": ShortConv,
+    "short_conv": ShortConvMixer,
 }
 FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}
 NESTED: Final[Mapping[str, type[Any]]] = {"Mlp | None": Mlp, "Index | None": Index}  # mappings within a part
@@ -153,7 +153,7 @@ def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reader:
+class _FieldReader:
     """Reads fields of one type.
 
     read    returns the value of a field from a section
@@ -243,30 +243,32 @@ _GROUPS_KEYS: Final = (
     Key(name="n_group", values="divisor of experts", default="1"),
     Key(name="topk_group", values="whole number up to n_group", default="n_group"),
 )
-_READERS: Final[Mapping[str, _Reader]] = {
-    "bool": _Reader(
+_READERS: Final[Mapping[str, _FieldReader]] = {
+    "bool": _FieldReader(
         read=lambda section, field: section.flag(field.name, default=bool(field.default)),
         values=lambda _: "true or false",
     ),
-    "int": _Reader(read=_integer, values=lambda field: _counts(_least(field))),
-    "act": _Reader(
+    "int": _FieldReader(read=_integer, values=lambda field: _counts(_least(field))),
+    "act": _FieldReader(
         read=lambda section, field: section.choice("act", ACTIVATION_OPS, _default(field)),
         values=lambda _: ", ".join(ACTIVATION_OPS),
     ),
-    "NormKind | None": _Reader(
+    "NormKind | None": _FieldReader(
         read=lambda section, field: _optional(section, field, lambda key: NormKind(section.choice(key, NormKind))),
         values=lambda _: ", ".join(NormKind),
     ),
-    "Format | None": _Reader(
+    "Format | None": _FieldReader(
         read=lambda section, field: _optional(section, field, lambda key: NAMED[section.choice(key, NAMED)]),
         values=lambda _: ", ".join(NAMED),
     ),
     **{
-        kind: _Reader(read=_nested, values=lambda field: f"mapping with the keys of {NESTED[str(field.type)].__name__}")
+        kind: _FieldReader(
+            read=_nested, values=lambda field: f"mapping with the keys of {NESTED[str(field.type)].__name__}"
+        )
         for kind in NESTED
     },
-    "Heads": _Reader(read=_heads, values=lambda _: "", many=_HEADS_KEYS),
-    "Groups": _Reader(read=_groups, values=lambda _: "", many=_GROUPS_KEYS),
+    "Heads": _FieldReader(read=_heads, values=lambda _: "", many=_HEADS_KEYS),
+    "Groups": _FieldReader(read=_groups, values=lambda _: "", many=_GROUPS_KEYS),
 }
 
 

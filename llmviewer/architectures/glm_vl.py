@@ -24,7 +24,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, heads_of
 from .blocks.tiles import picture_size
-from .blocks.tower import Picture, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
+from .blocks.tower import PatchGrid, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
 from .glm5_next import build as build_glm5_next_text
 from .llama import FAMILIES
 
@@ -155,7 +155,7 @@ def _whole(text: Section, defaults: Mapping[str, Any], instead: Mapping[str, Any
     return filled(text, {"head_dim": shared}, instead=instead)
 
 
-def _seen(config: Section, section: Section, side: int) -> Picture:
+def _seen(config: Section, section: Section, side: int) -> PatchGrid:
     """The picture, down to whole tokens."""
     (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
     if height < tall or width < wide:

@@ -21,7 +21,7 @@ from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of
 from .blocks.resampler import FEATURES, Looking, queried
 from .blocks.tiles import longest_side, picture_size
-from .blocks.tower import Picture, Tower, filled, joined, language, part, patches_of, sides, vision
+from .blocks.tower import PatchGrid, Tower, filled, joined, language, part, patches_of, sides, vision
 from .siglip import plain_tower
 
 _LONGEST, _SHORTEST = 980, 378  # pixels to a side, in the processor
@@ -61,13 +61,13 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(blocks, (norm,), text, tokens=queries)
 
 
-def _seen(config: Section, section: Section) -> Picture:
+def _seen(config: Section, section: Section) -> PatchGrid:
     """The picture, brought to what the processor has room for."""
     height, width = picture_size(config)
     scale = min(1, _LONGEST / max(height, width))
     patch = section.integer("patch_size")
     tall, wide = (max(int(side * scale), _SHORTEST) // patch for side in (height, width))
-    return Picture(height=tall, width=wide, pixels=section.integer("num_channels", 3) * patch**2)
+    return PatchGrid(height=tall, width=wide, pixels=section.integer("num_channels", 3) * patch**2)
 
 
 def _projected(parts: Parts, tower: Tower, inner: int, width: int, act: str) -> tuple[Operator, ...]:

@@ -30,7 +30,7 @@ from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.state_space import kept
 from .blocks.tiles import picture_size
 from .blocks.tower import (
-    Picture,
+    PatchGrid,
     Tower,
     filled,
     joined,
@@ -187,7 +187,7 @@ def build(config: Section, fmt: Format) -> Graph:
     merged, patch = section.integer("spatial_merge_size"), section.integer("patch_size")
     rows, columns = (ceil(side / (patch * merged)) for side in picture_size(config))
     pixels = section.integer("num_channels") * patch**2
-    tower = _tower(section, Picture(height=rows * merged, width=columns * merged, pixels=pixels))
+    tower = _tower(section, PatchGrid(height=rows * merged, width=columns * merged, pixels=pixels))
     parts = tower.parts(fmt)
     x = with_rows(parts.tensor(HIDDEN, merged**2 * tower.hidden), of_pictures(rows * columns))
     project = projector(
@@ -200,7 +200,7 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=rows * columns)
 
 
-def _tower(section: Section, seen: Picture) -> Tower:
+def _tower(section: Section, seen: PatchGrid) -> Tower:
     inner = section.integer("intermediate_size", int(section.integer("hidden_size") * section.number("mlp_ratio", 4)))
     table = section.integer("posemb_grid_size") ** 2
     tower = vit(

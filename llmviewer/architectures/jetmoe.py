@@ -18,7 +18,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Layer
-from .blocks.feed_forward import Experts, experts_linear
+from .blocks.feed_forward import BiasedExperts, experts_linear
 from .blocks.fields import decoder
 from .blocks.moe import at_most, costless
 from .blocks.parts import Parts, activation, result
@@ -65,14 +65,6 @@ class MixtureOfAttention:
 
     def _linear(self, parts: Parts, name: str, x: Tensor, width: int) -> Operator:
         return experts_linear(parts, name, x, width, experts=self.experts, chosen=self.chosen, kind=ChosenLinear)
-
-
-class BiasedExperts(Experts):
-    """Experts to whose sum a bias is added."""
-
-    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
-        *made, last = super().operators(parts, x, seen)
-        return (*made, biased(parts, last))
 
 
 def biased(parts: Parts, op: Operator) -> Operator:

@@ -21,7 +21,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import without
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
 from .blocks.resampler import FEATURES, Looking
-from .blocks.tower import Picture, Tower, filled, joined, of_pictures, part, vit
+from .blocks.tower import PatchGrid, Tower, filled, joined, of_pictures, part, vit
 from .clip import clip_tower
 
 _TEXT: Final = {  # as transformers.Kosmos2TextConfig has it
@@ -111,7 +111,7 @@ def _flat_tower(config: Section) -> Tower:
     count = config.integer("max_num_patches")
     return vit(
         config,
-        Picture(height=1, width=count, pixels=config.integer("patch_embed_hidden_size")),
+        PatchGrid(height=1, width=count, pixels=config.integer("patch_embed_hidden_size")),
         "gelu",
         gated=True,
         mlp_bias=False,

@@ -14,7 +14,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
 from .blocks.moe import costless, experts, for_each_layer, integers, listed
 from .blocks.parts import NormKind
-from .blocks.state_space import ShortConv
+from .blocks.state_space import ShortConvMixer
 
 _KINDS = ("conv", "full_attention")
 _SLIDING = "sliding_attention"
@@ -72,8 +72,8 @@ def _lfm3_kinds(config: Section) -> list[str]:
     return [turns[index % 4] if index else "conv" for index in range(config.count("num_hidden_layers"))]
 
 
-def _convolution(config: Section, *, taps: int) -> ShortConv:
-    return ShortConv(taps=config.integer("conv_L_cache", taps), bias=config.flag("conv_bias", default=False))
+def _convolution(config: Section, *, taps: int) -> ShortConvMixer:
+    return ShortConvMixer(taps=config.integer("conv_L_cache", taps), bias=config.flag("conv_bias", default=False))
 
 
 def _decoder(config: Section, networks: list[tuple[str, FeedForward]], fmt: Format) -> Graph:

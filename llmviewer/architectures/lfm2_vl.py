@@ -20,7 +20,7 @@ from .blocks.class_defaults import TOWERS
 from .blocks.parts import NormKind, Parts, activation, result
 from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import (
-    Picture,
+    PatchGrid,
     Tower,
     filled,
     joined,
@@ -88,7 +88,7 @@ def _tower(section: Section, side: int, *, tiles: int) -> Tower:
     pixels = section.integer("num_channels", 3) * section.integer("patch_size") ** 2
     return vit(
         section,
-        Picture(height=side, width=side, pixels=pixels),
+        PatchGrid(height=side, width=side, pixels=pixels),
         "gelu_pytorch_tanh",
         patch_bias=True,
         positions=section.integer("num_patches"),

@@ -23,7 +23,7 @@ from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
 from .blocks.resampler import FEATURES, Looking
 from .blocks.tiles import nearest_slices, picture_size
 from .blocks.tower import (
-    Picture,
+    PatchGrid,
     Shapes,
     Tower,
     beside,
@@ -115,7 +115,7 @@ def _built(config: Section, fmt: Format, kind: str) -> Graph:
 def _tower(config: Section, size: tuple[int, int]) -> Tower:
     """SigLIP for images of `size` pixels, with positions of its own grid."""
     patch = config.integer("patch_size")
-    seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=3 * patch**2)
+    seen = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=3 * patch**2)
     return vit(
         config,
         seen,

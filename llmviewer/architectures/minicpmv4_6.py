@@ -26,7 +26,7 @@ from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 from .blocks.tiles import nearest_slices, picture_size
 from .blocks.tower import (
     UNUSED,
-    Picture,
+    PatchGrid,
     Tower,
     feature_block,
     filled,
@@ -110,7 +110,7 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     """By layers of which some run on all patches, and where squares of them become one the others on those."""
     patch, hidden = section.integer("patch_size"), section.integer("hidden_size")
     pixels = section.integer("num_channels", 3) * patch**2
-    seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
+    seen = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
     first, count = section.integer("insert_layer_id", least=0) + 1, section.count("num_hidden_layers")
     if first > count:
         raise section.error("insert_layer_id", f"must be one of the {count} layers; got {first - 1}")

@@ -28,7 +28,17 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, decoder, gated_mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
-from .blocks.tower import Picture, Scaled, beside, feature_block, filled, of_pictures, picture, tower_activation, vision
+from .blocks.tower import (
+    PatchGrid,
+    Scaled,
+    beside,
+    feature_block,
+    filled,
+    of_pictures,
+    picture,
+    tower_activation,
+    vision,
+)
 
 _TEXT: Final = TEXT_CLASSES["MllamaTextConfig"] | {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
 _PICTURES: Final = TOWERS["MllamaVisionConfig"] | {
@@ -95,7 +105,7 @@ def _intermediate(config: Section) -> int:
     return len(taken)
 
 
-def _tower(config: Section, parts: Parts, seen: Picture, tiles: int) -> tuple[Block, ...]:
+def _tower(config: Section, parts: Parts, seen: PatchGrid, tiles: int) -> tuple[Block, ...]:
     hidden = config.integer("hidden_size")
     tokens = tiles * -(-(seen.patches + 1) // _MULTIPLE) * _MULTIPLE
     heads = both_ways(heads_of(config, hidden, config.first("attention_heads", "num_attention_heads")))
@@ -115,7 +125,7 @@ def _tower(config: Section, parts: Parts, seen: Picture, tiles: int) -> tuple[Bl
     return tuple(replace(block, stream=images(tokens)) for block in blocks)
 
 
-def _embedding(config: Section, parts: Parts, seen: Picture, tiles: int, tokens: int) -> tuple[Operator, ...]:
+def _embedding(config: Section, parts: Parts, seen: PatchGrid, tiles: int, tokens: int) -> tuple[Operator, ...]:
     """Patches, a token of the class before those of each tile, and three additions: where a patch stands in its tile,
     which tile that is, and where it stands in the picture.
     """

@@ -25,7 +25,7 @@ from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import best_fit, picture_size
 from .blocks.tower import (
-    Picture,
+    PatchGrid,
     Tower,
     filled,
     joined,
@@ -121,13 +121,13 @@ def _tower(section: Section, layers: int | None) -> Tower:
     )
 
 
-def _crops(size: tuple[int, int], crop: Picture, patch: tuple[int, int]) -> tuple[int, int]:
+def _crops(size: tuple[int, int], crop: PatchGrid, patch: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of crops, each of which has patches of its own besides those that it shares."""
     own = ((crop.height - _OVERLAP) * patch[0], (crop.width - _OVERLAP) * patch[1])
     return best_fit((size[0] - _OVERLAP * patch[0], size[1] - _OVERLAP * patch[1]), own, most=_CROPS)
 
 
-def grid_tokens(crop: Picture, rows: int, columns: int) -> int:
+def grid_tokens(crop: PatchGrid, rows: int, columns: int) -> int:
     """Of crops side by side, squares of whose patches are one each."""
     tall, wide = rows * (crop.height - _OVERLAP) + _OVERLAP, columns * (crop.width - _OVERLAP) + _OVERLAP
     return ceil(tall / _POOLED) * ceil(wide / _POOLED)

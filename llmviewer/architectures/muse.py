@@ -36,7 +36,7 @@ _SPARK: Final = {
 }  # fmt: skip
 
 
-class NormedAttention(SelfAttention):
+class HeadNormedAttention(SelfAttention):
     """Attention whose result has a norm of each head, without weights."""
 
     def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
@@ -110,7 +110,7 @@ def build_spark(config: Section, fmt: Format) -> Graph:
         GatedLayer(
             mixer=mixer, feed_forward=moe if has_experts else dense, name=name + ("" if has_experts else "_dense")
         )
-        for (name, mixer), has_experts in zip(_mixers(config, NormedAttention), sparse, strict=True)
+        for (name, mixer), has_experts in zip(_mixers(config, HeadNormedAttention), sparse, strict=True)
     ]
     return NormedEmbedding(**vars(decoder(config, layers))).graph(fmt)
 

@@ -19,7 +19,18 @@ from .blocks.encoder import both_ways, leaving
 from .blocks.feed_forward import Mlp
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN, with_rows
-from .blocks.tower import UNUSED, Picture, Tower, filled, joined, language, layer, of_pictures, projector, scaled_layer
+from .blocks.tower import (
+    UNUSED,
+    PatchGrid,
+    Tower,
+    filled,
+    joined,
+    language,
+    layer,
+    of_pictures,
+    projector,
+    scaled_layer,
+)
 from .siglip import pooled_head
 
 _ACTION: Final = 7  # tokens: a position, a rotation and a gripper
@@ -93,7 +104,7 @@ def _tower(config: Section, name: str, size: int) -> tuple[Tower, Vit]:
     if vit is None:
         raise config.error("timm_model_ids", f"must begin with one of {', '.join(_TOWERS)}; got {name!r}")
     side = size // _PATCH
-    picture = Picture(height=side, width=side, pixels=3 * _PATCH**2)
+    picture = PatchGrid(height=side, width=side, pixels=3 * _PATCH**2)
     heads = both_ways(Heads(num_heads=_HEADS, num_kv_heads=_HEADS, head_dim=vit.hidden // _HEADS))
     plain = layer(heads, Mlp(inner=vit.inner, act="gelu", bias=True), fused_qkv=True)
     return (

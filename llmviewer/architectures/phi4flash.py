@@ -31,7 +31,7 @@ _AFTER = ("cross", "gated")  # names of the layers that process tokens with logi
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferentialAttention:
+class Phi4FlashAttention:
     """Each head sees the values of two; the results of one half, scaled, are subtracted from the other, and normalized.
 
     own  whether keys and values are this layer's; else those of an earlier one
@@ -101,10 +101,10 @@ def build(config: Section, fmt: Format) -> Graph:
     near = replace(plain, mask=Causal(sliding_window(config)))
     mixers: dict[str, Mixer] = {
         "mamba": mamba,
-        "local": DifferentialAttention(heads=near),
-        "global": DifferentialAttention(heads=replace(plain, mask=CAUSAL)),
+        "local": Phi4FlashAttention(heads=near),
+        "global": Phi4FlashAttention(heads=replace(plain, mask=CAUSAL)),
         "gated": GatedMemory(inner=inner),
-        "cross": DifferentialAttention(heads=replace(plain, mask=CAUSAL), own=False),
+        "cross": Phi4FlashAttention(heads=replace(plain, mask=CAUSAL), own=False),
     }
     act = activation(config, "hidden_act", "silu")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True, fused=True)

@@ -23,7 +23,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import NormKind, heads_of, result
 from .blocks.tower import (
-    Picture,
+    PatchGrid,
     Tower,
     feature_block,
     filled,
@@ -168,7 +168,7 @@ def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
     return FAMILIES["qwen2"].graph(filled(text, instead={"tie_word_embeddings": tied}), fmt)
 
 
-def _seen(section: Section, patch: int, *, unit: int) -> Picture:
+def _seen(section: Section, patch: int, *, unit: int) -> PatchGrid:
     """The picture, whose sides are multiples of `unit` pixels where the config does not say them."""
     section.costless("spatial_patch_size", "in_chans", "tokens_per_second")
     return picture(
@@ -215,7 +215,7 @@ def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
     )
 
 
-def within(seen: Picture, side: int) -> int:
+def within(seen: PatchGrid, side: int) -> int:
     """(patch, patch) pairs that share a window of `side` x `side` patches; the last of a row or column may be less."""
 
     def squares(length: int) -> int:

@@ -11,14 +11,13 @@ from typing import Final
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Combine
 from ..precision import Format
 from . import architecture
 from .bert import encoder
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Residual
 from .blocks.encoder import Encoder, Head, both_ways, task
-from .blocks.feed_forward import Experts, Mlp
+from .blocks.feed_forward import BiasedExperts, Mlp
 from .blocks.fields import gated_mlp, grouped_heads, labels_of, without
 from .blocks.parts import NormKind, Parts, activation, heads_of
 
@@ -47,17 +46,6 @@ class BiasedDown(Mlp):
     def operators(self, parts: Parts, x: Tensor, prefix: str = "", act_name: str = "mlp_act") -> tuple[Operator, ...]:
         *made, down = super().operators(parts, x, prefix, act_name)
         return (*made, replace(down, weights=(*down.weights, parts.weight(f"{down.name}.bias", x.width))))
-
-
-class BiasedExperts(Experts):
-    """Experts to whose sum one bias is added."""
-
-    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
-        made = super().operators(parts, x, seen)
-        return tuple(
-            replace(op, weights=(parts.weight("combine.bias", x.width),)) if isinstance(op, Combine) else op
-            for op in made
-        )
 
 
 @architecture("nomic_bert")

@@ -20,7 +20,7 @@ from .blocks.moe import language_model
 from .blocks.parts import Parts, result, with_rows
 from .blocks.tiles import picture_size
 from .blocks.tower import (
-    Picture,
+    PatchGrid,
     feature_block,
     filled,
     joined,
@@ -94,7 +94,7 @@ def _seen(
     pixels = section.integer("num_channels") * section.integer("patch_size") ** 2
     plain = vit(
         section,
-        Picture(height=side, width=side, pixels=pixels),
+        PatchGrid(height=side, width=side, pixels=pixels),
         "quick_gelu",
         inner=int(hidden * section.number("mlp_ratio")),
         rotated=True,

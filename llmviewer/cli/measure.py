@@ -94,7 +94,7 @@ def measure(
     session = Session(
         machine=machine, backends=libraries, journal=journal, seconds=minutes * 60, tune=tune, start=start
     )
-    progress = _Progress(session)
+    progress = _MeasureProgress(session)
     versions = ", ".join(f"{name} {version}" for name, version in header(machine, libraries)["versions"].items())
     click.echo(f"{machine.title}: {versions}", err=True)
     there = f", which has {counted(before, 'row')}" if before else ""
@@ -222,7 +222,7 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-class _Progress:
+class _MeasureProgress:
     """Says how far a run is."""
 
     def __init__(self, session: Session) -> None:

@@ -175,7 +175,7 @@ def _fill(
         shard_points=shard_points or SHARD_POINTS,
         **options,
     )
-    folder, part, told = Path(output), _part(shard or "1/1"), _Progress()
+    folder, part, told = Path(output), _part(shard or "1/1"), _SweepProgress()
     try:
         run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told, notice=_notice)
     except KeyboardInterrupt:
@@ -216,7 +216,7 @@ def _part(text: str) -> tuple[int, int]:
     return int(i), int(n)
 
 
-class _Progress:
+class _SweepProgress:
     """Says how far a sweep is, and how long it will take."""
 
     def __init__(self) -> None:

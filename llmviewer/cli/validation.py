@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..expectation.families import Stack
     from ..expectation.profile import Entry
-    from ..expectation.rows import Rows
+    from ..expectation.rows import MeasuredRows
     from ..expectation.validate import Predictions, Validation
 
 _SCHEMA_VERSION: Final = 1  # of the scores as JSON
@@ -106,14 +106,14 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     click.echo(f"{output}: {counted(sum(len(p.entries) for p in profiles), 'stack')}", err=True)
 
 
-def _fitting(groups: Iterable[Rows], unread: Counter[str], file: Path) -> list[Rows]:
+def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -> list[MeasuredRows]:
     """Those that have enough rows for a fit; the others are told with the reason, as are rows that were not read.
 
     Raises InputError where none has.
     """
     from ..expectation.calibrate import LEAST
 
-    found: list[Rows] = []
+    found: list[MeasuredRows] = []
     left, few, fullest = unread.copy(), Counter[str](), 0
     for group in groups:
         kept, unreliable = group.reliable()

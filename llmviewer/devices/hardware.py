@@ -43,7 +43,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Product:
+class DerivedNumber:
     """A number that is the product of others, divided by `per`."""
 
     key: str
@@ -55,15 +55,15 @@ class Product:
         return prod(numbers[key] for key in self.factors) / self.per
 
 
-def products(numbers: Mapping[str, float]) -> Iterator[Product]:
+def products(numbers: Mapping[str, float]) -> Iterator[DerivedNumber]:
     """The products whose factors are all in `numbers`: peak = units x width x clock, bandwidth = pins x rate."""
     clock = "clock.boost" if "clock.boost" in numbers else "clock.base"
     peak = "matrix.fp16" if "matrix.fp16" in numbers else "matrix.bf16"
     own = "clock.matrix" if "clock.matrix" in numbers else clock
     for found in (
-        Product(peak, ("cores.count", "cores.matrix_fp16_per_clock", own)),
-        Product("vector.fp32", ("cores.count", "cores.vector_fp32_per_clock", clock)),
-        Product("memory.bandwidth", ("memory.bus_width", "memory.data_rate"), 8),
+        DerivedNumber(peak, ("cores.count", "cores.matrix_fp16_per_clock", own)),
+        DerivedNumber("vector.fp32", ("cores.count", "cores.vector_fp32_per_clock", clock)),
+        DerivedNumber("memory.bandwidth", ("memory.bus_width", "memory.data_rate"), 8),
     ):
         if {found.key, *found.factors} <= numbers.keys():
             yield found

@@ -14,8 +14,8 @@ from .families._family import Array, Features
 from .fitting import Fit, best_of, fit, pick
 from .profile import Entry, Profile, error_of, sizes_of
 from .residual import LEAST as LEAST_POINTS
-from .residual import Residual, points_of
-from .rows import Rows
+from .residual import StackResidual, points_of
+from .rows import MeasuredRows
 from .transfer import choose
 from .trend import LEAST as LEAST_BENT
 from .trend import Trend, trend_of
@@ -32,7 +32,7 @@ _TELLING: Final = 0.97  # of the error of what is held out that a trend may leav
 
 
 def calibrate(
-    rows: Iterable[Rows],
+    rows: Iterable[MeasuredRows],
     *,
     priors: Sequence[Entry] = (),
     residual: bool = False,
@@ -61,7 +61,7 @@ def calibrate(
     )
 
 
-def entry_of(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Entry | None:
+def entry_of(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Entry | None:
     """The fit of one stack; None where it has too few rows."""
     found = judged(rows, priors, residual=residual)
     return found.entry if found else None
@@ -72,11 +72,11 @@ class Judged:
     """A fit, the rows that it may rest on, and what was expected of each when its part was held out. [s]"""
 
     entry: Entry
-    rows: Rows
+    rows: MeasuredRows
     held_out: Array
 
 
-def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Judged | None:
+def judged(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Judged | None:
     """The fit of one stack, with what its error is made of."""
     rows = rows.take(np.flatnonzero(rows.timed & rows.family.kept(rows.shapes)))
     if len(rows) < LEAST:
@@ -114,7 +114,7 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
     return Judged(entry=entry, rows=rows, held_out=bent)
 
 
-def _shuffled(rows: Rows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
+def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
     """The rows in random order, and a fold for each: that of its shape family, if there are families enough."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
@@ -135,7 +135,7 @@ class _Law:
     trend: Trend | None
     loss: float
 
-    def seconds(self, rows: Rows, features: Features) -> Array:
+    def seconds(self, rows: MeasuredRows, features: Features) -> Array:
         times = rows.family.seconds(self.fit.parameters, features)
         return times * np.exp(self.trend.change(rows.family, rows.shapes)) if self.trend else times
 
@@ -150,7 +150,7 @@ class _Problem:
     A trend is found with the parameters where it is True, and is a given one else, which parameters are fitted beside.
     """
 
-    rows: Rows
+    rows: MeasuredRows
     variant: str
     features: Features
     usual: Mapping[str, float]
@@ -203,11 +203,11 @@ def _chosen(problems: Sequence[_Problem]) -> _Problem:
     return next(problem for problem in problems if problem.variant == best)
 
 
-def _error(expected: Array, rows: Rows) -> float:
+def _error(expected: Array, rows: MeasuredRows) -> float:
     return float(np.mean(np.minimum(np.abs(expected / rows.measured - 1), _WORST)))
 
 
-def _residual(problem: _Problem, order: Array, whole: _Law) -> Residual:
+def _residual(problem: _Problem, order: Array, whole: _Law) -> StackResidual:
     """What a fit leaves, judged on rows that are held out at random: it is for shapes between those measured."""
     rows, features = problem.rows, problem.features
     near = replace(problem, usual=whole.fit.parameters)
@@ -218,16 +218,16 @@ def _residual(problem: _Problem, order: Array, whole: _Law) -> Residual:
         times = near.law(others, whole.trend is not None).seconds(rows, features)
         kept = rows.take(others)
         columns, points, factors = points_of(rows.family, kept.shapes, kept.measured / times[others])
-        part = Residual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
+        part = StackResidual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
         changed = times[own] * part.apply(rows.take(own).shapes).factor
         held_out[own] = np.maximum(changed, problem.bound[own])
     error = error_of(held_out, rows.measured, fold)
     expected = whole.seconds(rows, features)
     columns, points, factors = points_of(rows.family, rows.shapes, rows.measured / expected)
-    return Residual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
+    return StackResidual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
 
 
-def _before(rows: Rows, priors: Sequence[Entry]) -> tuple[Entry, ...]:
+def _before(rows: MeasuredRows, priors: Sequence[Entry]) -> tuple[Entry, ...]:
     """What speaks for the stack already."""
     try:
         return choose(rows.family.name, rows.device, rows.stack, priors).entries
@@ -235,7 +235,7 @@ def _before(rows: Rows, priors: Sequence[Entry]) -> tuple[Entry, ...]:
         return ()
 
 
-def _usual(rows: Rows, before: Sequence[Entry]) -> dict[str, float]:
+def _usual(rows: MeasuredRows, before: Sequence[Entry]) -> dict[str, float]:
     """Where the search begins: the family's usual parameters, or the mean of those before."""
     usual = rows.family.usual(rows.stack, rows.device)
     for q in rows.family.parameters:

@@ -21,7 +21,7 @@ PATH: Final = FOLDER / "index.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class ProfileIndex:
     """kin      devices that were measured, and what decides how near they are
     errors   those of transfers, as transferred() has them
     """
@@ -32,13 +32,13 @@ class Index:
 
 
 @cache
-def index() -> Index:
+def index() -> ProfileIndex:
     """What ships."""
     found = json.loads(PATH.read_text(encoding="utf-8"))
     if found["sizes"] != _sizes():
         devices = {entry.device: find(entry.device) for entry in shipped()}
-        return Index(entries=shipped(), kin=devices, errors=transferred())
-    return Index(
+        return ProfileIndex(entries=shipped(), kin=devices, errors=transferred())
+    return ProfileIndex(
         entries=tuple(map(_entry, found["entries"])),
         kin={k["name"]: Kin(**k) for k in found["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in found["errors"]},

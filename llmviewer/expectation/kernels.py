@@ -19,12 +19,12 @@ from .engines import IDLE, Engine
 from .expected import ExpectedLaunch, ExpectedPass, together
 from .families._family import Array
 from .kinship import instructions
-from .launches import AMOUNTS, Kernel, Launch, launches
+from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .profile import Profile
 from .sources import CALIBRATED, for_other_work, unknown
-from .times import Asked, Times
+from .times import KernelBounds, KernelTimes
 from .transfer import bound_only, stand_in_error
-from .whole_passes import Backend, backend_of
+from .whole_passes import EngineKernels, backend_of
 
 # Of the bound, the least that is expected of kernels that were not measured themselves. Rows of the public tables that
 # the profiles of other devices expect within 10 % of their bounds took 1.05 (products) to 1.12 times as long (experts).
@@ -39,26 +39,26 @@ class Launched:
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
-    launches: Sequence[Launch]
+    launches: Sequence[KernelSequence]
     bounds: Sequence[Array]
 
     @classmethod
-    def of(cls, rows: Sequence[OperatorEstimate], launches: Sequence[Launch]) -> Launched:
+    def of(cls, rows: Sequence[OperatorEstimate], launches: Sequence[KernelSequence]) -> Launched:
         """The pass of the operators `rows`."""
         bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
         size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
         bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
         return cls(operators=rows, launches=launches, bounds=bounds)
 
-    def alike(self) -> Iterator[list[Launch]]:
+    def alike(self) -> Iterator[list[KernelSequence]]:
         """Groups of launches that take equally long, as they have the same kernels for operators that blocks share."""
-        found: dict[object, list[Launch]] = {}
+        found: dict[object, list[KernelSequence]] = {}
         for launch in self.launches:
             same = id(launch.kernels), id(launch.beside), launch.remark
             found.setdefault((*same, *(id(self.bounds[m]) for m in launch.members)), []).append(launch)
         yield from found.values()
 
-    def whole(self, launch: Launch) -> tuple[Sequence[Array], Array]:
+    def whole(self, launch: KernelSequence) -> tuple[Sequence[Array], Array]:
         """The bounds of the operators of a launch, and of all of them together."""
         if len(launch.members) == 1:
             alone = self.bounds[launch.members[0]]
@@ -67,7 +67,7 @@ class Launched:
         return each, sum(each[1:], start=each[0])
 
 
-class Kernels(Times):
+class Kernels(KernelTimes):
     """Expected times of the kernels of a library on a device.
 
     library, profiles  as in Library
@@ -105,14 +105,14 @@ class Kernels(Times):
     @property
     def carried(self) -> bool:
         """Whether nothing was measured on the device itself."""
-        return self._backend.carried(self.hardware) if isinstance(self._backend, Backend) else super().carried
+        return self._backend.carried(self.hardware) if isinstance(self._backend, EngineKernels) else super().carried
 
-    def others(self, kernel: Kernel) -> tuple[str, ...]:
+    def others(self, kernel: LibraryKernel) -> tuple[str, ...]:
         return () if kernel.family == AMOUNTS else super().others(kernel)
 
     def laid(
-        self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, Launch] | None = None
-    ) -> tuple[Launch, ...]:
+        self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, KernelSequence] | None = None
+    ) -> tuple[KernelSequence, ...]:
         """The launches for operators; equal on devices with the same `library` and `half`.
 
         known  as in launches()
@@ -131,7 +131,7 @@ class Kernels(Times):
         """The same for several passes, with one evaluation of their kernels."""
         every = [[(same, *one.whole(same[0])) for same in one.alike()] for one in launched]
         times = self.times(
-            [Asked(kernel, whole) for own in every for same, _, whole in own for kernel in same[0].every]
+            [KernelBounds(kernel, whole) for own in every for same, _, whole in own for kernel in same[0].every]
         )
         for one, own in zip(launched, every, strict=True):
             found: list[ExpectedLaunch | None] = [None] * len(one.operators)
@@ -148,13 +148,13 @@ class Kernels(Times):
         """Expected time of all operators of a plan."""
         return self.expect(plan.estimate(workload).operators, workload)
 
-    def _worked_out(self, asked: Sequence[Asked]) -> list[ExpectedLaunch | None]:
+    def _worked_out(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
         """Expected times of kernels, those of whole passes by the factors of the engine's backend."""
         rest = iter(super()._worked_out([one for one in asked if one.kernel.family != AMOUNTS]))
         return [self._by_amounts(one) if one.kernel.family == AMOUNTS else next(rest) for one in asked]
 
-    def _by_amounts(self, asked: Asked) -> ExpectedLaunch | None:
-        if not isinstance(self._backend, Backend) or not asked.chosen.any():
+    def _by_amounts(self, asked: KernelBounds) -> ExpectedLaunch | None:
+        if not isinstance(self._backend, EngineKernels) or not asked.chosen.any():
             return None
         found = self._backend.expect(asked.kernel, self.hardware)
         expected, low, high = (
@@ -162,7 +162,9 @@ class Kernels(Times):
         )
         return found.taking(expected, low, high, found.often)
 
-    def _launch(self, launch: Launch, bound: Array, times: Mapping[int, ExpectedLaunch | None]) -> ExpectedLaunch:
+    def _launch(
+        self, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
+    ) -> ExpectedLaunch:
         """What `times` of its kernels, by their identities, make of it."""
         if not launch.sending or isinstance(self.device, str):
             return self._found(launch, bound, bound, times)
@@ -171,7 +173,7 @@ class Kernels(Times):
         return replace(found, taken=np.where(bound > 0, start_s, 0.0) + found.expected * cores / self.device.cores)
 
     def _found(
-        self, launch: Launch, bound: Array, least: Array, times: Mapping[int, ExpectedLaunch | None]
+        self, launch: KernelSequence, bound: Array, least: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
         """The same, expected to take no less than `least`."""
         known = [part for kernel in launch.kernels if (part := _run(kernel, times, by_query=self._by_query))]
@@ -198,7 +200,7 @@ class Kernels(Times):
         return replace(found, source=for_other_work(launch.remark, found.source)) if launch.remark else found
 
 
-def _backend(engine: Engine | None, hardware: Hardware) -> Backend | str | None:
+def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str | None:
     """The backend of an engine whose whole passes were measured, or why it has none for a device; None for others."""
     if engine is None or not engine.whole:
         return None
@@ -208,7 +210,7 @@ def _backend(engine: Engine | None, hardware: Hardware) -> Backend | str | None:
         return str(error)
 
 
-def _run(kernel: Kernel, times: Mapping[int, ExpectedLaunch | None], *, by_query: bool) -> ExpectedLaunch | None:
+def _run(kernel: LibraryKernel, times: Mapping[int, ExpectedLaunch | None], *, by_query: bool) -> ExpectedLaunch | None:
     """A kernel, or another that is run instead: where that takes less time, or on devices that run it `by_query`."""
     found = times[id(kernel)]
     instead, apart = (times[id(other)] if other else None for other in (kernel.instead, kernel.apart))

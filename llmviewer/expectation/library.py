@@ -17,7 +17,7 @@ from .families import FAMILIES, Stack
 from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
 from .index import index
 from .kinship import generation
-from .launches import Kernel
+from .launches import LibraryKernel
 from .profile import Entry, Profile
 from .transfer import nearest, twins
 
@@ -94,7 +94,7 @@ class Library:
         """Whether no kernels were measured on the device itself."""
         return not self.own
 
-    def run_as(self, kernel: Kernel) -> Kernel:
+    def run_as(self, kernel: LibraryKernel) -> LibraryKernel:
         """The kernel with the operands that a library gives it on the device.
 
         It is weight-only if the device has neither matrix units for its type nor measurements of it.
@@ -108,7 +108,7 @@ class Library:
         measured = any(e.stack.dtype == dtype for e in self.own)
         return kernel if measured else replace(kernel, stack=replace(kernel.stack, dtype=narrow))
 
-    def able(self, kernel: Kernel) -> tuple[Stack, ...]:
+    def able(self, kernel: LibraryKernel) -> tuple[Stack, ...]:
         """The stacks of kernels that can do the work of `kernel`.
 
         In order of preference: kernels of its library on this device; kernels of its library for this data type on the
@@ -131,7 +131,7 @@ class Library:
             self._stacks[key] = stacks or (stack,)
         return self._stacks[key]
 
-    def _measured(self, kernel: Kernel, alike: Sequence[Entry], *, several: bool) -> tuple[Stack, ...]:
+    def _measured(self, kernel: LibraryKernel, alike: Sequence[Entry], *, several: bool) -> tuple[Stack, ...]:
         """Of equivalent kernels on the device, those of the library with most measurements; `several` if kernels of one
         library differ in what they do.
         """
@@ -149,7 +149,7 @@ class Library:
             mine = list(filter(told, mine)) or mine
         return tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
 
-    def _carried(self, kernel: Kernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Stack, ...]:
+    def _carried(self, kernel: LibraryKernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Stack, ...]:
         """Stacks of the nearest relatives for a data type; `alone`: only of the kernel's own library. Empty without a
         library, as its choice of kernels is then unknown.
         """
@@ -182,7 +182,7 @@ def key_of(entry: Entry) -> tuple[str, str, Stack]:
     return entry.device, entry.family, entry.stack
 
 
-def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
+def _alike(entry: Entry, kernel: LibraryKernel, *, plain: bool) -> bool:
     """Whether an entry has the family, types (or their twins) and kind of a kernel; the kind is its last word."""
     stack = entry.stack
     if entry.family != kernel.family or not twins(entry, kernel.stack):

@@ -17,8 +17,8 @@ from ..documents import Section, read_yaml
 from ..errors import InputError
 from .device import find
 from .families import FAMILIES, Family, Stack
-from .families._family import Array, Parameter, Shapes
-from .residual import Residual
+from .families._family import Array, Fitted, Shapes
+from .residual import StackResidual
 from .residual import plain as plain_residual
 from .statistics import mean
 from .trend import Trend
@@ -104,7 +104,7 @@ class Entry:
     held_out: Error
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     trend: Trend | None = None
-    residual: Residual | None = None
+    residual: StackResidual | None = None
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -386,7 +386,7 @@ def _is_node(text: str, count: int) -> bool:
     return len(sizes) == count - 1 and min(sizes) >= 0 and all(map(isfinite, (*sizes, weight)))
 
 
-def _residual(section: Section, of: Family) -> Residual:
+def _residual(section: Section, of: Family) -> StackResidual:
     section.only(("columns", "mape", "interval", "points"))
     columns = _columns(section, (*of.columns, *of.optional))
     points = section.get("points")
@@ -397,10 +397,10 @@ def _residual(section: Section, of: Family) -> Residual:
     if not len(rows) or not np.all(np.isfinite(rows)) or np.any(rows[:, :-1] < 0) or np.any(rows[:, -1] <= 0):
         raise section.error("points", f"must be rows of {', '.join(columns)} and a factor above 0")
     mape, interval = section.number("mape"), _pair(section, "interval")
-    return Residual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
+    return StackResidual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
 
 
-def _parameters(section: Section, had: Sequence[Parameter]) -> dict[str, float]:
+def _parameters(section: Section, had: Sequence[Fitted]) -> dict[str, float]:
     section.only(parameter.name for parameter in had)
     found = {}
     for parameter in had:

@@ -24,7 +24,7 @@ _CHUNK: Final = 1024  # rows whose distances to all points are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residual:
+class StackResidual:
     """Of one stack on one device.
 
     columns   sizes that tell shapes apart
@@ -93,7 +93,7 @@ def points_of(family: Family, shapes: Shapes, ratio: Array) -> tuple[tuple[str, 
     return names or family.columns, kept, factors
 
 
-def plain(residual: Residual) -> dict[str, Any]:
+def plain(residual: StackResidual) -> dict[str, Any]:
     """As a profile's file has it."""
     rows = np.column_stack([residual.points, [float(f"{f:.4g}") for f in residual.factors]])
     return {

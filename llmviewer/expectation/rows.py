@@ -76,7 +76,7 @@ _NOT_APART: Final = "vllm_mxfp4_moe"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class MeasuredRows:
     """Rows of one stack on one device.
 
     places    indices of rows in the table
@@ -99,11 +99,11 @@ class Rows:
         """Which of them have a time."""
         return np.isfinite(self.measured) & (self.measured > 0)
 
-    def take(self, chosen: Array) -> Rows:
+    def take(self, chosen: Array) -> MeasuredRows:
         shapes = {name: column[chosen] for name, column in self.shapes.items()}
         return replace(self, places=self.places[chosen], shapes=shapes, measured=self.measured[chosen])
 
-    def reliable(self) -> tuple[Rows, dict[str, int]]:
+    def reliable(self) -> tuple[MeasuredRows, dict[str, int]]:
         """(rows that can be fitted, number of other rows by reason)."""
         kept, left = np.ones(len(self), dtype=bool), dict[str, int]()
         bound = self.family.bound(self.shapes, self.device, self.stack)
@@ -122,15 +122,15 @@ class Rows:
         return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def joined(groups: Iterable[Rows]) -> tuple[Rows, ...]:
+def joined(groups: Iterable[MeasuredRows]) -> tuple[MeasuredRows, ...]:
     """One for each stack of a device, whatever files its rows are in and names it has there."""
-    alike: dict[tuple[str, str, Stack], list[Rows]] = {}
+    alike: dict[tuple[str, str, Stack], list[MeasuredRows]] = {}
     for rows in groups:
         alike.setdefault((rows.family.name, rows.device.name, rows.stack), []).append(rows)
     return tuple(_joined(parts) if len(parts) > 1 else parts[0] for parts in alike.values())
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
     versions = sorted({version for rows in parts for version in rows.version.split(", ")} - {""})
     measured = np.concatenate([rows.measured for rows in parts])
     return replace(
@@ -143,7 +143,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class MeasurementTable:
     """A file of measurements.
 
     unread  number of unusable rows, by reason
@@ -151,11 +151,11 @@ class Table:
 
     path: Path
     frame: pd.DataFrame
-    rows: tuple[Rows, ...]
+    rows: tuple[MeasuredRows, ...]
     unread: dict[str, int]
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> MeasurementTable:
     """The measurements in a file.
 
     Raises InputError if the file cannot be read, lacks a column, or has other values than numbers where they must be.
@@ -163,7 +163,7 @@ def read(path: Path) -> Table:
     return table_of(_frame(path), path)
 
 
-def table_of(frame: pd.DataFrame, path: Path) -> Table:
+def table_of(frame: pd.DataFrame, path: Path) -> MeasurementTable:
     """The measurements in a frame with an index from 0; `path` names it in errors and is not opened.
 
     Raises InputError if it lacks a column, or has other values than numbers where they must be.
@@ -174,7 +174,7 @@ def table_of(frame: pd.DataFrame, path: Path) -> Table:
             "another unit"
         )
     unread: Counter[str] = Counter()
-    rows: list[Rows] = []
+    rows: list[MeasuredRows] = []
     for i, (family, places) in enumerate(_families(frame, path, unread)):
         if lacking := missing(frame, family):
             if i == 0:
@@ -188,7 +188,7 @@ def table_of(frame: pd.DataFrame, path: Path) -> Table:
                 _check_numbers(frame[column], path)
         found = _rows(frame.iloc[places], family, unread)
         rows += [replace(one, places=places[one.places]) for one in found]
-    return Table(path=path, frame=frame, rows=tuple(rows), unread=unread)
+    return MeasurementTable(path=path, frame=frame, rows=tuple(rows), unread=unread)
 
 
 def _check_numbers(column: pd.Series[Any], path: Path) -> None:
@@ -274,7 +274,7 @@ def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
     )
 
 
-def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator[Rows]:
+def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator[MeasuredRows]:
     labels = {name: _texts(frame, name) for name in _LABELS}
     for name, plain in (("dtype", plain_name), ("kv_dtype", plain_name), ("framework", _library)):
         labels[name] = _renamed(labels[name], plain)
@@ -316,7 +316,7 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         unsaid, usual = np.isnan(shapes["loop"]), _loop(family, device, stack, shapes, replayed[places])
         shapes |= {name: np.where(unsaid, column, shapes[name]) for name, column in usual.items()}
         versions = sorted(set(labels["version"][places]) - {""})
-        yield Rows(
+        yield MeasuredRows(
             family=family, device=device, stack=stack, version=", ".join(versions[-_VERSIONS:]), places=places,
             shapes=shapes, measured=times[places],
         )  # fmt: skip

@@ -19,10 +19,10 @@ from .device import Device
 from .expected import ExpectedLaunch
 from .families import FAMILIES, Stack
 from .families._family import Array
-from .launches import Kernel
+from .launches import LibraryKernel
 from .library import ALIKE, Library, key_of
 from .profile import BEYOND, Entry, Profile
-from .transfer import Choice, Expectation, choose, reached, widens_beyond
+from .transfer import EntryChoice, Expectation, choose, reached, widens_beyond
 
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
@@ -37,10 +37,10 @@ _AT_ONCE: Final = 1 << 11  # points that are worked out together: so few that a 
 _CROWDS: Final = (0.0, 0.25, 2.0)
 
 
-class Asked(NamedTuple):
+class KernelBounds(NamedTuple):
     """A kernel, and the bounds of what it is launched for: it is run where there is anything to do."""
 
-    kernel: Kernel
+    kernel: LibraryKernel
     bound: Array
 
     @property
@@ -58,12 +58,12 @@ class Asked(NamedTuple):
         return *self.kernel.identity, self.chosen.tobytes(), bound
 
 
-class Times(Library):
+class KernelTimes(Library):
     """What single kernels take; library and profiles as those of Library."""
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         super().__init__(hardware, library, profiles)
-        self._choices: dict[tuple[str, Stack, bool], Choice | str] = {}
+        self._choices: dict[tuple[str, Stack, bool], EntryChoice | str] = {}
         self._known: dict[Hashable, ExpectedLaunch | None] = {}  # which layers and settings share
 
     @cached_property
@@ -76,7 +76,7 @@ class Times(Library):
         link = self.hardware.numbers.get(f"{HOST}.bandwidth", 0.0)
         return replace(device, name=name, link=link, hosted=True, stacked=False)
 
-    def times(self, asked: Sequence[Asked]) -> Iterator[ExpectedLaunch | None]:
+    def times(self, asked: Sequence[KernelBounds]) -> Iterator[ExpectedLaunch | None]:
         """Of each: None where it is never run, or nothing is known of it; 0 in the workloads in which it is not run,
         all of which others are for. Those of many points one after another, as they are taken.
         """
@@ -89,7 +89,7 @@ class Times(Library):
         for key, one in zip(keys, asked, strict=True):
             yield known[key] if key else self._worked_out([one])[0]
 
-    def _worked_out(self, asked: Sequence[Asked]) -> list[ExpectedLaunch | None]:
+    def _worked_out(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
         found: list[ExpectedLaunch | None] = [None] * len(asked)
         alike: dict[tuple[str, tuple[Stack, ...], Stack, bool], list[int]] = {}
         for place, one in enumerate(asked):
@@ -104,7 +104,7 @@ class Times(Library):
                     found[place] = each
         return found
 
-    def _fastest(self, asked: Sequence[Asked]) -> Iterator[ExpectedLaunch | None]:
+    def _fastest(self, asked: Sequence[KernelBounds]) -> Iterator[ExpectedLaunch | None]:
         """Of kernels of one stack, in the workloads that are chosen; None where that cannot be known."""
         kernel = self.run_as(asked[0].kernel)
         parts = [one.kernel.columns(one.chosen) for one in asked]
@@ -128,7 +128,7 @@ class Times(Library):
             yield replace(whole, source=source, **own)
 
     def _alternative(
-        self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]
+        self, kernel: LibraryKernel, stack: Stack, columns: Mapping[str, Array]
     ) -> tuple[Expectation, Entry] | None:
         """Expected time of one kernel of a library, and the entry with its parameters; None if unknown."""
         choice = self._choice(kernel, stack)
@@ -146,25 +146,25 @@ class Times(Library):
             return None
         return found, choice.entries[0]
 
-    def others(self, kernel: Kernel) -> tuple[str, ...]:
+    def others(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""
         kernel = self.run_as(kernel)
         choices = [] if kernel.family in ALIKE else [self._choice(kernel, stack) for stack in self.able(kernel)]
-        libraries = {e.stack.library: None for c in choices if isinstance(c, Choice) for e in c.entries}
+        libraries = {e.stack.library: None for c in choices if isinstance(c, EntryChoice) for e in c.entries}
         return () if self.library in libraries else tuple(libraries)
 
-    def types(self, kernel: Kernel) -> tuple[str, ...]:
+    def types(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Data types of the measured kernels whose parameters are used."""
         kernel = self.run_as(kernel)
         choices = (self._choice(kernel, stack) for stack in self.able(kernel))
-        return tuple(dict.fromkeys(c.entries[0].stack.dtype for c in choices if isinstance(c, Choice)))
+        return tuple(dict.fromkeys(c.entries[0].stack.dtype for c in choices if isinstance(c, EntryChoice)))
 
-    def why(self, kernel: Kernel) -> str:
+    def why(self, kernel: LibraryKernel) -> str:
         """The reason for which nothing is known of it."""
         choice = self._choice(kernel, self.able(kernel)[0])
         return choice if isinstance(choice, str) else "not run"
 
-    def _choice(self, kernel: Kernel, stack: Stack) -> Choice | str:
+    def _choice(self, kernel: LibraryKernel, stack: Stack) -> EntryChoice | str:
         """Whose parameters to use, or why there are none."""
         family, key = kernel.family, (kernel.family, stack, kernel.hosted)
         if key not in self._choices:
@@ -255,7 +255,7 @@ def _best(
     return reduce(lambda one, other: one.or_better(other, starts), libraries.values())
 
 
-def _elsewhere(choice: Choice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:
+def _elsewhere(choice: EntryChoice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:
     """Collectives over a host, by parameters of devices on another: how much those of one host take from each other is
     not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
     at a third of the pace, or less, at which TensorRT-LLM's tables have them serve.

@@ -29,7 +29,7 @@ from .profile import (
     Entry,
     Error,
 )
-from .residual import NEIGHBOURS, Residual
+from .residual import NEIGHBOURS, StackResidual
 from .sources import CALIBRATED, FOR_OTHERS, NOT_MEASURED, STAND_IN, TRANSFERRED, unknown
 
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
@@ -63,7 +63,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class EntryChoice:
     """The entries whose parameters are used for a stack on a device, with their error and source.
 
     traffic  whether no such operation was measured, so that they are of additions
@@ -75,7 +75,7 @@ class Choice:
     traffic: bool = False
 
 
-def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry], *, unknown: bool = False) -> Choice:
+def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry], *, unknown: bool = False) -> EntryChoice:
     """The parameters to use for a stack: its own on the device; else those of its library there; else of relatives.
 
     unknown  whether the stack's library is a guess, so that intervals are those of another library
@@ -102,7 +102,7 @@ def _plain(stack: Stack) -> Stack:
     return replace(stack, kernel=f"{EAGER} {_PLAIN}" if stack.eager else _PLAIN)
 
 
-def _as_traffic(stack: Stack, plain: Choice) -> Choice:
+def _as_traffic(stack: Stack, plain: EntryChoice) -> EntryChoice:
     """Estimates an operation from an addition of as many bytes, times the measured ratio of such kernels."""
     known, operation = index().errors, stack.kernel.removeprefix(f"{EAGER} ")
     keys = (("elementwise", part, NO_KERNEL) for part in (operation, "all"))
@@ -112,7 +112,7 @@ def _as_traffic(stack: Stack, plain: Choice) -> Choice:
     return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", traffic=True)
 
 
-def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> Choice | None:
+def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> EntryChoice | None:
     """The stack's own parameters on the device, or else those of a twin of its type; None where there are none."""
     own = [e for e in of_family if e.device == device.name and e.stack.library == stack.library]
     exact = [e for e in own if _of_type(e, stack, stack.dtype)]
@@ -124,7 +124,7 @@ def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> Cho
             known = found is exact or first.family == "elementwise"
             error = first.held_out if known else _measured_error(first.family, stack, SIBLINGS)
             note = "" if found is exact else f" in {first.stack.dtype}"
-            return Choice(entries=(first,), error=error, source=f"{CALIBRATED}{_named(first)}{note}")
+            return EntryChoice(entries=(first,), error=error, source=f"{CALIBRATED}{_named(first)}{note}")
     return None
 
 
@@ -142,14 +142,14 @@ def _others(of_family: Sequence[Entry], device: Device, stack: Stack) -> list[En
     return alike if alike and alike[0].family == "elementwise" else []
 
 
-def _carried_over(found: Sequence[Entry], device: Device, stack: Stack, *, unknown: bool) -> Choice:
+def _carried_over(found: Sequence[Entry], device: Device, stack: Stack, *, unknown: bool) -> EntryChoice:
     near = [_launched(e, found, stack) for e in _nearest(found, device, stack)]
     asked = replace(stack, library="") if unknown and twins(near[0], stack) else stack
     error = _measured_error(near[0].family, stack, source_class(near[0], device, asked))
     launched = near[0].family == "elementwise" and near[0].stack.eager
     if launched and not stack.eager:  # what is left of a start is a guess
         error = replace(error, short=_UNKNOWN.short, mape_short=_UNKNOWN.mape_short)
-    return Choice(entries=tuple(near), error=error, source=_told(near, device, stack))
+    return EntryChoice(entries=tuple(near), error=error, source=_told(near, device, stack))
 
 
 def _launched(entry: Entry, found: Sequence[Entry], stack: Stack) -> Entry:
@@ -368,7 +368,7 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
                    high=found.high * later)  # fmt: skip
 
 
-def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stack: Stack) -> Expectation:
+def reached(choice: EntryChoice, family: Family, shapes: Shapes, device: Device, stack: Stack) -> Expectation:
     """Expected times by the parameters of a choice, without the limit of the bound."""
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
     fitted = choice.entries[0].device == device.name
@@ -399,7 +399,7 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     return _corrected(found, first, own, shapes) if own else found
 
 
-def _between(choice: Choice, device: Device, values: Sequence[Array]) -> Array:
+def _between(choice: EntryChoice, device: Device, values: Sequence[Array]) -> Array:
     """What the entries of a choice say, one by one, together: the median of those of one architecture; and of several,
     where each has the kernels of the next, the mean of their medians, in which what is further away counts less.
     """
@@ -419,7 +419,7 @@ def _middle(values: Sequence[Array]) -> Array:
     return np.asarray((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
-def _corrected(found: Expectation, entry: Entry, residual: Residual, shapes: Shapes) -> Expectation:
+def _corrected(found: Expectation, entry: Entry, residual: StackResidual, shapes: Shapes) -> Expectation:
     """By what parameters left of measurements nearby."""
     nearness = residual.apply(shapes)
     expected = found.expected * nearness.factor

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import InputError
 from .families._family import Array
 from .profile import SHORT_S, Entry
-from .rows import NO_TIME, Table
+from .rows import NO_TIME, MeasurementTable
 from .statistics import mean, rank_correlation
 from .transfer import Expectation, expect
 
@@ -48,7 +48,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ValidationGroup:
     """Rows of one family, device and data type, all sources of parameters told apart.
 
     violations  rows that were measured faster than the bound
@@ -64,7 +64,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ValidationPoint:
     """A row that was measured and predicted.
 
     balance   least time of its arithmetic / that of its bytes: the arithmetic intensity / the ridge's; 0 without any
@@ -90,8 +90,8 @@ class Validation:
     skipped  rows without a prediction or a time, by reason
     """
 
-    groups: tuple[Group, ...]
-    points: tuple[Point, ...]
+    groups: tuple[ValidationGroup, ...]
+    points: tuple[ValidationPoint, ...]
     worst: tuple[dict[str, Any], ...]
     skipped: dict[str, int]
 
@@ -100,7 +100,7 @@ class Validation:
 class Predictions:
     """A table with what is predicted for each of its rows; nan where nothing is. [us]"""
 
-    table: Table
+    table: MeasurementTable
     columns: dict[str, Array]
     skipped: dict[str, int]
 
@@ -108,7 +108,7 @@ class Predictions:
         return self.table.frame.assign(**self.columns)
 
 
-def predict(table: Table, entries: Sequence[Entry]) -> Predictions:
+def predict(table: MeasurementTable, entries: Sequence[Entry]) -> Predictions:
     """Bound and expected time of the rows of a table."""
     count = len(table.frame)
     columns: dict[str, Array] = {name: np.full(count, np.nan) for name in COLUMNS[:-1]}
@@ -136,7 +136,7 @@ def _values(found: Expectation) -> tuple[Any, ...]:
 def validate(predictions: Iterable[Predictions]) -> Validation:
     """Scores by family, device, data type and source of the expected times."""
     groups, skipped, worst = [], Counter[str](), []
-    points: list[Point] = []
+    points: list[ValidationPoint] = []
     for one in predictions:
         skipped.update(one.skipped)
         for rows in one.table.rows:
@@ -155,7 +155,7 @@ def validate(predictions: Iterable[Predictions]) -> Validation:
     )
 
 
-def _points(one: Predictions) -> list[Point]:
+def _points(one: Predictions) -> list[ValidationPoint]:
     """At most as many rows as are drawn of all files."""
     scored = np.isfinite(one.columns["expected_us"])
     share = min(1.0, _DRAWN / max(int(np.count_nonzero(scored)), 1))
@@ -172,7 +172,7 @@ def _points(one: Predictions) -> list[Point]:
         columns = (kept.measured, *times, arithmetic, moving)
         for measured, bound, expected, of_ops, of_bytes in zip(*(c.tolist() for c in columns), strict=True):
             found.append(
-                Point(
+                ValidationPoint(
                     family=rows.family.name, device=rows.device.name, name=name, measured_us=measured * 1e6,
                     bound_us=bound, expected_us=expected, balance=of_ops / of_bytes if rows.family.computes else 0.0,
                     attained=of_ops / measured if rows.family.computes else 0.0,
@@ -181,7 +181,7 @@ def _points(one: Predictions) -> list[Point]:
     return found
 
 
-def _groups(one: Predictions) -> list[Group]:
+def _groups(one: Predictions) -> list[ValidationGroup]:
     gathered: dict[tuple[str, str, str, str], list[npt.NDArray[np.int64]]] = {}
     for rows in one.table.rows:
         places = rows.places[rows.timed & np.isfinite(one.columns["expected_us"][rows.places])]
@@ -196,7 +196,7 @@ def _groups(one: Predictions) -> list[Group]:
         bound, expected, low, high = (one.columns[name][places] for name in COLUMNS[:-1])
         inside = None if source == _BOUND else (measured >= low) & (measured <= high)
         groups.append(
-            Group(
+            ValidationGroup(
                 family=family,
                 device=device,
                 dtype=dtype,

@@ -30,7 +30,7 @@ from ..resource import MEMORY, matrix, vector
 from ..transforms.quantize import Quantization, parse_quantization
 from .expected import ExpectedLaunch
 from .families._family import MICROSECOND, Array
-from .launches import Kernel
+from .launches import LibraryKernel
 from .launches._whole import ATTENTION, OTHER, PRODUCT
 from .profile import FOLDER
 
@@ -42,7 +42,7 @@ PHASES: Final = ("few tokens", "prompts")  # passes of at most FEW_ROWS tokens, 
 _LATENCY: Final = 0.5  # share of launch_us from which a launch is in the latency regime
 
 
-def terms(kernel: Kernel, hardware: Hardware, *, integers: bool) -> dict[str, Array]:
+def terms(kernel: LibraryKernel, hardware: Hardware, *, integers: bool) -> dict[str, Array]:
     """Amounts of one launch at full rates, by factor. [s]; for launch_us [1e-6]
 
     integers  whether products with narrow weights multiply 8-bit integers, whatever activations the precision has
@@ -63,7 +63,7 @@ def terms(kernel: Kernel, hardware: Hardware, *, integers: bool) -> dict[str, Ar
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backend:
+class EngineKernels:
     """Kernels of an engine for devices of some makers.
 
     engine, title  its engine, and its own name, such as "CUDA"
@@ -108,7 +108,7 @@ class Backend:
         text = f"{quantization}, {change[0].text}"
         return replace(quantization, overrides=(*quantization.overrides, *change), text=text)
 
-    def expect(self, kernel: Kernel, hardware: Hardware) -> ExpectedLaunch:
+    def expect(self, kernel: LibraryKernel, hardware: Hardware) -> ExpectedLaunch:
         """The expected time of one launch."""
         level, factors = self._factors(hardware)
         parts = {
@@ -161,7 +161,7 @@ def typical(engine: str, devices: Sequence[Hardware]) -> Hardware:
 
 
 @cache
-def backends(engine: str) -> tuple[Backend, ...]:
+def backends(engine: str) -> tuple[EngineKernels, ...]:
     """The backends of an engine; none if its kernels are those of a library."""
     path = FOLDER / "engines" / f"{engine}.yaml"
     if not path.is_file():
@@ -169,7 +169,7 @@ def backends(engine: str) -> tuple[Backend, ...]:
     return tuple(_backend(engine, part) for part in read_yaml(path).sections("backends"))
 
 
-def backend_of(engine: str, hardware: Hardware) -> Backend:
+def backend_of(engine: str, hardware: Hardware) -> EngineKernels:
     """The backend of an engine that runs on a device.
 
     Raises InputError if none of its measured backends does.
@@ -182,9 +182,9 @@ def backend_of(engine: str, hardware: Hardware) -> Backend:
     raise InputError(f"engine: {engine} was measured on GPUs of {makers}; {hardware.name} is none")
 
 
-def _backend(engine: str, part: Section) -> Backend:
+def _backend(engine: str, part: Section) -> EngineKernels:
     errors = part.section("errors")
-    return Backend(
+    return EngineKernels(
         engine=engine,
         title=part.text("title"),
         vendors=part.texts("vendors"),

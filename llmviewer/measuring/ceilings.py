@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from ..expectation.formats import TYPES
-from .timing import Call, Clock, Sample, fastest
+from .timing import Call, Clock, TimingSample, fastest
 
 _SMALLEST: Final = 2**16  # smallest stream [B]
 _BEYOND: Final = 4  # size of a stream over that of the last cache, from which it measures memory
@@ -91,7 +91,7 @@ class _Timed:
             least = fastest(self.clock.sampler((call,)), self.limit_s)
             yield Ceiling(what=what, size=size, value=work / least.seconds, unit=unit, disturbed=least.disturbed)
 
-    def seconds(self, what: str, sample: Callable[[], Sample]) -> Iterator[Ceiling]:
+    def seconds(self, what: str, sample: Callable[[], TimingSample]) -> Iterator[Ceiling]:
         if (what, 0) not in self.known:
             least = fastest(sample, self.limit_s)
             yield Ceiling(what=what, size=0, value=least.seconds, unit="s", disturbed=least.disturbed)
@@ -187,19 +187,19 @@ def _launches(device: str, timed: _Timed) -> Iterator[Ceiling]:
         yield from timed.seconds("launch", timed.clock.sampler((call,)))
         return
 
-    def in_a_row() -> Sample:
+    def in_a_row() -> TimingSample:
         torch.cuda.synchronize()
         start = perf_counter()
         for _ in range(_LAUNCHES):
             call()
         torch.cuda.synchronize()
-        return Sample((perf_counter() - start) / _LAUNCHES)
+        return TimingSample((perf_counter() - start) / _LAUNCHES)
 
-    def awaited() -> Sample:
+    def awaited() -> TimingSample:
         start = perf_counter()
         call()
         torch.cuda.synchronize()
-        return Sample(perf_counter() - start)
+        return TimingSample(perf_counter() - start)
 
     yield from timed.seconds("launch", in_a_row)
     yield from timed.seconds("launch and wait", awaited)

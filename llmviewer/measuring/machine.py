@@ -112,7 +112,7 @@ def _available() -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class ClockState:
     """The median clock of several samples [MHz], 0 if unknown, and the reasons that lowered it in any of them."""
 
     clock_mhz: float = 0.0
@@ -125,7 +125,7 @@ class Watch:
     def __init__(self, kind: str) -> None:
         self._process = _said() if kind == "gpu" else None
         self._seen: list[tuple[float, int]] = []  # (clock, reasons) of a GPU; the first is from before the start
-        self._state, self._when = (_cpu_state() if kind == "cpu" else State()), monotonic()
+        self._state, self._when = (_cpu_state() if kind == "cpu" else ClockState()), monotonic()
         self._kind = kind
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -133,12 +133,12 @@ class Watch:
     def start(self) -> None:
         self._seen = self._seen[-1:]
 
-    def __call__(self) -> State:
+    def __call__(self) -> ClockState:
         if self._kind == "gpu":
             seen = self._seen[1:] or self._seen
             lowered = [why for bit, why in _REASONS.items() if any(reasons & bit for _, reasons in seen)]
             clock = median(clock for clock, _ in seen) if seen else 0.0
-            return State(clock_mhz=clock, throttled="; ".join(lowered))
+            return ClockState(clock_mhz=clock, throttled="; ".join(lowered))
         if monotonic() - self._when > _OFTEN_S:
             self._state, self._when = _cpu_state(), monotonic()
         return self._state
@@ -159,12 +159,12 @@ class Watch:
                     self._seen.append((float(clock), int(reasons, 16) if known else 0))
 
 
-def _cpu_state() -> State:
+def _cpu_state() -> ClockState:
     try:
         clocks = re.findall(r"cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        return State()
-    return State(clock_mhz=max(map(float, clocks), default=0.0))
+        return ClockState()
+    return ClockState(clock_mhz=max(map(float, clocks), default=0.0))
 
 
 def _said() -> subprocess.Popen[str] | None:

@@ -20,7 +20,7 @@ from .journal import SCHEMA, Journal
 from .machine import Machine, Watch, with_rates
 from .order import spread
 from .problems import Problem, problems
-from .timing import BusyError, Call, HungError, Times, settled
+from .timing import BusyError, Call, HungError, LaunchTimes, settled
 
 MODELS: Final = {  # various head layouts and widths; on GPUs also sliding windows, latent attention and experts
     "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),
@@ -104,7 +104,7 @@ def ask(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class KernelProblem:
     """One kernel for one problem."""
 
     backend: Backend
@@ -129,7 +129,7 @@ class _Kind:
     bounds   lower bound of each at the measured ceilings [s]; empty before `bound_by`
     """
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
+    def __init__(self, asked: Sequence[KernelProblem]) -> None:
         self._asked = asked
         self.waiting = {str(one): one for one in asked}
         self.bounds: dict[str, float] = {}
@@ -139,7 +139,7 @@ class _Kind:
         """Sets the bounds to those of a device."""
         self.bounds = {str(one): one.problem.bound(device) for one in self._asked}
 
-    def take(self, longest: float) -> Asked | None:
+    def take(self, longest: float) -> KernelProblem | None:
         """The first launch expected to last at most `longest` seconds, given the efficiency of the largest so far."""
         for case in self.waiting:
             if _CALLS * self.bounds[case] * self._ratio <= longest:
@@ -320,7 +320,9 @@ class Session:
                 able = [(problem, backend.kernels(problem)) for problem in order]
                 for name in sorted({name for _, names in able for name in names}):
                     asked = [
-                        Asked(backend=backend, kernel=name, problem=problem) for problem, names in able if name in names
+                        KernelProblem(backend=backend, kernel=name, problem=problem)
+                        for problem, names in able
+                        if name in names
                     ]
                     if (asked[0].kind, "") in self.journal.broken:
                         self.left_out[f"{' '.join(asked[0].kind[:2])} {_BROKE}"] += len(asked)
@@ -328,7 +330,7 @@ class Session:
                         kinds.append(_Kind(asked))
         return kinds
 
-    def _row(self, asked: Asked, bound: float, watch: Watch) -> dict[str, Any]:
+    def _row(self, asked: KernelProblem, bound: float, watch: Watch) -> dict[str, Any]:
         problem, backend, machine = asked.problem, asked.backend, self.machine
         room = backend.room(problem, asked.kernel, _MEMORY_PART * machine.memory)
         if not room:
@@ -351,7 +353,7 @@ class Session:
             "clock_mhz": state.clock_mhz, "throttled": state.throttled,
         }  # fmt: skip
 
-    def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
+    def _fastest(self, asked: KernelProblem, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
         """(calls of the fastest tiling, that tiling, number of tilings tried).
 
         calls  those of the default tiling, for which the returned tiling is None
@@ -386,7 +388,7 @@ class Session:
         return settled(backend.clock.sampler(calls), _BRIEF_PART * self.seconds).median
 
 
-def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
+def _check(asked: KernelProblem, wrong: dict[tuple[str, ...], str]) -> None:
     """Checks results once per kernel and data type. `wrong` caches errors, "" if there is none.
 
     Raises LaunchError if they are wrong.
@@ -416,7 +418,7 @@ def words(tiling: Any) -> str:
     return " ".join(f"{one.name}={getattr(tiling, one.name)}" for one in fields(tiling))
 
 
-def _columns(asked: Asked, machine: Machine, times: Times, sets: Sets) -> dict[str, Any]:
+def _columns(asked: KernelProblem, machine: Machine, times: LaunchTimes, sets: Sets) -> dict[str, Any]:
     return {
         "source": "llmviewer measure",
         "gpu": machine.name,

@@ -28,7 +28,7 @@ _HUNG_S: Final = 30.0  # time after which a launch counts as hung; a sample take
 _POLL_S: Final = 1e-4
 
 
-class Sample(NamedTuple):
+class TimingSample(NamedTuple):
     """The time of one launch [s], and whether other programs may have used much of it."""
 
     seconds: float
@@ -44,7 +44,7 @@ class HungError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class LaunchTimes:
     """Times of one launch: median, 20th and 80th percentile. [s]
 
     repeats    undisturbed repetitions
@@ -58,13 +58,13 @@ class Times:
     disturbed: float
 
 
-def settled(sample: Callable[[], Sample], limit_s: float) -> Times:
+def settled(sample: Callable[[], TimingSample], limit_s: float) -> LaunchTimes:
     """Repeats `sample` until its median is known to 1 %, or for `limit_s` seconds.
 
     Raises BusyError if too few repetitions are undisturbed within _PATIENCE times that time.
     """
     start = monotonic()
-    every: list[Sample] = []
+    every: list[TimingSample] = []
     clean: list[float] = []
     while True:
         every.append(sample())
@@ -77,10 +77,10 @@ def settled(sample: Callable[[], Sample], limit_s: float) -> Times:
         if len(every) >= least and spent > _PATIENCE * limit_s:
             raise BusyError("other programs use the cores")
     p20, median, p80 = map(float, np.quantile(clean, (0.2, 0.5, 0.8)))
-    return Times(median=median, p20=p20, p80=p80, repeats=len(clean), disturbed=1 - len(clean) / len(every))
+    return LaunchTimes(median=median, p20=p20, p80=p80, repeats=len(clean), disturbed=1 - len(clean) / len(every))
 
 
-def fastest(sample: Callable[[], Sample], limit_s: float) -> Sample:
+def fastest(sample: Callable[[], TimingSample], limit_s: float) -> TimingSample:
     """The shortest of all repetitions within `limit_s` seconds; disturbances can only lengthen one.
 
     With too few undisturbed repetitions it goes on up to _PATIENCE times that time; the result counts as disturbed if
@@ -93,7 +93,7 @@ def fastest(sample: Callable[[], Sample], limit_s: float) -> Sample:
         limit = limit_s if clean >= _LEAST_LONG else _PATIENCE * limit_s
         if len(found) >= _LEAST_LONG and monotonic() - start > limit:
             break
-    return Sample(min(one.seconds for one in found), disturbed=clean < _LEAST_LONG)
+    return TimingSample(min(one.seconds for one in found), disturbed=clean < _LEAST_LONG)
 
 
 def _known(samples: Sequence[float]) -> bool:
@@ -114,7 +114,7 @@ def _known(samples: Sequence[float]) -> bool:
 class Clock(Protocol):
     """Times launches on one kind of device."""
 
-    def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
+    def sampler(self, calls: Sequence[Call]) -> Callable[[], TimingSample]:
         """A function that times one of `calls`, in turn, so that tensors of none are cached. [s]"""
 
     def wait(self) -> None:
@@ -127,17 +127,17 @@ class Clock(Protocol):
 class HostClock:
     """Times synchronous launches."""
 
-    def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
+    def sampler(self, calls: Sequence[Call]) -> Callable[[], TimingSample]:
         turn = cycle(calls)
 
-        def sample() -> Sample:
+        def sample() -> TimingSample:
             call, before, worked = next(turn), _interruptions(), process_time()
             start = perf_counter()
             call()
             seconds = perf_counter() - start
             worked = process_time() - worked  # of all threads
             lost = max(_SLICE_S * (_interruptions() - before), seconds - worked)
-            return Sample(seconds, disturbed=lost > _SHARE * seconds)
+            return TimingSample(seconds, disturbed=lost > _SHARE * seconds)
 
         return sample
 
@@ -160,7 +160,7 @@ class GpuClock:
 
         self._cuda = torch.cuda
 
-    def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
+    def sampler(self, calls: Sequence[Call]) -> Callable[[], TimingSample]:
         side = self._cuda.Stream()
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):  # compile and allocate before the capture
@@ -171,7 +171,7 @@ class GpuClock:
         if one > _LONG_S:
             launches = list(calls) * ceil(_BATCH_S / (one * len(calls)))
             self._heat(calls, one)
-            return lambda: Sample(self._between(launches))
+            return lambda: TimingSample(self._between(launches))
         graph = self._cuda.CUDAGraph()
         launches = list(calls) * ceil(_GRAPH / len(calls))
         with self._cuda.graph(graph):
@@ -182,7 +182,7 @@ class GpuClock:
         each = self._between(whole)
         if each > _HEATS_S * len(launches):
             self._heat(whole, each)
-        return lambda: Sample(self._between(whole) / len(launches))
+        return lambda: TimingSample(self._between(whole) / len(launches))
 
     def _heat(self, calls: Sequence[Call], seconds: float) -> None:
         """Warms up with `calls` of `seconds` each on average, without a wait before the first sample."""

@@ -45,7 +45,7 @@ _ELEMENTWISE: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {  #
 
 
 @dataclass(frozen=True)
-class _Part:
+class _KernelPart:
     """A kernel with data type and sizes."""
 
     kernel: str
@@ -53,7 +53,7 @@ class _Part:
     sizes: Mapping[str, int]
 
 
-def parts(problem: Problem) -> tuple[_Part, ...]:
+def parts(problem: Problem) -> tuple[_KernelPart, ...]:
     """The kernels that solve a problem, one after another; empty if there are none."""
     if problem.family == "gemm":
         return tuple(_gemm(problem.dtype, dict(problem.sizes)))
@@ -62,49 +62,51 @@ def parts(problem: Problem) -> tuple[_Part, ...]:
     return tuple(_others(problem, dict(problem.sizes)))
 
 
-def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_Part]:
+def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
     """fp8 GEMM with quantization of activations, whose time tables of measurements include."""
     m, k = sizes["M"], sizes["K"]
     if dtype in ("fp8", "fp8_block"):
-        yield _Part("quantize", "fp8_e4m3", {"M": m, "K": k, "group": k if dtype == "fp8" else _GROUP})
-        yield _Part("gemm" if dtype == "fp8" else "gemm_fp8_block", "fp8_e4m3", sizes)
+        yield _KernelPart("quantize", "fp8_e4m3", {"M": m, "K": k, "group": k if dtype == "fp8" else _GROUP})
+        yield _KernelPart("gemm" if dtype == "fp8" else "gemm_fp8_block", "fp8_e4m3", sizes)
     elif m == 1 and dtype in ("bf16", "fp16"):
-        yield _Part("gemv", dtype, sizes)
+        yield _KernelPart("gemv", dtype, sizes)
     elif dtype in _GEMM:
         group = {"group": _GROUP} if dtype == "int4_wo" else {}
         own = {"sq": "int8", "fp16": "fp16"}.get(dtype, "bf16")
-        yield _Part(_GEMM[dtype], own, {**sizes, **group})
+        yield _KernelPart(_GEMM[dtype], own, {**sizes, **group})
 
 
-def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_Part]:
+def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
     if problem.family == "moe" and sizes["gated"]:
         experts = {"experts": sizes["experts"], "chosen": sizes["topk"]}
         tokens = {"M": sizes["tokens"], "N": sizes["inter"], "K": sizes["hidden"]}
-        yield _Part("fused_moe", problem.dtype, tokens | experts)
+        yield _KernelPart("fused_moe", problem.dtype, tokens | experts)
     elif problem.family.startswith("attention"):
         yield from _attention(problem, sizes)
     elif problem.moved:
         own = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
-        yield _Part(problem.op, problem.dtype, own)
+        yield _KernelPart(problem.op, problem.dtype, own)
     elif problem.op in _ELEMENTWISE:
         name, arguments = _ELEMENTWISE[problem.op]
-        yield _Part(name, "fp8_e4m3" if name == "quantize" else problem.dtype, arguments(sizes))
+        yield _KernelPart(name, "fp8_e4m3" if name == "quantize" else problem.dtype, arguments(sizes))
 
 
-def _attention(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_Part]:
+def _attention(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
     dtype, kv_dtype = problem.dtype, problem.kv_dtype
     common = {"B": sizes["batch"], "heads": sizes["q_heads"], "kv": sizes["kv_len"]}
     if problem.op == "mla_absorb" and kv_dtype == dtype:
         latent = {"latent": sizes["v_head_dim"], "rope": sizes["head_dim"] - sizes["v_head_dim"]}
-        yield _Part("mla_decode", dtype, {**common, **latent, "page": _PAGE})
+        yield _KernelPart("mla_decode", dtype, {**common, **latent, "page": _PAGE})
     if problem.op != "gqa":
         return
     common |= {"kv_heads": sizes["kv_heads"], "dim": sizes["head_dim"]}
     common |= {"window": sizes["window"]} if sizes["window"] else {}
     if problem.family == "attention_prefill":
-        yield _Part("flash_attention", dtype, common | {"q": sizes["q_len"]})
+        yield _KernelPart("flash_attention", dtype, common | {"q": sizes["q_len"]})
     elif kv_dtype in (dtype, "fp8"):
-        yield _Part("decode_attention", dtype, common | {"page": _PAGE} | ({"kv_bits": 8} if kv_dtype == "fp8" else {}))
+        yield _KernelPart(
+            "decode_attention", dtype, common | {"page": _PAGE} | ({"kv_bits": 8} if kv_dtype == "fp8" else {})
+        )
 
 
 class TritonBackend:
@@ -183,7 +185,7 @@ class TritonBackend:
 
         return [call(number) for number in range(sets)]
 
-    def _plans(self, part: _Part, sets: int, tiling: Any = None) -> Iterator[Call]:
+    def _plans(self, part: _KernelPart, sets: int, tiling: Any = None) -> Iterator[Call]:
         kernel = load_kernel(part.kernel)
         chosen = {} if tiling is None else {"tile": tiling}
         inputs = kernel.make(_case(part), self._device, 0)
@@ -203,7 +205,7 @@ def _own(kernel: Kernel, case: Case) -> Problem:
     return Problem(family="elementwise", op=kernel.name, dtype=case.dtype, sizes=tuple(sizes.items()), moved=moved)
 
 
-def _case(part: _Part) -> Case:
+def _case(part: _KernelPart) -> Case:
     from ..kernels.base import case
 
     return case(part.dtype, **part.sizes)
@@ -242,7 +244,7 @@ def _compare(kernel: Kernel, case: Case, found: Any, wanted: Any, times: float =
             raise LaunchError(f"{kernel.name} at {case}: {error}") from None
 
 
-def _compile(part: _Part, target: Target, tilings: Sequence[Any]) -> None:
+def _compile(part: _KernelPart, target: Target, tilings: Sequence[Any]) -> None:
     """Compiles in parallel, one thread each. Errors are ignored here, as the launch raises them again."""
     import triton
 

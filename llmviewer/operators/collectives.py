@@ -16,7 +16,7 @@ from ..parameters import Algorithm
 from ..resource import Resource, hop, link, vector
 from .base import Operator
 from .kinds import OperatorGroup, declare
-from .routing import Choice
+from .routing import ExpertChoice
 
 UP, OUT = "scale_up", "scale_out"
 
@@ -161,7 +161,7 @@ class AllToAll(Collective):
     copies  rows of the input per token
     """
 
-    choice: Choice | None = None
+    choice: ExpertChoice | None = None
     copies: float = 1.0
 
     @property

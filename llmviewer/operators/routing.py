@@ -28,7 +28,7 @@ UNGROUPED: Final = Groups(1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ExpertChoice:
     """Each token chooses `chosen` of `experts`.
 
     skew       popularity of experts falls with their rank as rank^-skew
@@ -75,7 +75,7 @@ class Choice:
 
 
 @cache
-def _held(choice: Choice, ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
+def _held(choice: ExpertChoice, ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
     """The experts of each rank, numbered by popularity.
 
     Ranks take experts in turn; with copies, groups do, and EPLB places their experts.
@@ -89,7 +89,7 @@ def _held(choice: Choice, ranks: int, domains: int) -> tuple[tuple[int, ...], ..
     return tuple(tuple(order[place] for place in rank) for rank in held)
 
 
-def _inside(choice: Choice, runs: int, domains: int) -> list[tuple[float, ...]]:
+def _inside(choice: ExpertChoice, runs: int, domains: int) -> list[tuple[float, ...]]:
     """The number of experts of each group in each of `runs` equal runs of ranks: consecutive experts; with copies, the
     same number of each group of the run's domain.
     """
@@ -105,7 +105,7 @@ def _inside(choice: Choice, runs: int, domains: int) -> list[tuple[float, ...]]:
 
 
 @cache
-def _chance_of_none(choice: Choice, inside: tuple[float, ...]) -> float:
+def _chance_of_none(choice: ExpertChoice, inside: tuple[float, ...]) -> float:
     """Probability that none of a token's experts is among those `inside`, a number of each group, if all are equally
     likely.
 

@@ -8,8 +8,8 @@ from ..graph import Block, Graph, Transform
 from ..operators.base import Weight
 from ..operators.elementwise import Permute, Route
 from ..operators.linear import ExpertsLinear
-from ..operators.routing import UNGROUPED, Choice
-from ._placement import Placement
+from ..operators.routing import UNGROUPED, ExpertChoice
+from ._placement import BlockSharding
 from .context import shared_context
 from .experts import ExpertPlaces
 from .layout import Network
@@ -26,7 +26,7 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     def one(block: Block) -> Block:
         if block.stream.name == "images":  # engines replicate image encoders on all ranks
             return block
-        return Placement(block, network.group("tp"), expert_places(block, network)).placed()
+        return BlockSharding(block, network.group("tp"), expert_places(block, network)).placed()
 
     def transform(graph: Graph) -> Graph:
         if layout.tp * layout.ep > 1:
@@ -58,12 +58,12 @@ def busiest(graph: Graph, network: Network) -> float:
     return max((expert_places(block, network).load for block in graph.blocks), default=1.0)
 
 
-def _choice(block: Block, experts: Weight) -> Choice:
+def _choice(block: Block, experts: Weight) -> ExpertChoice:
     """The choice of experts by tokens in a block."""
     number = experts.shape[0]
     groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=UNGROUPED)
     chosen = round(experts.active * number)
-    return Choice(experts=number, chosen=chosen, groups=groups, skew=_skew(block, experts))
+    return ExpertChoice(experts=number, chosen=chosen, groups=groups, skew=_skew(block, experts))
 
 
 def _skew(block: Block, experts: Weight) -> float:

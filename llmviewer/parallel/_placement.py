@@ -61,7 +61,7 @@ class _Placed:
     share: float = 1.0  # of the rows, if they are divided among ranks
 
 
-class Placement:
+class BlockSharding:
     """Shards a block, operator by operator; `operators` holds those done so far."""
 
     def __init__(self, block: Block, group: Group, experts: ExpertPlaces) -> None:

@@ -20,10 +20,10 @@ from ..forms import Form, any_of, replicas, total
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
 from ..operators.elementwise import Permute
-from ..operators.routing import Choice
+from ..operators.routing import ExpertChoice
 from .layout import nearest_divisors
 
-_NONE: Final = Choice(experts=0, chosen=0)
+_NONE: Final = ExpertChoice(experts=0, chosen=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class ExpertPlaces:
 
     group: Group
     tensor: int
-    choice: Choice = _NONE
+    choice: ExpertChoice = _NONE
 
     @property
     def degree(self) -> int:

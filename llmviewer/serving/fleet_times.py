@@ -13,7 +13,7 @@ from ..comparing.fleet import Fleet
 from ..devices.hardware import Hardware
 from ..expectation.expected import ExpectedPass
 from ..expectation.kernels import Kernels, Launched
-from ..expectation.launches import Launch
+from ..expectation.launches import KernelSequence
 from ..forms import Num
 from ..graph import Graph
 from ..parallel.layout import Layout
@@ -172,8 +172,8 @@ class Placement:
         """What the devices at some places run, part by part, of whose kernels anything is known."""
         for part in self._parts(load):
             workload = Workload((part.points,))
-            laid: dict[object, Sequence[Launch]] = {}  # alike on many devices
-            known: dict[object, dict[object, Launch]] = {}  # and most of them wherever links lead
+            laid: dict[object, Sequence[KernelSequence]] = {}  # alike on many devices
+            known: dict[object, dict[object, KernelSequence]] = {}  # and most of them wherever links lead
             for fleet in part.run.fleets:
                 wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
                 rows = fleet.estimate(workload).operators if wanted else ()

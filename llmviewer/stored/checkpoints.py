@@ -12,7 +12,7 @@ from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import Format, Scheme
 from .formats import Stored
-from .module_names import Layout, Naming
+from .module_names import ModuleLayout, Naming
 
 Spot: TypeAlias = tuple[str, str, int | None]  # (block, weight, layer)
 
@@ -38,7 +38,7 @@ class Checkpoint:
         return self.schemes.kv_cache
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ModuleLayout:
         return self.schemes.layout
 
     def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:

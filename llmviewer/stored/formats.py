@@ -15,7 +15,7 @@ from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, Format, Scheme
 from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
-from .module_names import Layout, ModuleNames, Naming, canonical
+from .module_names import ModuleLayout, ModuleNames, Naming, canonical
 
 _FEW = 6  # operators in a text
 _TOWER = re.compile(r"vis(?:ion|ual)|image|audio|sound|speech|radio|\bvit\b")  # in entries for encoders
@@ -48,7 +48,7 @@ class Says(Protocol):
     def kv_cache(self) -> Format | None: ...
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> ModuleLayout: ...
 
     def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
         """The stored scheme of `op` in each layer of `block`; None: not quantized."""
@@ -68,7 +68,7 @@ class Stored:
     kv_cache: Format | None = None
     unknown: str = ""
     notes: tuple[str, ...] = ()
-    layout: Layout = Layout({})  # noqa: RUF009  # it is frozen
+    layout: ModuleLayout = ModuleLayout({})  # noqa: RUF009  # it is frozen
     tables: bool = False
 
     def of(self, naming: Naming, block: Block, op: Operator) -> dict[int | None, Scheme | None]:

@@ -54,7 +54,7 @@ def read_gguf(path: Path) -> Gguf:
     check_file(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data, str(path)).header()
+            return _ByteReader(data, str(path)).header()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -67,7 +67,7 @@ def read_gguf(path: Path) -> Gguf:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-class _Reader:
+class _ByteReader:
     """Reads the bytes in order, never past the end."""
 
     def __init__(self, data: mmap.mmap, file: str) -> None:

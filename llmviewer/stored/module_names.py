@@ -55,7 +55,7 @@ def canonical(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModuleLayout:
     """Names of the modules of an architecture.
 
     names    templates by operator, or by weight
@@ -86,7 +86,7 @@ class Layout:
 class Naming:
     """Names of the modules of a graph."""
 
-    layout: Layout
+    layout: ModuleLayout
     graph: Graph
 
     def tensors(self, block: Block, weight: Weight, layer: int | None) -> tuple[str, ...]:
@@ -161,10 +161,10 @@ class Naming:
 
 
 @cache
-def _layouts() -> dict[str, Layout]:
+def _layouts() -> dict[str, ModuleLayout]:
     """The layouts by model type."""
     usual = _entries(USUAL.split())
-    found: dict[str, Layout] = {}
+    found: dict[str, ModuleLayout] = {}
     types: list[str] = []
     entries: list[str] = []
     for line in (*LAYOUTS.splitlines(), ""):
@@ -175,7 +175,7 @@ def _layouts() -> dict[str, Layout]:
             own = _entries(entries)
             layers, stacks = own.pop("layers", ("layers.{}",)), own.pop("stacks", ())
             (wrapper,) = own.pop("wrapper", ("",))
-            layout = Layout({**usual, **own}, layers=layers, stacks=stacks, wrapper=wrapper)
+            layout = ModuleLayout({**usual, **own}, layers=layers, stacks=stacks, wrapper=wrapper)
             found |= dict.fromkeys((kind.removesuffix(":") for kind in types), layout)
             types, entries = [], []
         types += line.split()
@@ -191,7 +191,7 @@ def known_layouts() -> Collection[str]:
     return _layouts().keys()
 
 
-def layout_of(config: Section | None) -> Layout:
+def layout_of(config: Section | None) -> ModuleLayout:
     """The layout of a config: of its model type, or of its text part where that has names of its own."""
     layouts, usual = _layouts(), _layouts()["llama"]
     if config is None:

@@ -16,7 +16,7 @@ from ..precision import Format
 from .checkpoints import Checkpoint, Spot, disagreement
 from .formats import Stored
 from .gguf_files import StoredTensor
-from .module_names import Layout, Naming
+from .module_names import ModuleLayout, Naming
 
 _STORED_WITH: Final = re.compile(  # the end of the name of a tensor that is stored with a matrix, or in its place
     r"(?P<matrix>.+?)(?:\.weight)?[._](?:"
@@ -37,7 +37,7 @@ _LAYER: Final = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
 
 
 @dataclass
-class _Part:
+class _StoredMatrix:
     """One matrix or vector of a checkpoint, with its scales and zero points.
 
     claims  weights of the graph in it, with their sizes
@@ -70,11 +70,11 @@ def safetensors_checkpoint(
     Raises InputError if its layers, or their sizes, are not those of the graph.
     """
     naming = Naming(schemes.layout, graph)
-    parts: dict[str, _Part] = {}
+    parts: dict[str, _StoredMatrix] = {}
     weights = {spot: (weight, naming.tensors(block, weight, spot[2])) for block, weight, spot in spots(graph)}
     for spot, (weight, names) in weights.items():
         for name in names:
-            parts.setdefault(name, _Part()).claims[spot] = weight.numel
+            parts.setdefault(name, _StoredMatrix()).claims[spot] = weight.numel
     left = _sorted_in(tensors, parts, naming.layout)
     parts = {name: part for name, part in parts.items() if part.names}
     if not naming.looped:
@@ -108,7 +108,9 @@ def spots(graph: Graph) -> Iterator[tuple[Block, Weight, Spot]]:
                     yield block, weight, (block.name, weight.name, layer)
 
 
-def _sorted_in(tensors: Mapping[str, StoredTensor], parts: Mapping[str, _Part], layout: Layout) -> list[str]:
+def _sorted_in(
+    tensors: Mapping[str, StoredTensor], parts: Mapping[str, _StoredMatrix], layout: ModuleLayout
+) -> list[str]:
     """Adds `tensors` to `parts`; returns the names of the others.
 
     Scales and buffers without a matrix belong to the matrix with the nearest name.
@@ -172,7 +174,9 @@ def _check_layers(names: Iterable[str], layers: int, predicting: int, file: str)
         )
 
 
-def _check_sizes(parts: Mapping[str, _Part], weights: Mapping[Spot, tuple[Weight, tuple[str, ...]]], file: str) -> None:
+def _check_sizes(
+    parts: Mapping[str, _StoredMatrix], weights: Mapping[Spot, tuple[Weight, tuple[str, ...]]], file: str
+) -> None:
     """Raises InputError if the size of an unpacked matrix that is the only one of its weight differs."""
     for name, part in parts.items():
         for spot, numel in part.claims.items():
@@ -189,7 +193,7 @@ def _others(
     parts: Iterable[str],
     tensors: Mapping[str, StoredTensor],
     naming: Naming,
-) -> list[_Part]:
+) -> list[_StoredMatrix]:
     """Tensors without an operator of their name, as one matrix of all weights that are missing, if sizes agree.
 
     They are those of encoders of images and sound, whose names are not known, and those of the main network.
@@ -198,7 +202,7 @@ def _others(
     roots = {name.partition(".")[0] for name in parts}
     found = []
     for inside in (True, False):
-        whole = _Part(claims={spot: w.numel for spot, w in missing.items() if (spot[0] in main) == inside})
+        whole = _StoredMatrix(claims={spot: w.numel for spot, w in missing.items() if (spot[0] in main) == inside})
         for name in left:
             root = naming.layout.canonical(name).partition(".")[0]
             if root != "mtp" and (root in roots) == inside:
@@ -209,7 +213,9 @@ def _others(
     return found
 
 
-def _parameters(part: _Part, weights: Mapping[Spot, tuple[Weight, tuple[str, ...]]], parts: Collection[str]) -> float:
+def _parameters(
+    part: _StoredMatrix, weights: Mapping[Spot, tuple[Weight, tuple[str, ...]]], parts: Collection[str]
+) -> float:
     """The parameters in a part; of a packed one, its share of the weights that it holds."""
     if part.numel and not part.packed:
         return part.numel

@@ -17,7 +17,7 @@ from ..plugins import load_plugins
 from ..transforms.quantize import parse_quantization
 from ._parameters import about, parameter, read
 from ._schedule import Run, Schedule
-from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches, altered
+from ._technique import Drafter, Finding, Kind, SettingView, Technique, Touches, altered
 
 _MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 _MUST: Final = "a technique must be NAME or NAME:key=value,key=value, such as speculative:draft=llama-68m,gamma=4"
@@ -129,6 +129,6 @@ def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) ->
 
 
 __all__ = [
-    "Drafter", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
+    "Drafter", "Finding", "Kind", "Run", "Schedule", "SettingView", "Technique", "Touches", "about", "altered",
     "parameter", "parse_technique", "parse_techniques", "technique", "techniques",
 ]  # fmt: skip

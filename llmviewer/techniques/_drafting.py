@@ -19,7 +19,7 @@ from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches
+from ._technique import Drafter, Finding, Kind, SettingView, Technique, Touches
 
 FREE: Final = 1.1  # verification time over that of a decode step up to which it counts as free
 _BATCHES: Final = np.arange(1, 4097)
@@ -76,7 +76,7 @@ class Drafting(Technique):
         """
         return tuple(accumulate([alpha] * self.depth, mul, initial=1.0))
 
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
+    def beside(self, machine: SettingView) -> tuple[Graph, ...]:
         drafter = self.drafter(machine)
         return (drafter.network.decode_graph,) if drafter else ()
 
@@ -87,7 +87,7 @@ class Drafting(Technique):
         new = s.q_len + self.proposed
         return replace(s, q_len=new, kv_len=s.kv_len + self.proposed, logits=new)
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:
         tokens = np.minimum(self.tokens, schedule.steps)  # at least one whole pass
 
         drafter = self.drafter(machine)
@@ -106,7 +106,7 @@ class Drafting(Technique):
         once = (_reads(drafter, run) for run in schedule.first if run.main)
         return replace(decoding, rest=(*once, *decoding.rest))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.alpha is not None and self.tau is not None:
             return "give alpha (acceptance rate) or tau (mean tokens per pass), not both"
         if self.alpha is None and not (self.tau or self.usual):
@@ -121,7 +121,7 @@ class Drafting(Technique):
             return f"{machine.model.name} has no prediction head to verify tokens with"
         return ""
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
         plan, (group,) = machine.decode_plan, step.groups
         plain = replace(group, q_len=1, kv_len=group.kv_len - self.proposed, logits=1)
         ratio = float(self._over(plan, plain))

@@ -57,7 +57,7 @@ class Touches(StrEnum):
         }[self]
 
 
-class Network(Protocol):
+class GraphView(Protocol):
     """Graphs and plans of what runs on the devices."""
 
     @property
@@ -70,7 +70,7 @@ class Network(Protocol):
     def decode_plan(self) -> Plan: ...
 
 
-class Machine(Network, Protocol):
+class SettingView(GraphView, Protocol):
     """What a technique can read of its setting."""
 
     @property
@@ -81,7 +81,7 @@ class Machine(Network, Protocol):
     def layout(self) -> Layout: ...
     @property
     def attention(self) -> str: ...
-    def helper(self, model: Model, quant: str | None) -> Machine:
+    def helper(self, model: Model, quant: str | None) -> SettingView:
         """`model` on the same devices, attention and layout; in the precision of the setting if `quant` is None."""
         ...
 
@@ -99,7 +99,7 @@ class Drafter:
     """
 
     name: str
-    network: Network
+    network: GraphView
     widths: tuple[int, ...]
     reads: bool = True
 
@@ -181,14 +181,14 @@ class Technique:
         """The sequences whose cache is in memory at the end of the generation."""
         return workload
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
         """The runs of a generation."""
         return schedule.map(
             first=lambda run: (replace(run, workload=self.prefill(run.workload)),) if run.main else (run,),
             rest=lambda run: (replace(run, workload=self.step(run.workload)),) if run.main else (run,),
         )
 
-    def drafter(self, machine: Machine) -> Drafter | None:  # noqa: ARG002
+    def drafter(self, machine: SettingView) -> Drafter | None:  # noqa: ARG002
         """The network that drafts tokens before each decode pass; None if there is none."""
         return None
 
@@ -205,19 +205,19 @@ class Technique:
         """Cached tokens that all prompts share, so that they are held once."""
         return 0.0
 
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:  # noqa: ARG002
+    def beside(self, machine: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
         """Graphs of further networks whose weights and caches are held in memory."""
         return ()
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         """Why the technique is refused on `machine` or beside `others`; "" if it is not."""
         return ""
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         """Numbers on the technique at decode step `step`."""
         return ()
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
+    def notes(self, machine: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         """Notes for the report."""
         return ()
 

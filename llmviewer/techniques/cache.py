@@ -20,7 +20,7 @@ from ..workload import Workload
 from . import technique
 from ._masks import causal
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 from .depth import cut
 
 
@@ -50,11 +50,11 @@ class Allocated(Technique):
             feature = feature._replace(name="kv_pages", arguments=(self.page, *feature.arguments))
         return Form(((feature, 1.0),))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Allocated)), None)
         return f"{other.name} also allocates the cache; give one of the two" if other else ""
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         used, given = step.kv_tokens(np.inf), step.kv_pages(self.page, np.inf)
         waste = float(1 - used / given)
         return (
@@ -172,7 +172,7 @@ class KvQuant(Technique):
             return Form()
         return (own.stored_bits / self._format(own).stored_bits - 1) * kv_tokens(self.residual)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not list(causal(machine.model.graph)):
             return f"{machine.model.name} has no causal attention with a KV cache"
         if machine.attention == "eager":
@@ -182,7 +182,7 @@ class KvQuant(Technique):
 
 @technique("cross-layer-kv")
 @dataclass(frozen=True, kw_only=True)
-class CrossLayer(Technique):
+class CrossLayerCache(Technique):
     """Cross-layer attention: of every `every` layers, the first computes keys and values, and all use them.
 
     Effect: the other layers have no key and value projections and no cache of their own; they read that of the first.
@@ -205,7 +205,7 @@ class CrossLayer(Technique):
             for piece in (cut(block, lambda n: n % self.every != 0, _borrowing) if _own_cache(block) else (block,))
         ))  # fmt: skip
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(_own_cache(block) for block in machine.model.graph.blocks):
             return f"{machine.model.name} has no layers whose keys and values are only their own"
         return ""

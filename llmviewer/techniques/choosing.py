@@ -14,7 +14,7 @@ from ..operators.linear import LMHead
 from ..precision import FP32
 from . import technique
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 _SOFTMAX = 5  # OPs per logit: maximum, subtract, exp, sum, divide
 _DRAW = 2  # running sum, comparison with the random number
@@ -63,7 +63,7 @@ class Sampling(Technique):
         sort = log2(max(vocabulary, 2)) if self.method in ("top-k", "top-p") else 0
         return 1 + _SOFTMAX + _DRAW + sort
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(isinstance(op, LMHead) for _, op in machine.model.graph):
             return f"{machine.model.name} has no prediction head whose logits could be sampled"
         return ""

@@ -17,7 +17,7 @@ from ..precision import HALF, resolved
 from . import technique
 from ._linears import layers
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 from .drafts import beside_model
 from .sparsity import SparseLinear
 
@@ -74,15 +74,15 @@ class Contextual(Technique):
             between = parts.tensor("predictor_in", self.rank)
             yield parts.project("predictor_out", between, neurons, kind=Predictor)
 
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
+    def beside(self, machine: SettingView) -> tuple[Graph, ...]:
         return (self._predictors(machine).decode_graph,) if self.rank else ()
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(True for block in machine.model.graph.blocks for _ in _feed_forward(block)):
             return f"{machine.model.name} has no dense feed-forward network"
         return ""
 
-    def _predictors(self, machine: Machine) -> Machine:
+    def _predictors(self, machine: SettingView) -> SettingView:
         model = machine.model
         blocks = tuple(
             Block(

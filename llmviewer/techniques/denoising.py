@@ -10,7 +10,7 @@ from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 
 @technique("denoising")
@@ -53,7 +53,7 @@ class Denoising(Technique):
 
         return each(workload, longer)
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
         (run,) = schedule.first
         return replace(
             schedule,
@@ -66,7 +66,7 @@ class Denoising(Technique):
     def _passes(self, run: Run, times: float) -> Run:
         return replace(run, name="denoising", workload=self.prefill(run.workload), times=times)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         model = machine.model
         if model.generates:
             return f"{model.name} generates token by token; a model that denoises keeps no cache"

@@ -15,7 +15,7 @@ from ..operators.pictures import Place
 from . import technique
 from ._linears import tied
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 _ALL = replicas(1)  # the whole pass, in a block that only some tokens run
 
@@ -65,7 +65,7 @@ class EarlyExit(Technique):
             if any(isinstance(op, LMHead) for op in block.operators):
                 yield replace(block.map(tied), name="exit")
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if machine.model.graph.layers < 2 or floor(self.exit * machine.model.graph.layers) < 1:
             return f"exit must leave a layer before it; got exit={self.exit:g} of {machine.model.graph.layers} layers"
         return _in_parts(machine)
@@ -102,14 +102,14 @@ class MixtureOfDepths(Technique):
             piece for block in graph.blocks for piece in cut(block, lambda n: n % self.every == self.every - 1, routed)
         ))  # fmt: skip
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, EarlyExit)), None)
         if other:
             return f"{other.name} also lets tokens skip layers; give one of the two"
         return _in_parts(machine)
 
 
-def _in_parts(machine: Machine) -> str:
+def _in_parts(machine: SettingView) -> str:
     """Why layers cannot run for some tokens only; "" if all of them process whole passes."""
     for block in machine.model.graph.blocks:
         own = (op for op in block.operators if not isinstance(op, Place))  # images are placed only in the prefill

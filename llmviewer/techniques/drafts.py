@@ -17,14 +17,14 @@ from . import technique
 from ._drafting import Drafting, vocabulary
 from ._linears import tied
 from ._parameters import parameter
-from ._technique import Drafter, Machine, Technique, Touches
+from ._technique import Drafter, SettingView, Technique, Touches
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layers:
     """A network of some layers of a machine's model."""
 
-    machine: Machine
+    machine: SettingView
     change: Callable[[Block], Block]
 
     @property
@@ -67,11 +67,11 @@ class SelfSpeculative(Drafting):
     def depth(self) -> int:
         return self.gamma
 
-    def drafter(self, machine: Machine) -> Drafter:
+    def drafter(self, machine: SettingView) -> Drafter:
         network = _Layers(machine=machine, change=self._part)
         return Drafter(name="draft by some layers", network=network, widths=(1,) * self.gamma, reads=False)
 
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:  # noqa: ARG002
+    def beside(self, machine: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
         return ()
 
     def _part(self, block: Block) -> Block:
@@ -109,11 +109,11 @@ class Medusa(Drafting):
     def proposed(self) -> int:
         return self.nodes
 
-    def drafter(self, machine: Machine) -> Drafter:
+    def drafter(self, machine: SettingView) -> Drafter:
         network = machine.helper(beside_model(machine.model, (self._block(machine.model),)), "W16A16")
         return Drafter(name="heads", network=network, widths=(1,), reads=False)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.nodes < self.heads:
             return f"a tree of {self.nodes} nodes has no path of {self.heads} tokens; give nodes={self.heads} or more"
         return super().refuses(machine, others)
@@ -170,18 +170,18 @@ class Eagle(Drafting):
     def proposed(self) -> int:
         return self.nodes
 
-    def drafter(self, machine: Machine) -> Drafter:
+    def drafter(self, machine: SettingView) -> Drafter:
         widths = (ceil(self.nodes / self.depth),) * self.depth
         return Drafter(name="draft layer", network=self._layer(machine), widths=widths)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.nodes < self.depth:
             return f"a tree of {self.nodes} nodes has no path of {self.depth} tokens; give nodes={self.depth} or more"
         if machine.model.encodes:
             return f"{machine.model.name} processes its prompt in an encoder, whose cache a draft layer does not have"
         return super().refuses(machine, others)
 
-    def _layer(self, machine: Machine) -> Machine:
+    def _layer(self, machine: SettingView) -> SettingView:
         model = machine.model
         parts, hidden = Parts(format=model.format), width(model)
         both = parts.tensor("joined", 2 * hidden)
@@ -254,7 +254,7 @@ class Retrieval(Drafting):
     def proposed(self) -> int:
         return self.nodes or self.length
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.proposed < self.length:
             return f"a tree of {self.nodes} nodes has no path of {self.length} tokens; give nodes={self.length} or more"
         return super().refuses(machine, others)
@@ -284,15 +284,15 @@ class Predicting(Drafting):
     def depth(self) -> int:
         return self.gamma
 
-    def drafter(self, machine: Machine) -> Drafter:
+    def drafter(self, machine: SettingView) -> Drafter:
         return Drafter(name="prediction layer", network=self._layers(machine), widths=(1,) * self.gamma)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if machine.model.predicting is None:
             return machine.model.why_not_predicting
         return super().refuses(machine, others)
 
-    def _layers(self, machine: Machine) -> Machine:
+    def _layers(self, machine: SettingView) -> SettingView:
         model = machine.model
         whole = model.predicting.graph.blocks if model.predicting else ()
         (first, *_) = whole[len(model.graph.blocks) :]

@@ -12,7 +12,7 @@ from ..operators.masks import CAUSAL, Chosen, Mask
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 from .window import Windowed
 
 
@@ -86,7 +86,7 @@ class _Fewer(Technique):
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return masked(graph, lambda own: self.mask if own.window == inf else None)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, _Fewer | Windowed)), None)
         if other:
             return f"{other.name} also selects the keys that queries see; give one of the two"

@@ -12,7 +12,7 @@ from ..operators.elementwise import Permute
 from ..operators.linear import ExpertsLinear
 from . import technique
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 
 @technique("expert-capacity")
@@ -52,7 +52,7 @@ class ExpertCapacity(Technique):
 
         return block.map(lambda op: op.with_tensors(tensor))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(isinstance(op, Permute) for _, op in machine.model.graph):
             return f"{machine.model.name} has no routed experts"
         return ""

@@ -21,7 +21,7 @@ from ..workload import Workload
 from . import technique
 from ._linears import compressible, inner, layers, original
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 _MULTIPLE: Final = 16  # ranks are multiples of this
 
@@ -61,7 +61,7 @@ class _OnLinears(Technique):
         """The operators that replace `op`."""
         raise NotImplementedError
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = machine.model.graph
         names = {op.name for block, op in graph if layers(block) and compressible(op)}
         for target in self.targets.split("+"):
@@ -101,21 +101,21 @@ class LowRank(_OnLinears):
         wanted = self.ratio * n * k / (n + k)
         return self.rank or int(wanted // _MULTIPLE * _MULTIPLE) or max(round(wanted), 1)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if why := super().refuses(machine, others):
             return why
         most = max(map(min, self._shapes(machine)))
         return f"rank must be at most {most}, the largest of any matrix; got {self.rank}" if self.rank > most else ""
 
-    def _shapes(self, machine: Machine) -> set[tuple[int, ...]]:
+    def _shapes(self, machine: SettingView) -> set[tuple[int, ...]]:
         return {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         even = min(prod(shape) / sum(shape) for shape in self._shapes(machine))
         text = f"break-even rank of the smallest matrix: {even:.0f}"
         return (Finding(key="break_even_rank", value=even, text=text),)
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:
+    def notes(self, machine: SettingView) -> tuple[str, ...]:
         shapes = self._shapes(machine)
         grown = sum(1 for n, k in shapes if self._rank(n, k) * (n + k) >= n * k)
         return (f"low-rank: {grown} of {len(shapes)} matrix shapes do not get smaller",) if grown else ()
@@ -179,7 +179,7 @@ class Lora(_OnLinears):
         matrices = Weight(name=f"{name}.weight", shape=(self.adapters, *shape), format=fmt, rows=chosen)
         return Thin(name=name, inputs=inputs, outputs=outputs, weights=(matrices,))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.merged and self.adapters > 1:
             return f"only one adapter can be merged; got adapters={self.adapters}; drop merged"
         return super().refuses(machine, others)

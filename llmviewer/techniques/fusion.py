@@ -15,7 +15,7 @@ from ..operators.linear import Linear, LMHead
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 _Pair = Callable[[Operator, Operator], bool]
 
@@ -62,7 +62,7 @@ class Fusion(Technique):
             operators = _joined(operators, fits) if asked else operators
         return replace(block, operators=tuple(_closed(operators, block)))
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         layers = [block for block in machine.decode_graph.blocks if block.main and block.layers]
         if not layers:
             return ()

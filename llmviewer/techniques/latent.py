@@ -20,13 +20,13 @@ from ..resource import Resource, matrix
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 from .cache import Allocated
 
 
 @technique("mla")
 @dataclass(frozen=True, kw_only=True)
-class Mla(Technique):
+class TransMla(Technique):
     """Conversion to multi-head latent attention (TransMLA): keys and values of all heads come from a cached latent.
 
     Effect: the key and value projections become a projection to a latent of width `rank` and a rotated key of `rope`
@@ -67,7 +67,7 @@ class Mla(Technique):
         made = (*made[:-1], replace(out, inputs=(made[-1].inputs[0],)))
         return replace(block, operators=(*block.operators[:first], *made, *block.operators[last + 1 :]))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if _of_attention(other)), None)
         if other:
             return f"{other.name} changes keys and values that mla removes"
@@ -167,7 +167,7 @@ class LowRankAttention(Technique):
             ]
         return replace(block, operators=tuple(operators))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if _of_attention(other)), None)
         if other:
             return f"{other.name} also changes keys and values; give one of the two"

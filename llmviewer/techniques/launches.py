@@ -13,12 +13,12 @@ from ..workload import Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 
 @technique("launches")
 @dataclass(frozen=True, kw_only=True)
-class Launches(Technique):
+class EagerLaunches(Technique):
     """Launches by the host one at a time (eager mode), where a CUDA graph needs one launch for a whole pass.
 
     Effect: lengthens every pass, drafts included, in which the host is slower than the device.
@@ -36,7 +36,7 @@ class Launches(Technique):
 
     each: float = parameter("host time per launch", 5.0, unit="us", least=0, open=True)
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
         def launched(run: Run) -> Iterator[Run]:
             yield replace(run, host_s=run.parts * self._host_s(run.plan, run.workload))
 
@@ -45,7 +45,7 @@ class Launches(Technique):
     def _host_s(self, plan: Plan, workload: Workload) -> Num:
         return 1e-6 * self.each * evaluate(counted(plan), workload)
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
         plan = machine.decode_plan
         host, device = seconds(float(self._host_s(plan, step))), seconds(float(plan.time_s(step)))
         count = float(evaluate(counted(plan), step))

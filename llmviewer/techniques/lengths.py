@@ -17,7 +17,7 @@ from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 from .passes import Skeleton
 
 _Lengthened: TypeAlias = Callable[[Spans, int], Spans]
@@ -27,7 +27,7 @@ _MOST: Final = 1000  # distinct lengths in a file
 
 @technique("lengths")
 @dataclass(frozen=True, kw_only=True)
-class Lengths(Technique):
+class PromptLengths(Technique):
     """Prompts of the lengths in a file, packed without padding or padded to the longest.
 
     Effect: a pass has the tokens of all prompts together (packed), or as many for each prompt as for the longest. Each
@@ -86,7 +86,7 @@ class Lengths(Technique):
             return self._spread(workload, _continued)
         return each(workload, lambda s: _continued(s, self.longest))
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:
         if not self.packed:
             return super().schedule(schedule, machine)
 
@@ -101,16 +101,16 @@ class Lengths(Technique):
         parts = ((length, times / self.counts.total()) for length, times in counts)
         return Workload(tuple(change(s, length).times(part) for length, part in parts for s in workload.groups))
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         wasted = 1 - self.mean / self.longest
         text = f"padding to {self.longest} tokens makes {wasted:.0%} of the prefill's tokens padding"
         return (Finding(key="padding", value=wasted, text=text),)
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
+    def notes(self, machine: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         found = f"{min(self.counts)} to {self.longest} tokens, {self.mean:.4g} on average"
         return (f"prompt lengths are from {self.file}: {found}; --prompt is not used",)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if other.kind is Kind.INPUT or isinstance(other, Skeleton)), None)
         if other:
             return f"{other.name} needs prompts of one length"

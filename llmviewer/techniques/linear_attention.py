@@ -15,7 +15,7 @@ from ..precision import FP32
 from . import technique
 from ._masks import causal
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 from .split_kv import SplitKv
 
 
@@ -63,7 +63,7 @@ class LinearAttention(Technique):
         inputs = (query, *(replace(t, rows=query.rows) for t in (key, value)), state)
         return LinearScan(name="scan", inputs=inputs, outputs=(out, state), heads=heads, chunk=self.chunk)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if not list(causal(machine.model.graph)):
             return f"{machine.model.name} has no causal attention to replace"
         other = next((other for other in others if other.kind is Kind.ATTENTION or isinstance(other, SplitKv)), None)

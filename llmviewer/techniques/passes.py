@@ -14,8 +14,8 @@ from ._drafting import Drafting
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._spans import shared
-from ._technique import Kind, Machine, Technique, Touches, altered
-from .prompts import PrefixCache
+from ._technique import Kind, SettingView, Technique, Touches, altered
+from .prompts import PrefixCaching
 
 
 @technique("no-cache")
@@ -40,8 +40,8 @@ class NoCache(Technique):
     def kept(self, workload: Workload) -> Workload:
         return each(workload, lambda s: Spans(batch=s.batch, q_len=0, kv_len=0, logits=0))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
-        cached = (other for other in others if other.kind is Kind.ATTENTION or isinstance(other, PrefixCache))
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+        cached = (other for other in others if other.kind is Kind.ATTENTION or isinstance(other, PrefixCaching))
         other = next(cached, None) or next((other for other in others if _arranges(other)), None)
         if other:
             return f"{other.name} needs a cache"
@@ -82,7 +82,7 @@ class Skeleton(Technique):
 
         return each(workload, held)
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
         return schedule.map(rest=lambda run: self._runs(run) if run.main else (run,))
 
     def _runs(self, run: Run) -> Iterator[Run]:
@@ -104,7 +104,7 @@ class Skeleton(Technique):
         prefix: Num = s.source + self.outline
         return shared(s, copies=self.points, prefix=prefix, common=common)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if _arranges(other) and not isinstance(other, Drafting)), None)
         if other:
             return f"{other.name} also arranges the passes of an answer; give one of the two"

@@ -19,7 +19,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._spans import shared
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 _LENGTHS = 2.0 ** np.arange(4, 21)
 _SCORER_QUANT = "W16A16"
@@ -53,7 +53,7 @@ class Rewritten(Technique):
     def kept(self, workload: Workload) -> Workload:
         return self.step(workload)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Rewritten)), None)
         return f"{other.name} also changes the length of prompts; give one of the two" if other else ""
 
@@ -84,7 +84,7 @@ class Compression(Rewritten):
         kept: Num = np.ceil(self.ratio * np.asarray(prompt, dtype=np.float64))[()]
         return kept
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:
         shorter = super().schedule(schedule, machine)
         if not self.scorer:
             return shorter
@@ -94,10 +94,10 @@ class Compression(Rewritten):
         )
         return replace(shorter, first=(*scoring, *shorter.first))
 
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
+    def beside(self, machine: SettingView) -> tuple[Graph, ...]:
         return (self._scorer(machine).decode_graph,) if self.scorer else ()
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
         if not self.scorer:
             return ()
         (s,) = step.groups
@@ -115,7 +115,7 @@ class Compression(Rewritten):
         """The scorer."""
         return load_model(self.scorer)
 
-    def _scorer(self, machine: Machine) -> Machine:
+    def _scorer(self, machine: SettingView) -> SettingView:
         return machine.helper(self.model, self.scorer_quant or _SCORER_QUANT)
 
 
@@ -140,7 +140,7 @@ class Retrieved(Rewritten):
 
 @technique("prefix-cache")
 @dataclass(frozen=True, kw_only=True)
-class PrefixCache(Technique):
+class PrefixCaching(Technique):
     """Prefix caching (RadixAttention, system prompts): keys and values of the beginning of a prompt are cached.
 
     Effect: the prefill processes only the rest of the prompt, which attends to all of it. A beginning that all prompts
@@ -184,7 +184,7 @@ class PrefixCache(Technique):
     def in_common(self, prompt: Num) -> Num:
         return self.known(prompt) if self.common else 0.0
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if self.hit is not None and self.tokens is not None:
             return "give hit (a fraction of each prompt) or tokens (of each prompt), not both"
         if machine.model.encodes:
@@ -194,7 +194,7 @@ class PrefixCache(Technique):
 
 @technique("chunked-prefill")
 @dataclass(frozen=True, kw_only=True)
-class Chunked(Technique):
+class ChunkedPrefill(Technique):
     """Chunked prefill: a prompt is processed in chunks, each of which attends to those before it.
 
     Effect: one prefill becomes ceil(n / tokens) passes, each of which reads the weights and the cache so far.
@@ -213,7 +213,7 @@ class Chunked(Technique):
     def prefill(self, workload: Workload) -> Workload:
         return each(workload, lambda s: replace(s, q_len=np.minimum(s.q_len, self.tokens)))
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
         return schedule.map(first=lambda run: self._chunks(run) if run.main else (run,))
 
     def _chunks(self, run: Run) -> Iterator[Run]:
@@ -236,7 +236,7 @@ class Chunked(Technique):
         first, last = ends == ends[0], ends == new
         return replace(s, q_len=sizes, kv_len=s.past + ends, logits=last * s.logits, images=first * s.images)
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
         (s,) = step.groups
         whole = Spans(batch=s.batch, q_len=s.source, kv_len=s.source, source=s.source)
         moved, once = (
@@ -248,7 +248,7 @@ class Chunked(Technique):
         text = f"chunks read and write {moved / once:.3g} times the cache bytes of a single pass"
         return (Finding(key="cache_again", value=moved / once, text=text),)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if machine.model.encodes:
             return f"the encoder of {machine.model.name} is bidirectional: its prompt cannot be processed in chunks"
         return ""

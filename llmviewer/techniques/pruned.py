@@ -15,7 +15,7 @@ from ..operators.linear import ChosenLinear, Linear
 from . import technique
 from ._linears import compressible, layers
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 _KNOWN: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state that can be narrowed
 
@@ -89,7 +89,7 @@ class StructuredPruning(Technique):
                 found |= dict.fromkeys((t.name for t in _tensors(op)), parts.pop()) if len(parts) == 1 else {}
         return found
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = machine.model.graph
         if not (self.heads and self.ffn and self.layers and self.hidden):
             return "heads, ffn, layers and hidden must be above 0; got 0"

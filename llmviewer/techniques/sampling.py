@@ -10,7 +10,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import each
 from ._spans import shared
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 _PROMPT = ("shared", "read-once", "copied")
 
@@ -41,7 +41,7 @@ class Several(Technique):
     def _many(self, s: Spans, *, common: bool) -> Spans:
         return shared(s, copies=self.copies, prefix=s.source, common=common)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, Several)), None)
         if other:
             return f"{other.name} also generates several answers per prompt; give one of the two"

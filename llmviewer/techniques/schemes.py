@@ -20,13 +20,13 @@ from ..resource import Resource, matrix
 from . import technique
 from ._linears import Instead, compressible, layers
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 from .cache import KvQuant
 from .factors import Lora
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme:
+class Method:
     """Formats and additional operators of a method; `source` names the paper and the variant taken.
 
     quant     as for --quant; "" if weights and activations are unchanged
@@ -59,77 +59,77 @@ class Scheme:
 
 
 SCHEMES: Final = {
-    "half": Scheme(quant="W16A16", source="no quantization"),
-    "w8a32": Scheme(quant="W8A32", source="arXiv:2109.12948, of BERT"),
-    "w32a8": Scheme(quant="W32A8", source="arXiv:2109.12948, of BERT"),
-    "w8a8": Scheme(quant="W8A8", source="arXiv:2109.12948, of BERT"),
-    "mixed-16-8": Scheme(quant="W8A8,*down_proj=W8A16", source="arXiv:2109.12948: 16 bits at the end of networks"),
-    "peg": Scheme(quant="W8A8", source="arXiv:2109.12948: a scale for each of a few groups of an activation"),
-    "q-bert": Scheme(quant="W3A8g128", source="arXiv:1909.05840: 2 to 4 bits, 3 taken; groups recalled"),
-    "gobo": Scheme(quant="W3A16", outliers=0.001, source="arXiv:2005.03842: 99.9 % in 3 bits, of a table"),
-    "llm.int8": Scheme(quant="W8A8", outliers=0.001, source="arXiv:2208.07339, 0.1 % of the features, recalled"),
-    "zeroquant": Scheme(quant="W8A8", source="arXiv:2206.01861: W8A8, quantized by the launch before"),
-    "zeroquant-v2": Scheme(
+    "half": Method(quant="W16A16", source="no quantization"),
+    "w8a32": Method(quant="W8A32", source="arXiv:2109.12948, of BERT"),
+    "w32a8": Method(quant="W32A8", source="arXiv:2109.12948, of BERT"),
+    "w8a8": Method(quant="W8A8", source="arXiv:2109.12948, of BERT"),
+    "mixed-16-8": Method(quant="W8A8,*down_proj=W8A16", source="arXiv:2109.12948: 16 bits at the end of networks"),
+    "peg": Method(quant="W8A8", source="arXiv:2109.12948: a scale for each of a few groups of an activation"),
+    "q-bert": Method(quant="W3A8g128", source="arXiv:1909.05840: 2 to 4 bits, 3 taken; groups recalled"),
+    "gobo": Method(quant="W3A16", outliers=0.001, source="arXiv:2005.03842: 99.9 % in 3 bits, of a table"),
+    "llm.int8": Method(quant="W8A8", outliers=0.001, source="arXiv:2208.07339, 0.1 % of the features, recalled"),
+    "zeroquant": Method(quant="W8A8", source="arXiv:2206.01861: W8A8, quantized by the launch before"),
+    "zeroquant-v2": Method(
         quant="W4A16g128", beside=(Lora(rank=8),), source="arXiv:2303.08302: low-rank compensation, rank recalled"
     ),
-    "zeroquant-fp": Scheme(quant="Wmxfp4Afp8", source="arXiv:2307.09782: fp4 and fp8; scales as those of MXFP4"),
-    "smoothquant": Scheme(quant="W8A8", source="arXiv:2211.10438: scales are folded in beforehand"),
-    "outlier-suppression": Scheme(quant="W8A8", source="arXiv:2209.13325, arXiv:2304.09145: the widest that they have"),
-    "rptq": Scheme(quant="W4A8", source="arXiv:2304.01089, recalled: columns are put in order by the norm before"),
-    "olive": Scheme(quant="W4A4", source="arXiv:2304.07493, recalled: an outlier takes the place beside it"),
-    "qllm": Scheme(quant="W4A4", source="arXiv:2310.08041, recalled: its low-rank weights are merged"),
-    "omniquant": Scheme(quant="W4A4", source="arXiv:2308.13137, recalled: the narrowest for activations"),
-    "affinequant": Scheme(quant="W4A4", source="arXiv:2403.12544, recalled: the narrowest for activations"),
-    "fptq": Scheme(quant="W4A8", source="arXiv:2308.15987, recalled"),
-    "quarot": Scheme(
+    "zeroquant-fp": Method(quant="Wmxfp4Afp8", source="arXiv:2307.09782: fp4 and fp8; scales as those of MXFP4"),
+    "smoothquant": Method(quant="W8A8", source="arXiv:2211.10438: scales are folded in beforehand"),
+    "outlier-suppression": Method(quant="W8A8", source="arXiv:2209.13325, arXiv:2304.09145: the widest that they have"),
+    "rptq": Method(quant="W4A8", source="arXiv:2304.01089, recalled: columns are put in order by the norm before"),
+    "olive": Method(quant="W4A4", source="arXiv:2304.07493, recalled: an outlier takes the place beside it"),
+    "qllm": Method(quant="W4A4", source="arXiv:2310.08041, recalled: its low-rank weights are merged"),
+    "omniquant": Method(quant="W4A4", source="arXiv:2308.13137, recalled: the narrowest for activations"),
+    "affinequant": Method(quant="W4A4", source="arXiv:2403.12544, recalled: the narrowest for activations"),
+    "fptq": Method(quant="W4A8", source="arXiv:2308.15987, recalled"),
+    "quarot": Method(
         quant="W4A4KV4", turned=("o_proj", "*down_proj"),
         source="arXiv:2404.00456, section 4: weights, activations, cache",
     ),
-    "spinquant": Scheme(
+    "spinquant": Method(
         quant="W4A4KV4", turned=("*down_proj",), source="arXiv:2405.16406: the variant with online rotations"
     ),
-    "quip": Scheme(quant="W2A16", around=True, source="arXiv:2307.13304: 2 bits"),
-    "quip-sharp": Scheme(quant="W2A16", around=True, source="arXiv:2402.04396: 2 bits of a table for 8 weights"),
-    "gptq": Scheme(quant="W4A16g128", source="arXiv:2210.17323: 4 bits, groups of 128"),
-    "gptq-3bit": Scheme(quant="W3A16g128", source="arXiv:2210.17323: 3 bits, groups of 128"),
-    "awq": Scheme(quant="W4A16g128", source="arXiv:2306.00978: 4 bits, groups of 128"),
-    "owq": Scheme(quant="W3A16", outliers=0.1 / 13, source="arXiv:2306.02272: columns that make 3 bits 3.1"),
-    "spqr": Scheme(quant="W3A16g16", outliers=0.01, source="arXiv:2306.03078: 3 bits, 1 % apart; groups recalled"),
-    "squeezellm": Scheme(quant="W4A16", outliers=0.0045, source="arXiv:2306.07629: 0.45 % kept apart, recalled"),
-    "lut-gemm": Scheme(quant="W4A16g128", source="arXiv:2206.09557: planes of bits; its tables count as converting"),
-    "aqlm": Scheme(quant="W2A16", source="arXiv:2401.06118: 2 bits of tables, which are left out"),
-    "pv-tuning": Scheme(quant="W2A16", source="arXiv:2405.14852: 2 bits of tables, which are left out"),
-    "finequant": Scheme(quant="W4A16g128", source="arXiv:2308.09723: 4 bits; groups taken as those of GPTQ"),
-    "quantease": Scheme(quant="W3A16", source="arXiv:2309.01885, recalled"),
-    "norm-tweaking": Scheme(quant="W4A16", source="arXiv:2309.02784, recalled"),
-    "k-bit": Scheme(quant="W4A16g64", source="arXiv:2212.09720: 4 bits; blocks of 64, recalled"),
-    "pb-llm": Scheme(quant="W1.7A16", source="arXiv:2310.00034: 10 % in 8 bits, the others in 1, recalled"),
-    "billm": Scheme(quant="W1.08A16", source="arXiv:2402.04291: 1.08 bits"),
-    "bitnet": Scheme(quant="W1A8", source="arXiv:2310.11453: 1 bit, 8-bit activations"),
-    "bitnet-b1.58": Scheme(quant="W1.58A8", source="arXiv:2402.17764: ternary weights, 8-bit activations"),
-    "tsld": Scheme(quant="W1.58A16", source="arXiv:2308.06744: ternary weights"),
-    "llm-qat": Scheme(quant="W4A8KV4", source="arXiv:2305.17888: weights and cache in 4 bits"),
-    "flexgen": Scheme(quant="W4g64A16KV4g64", source="arXiv:2303.06865: groups of 64, recalled; see also --offload"),
-    "atom": Scheme(quant="W4A4KV4", outliers=0.03, source="arXiv:2310.19102: 128 of 4096 columns stay apart, recalled"),
-    "llm-fp4": Scheme(quant="Wmxfp4Amxfp4", source="arXiv:2310.16836: fp4; scales as those of MXFP4"),
-    "wkvquant": Scheme(quant="W4A16KV4", source="arXiv:2402.12065"),
-    "kvquant": Scheme(quant="KV2", source="arXiv:2401.18079: the 2 of its 2 to 4 bits with which a cache of a million "
+    "quip": Method(quant="W2A16", around=True, source="arXiv:2307.13304: 2 bits"),
+    "quip-sharp": Method(quant="W2A16", around=True, source="arXiv:2402.04396: 2 bits of a table for 8 weights"),
+    "gptq": Method(quant="W4A16g128", source="arXiv:2210.17323: 4 bits, groups of 128"),
+    "gptq-3bit": Method(quant="W3A16g128", source="arXiv:2210.17323: 3 bits, groups of 128"),
+    "awq": Method(quant="W4A16g128", source="arXiv:2306.00978: 4 bits, groups of 128"),
+    "owq": Method(quant="W3A16", outliers=0.1 / 13, source="arXiv:2306.02272: columns that make 3 bits 3.1"),
+    "spqr": Method(quant="W3A16g16", outliers=0.01, source="arXiv:2306.03078: 3 bits, 1 % apart; groups recalled"),
+    "squeezellm": Method(quant="W4A16", outliers=0.0045, source="arXiv:2306.07629: 0.45 % kept apart, recalled"),
+    "lut-gemm": Method(quant="W4A16g128", source="arXiv:2206.09557: planes of bits; its tables count as converting"),
+    "aqlm": Method(quant="W2A16", source="arXiv:2401.06118: 2 bits of tables, which are left out"),
+    "pv-tuning": Method(quant="W2A16", source="arXiv:2405.14852: 2 bits of tables, which are left out"),
+    "finequant": Method(quant="W4A16g128", source="arXiv:2308.09723: 4 bits; groups taken as those of GPTQ"),
+    "quantease": Method(quant="W3A16", source="arXiv:2309.01885, recalled"),
+    "norm-tweaking": Method(quant="W4A16", source="arXiv:2309.02784, recalled"),
+    "k-bit": Method(quant="W4A16g64", source="arXiv:2212.09720: 4 bits; blocks of 64, recalled"),
+    "pb-llm": Method(quant="W1.7A16", source="arXiv:2310.00034: 10 % in 8 bits, the others in 1, recalled"),
+    "billm": Method(quant="W1.08A16", source="arXiv:2402.04291: 1.08 bits"),
+    "bitnet": Method(quant="W1A8", source="arXiv:2310.11453: 1 bit, 8-bit activations"),
+    "bitnet-b1.58": Method(quant="W1.58A8", source="arXiv:2402.17764: ternary weights, 8-bit activations"),
+    "tsld": Method(quant="W1.58A16", source="arXiv:2308.06744: ternary weights"),
+    "llm-qat": Method(quant="W4A8KV4", source="arXiv:2305.17888: weights and cache in 4 bits"),
+    "flexgen": Method(quant="W4g64A16KV4g64", source="arXiv:2303.06865: groups of 64, recalled; see also --offload"),
+    "atom": Method(quant="W4A4KV4", outliers=0.03, source="arXiv:2310.19102: 128 of 4096 columns stay apart, recalled"),
+    "llm-fp4": Method(quant="Wmxfp4Amxfp4", source="arXiv:2310.16836: fp4; scales as those of MXFP4"),
+    "wkvquant": Method(quant="W4A16KV4", source="arXiv:2402.12065"),
+    "kvquant": Method(quant="KV2", source="arXiv:2401.18079: the 2 of its 2 to 4 bits with which a cache of a million "
         "tokens fits an A100; outliers left out"),
-    "kivi": Scheme(quant="", beside=(KvQuant(),), source="arXiv:2402.02750"),
-    "fp8-kv": Scheme(quant="KVfp8", source="arXiv:2407.09111, section 2.4: the cache of vLLM in fp8"),
-    "qlora": Scheme(
+    "kivi": Method(quant="", beside=(KvQuant(),), source="arXiv:2402.02750"),
+    "fp8-kv": Method(quant="KVfp8", source="arXiv:2407.09111, section 2.4: the cache of vLLM in fp8"),
+    "qlora": Method(
         quant="nf4dq", beside=(Lora(rank=64),),
         source="arXiv:2305.14314, section 3, with double quantization; rank recalled",
     ),
-    "loftq": Scheme(quant="nf4", beside=(Lora(rank=16),), source="arXiv:2310.08659; rank recalled"),
-    "lq-lora": Scheme(
+    "loftq": Method(quant="nf4", beside=(Lora(rank=16),), source="arXiv:2310.08659; rank recalled"),
+    "lq-lora": Method(
         quant="W2.75A16", beside=(Lora(rank=64),), source="arXiv:2311.12023, recalled: bits on average, rank"
     ),
-    "qa-lora": Scheme(quant="W4A16g32", source="arXiv:2309.14717: adapters merge; groups recalled"),
-    "peqa": Scheme(quant="W4A16", source="arXiv:2305.14152: scales alone are tuned"),
-    "fp8": Scheme(quant="fp8", source="arXiv:2209.05433: e4m3"),
-    "nvfp4": Scheme(quant="nvfp4", source="NVIDIA Blackwell: 4 bits, one e4m3 scale for 16"),
-    "mxfp4": Scheme(quant="mxfp4", source="OCP Microscaling Formats v1.0: weights"),
+    "qa-lora": Method(quant="W4A16g32", source="arXiv:2309.14717: adapters merge; groups recalled"),
+    "peqa": Method(quant="W4A16", source="arXiv:2305.14152: scales alone are tuned"),
+    "fp8": Method(quant="fp8", source="arXiv:2209.05433: e4m3"),
+    "nvfp4": Method(quant="nvfp4", source="NVIDIA Blackwell: 4 bits, one e4m3 scale for 16"),
+    "mxfp4": Method(quant="mxfp4", source="OCP Microscaling Formats v1.0: weights"),
 }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ class Quantized(Technique):
         return {name: f"{scheme} ({scheme.source})" for name, scheme in SCHEMES.items()}
 
     @property
-    def _own(self) -> Scheme:
+    def _own(self) -> Method:
         return SCHEMES[self.scheme]
 
     @property
@@ -230,11 +230,11 @@ class Quantized(Technique):
             wide=replace(x, name=f"{x.name}_outliers", format=fmt),
         )
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:
+    def notes(self, machine: SettingView) -> tuple[str, ...]:
         more = (note for one in self._own.beside for note in one.notes(machine))
         return (f"{self.scheme} is {self._own} ({self._own.source})", *more)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.outliers and self._own.outliers == 0:
             return f"{self.scheme} has no outlier columns; drop outliers"
         twice = next((o for o in others for one in self._own.beside if o.name == one.name), None)

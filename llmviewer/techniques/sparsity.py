@@ -17,7 +17,7 @@ from ..resource import Resource
 from . import technique
 from ._linears import Instead
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 _ROUNDED: Final = 0.02  # relative rounding of datasheet rates: 733 and 362 for L40S
 _IN_UNITS: Final = (2, 4)  # the n:m that sparse matrix units support
@@ -76,7 +76,7 @@ class Sparse(Technique):
         stored = self.bits(fmt.stored_bits)
         return replace(fmt, name=f"{fmt} {self.name}", bits=stored, group=0, scale_bits=0, zero_bits=0)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Sparse)), None)
         return f"{other.name} also sets weights to zero; give one of the two" if other else ""
 
@@ -114,12 +114,12 @@ class Structured(Sparse):
         part = hardware.rates[dense] / rate
         return self.n / self.m if abs(part * self.m / self.n - 1) <= _ROUNDED else part
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.n >= self.m:
             return f"n must be less than m={self.m}; got {self.n}"
         return super().refuses(machine, others)
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:
+    def notes(self, machine: SettingView) -> tuple[str, ...]:
         graph = machine.decode_graph
         if any(isinstance(op, SparseLinear) for _, op in graph):
             return ()
@@ -155,7 +155,7 @@ class Unstructured(Sparse):
     def done(self, op: Linear, hardware: Hardware) -> float | None:  # noqa: ARG002
         return None if self.format == "dense" else 1.0
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
+    def notes(self, machine: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         if self.format != "dense":
             return ()
         return ("pruning changes nothing in the dense format; give format=bitmap or format=index",)

@@ -14,7 +14,7 @@ from ..model_files import load_model
 from . import technique
 from ._drafting import Drafting, vocabulary
 from ._parameters import parameter
-from ._technique import Drafter, Machine, Technique, Touches
+from ._technique import Drafter, SettingView, Technique, Touches
 
 
 @technique("speculative")
@@ -65,11 +65,11 @@ class Speculative(Drafting):
         """Probabilities of tokens: a depth is reached if a candidate is accepted at each depth before it."""
         return tuple(accumulate((1 - (1 - alpha) ** width for width in self.widths), mul, initial=1.0))
 
-    def drafter(self, machine: Machine) -> Drafter:
+    def drafter(self, machine: SettingView) -> Drafter:
         network = machine.helper(self.model, self.draft_quant)
         return Drafter(name=f"draft {self.draft}", network=network, widths=(1, *self._nodes[:-1]))
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
         draft = self.model
@@ -77,7 +77,7 @@ class Speculative(Drafting):
             return f"{draft.name} cannot draft for {machine.model.name}: both must be decoders that generate"
         return super().refuses(machine, others)
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:
+    def notes(self, machine: SettingView) -> tuple[str, ...]:
         draft, own = vocabulary(self.model), vocabulary(machine.model)
         if draft == own:
             return ()

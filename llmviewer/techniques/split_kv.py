@@ -17,7 +17,7 @@ from ..precision import FP32
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 
 @technique("split-kv")
@@ -64,7 +64,7 @@ class SplitKv(Technique):
             )
         return replace(block, operators=tuple(operators))
 
-    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
         cores = machine.hardware.numbers.get("cores.count")
         heads = [op.heads.num_kv_heads for _, op in machine.decode_graph if isinstance(op, FlashAttention)]
         if not cores or not heads:
@@ -73,7 +73,7 @@ class SplitKv(Technique):
         text = f"decode attention uses {split:.0%} of {cores:.0f} cores, {alone:.0%} without splits"
         return (Finding(key="busy_cores", value=split, text=text),)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not machine.model.generates:
             return f"{machine.model.name} does not generate: it has no decode step"
         if machine.attention == "eager" or not any(isinstance(op, QK) for _, op in machine.model.graph):

@@ -10,7 +10,7 @@ from ..operators.masks import Causal
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique, Touches
+from ._technique import Kind, SettingView, Technique, Touches
 
 
 class Windowed(Technique):
@@ -27,7 +27,7 @@ class Windowed(Technique):
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return masked(graph, lambda mask: Causal(self.tokens) if self.tokens < mask.window else None)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
         for other in others:
             if isinstance(other, Windowed):
                 return f"{other.name} is also a window; give the narrower one"

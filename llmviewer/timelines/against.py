@@ -28,7 +28,7 @@ from .kinds import (
     part_of_operator,
     parts_of,
 )
-from .launches import Launches, Sums
+from .launches import RecordedLaunches, Sums
 from .passes import Averaged, averaged
 from .products import Identified, Place, ProductOfPass, identify, product_counts
 from .reading import MAX_UNPACKED, read_timeline
@@ -219,7 +219,7 @@ def recorded(
 
 
 def compared(
-    found: Launches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
+    found: RecordedLaunches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
 ) -> Recorded:
     """recorded() for a file that was read already; `file` is its name in errors."""
     passes = None if passes is None else whole("passes", passes)

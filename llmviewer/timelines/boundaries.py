@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from .kinds import EMBEDS, Part
-from .launches import Launches
+from .launches import RecordedLaunches
 
 Names: TypeAlias = tuple[str, ...]
 
@@ -22,7 +22,7 @@ _ENDS: Final = (Part.PRODUCTS, Part.SAMPLING)  # parts of kernels between the la
 
 
 def whole_passes(
-    found: Launches, parts: Mapping[str, Part], marks: Sequence[int], layers: int
+    found: RecordedLaunches, parts: Mapping[str, Part], marks: Sequence[int], layers: int
 ) -> list[tuple[int, int]]:
     """(first launch, launch after the last) of each whole pass; empty if none can be told.
 
@@ -80,7 +80,7 @@ def _offset(gaps: Sequence[Names], often: Mapping[Names, int], marks: int, layer
     return best if best is not None and rarest[best][0] <= 1 else None
 
 
-def _cut(found: Launches, parts: Mapping[str, Part], mark: int, gap: Names, inner: set[Names]) -> int:
+def _cut(found: RecordedLaunches, parts: Mapping[str, Part], mark: int, gap: Names, inner: set[Names]) -> int:
     """How many launches of the gap after `mark` still belong to the pass before.
 
     Kernels at its beginning and end that layers have too are those of the last and of the first layer. Of the others,

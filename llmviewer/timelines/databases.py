@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InputError, shown
-from .launches import Launch, Launches, of_busiest
+from .launches import RecordedLaunch, RecordedLaunches, of_busiest
 
 MAGIC: Final = b"SQLite format 3\x00"
 _GRAPHS: Final = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "SELECT 1 FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE LIMIT 1"}
@@ -30,7 +30,7 @@ _LAUNCHES: Final = {  # by the table, which need not be there
 }
 
 
-def of_database(source: Path | bytes, path: Path) -> Launches:
+def of_database(source: Path | bytes, path: Path) -> RecordedLaunches:
     """The launches in a database, which is a file or the contents of one; `path` names it in errors.
 
     Raises InputError if it is not such a database, or has CUDA graphs without their kernels.
@@ -65,7 +65,7 @@ def _in_memory(data: bytes) -> sqlite3.Connection:
     return database
 
 
-def _launch(row: sqlite3.Row, where: str) -> Launch:
+def _launch(row: sqlite3.Row, where: str) -> RecordedLaunch:
     """A launch. Each process numbers its own devices, so a device is named by both; older files lack the process.
 
     Raises InputError if its name is no text or its times are no numbers, as SQLite allows in any column.
@@ -74,7 +74,7 @@ def _launch(row: sqlite3.Row, where: str) -> Launch:
     name, start, end = row["name"], row["start"], row["end"]
     if isinstance(start, int | float) and isinstance(end, int | float):
         device = f"{process}, {row['deviceId']}"
-        launch = Launch(device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start))
+        launch = RecordedLaunch(device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start))
         if launch.valid:
             return launch
     raise InputError(f"{where}: must have a name, start and end; got {shown([name, start, end])}")

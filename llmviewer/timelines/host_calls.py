@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from .launches import Launch, Operands, Step, steps_of
+from .launches import EngineStep, Operands, RecordedLaunch, steps_of
 
 CALLS: Final = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")  # categories of calls that launch kernels
 _MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\b)", re.IGNORECASE)
@@ -30,7 +30,7 @@ class Origin(NamedTuple):
         return cls(_whole(args.get("correlation")), _whole(args.get("External id", args.get("external id"))))
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """A call that launched kernels: its thread and when it began. [s]"""
 
     thread: str
@@ -40,14 +40,14 @@ class Call(NamedTuple):
 class HostCalls(NamedTuple):
     """Calls by correlation, and the operators of the host with their numbers."""
 
-    calls: Mapping[int, Call]
-    operators: Sequence[Launch]
-    externals: Mapping[int, Launch]  # operators by "External id"
+    calls: Mapping[int, HostCall]
+    operators: Sequence[RecordedLaunch]
+    externals: Mapping[int, RecordedLaunch]  # operators by "External id"
 
     def operands(self, origins: Sequence[Origin]) -> list[Operands | None]:
         """The operands of the product that launched each kernel; None if it is unknown."""
         called = [(place, call) for place, origin in enumerate(origins) if (call := self._call(origin))]
-        threads: dict[str, list[Launch]] = {}
+        threads: dict[str, list[RecordedLaunch]] = {}
         for one in self.operators:
             if one.operands and _MULTIPLIES.search(one.name):
                 threads.setdefault(one.device, []).append(one)
@@ -60,7 +60,9 @@ class HostCalls(NamedTuple):
                 found[place] = operator.operands
         return found
 
-    def steps(self, kernels: Sequence[Launch], origins: Sequence[Origin], named: Iterable[Launch]) -> tuple[Step, ...]:
+    def steps(
+        self, kernels: Sequence[RecordedLaunch], origins: Sequence[Origin], named: Iterable[RecordedLaunch]
+    ) -> tuple[EngineStep, ...]:
         """The passes that ranges of the host name, from the start of the first kernel that each launched.
 
         Ranges whose kernels are unknown start with the first kernel after their begin.
@@ -86,18 +88,20 @@ class HostCalls(NamedTuple):
                 found.append(replace(step, start_s=min(own)))
         return tuple(found)
 
-    def _call(self, origin: Origin) -> Call | None:
+    def _call(self, origin: Origin) -> HostCall | None:
         return None if origin.correlation is None else self.calls.get(origin.correlation)
 
 
-def _assign(found: list[Operands | None], called: Sequence[tuple[int, Call]], operators: Sequence[Launch]) -> None:
+def _assign(
+    found: list[Operands | None], called: Sequence[tuple[int, HostCall]], operators: Sequence[RecordedLaunch]
+) -> None:
     """Gives the kernels that one thread launched the operands of the innermost product that runs then.
 
     called  places of kernels and their calls, by time
     """
     waiting = iter(sorted(operators, key=lambda one: (one.start, -one.duration)))
     following = next(waiting, None)
-    running: list[Launch] = []
+    running: list[RecordedLaunch] = []
     for place, call in called:
         while following is not None and following.start <= call.start:
             running.append(following)
@@ -108,14 +112,14 @@ def _assign(found: list[Operands | None], called: Sequence[tuple[int, Call]], op
             found[place] = running[-1].operands
 
 
-def parse_call(event: Mapping[str, Any]) -> tuple[int, Call] | None:
+def parse_call(event: Mapping[str, Any]) -> tuple[int, HostCall] | None:
     """The correlation of a call and the call; None if it has none or launches a whole graph."""
     args = event.get("args")
     correlation = _whole(args.get("correlation")) if isinstance(args, dict) else None
     start = event.get("ts")
     if correlation is None or isinstance(start, bool) or not isinstance(start, int | float):
         return None
-    return correlation, Call(f"{event.get('pid')}, {event.get('tid')}", 1e-6 * float(start))
+    return correlation, HostCall(f"{event.get('pid')}, {event.get('tid')}", 1e-6 * float(start))
 
 
 def _whole(value: object) -> int | None:

@@ -42,7 +42,7 @@ class Operands(NamedTuple):
     call: int = -1
 
 
-class Launch(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """A kernel of a GPU, or an operator of a CPU with all that it calls.
 
     device            device; of operators, the thread
@@ -68,7 +68,7 @@ def is_time(value: float, least: float = 0.0) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences:
+class RecordedSequences:
     """Sequences of one phase in a pass that the engine named.
 
     number  sequences
@@ -87,15 +87,15 @@ class Sequences:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class EngineStep:
     """A pass named by the engine: vLLM `execute_context_0(0)_generation_8(8)`, SGLang `step[DECODE bs=8]`.
 
     prefills, decodes  its sequences by phase
     """
 
     start_s: float
-    prefills: Sequences
-    decodes: Sequences
+    prefills: RecordedSequences
+    decodes: RecordedSequences
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launches:
+class RecordedLaunches:
     """Launches of one device, by start.
 
     start_s, duration_s  one number per launch [s]
@@ -123,7 +123,7 @@ class Launches:
     start_s: NDArray[np.float64] = field(repr=False)
     duration_s: NDArray[np.float64] = field(repr=False)
     operands: tuple[Operands | None, ...] = field(repr=False)
-    steps: tuple[Step, ...] = field(default=(), repr=False)
+    steps: tuple[EngineStep, ...] = field(default=(), repr=False)
     devices: int = 1
     host: bool = False
 
@@ -143,13 +143,15 @@ class Sums:
     host: bool = False
 
 
-def of_busiest(found: Iterable[Launch], *, steps: tuple[Step, ...] = (), host: bool = False) -> Launches:
+def of_busiest(
+    found: Iterable[RecordedLaunch], *, steps: tuple[EngineStep, ...] = (), host: bool = False
+) -> RecordedLaunches:
     """The launches of the device with most of them."""
     every = list(found)
     counts = Counter(launch.device for launch in every)
     busiest = max(counts, key=counts.__getitem__, default="")
     own = sorted((one for one in every if one.device == busiest), key=attrgetter("start", "duration", "name"))
-    return Launches(
+    return RecordedLaunches(
         names=tuple(one.name for one in own), start_s=np.array([one.start for one in own], float),
         duration_s=np.array([one.duration for one in own], float), operands=tuple(one.operands for one in own),
         steps=steps, devices=len(counts), host=host,
@@ -162,11 +164,11 @@ def sums(found: Iterable[tuple[str, float, float]], *, passes: int | None = None
     return Sums(names=names, launches=np.array(counts, float), total_s=np.array(totals, float), passes=passes)
 
 
-def steps_of(named: Iterable[Launch]) -> tuple[Step, ...]:
+def steps_of(named: Iterable[RecordedLaunch]) -> tuple[EngineStep, ...]:
     """Passes named by the engine, in order; of ranges repeated for each stream or nested, the first one's start, and
     the name with most numbers.
     """
-    found: list[Step] = []
+    found: list[EngineStep] = []
     until = -inf
     for one in sorted(named, key=attrgetter("start")):
         step = parse_step(one.name, one.start)
@@ -180,32 +182,32 @@ def steps_of(named: Iterable[Launch]) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _known(step: Step) -> int:
+def _known(step: EngineStep) -> int:
     """How many numbers of tokens the name of a pass gives."""
     return sum(count is not None for each in (step.prefills, step.decodes) for count in (each.new, each.seen))
 
 
-def parse_step(name: str, start: float) -> Step | None:
+def parse_step(name: str, start: float) -> EngineStep | None:
     """The pass that a range's name describes; None if it names none.
 
     start  when the range begins [s]
     """
     if found := _VLLM.search(name):
-        return Step(
+        return EngineStep(
             start_s=start, prefills=_sequences(found["reads"], found["read"]),
             decodes=_sequences(found["writes"], found["written"]),
         )  # fmt: skip
     if found := _SGLANG.search(name):
         tokens = None if found["tokens"] is None else int(found["tokens"])
-        given, none = Sequences(number=int(found["batch"]), new=tokens), Sequences(number=0)
+        given, none = RecordedSequences(number=int(found["batch"]), new=tokens), RecordedSequences(number=0)
         decodes = found["mode"] == "DECODE"
-        return Step(start_s=start, prefills=none if decodes else given, decodes=given if decodes else none)
+        return EngineStep(start_s=start, prefills=none if decodes else given, decodes=given if decodes else none)
     return None
 
 
-def _sequences(number: str, numbers: str) -> Sequences:
+def _sequences(number: str, numbers: str) -> RecordedSequences:
     """Sequences of a phase, from what a name has in parentheses."""
     if found := _SUMS.match(numbers):
-        return Sequences(number=int(number), new=int(found["new"]), seen=int(found["seen"]))
+        return RecordedSequences(number=int(number), new=int(found["new"]), seen=int(found["seen"]))
     first = _NEW.match(numbers)
-    return Sequences(number=int(number), new=int(first[0]) if first else None)
+    return RecordedSequences(number=int(number), new=int(first[0]) if first else None)

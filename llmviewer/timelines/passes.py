@@ -13,14 +13,19 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from .boundaries import whole_passes
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
-from .launches import Launches, Operands, Step, Sums
+from .launches import EngineStep, Operands, RecordedLaunches, Sums
 
 _REPEATS: Final = 3  # least number of repeating passes
 _SHOWN: Final = 3  # named passes in an error
-_TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # parts that distinguish kinds of passes
+_TELLING: Final = (
+    Part.PRODUCTS,
+    Part.EXPERTS,
+    Part.ATTENTION,
+    Part.STATE,
+)  # parts that distinguish kinds of passes
 
 
-class Kind(NamedTuple):
+class PassKind(NamedTuple):
     """Properties that equal passes share: kernels of _TELLING parts, rows of most matrix products, and sequences named
     by the engine.
     """
@@ -33,7 +38,7 @@ class Kind(NamedTuple):
 Span: TypeAlias = tuple[int, int]  # first launch of a pass, and the one after its last
 
 
-class Run(NamedTuple):
+class LaunchRun(NamedTuple):
     """A run of launches each of which equals the one a period before it."""
 
     start: int = 0
@@ -41,7 +46,7 @@ class Run(NamedTuple):
     period: int = 0
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """A matrix product; `weights` is the number of elements of its weight matrix, if recorded."""
 
     name: str
@@ -69,8 +74,8 @@ class Averaged:
     passes: int
     others: int
     each_s: NDArray[np.float64] = field(repr=False)
-    steps: tuple[Step, ...] = field(default=(), repr=False)
-    products: tuple[tuple[Product, ...], ...] = field(default=(), repr=False)
+    steps: tuple[EngineStep, ...] = field(default=(), repr=False)
+    products: tuple[tuple[MatrixProduct, ...], ...] = field(default=(), repr=False)
     rows: int = 0
     operands: frozenset[Operands] = field(default=frozenset(), repr=False)
 
@@ -86,7 +91,13 @@ class Averaged:
 
 
 def averaged(
-    found: Launches | Sums, parts: Mapping[str, Part], *, layers: int, products: int, passes: int | None, phase: str
+    found: RecordedLaunches | Sums,
+    parts: Mapping[str, Part],
+    *,
+    layers: int,
+    products: int,
+    passes: int | None,
+    phase: str,
 ) -> Averaged:
     """The mean pass of a phase.
 
@@ -121,12 +132,12 @@ def averaged(
     )  # fmt: skip
 
 
-def named_request(found: Launches | Sums, phase: str) -> dict[str, int]:
+def named_request(found: RecordedLaunches | Sums, phase: str) -> dict[str, int]:
     """Batch and lengths of the passes of a phase that the engine named: of their most frequent number of sequences.
 
     Keys are arguments of an analysis: batch, and prompt or kv_len where the names have tokens. Empty without names.
     """
-    steps = found.steps if isinstance(found, Launches) else ()
+    steps = found.steps if isinstance(found, RecordedLaunches) else ()
     named = [step.decodes if phase == "decode" else step.prefills for step in steps if step.phases == (phase,)]
     if not named:
         return {}
@@ -138,14 +149,14 @@ def named_request(found: Launches | Sums, phase: str) -> dict[str, int]:
 
 
 def _segments(
-    found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
-) -> list[list[Product]]:
+    found: RecordedLaunches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
+) -> list[list[MatrixProduct]]:
     """The matrix products of a pass before, between and after launches that mix tokens.
 
     Kernels that one operator called, and sums of split products, count with the product before them. Products without
     weights, as in eager attention, are left out.
     """
-    segments: list[list[Product]] = [[]]
+    segments: list[list[MatrixProduct]] = [[]]
     call = -1
     for i in range(start, stop):
         name, operands = found.names[i], found.operands[i]
@@ -157,14 +168,14 @@ def _segments(
         if own and (SUMS_UP.search(name) or (operands and operands.call == call >= 0)):
             own[-1] = own[-1]._replace(time_s=own[-1].time_s + alone[i])
         else:
-            own.append(Product(name, alone[i], operands.weights if operands else None))
+            own.append(MatrixProduct(name, alone[i], operands.weights if operands else None))
         call = operands.call if operands else -1
     return segments
 
 
-def _common(passes: Sequence[Sequence[Sequence[Product]]]) -> tuple[tuple[Product, ...], ...]:
+def _common(passes: Sequence[Sequence[Sequence[MatrixProduct]]]) -> tuple[tuple[MatrixProduct, ...], ...]:
     """The mean of the passes that have the most frequent kernels, in equal order."""
-    groups: dict[object, list[Sequence[Sequence[Product]]]] = {}
+    groups: dict[object, list[Sequence[Sequence[MatrixProduct]]]] = {}
     for own in passes:
         groups.setdefault(tuple(tuple((one.name, one.weights) for one in each) for each in own), []).append(own)
     alike = max(groups.values(), key=len, default=[])
@@ -177,7 +188,7 @@ def _common(passes: Sequence[Sequence[Sequence[Product]]]) -> tuple[tuple[Produc
     )
 
 
-def _operands(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
+def _operands(found: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
     """Operands of the matrix products with weights, if recorded."""
     every = (found.operands[i] for i in range(start, stop) if parts[found.names[i]] is Part.PRODUCTS)
     return (operands._replace(call=-1) for operands in every if operands and operands.weights)
@@ -199,12 +210,12 @@ def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | 
     )  # fmt: skip
 
 
-def _of_steps(found: Launches) -> tuple[list[Span], list[Kind]]:
+def _of_steps(found: RecordedLaunches) -> tuple[list[Span], list[PassKind]]:
     """(launches of passes, kinds of passes), as named by the engine."""
     starts = np.searchsorted(found.start_s, [step.start_s for step in found.steps]).tolist()
     if sorted(set(starts)) != starts or starts[-1] >= len(found.names):
         raise InputError("each pass that the engine named must have kernels of its own; here some have none")
-    kinds = [Kind(sequences=(step.prefills.number, step.decodes.number)) for step in found.steps]
+    kinds = [PassKind(sequences=(step.prefills.number, step.decodes.number)) for step in found.steps]
     return _until_next(starts, len(found.names)), kinds
 
 
@@ -214,8 +225,8 @@ def _until_next(starts: Sequence[int], end: int) -> list[Span]:
 
 
 def _of_layers(
-    found: Launches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
-) -> tuple[list[Span], list[Kind]]:
+    found: RecordedLaunches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
+) -> tuple[list[Span], list[PassKind]]:
     """The same, found by embeddings, by the number of layers, by repetition, or by a given number of passes."""
     marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
     opens = _openings(found, parts)
@@ -241,7 +252,7 @@ def _of_layers(
     return spans, [_kind(found, parts, *span) for span in spans]
 
 
-def _openings(found: Launches, parts: Mapping[str, Part]) -> list[int]:
+def _openings(found: RecordedLaunches, parts: Mapping[str, Part]) -> list[int]:
     """Indices of embeddings that start a pass: the first of each group without a matrix product between them."""
     opens: list[int] = []
     multiplied = True
@@ -258,7 +269,7 @@ def _even(opens: Sequence[int], marks: Sequence[int]) -> bool:
     return len(set(np.diff(np.searchsorted(marks, opens)).tolist())) <= 1
 
 
-def _repeated(found: Launches, parts: Mapping[str, Part], products: int) -> list[int]:
+def _repeated(found: RecordedLaunches, parts: Mapping[str, Part], products: int) -> list[int]:
     """Indices of the first launches of repeating passes, and of launches before them.
 
     Empty with fewer than three repetitions, or fewer than `products` matrix products in each, as layers within a pass
@@ -266,7 +277,7 @@ def _repeated(found: Launches, parts: Mapping[str, Part], products: int) -> list
     """
     _, ids = np.unique(found.names, return_inverse=True)
     before = np.cumsum([0, *(parts[name] is Part.PRODUCTS for name in found.names)])
-    best = Run()
+    best = LaunchRun()
     for period in _periods(ids):
         run = _longest(ids, period)
         if run.length >= _REPEATS * period and before[run.start + period] - before[run.start] >= products:
@@ -286,15 +297,15 @@ def _periods(ids: NDArray[np.int64]) -> set[int]:
     return {Counter(each.tolist()).most_common(1)[0][0] for each in gaps if len(each)}
 
 
-def _longest(ids: NDArray[np.int64], period: int) -> Run:
+def _longest(ids: NDArray[np.int64], period: int) -> LaunchRun:
     """The longest run of launches that equal those a period later, including the last period."""
     breaks = np.flatnonzero(np.concatenate(([True], ids[:-period] != ids[period:], [True])))
     longest = int(np.argmax(np.diff(breaks)))
     length = int(breaks[longest + 1] - breaks[longest]) - 1
-    return Run(int(breaks[longest]), length + period, period) if length else Run()
+    return LaunchRun(int(breaks[longest]), length + period, period) if length else LaunchRun()
 
 
-def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
+def _between(found: RecordedLaunches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
     """Indices of the first launch of each pass but the first.
 
     It lies between the last launch that mixes tokens in one pass and the first in the next: the embedding, if known by
@@ -307,16 +318,16 @@ def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> It
         yield after + int(np.argmax(pause[after : first + 1])) if opening is None else opening
 
 
-def _pauses(found: Launches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _pauses(found: RecordedLaunches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For each launch: the time when all up to it have ended, and the pause before it. [s]"""
     ends = np.maximum.accumulate(found.start_s + found.duration_s)
     return ends, np.concatenate(([0.0], found.start_s[1:] - ends[:-1]))
 
 
-def _kind(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Kind:
+def _kind(found: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> PassKind:
     """The kind of a pass; rows count only for operators of a CPU, which has one for all sizes."""
     names = frozenset(name for name in found.names[start:stop] if parts[name] in _TELLING)
-    return Kind(names=names, rows=_most_rows(_operands(found, parts, start, stop)))
+    return PassKind(names=names, rows=_most_rows(_operands(found, parts, start, stop)))
 
 
 def _most_rows(operands: Iterable[Operands]) -> int:
@@ -324,7 +335,7 @@ def _most_rows(operands: Iterable[Operands]) -> int:
     return max(counts, key=counts.__getitem__, default=0)
 
 
-def _times(found: Launches, spans: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _times(found: RecordedLaunches, spans: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(time of each pass until the next launch after it, time of each launch in which no earlier one runs). [s]"""
     ends, _ = _pauses(found)
     before = np.concatenate(([found.start_s[0]], ends[:-1]))
@@ -349,7 +360,7 @@ def _whole(marks: Mapping[str, float], layers: int) -> int:
     return total // layers
 
 
-def _named(steps: Sequence[Step], phase: str) -> list[int]:
+def _named(steps: Sequence[EngineStep], phase: str) -> list[int]:
     """Places of the named passes of a phase.
 
     Raises InputError if there are none, such as where all passes with prompts also decode.
@@ -364,9 +375,9 @@ def _named(steps: Sequence[Step], phase: str) -> list[int]:
     return found
 
 
-def _alike(kinds: Sequence[Kind], took: NDArray[np.float64], candidates: Iterable[int], phase: str) -> list[int]:
+def _alike(kinds: Sequence[PassKind], took: NDArray[np.float64], candidates: Iterable[int], phase: str) -> list[int]:
     """The indices of equal passes of a phase."""
-    groups: dict[Kind, list[int]] = {}
+    groups: dict[PassKind, list[int]] = {}
     for place in candidates:
         groups.setdefault(kinds[place], []).append(place)
     if phase == "decode":

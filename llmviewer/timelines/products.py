@@ -19,7 +19,7 @@ from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..units import counted
 from .kinds import Part, known_sum, mixes, part_of_operator
-from .passes import Product
+from .passes import MatrixProduct
 
 Place: TypeAlias = tuple[str, tuple[str, ...]]  # (block, its operators that one kernel computes)
 Way: TypeAlias = list[list[Place]]  # products of a pass before, between and after operators that mix tokens
@@ -34,9 +34,9 @@ _PACKED: Final = (1, 2, 4, 8)  # weights in an element of a packed tensor, such 
 class Match(NamedTuple):
     """Kernels assigned to products, how many of them by the sizes of their weights, and those without a product."""
 
-    pairs: list[tuple[Place, Product]]
+    pairs: list[tuple[Place, MatrixProduct]]
     by_shape: int
-    rest: list[Product]
+    rest: list[MatrixProduct]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,14 @@ class Identified:
     """
 
     products: tuple[ProductOfPass, ...] = field(default=(), repr=False)
-    rest: tuple[Product, ...] = field(default=(), repr=False)
-    last: tuple[Product, ...] = field(default=(), repr=False)
+    rest: tuple[MatrixProduct, ...] = field(default=(), repr=False)
+    last: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()
     why_not: str = ""
 
 
 def identify(
-    recorded: Sequence[Sequence[Product]],
+    recorded: Sequence[Sequence[MatrixProduct]],
     graph: Graph,
     operators: Iterable[OperatorResult],
     expected_s: Callable[[Place], float | None],
@@ -103,7 +103,7 @@ def identify(
             f"one, {order.fewest} where those that read the same tensor are merged"
         )
     match, way = min(matches, key=lambda each: (-each[0].by_shape, _distance(each[0], order.products)))
-    found: dict[Place, list[Product]] = {}
+    found: dict[Place, list[MatrixProduct]] = {}
     for place, kernel in match.pairs:
         found.setdefault(place, []).append(kernel)
     missing = dict.fromkeys(name for segment in way for place in segment if place not in found for name in place[1])
@@ -192,7 +192,9 @@ def _groups(block: Block, results: Mapping[tuple[str, str], OperatorResult]) -> 
         yield tuple(op.name for op in own) if len(kind) > 1 else ()
 
 
-def _matched(recorded: Sequence[Sequence[Product]], way: Way, sizes: Mapping[tuple[str, str], int]) -> Match | None:
+def _matched(
+    recorded: Sequence[Sequence[MatrixProduct]], way: Way, sizes: Mapping[tuple[str, str], int]
+) -> Match | None:
     """The kernels of each segment assigned to its products; None if segments within the pass do not have as many."""
     match = Match([], 0, [])
     for number, (kernels, places) in enumerate(zip(recorded, way, strict=True)):
@@ -215,10 +217,10 @@ def _matched(recorded: Sequence[Sequence[Product]], way: Way, sizes: Mapping[tup
 
 
 def _by_sizes(
-    kernels: Sequence[Product], places: Sequence[Place], sizes: Mapping[tuple[str, str], int]
-) -> list[tuple[Place, Product]]:
+    kernels: Sequence[MatrixProduct], places: Sequence[Place], sizes: Mapping[tuple[str, str], int]
+) -> list[tuple[Place, MatrixProduct]]:
     """Kernels whose recorded weights are those of the next product, in order."""
-    pairs: list[tuple[Place, Product]] = []
+    pairs: list[tuple[Place, MatrixProduct]] = []
     following = 0
     for kernel in kernels:
         for number in range(following, len(places)):
@@ -232,8 +234,8 @@ def _by_sizes(
 
 
 def _by_order(
-    kernels: Sequence[Product], places: Sequence[Place], *, first: bool, last: bool
-) -> list[tuple[Place, Product]]:
+    kernels: Sequence[MatrixProduct], places: Sequence[Place], *, first: bool, last: bool
+) -> list[tuple[Place, MatrixProduct]]:
     """Kernels and products one by one.
 
     In the first segment kernels before those of the products, such as of rotary angles, and in the last segment kernels
@@ -263,7 +265,7 @@ def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) 
     return total / max(len(match.pairs), 1)
 
 
-def _product(place: Place, kernels: Sequence[Product], order: _Order, expected_s: float | None) -> ProductOfPass:
+def _product(place: Place, kernels: Sequence[MatrixProduct], order: _Order, expected_s: float | None) -> ProductOfPass:
     block, names = place
     own = [order.products[block, name] for name in names]
     launches = len(kernels)

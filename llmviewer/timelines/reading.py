@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, cast
 from ..documents import check_file
 from ..errors import InputError
 from .databases import MAGIC, of_database
-from .launches import Launches, Sums
+from .launches import RecordedLaunches, Sums
 from .layerwise import is_layerwise, of_layerwise
 from .tables import of_table
 from .traces import of_trace
@@ -34,7 +34,7 @@ _MORE: Final = "--max-bytes reads larger files"
 MAX_UNPACKED: Final = 2**30  # default limit of unpacked files: traces of some minutes of a GPU are smaller [B]
 
 
-def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> Launches | Sums:
+def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> RecordedLaunches | Sums:
     """Launches on a GPU, or operators of a CPU if there are none.
 
     phase  "prefill" or "decode", which some files separate
@@ -54,12 +54,12 @@ def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> Launch
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def parse_timeline(data: bytes, name: str, phase: str, *, most: int) -> Launches | Sums:
+def parse_timeline(data: bytes, name: str, phase: str, *, most: int) -> RecordedLaunches | Sums:
     """The same of the contents of a file, which `name` names in errors. No file is read."""
     return _read(io.BytesIO(data), Path(name), phase, most, database=data)
 
 
-def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | bytes) -> Launches | Sums:
+def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | bytes) -> RecordedLaunches | Sums:
     """The launches in an opened file.
 
     path      names the file in errors
@@ -68,7 +68,7 @@ def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | by
     head = file.read(len(MAGIC))
     file.seek(0)
     if head == MAGIC:
-        found: Launches | Sums = of_database(database, path)
+        found: RecordedLaunches | Sums = of_database(database, path)
     else:
         unpacked = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head.startswith(_GZIP) else file
         found = _of_text(_bytes(unpacked, path, most), path, phase)
@@ -77,7 +77,7 @@ def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | by
     return found
 
 
-def _of_text(raw: bytearray, path: Path, phase: str) -> Launches | Sums:
+def _of_text(raw: bytearray, path: Path, phase: str) -> RecordedLaunches | Sums:
     text = raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig", errors="replace")
     del raw
     if not text.strip():
@@ -103,7 +103,7 @@ def _bytes(file: BinaryIO, path: Path, most: int) -> bytearray:
     return raw
 
 
-def _of_json(text: str, path: Path, phase: str) -> Launches | Sums:
+def _of_json(text: str, path: Path, phase: str) -> RecordedLaunches | Sums:
     named = _NAMED.search(text) or _LIST.match(text)
     try:
         if named:

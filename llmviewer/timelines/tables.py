@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ..errors import InputError
-from .launches import Launch, Launches, Sums, is_time, of_busiest, sums
+from .launches import RecordedLaunch, RecordedLaunches, Sums, is_time, of_busiest, sums
 
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
@@ -19,7 +19,7 @@ _SHOWN: Final = 200  # characters of a row in an error
 _Row: TypeAlias = tuple[str, dict[str, str], tuple[float, ...]]
 
 
-def of_table(text: str, path: Path) -> Launches | Sums | None:
+def of_table(text: str, path: Path) -> RecordedLaunches | Sums | None:
     """The contents of a table; None if the text is not one.
 
     Raises InputError, with the line, if a row lacks a column, or a value is not a number that it can be.
@@ -50,8 +50,8 @@ def of_table(text: str, path: Path) -> Launches | Sums | None:
     return None
 
 
-def _launch(where: str, device: str, name: str, start: float, duration: float) -> Launch:
-    found = Launch(device=device, name=name, start=start, duration=duration)
+def _launch(where: str, device: str, name: str, start: float, duration: float) -> RecordedLaunch:
+    found = RecordedLaunch(device=device, name=name, start=start, duration=duration)
     if not found.valid:
         raise InputError(f"{where}: a launch must have finite times; got {start:g} s for {duration:g} s")
     return found

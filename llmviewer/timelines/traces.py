@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from ..documents import LARGEST
 from ..errors import InputError, shown
-from .host_calls import CALLS, Call, HostCalls, Origin, parse_call
-from .launches import Launch, Launches, Operands, of_busiest, steps_of
+from .host_calls import CALLS, HostCall, HostCalls, Origin, parse_call
+from .launches import Operands, RecordedLaunch, RecordedLaunches, of_busiest, steps_of
 
 _KERNEL: Final = "kernel"
 _ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # categories; older ones have capitals
@@ -32,15 +32,15 @@ _VIEWS: Final = frozenset((
 ))  # fmt: skip
 
 
-def of_trace(events: Iterable[Any], path: Path) -> Launches:
+def of_trace(events: Iterable[Any], path: Path) -> RecordedLaunches:
     """The launches in a trace, kernels with the operands of the operators that launched them.
 
     Raises InputError if an event is invalid.
     """
-    found: dict[str, list[Launch]] = {kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
+    found: dict[str, list[RecordedLaunch]] = {kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
     origins: list[Origin] = []
-    calls: dict[int, Call] = {}
-    externals: dict[int, Launch] = {}
+    calls: dict[int, HostCall] = {}
+    externals: dict[int, RecordedLaunch] = {}
     for number, event in enumerate(events, 1):
         category = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
         if category in CALLS and (parsed := parse_call(event)):
@@ -69,7 +69,7 @@ def _args(event: dict[str, Any]) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
-def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> Launch:
+def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> RecordedLaunch:
     """A launch; `number` is that of its event in the file.
 
     Raises InputError if it has no name or no finite times.
@@ -77,7 +77,7 @@ def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> La
     args = _args(event)
     device = f"{event.get('pid')}, {event.get('tid')}" if host else event.get("pid")
     try:
-        launch = Launch(
+        launch = RecordedLaunch(
             device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
             duration=1e-6 * float(event["dur"]), operands=_operands(args, number),
         )  # fmt: skip
@@ -110,9 +110,9 @@ def _operands(args: dict[str, Any], call: int) -> Operands | None:
     return None
 
 
-def _work(operators: Iterable[Launch], named: Iterable[Launch]) -> Iterator[Launch]:
+def _work(operators: Iterable[RecordedLaunch], named: Iterable[RecordedLaunch]) -> Iterator[RecordedLaunch]:
     """Operators that move data: the outermost ones, and parts of compiled graphs between them."""
-    threads: dict[str, list[Launch]] = {}
+    threads: dict[str, list[RecordedLaunch]] = {}
     for one in operators:
         if _DISPATCHED.fullmatch(one.name):
             threads.setdefault(one.device, []).append(one)
@@ -124,7 +124,7 @@ def _work(operators: Iterable[Launch], named: Iterable[Launch]) -> Iterator[Laun
             yield from _between(outer, graph)
 
 
-def _outermost(found: Iterable[Launch]) -> Iterator[Launch]:
+def _outermost(found: Iterable[RecordedLaunch]) -> Iterator[RecordedLaunch]:
     """Launches not within another, in order."""
     until = -inf
     for one in sorted(found, key=lambda one: (one.start, -one.duration)):
@@ -133,11 +133,11 @@ def _outermost(found: Iterable[Launch]) -> Iterator[Launch]:
             yield one
 
 
-def _between(operators: Sequence[Launch], graph: Launch) -> Iterator[Launch]:
+def _between(operators: Sequence[RecordedLaunch], graph: RecordedLaunch) -> Iterator[RecordedLaunch]:
     """The parts of a graph's time in which no operator runs."""
     now, end = graph.start, graph.start + graph.duration
     inside = [one for one in operators if now <= one.start < end]
-    for one in (*inside, Launch(device=graph.device, name=graph.name, start=end, duration=0.0)):
+    for one in (*inside, RecordedLaunch(device=graph.device, name=graph.name, start=end, duration=0.0)):
         if one.start > now:
-            yield Launch(device=graph.device, name=_LOOPS, start=now, duration=one.start - now)
+            yield RecordedLaunch(device=graph.device, name=_LOOPS, start=now, duration=one.start - now)
         now = max(now, one.start + one.duration)

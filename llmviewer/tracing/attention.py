@@ -10,7 +10,7 @@ from ..operators.attention import QK, SV, Attention, Heads, Softmax
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import CAUSAL, Mask
 from .naming import SHARED
-from .operators import Pointwise, Product, Sized
+from .operators import Pointwise, Sized, TracedProduct
 
 
 def recognize_attention(operators: Sequence[Operator]) -> tuple[Operator, ...]:
@@ -19,7 +19,7 @@ def recognize_attention(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     for op in operators:
         done.append(op)
         match done[-3:]:
-            case [Product() as first, Pointwise() as middle, Product() as second]:
+            case [TracedProduct() as first, Pointwise() as middle, TracedProduct() as second]:
                 if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
                     continue
                 if first.inputs[1].rows.features() == SEQUENCES.features():
@@ -30,7 +30,9 @@ def recognize_attention(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     return tuple(done)
 
 
-def _by_heads(first: Product, middle: Pointwise, second: Product) -> tuple[Product, Pointwise, Product]:
+def _by_heads(
+    first: TracedProduct, middle: Pointwise, second: TracedProduct
+) -> tuple[TracedProduct, Pointwise, TracedProduct]:
     """Products of a head's matrices as those of rows with all heads side by side, where sizes are fixed.
 
     What they see are [queries, dim] and [dim, keys], then [queries, keys] and [keys, dim], of as many heads.
@@ -60,7 +62,7 @@ def _each(t: Tensor) -> int:
     return round(sum(c for _, c in t.elements.terms))
 
 
-def _heads(first: Product, middle: Pointwise, second: Product) -> Heads | None:
+def _heads(first: TracedProduct, middle: Pointwise, second: TracedProduct) -> Heads | None:
     if first.mask != second.mask:
         return None
     query, key = first.inputs
@@ -80,7 +82,7 @@ def _heads(first: Product, middle: Pointwise, second: Product) -> Heads | None:
     return made if first.mask.keeps else replace(made, mask=first.mask)
 
 
-def _scored(heads: Heads, first: Product, middle: Pointwise, second: Product) -> list[Operator]:
+def _scored(heads: Heads, first: TracedProduct, middle: Pointwise, second: TracedProduct) -> list[Operator]:
     softmax = Softmax(
         name=middle.name, inputs=middle.inputs, outputs=middle.outputs, weights=middle.weights, heads=heads
     )

@@ -17,9 +17,9 @@ from ..operators.masks import CAUSAL, Causal, Everything, Mask, Once
 from ..precision import Format
 from .attention import recognize_attention
 from .fitting import CACHED, FIXED, STEPS, masked, rows_and_width, wanted
-from .naming import SHARED, Naming
-from .operators import Pointwise, Product, Step, format_of
-from .program import Launch, Program
+from .naming import SHARED, SegmentNames
+from .operators import Pointwise, StateStep, TracedProduct, format_of
+from .program import Program, TracedLaunch
 from .recording import Call
 from .segments import Segment
 
@@ -53,7 +53,7 @@ class Builder:
         return Graph(tuple(made))
 
     def _block(self, segment: Segment, number: int, count: int) -> Block:
-        naming = Naming.of(self.program, segment, self.shared)
+        naming = SegmentNames.of(self.program, segment, self.shared)
         operators = recognize_attention([self._operator(launch, naming) for launch in segment.launches])
         self._refuse_windows(segment, operators)
         head = number == count - 1
@@ -70,7 +70,7 @@ class Builder:
     def _refuse_windows(self, segment: Segment, operators: tuple[Operator, ...]) -> None:
         """Raises InputError where a product that is no part of attention sees only a window of the cache."""
         for op in operators:
-            if isinstance(op, Product) and op.mask.keeps and isinstance(op.mask, Causal) and op.mask.window < inf:
+            if isinstance(op, TracedProduct) and op.mask.keeps and isinstance(op.mask, Causal) and op.mask.window < inf:
                 raise InputError(
                     f"{self.program.name}: {segment.layer}: {op.name} sees the last {op.mask.window} tokens; such "
                     "a window is followed only in attention: a product with keys, a softmax, a product with values"
@@ -85,7 +85,7 @@ class Builder:
         made = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=head.weights)
         return (*operators[:last], made, *operators[last + 1 :])
 
-    def _operator(self, launch: Launch, naming: Naming) -> Operator:
+    def _operator(self, launch: TracedLaunch, naming: SegmentNames) -> Operator:
         call = self.program.calls[launch.calls[-1]]
         name = naming.of_launch[launch]
         outside = self.program.inputs_of(launch)
@@ -95,12 +95,12 @@ class Builder:
         if not self.program.is_product(launch.calls[-1]):
             ops = self.program.ops(launch)
             if any(t.role is Role.STATE for t in (*inputs, *outputs)):
-                made = Step(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
+                made = StateStep(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
                 return self._in_chunks(made, outside)
             return Pointwise(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
         return self._product(
             call,
-            Product(
+            TracedProduct(
                 name=name,
                 inputs=inputs,
                 outputs=outputs,
@@ -110,14 +110,14 @@ class Builder:
             ),
         )
 
-    def _in_chunks(self, made: Step, read: list[int]) -> Step:
+    def _in_chunks(self, made: StateStep, read: list[int]) -> StateStep:
         """With what prompts do in chunks: all tokens of a sequence but one, which counts as a step."""
         others = TOKENS + (-1) * SEQUENCES
         for chunks in (self.program.chunks[value] for value in read if value in self.program.chunks):
             made = replace(made, products=chunks.products * others, ops=made.ops + chunks.more * others)
         return made
 
-    def _mask(self, call: Call, launch: Launch) -> Mask:
+    def _mask(self, call: Call, launch: TracedLaunch) -> Mask:
         """What a product of attention sees: before it what is cached, else all, unless the module says otherwise."""
         index = launch.calls[-1]
         before, after = self.program.bands.get(index, (-1, -1))
@@ -130,7 +130,7 @@ class Builder:
             return Everything(before)
         return Once() if call.causal and not self._sized else Everything()
 
-    def _product(self, call: Call, made: Product) -> Operator:
+    def _product(self, call: Call, made: TracedProduct) -> Operator:
         """A matmul-like call as the operator that it is."""
         name, inputs, outputs, weights = made.name, made.inputs, made.outputs, made.weights
         if call.name == "embedding" and not inputs:
@@ -200,7 +200,7 @@ class Builder:
             raise self.program.error(self.program.calls[0], f"leads to tensors of {dtype}, which has no format here")
         return found
 
-    def _read(self, launch: Launch, value: int, naming: Naming) -> tuple[Tensor, ...]:
+    def _read(self, launch: TracedLaunch, value: int, naming: SegmentNames) -> tuple[Tensor, ...]:
         call = self.program.calls[launch.calls[-1]]
         uses = [use for use in call.uses if use.value == value]
         parts = self._parts(value, naming)
@@ -213,7 +213,7 @@ class Builder:
         role = self._role(value)
         return (Tensor(name=naming.tensor(value), width=width, rows=rows, format=self._format(value), role=role),)
 
-    def _written(self, value: int, naming: Naming) -> tuple[Tensor, ...]:
+    def _written(self, value: int, naming: SegmentNames) -> tuple[Tensor, ...]:
         parts = self._parts(value, naming)
         if parts:
             return tuple(parts.values())
@@ -230,7 +230,7 @@ class Builder:
             return Role.STATE
         return Role.KV_CACHE if value in self.program.cached else Role.ACTIVATION
 
-    def _parts(self, value: int, naming: Naming) -> dict[tuple[int, int], Tensor]:
+    def _parts(self, value: int, naming: SegmentNames) -> dict[tuple[int, int], Tensor]:
         """What a value consists of that products of its block read apart, by its place in memory."""
         made = {}
         for n, (index, place) in enumerate(self.program.parts(value) if value in naming.internal else (), start=1):
@@ -240,7 +240,7 @@ class Builder:
             made[use.low, use.high] = Tensor(name=name, width=width, rows=rows, format=self._format(value))
         return made
 
-    def _weight(self, launch: Launch, value: int) -> Weight:
+    def _weight(self, launch: TracedLaunch, value: int) -> Weight:
         parameter = self.program.values[value]
         tied = parameter.source in self.held
         self.held.add(parameter.source)

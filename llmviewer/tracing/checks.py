@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import InputError
-from .fitting import CACHED, FIXED, ONCE, STEPS, Shape
-from .passes import Passes
+from .fitting import CACHED, FIXED, ONCE, STEPS, PassShape
+from .passes import TracedPasses
 from .program import Program
 from .recording import Recording
 from .scans import compare_prompts
@@ -23,7 +23,7 @@ def longest_context(program: Program, said: int) -> int:
     return min(said or _LONG, *program.slots.values()) if program.slots else said
 
 
-def check(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
+def check(program: Program, passes: TracedPasses, context: int) -> tuple[str, ...]:
     """Compares the program with further passes, and adds to it what only these show: windows, masks, chunks of scans.
 
     context  tokens of the longest context; 0 where it is unknown
@@ -36,10 +36,10 @@ def check(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
         notes = compare_prompts(program, passes)
         return (*notes, *(_find_windows(program, passes, context) if program.cached else ()))
     if passes.basis is CACHED:
-        prompt = Shape(2, min(6, context or 6))
+        prompt = PassShape(2, min(6, context or 6))
         _compare(program, passes.record(prompt), prompt)
         return _find_windows(program, passes, context)
-    shape = Shape(2, min(context or _MASK, _MASK))
+    shape = PassShape(2, min(context or _MASK, _MASK))
     try:
         recording = passes.record(shape)
     except InputError:  # the longest pass says so, too
@@ -49,7 +49,7 @@ def check(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
     return (*_add_bands(program, recording), *_find_windows(program, passes, context))
 
 
-def _find_windows(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
+def _find_windows(program: Program, passes: TracedPasses, context: int) -> tuple[str, ...]:
     """Looks for windows in a pass at the end of the longest context; a note where that does not run.
 
     A pass between the longest window and there, of several sequences, has to confirm them. What reads all at once is
@@ -57,7 +57,7 @@ def _find_windows(program: Program, passes: Passes, context: int) -> tuple[str, 
     """
     longest = context or _LONG
     tried = min(longest, _STEPPED[bool(program.chunks)]) if passes.basis is STEPS else longest
-    shape = Shape(2, tried) if passes.basis is ONCE else Shape(1, 1, tried - 1)
+    shape = PassShape(2, tried) if passes.basis is ONCE else PassShape(1, 1, tried - 1)
     try:
         recording = passes.record(shape)
     except InputError as error:
@@ -66,7 +66,7 @@ def _find_windows(program: Program, passes: Passes, context: int) -> tuple[str, 
         return (f"not checked for {shape}: {error}",)
     _compare(program, recording, shape, windows=passes.basis is not ONCE)
     if program.windows:
-        between = Shape(2, 1, (shape.past + max(program.windows.values())) // 2)
+        between = PassShape(2, 1, (shape.past + max(program.windows.values())) // 2)
         _compare(program, passes.record(between), between)
     few = (f"windows of more than {tried} keys were not looked for",) if tried < longest else ()
     return (*(() if passes.basis is ONCE else _add_bands(program, recording)), *few)
@@ -78,7 +78,7 @@ def _add_bands(program: Program, recording: Recording) -> tuple[str, ...]:
     return (f"masks that are other bands for other lengths hide nothing of {', '.join(odd)}",) if odd else ()
 
 
-def _compare(program: Program, recording: Recording, shape: Shape, *, windows: bool = False) -> None:
+def _compare(program: Program, recording: Recording, shape: PassShape, *, windows: bool = False) -> None:
     """Compares the OPs of products with what the fit predicts, so that another path for a prompt or a single token is
     found.
 

@@ -15,7 +15,7 @@ from ..operators.masks import Mask
 
 
 @dataclass(frozen=True)
-class Shape:
+class PassShape:
     """`batch` sequences of `q_len` new tokens after `past` that are cached."""
 
     batch: int
@@ -54,7 +54,7 @@ class Basis:
     """
 
     monomials: tuple[int, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[PassShape, ...]
     told: str  # what the monomials are, in words
 
     def solve(self, counts: Sequence[int]) -> tuple[int, ...] | None:
@@ -67,7 +67,7 @@ class Basis:
         said = (self.amount(found, shape) for shape in self.shapes)
         return found if all(one == count for one, count in zip(said, counts, strict=True)) else None
 
-    def amount(self, coefficients: Sequence[int], shape: Shape) -> int:
+    def amount(self, coefficients: Sequence[int], shape: PassShape) -> int:
         """What so much of each monomial is for `shape`."""
         return sum(c * shape.monomials[m] for c, m in zip(coefficients, self.monomials, strict=True))
 
@@ -86,23 +86,30 @@ class Basis:
 
 CACHED: Final = Basis(
     tuple(range(8)),
-    (*(Shape(b, q, p) for b, q, p in product((2, 3), (3, 5), (7, 12))), Shape(4, 2, 21), Shape(5, 7, 4)),
+    (*(PassShape(b, q, p) for b, q, p in product((2, 3), (3, 5), (7, 12))), PassShape(4, 2, 21), PassShape(5, 7, 4)),
     "tokens, sequences, cached tokens and cells",
 )
 # Token by token, all that a token does counts for each, however many a pass has. `kv_tokens` and `cells` are one then:
 # what is read of the cache is the former, which the program knows.
 STEPS: Final = Basis(
     (0, 3, 4, 7),
-    (Shape(2, 1, 5), Shape(3, 1, 5), Shape(2, 1, 8), Shape(3, 1, 8), Shape(4, 1, 7), Shape(5, 1, 9)),
+    (
+        PassShape(2, 1, 5),
+        PassShape(3, 1, 5),
+        PassShape(2, 1, 8),
+        PassShape(3, 1, 8),
+        PassShape(4, 1, 7),
+        PassShape(5, 1, 9),
+    ),
     "tokens, cached tokens and cells",
 )
 # Without a past, keys are queries. Lengths without a common factor tell apart what goes by steps.
 ONCE: Final = Basis(
     (0, 1, 2, 3, 6, 7),
-    (*(Shape(b, q) for b, q in product((2, 3), (3, 5, 8))), Shape(4, 7), Shape(5, 11)),
+    (*(PassShape(b, q) for b, q in product((2, 3), (3, 5, 8))), PassShape(4, 7), PassShape(5, 11)),
     "tokens, sequences and cells",
 )
-FIXED: Final = Basis((0, 1), tuple(Shape(b, 1) for b in (2, 3, 4, 7)), "sequences")
+FIXED: Final = Basis((0, 1), tuple(PassShape(b, 1) for b in (2, 3, 4, 7)), "sequences")
 
 
 def renamed(form: Form, old: Form, new: Form) -> Form:

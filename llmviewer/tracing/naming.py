@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from .program import Launch, Program
+from .program import Program, TracedLaunch
 from .segments import Segment
 
 HIDDEN: Final = "hidden"  # what a block reads of the one before it
@@ -15,7 +15,7 @@ SHARED: Final = "shared"  # what several blocks read that is made of parameters 
 
 
 @dataclass(frozen=True)
-class Naming:
+class SegmentNames:
     """The names in a segment.
 
     input     the tensor that it reads of the segment before it, or of what the module takes; "" where it reads neither
@@ -23,20 +23,20 @@ class Naming:
     internal  values that it makes and nothing else reads
     """
 
-    of_launch: dict[Launch, str]
+    of_launch: dict[TracedLaunch, str]
     of_value: dict[int, str]
     input: str
     output: str
     internal: frozenset[int]
 
     @classmethod
-    def of(cls, program: Program, segment: Segment, shared: int) -> Naming:
+    def of(cls, program: Program, segment: Segment, shared: int) -> SegmentNames:
         """Shared  the value that several segments read, or -1
 
         Raises InputError where the segment leaves nothing, or more than one tensor.
         """
         used: Counter[str] = Counter()
-        of_launch: dict[Launch, str] = {}
+        of_launch: dict[TracedLaunch, str] = {}
         of_value: dict[int, str] = {}
         for launch in segment.launches:
             name = _name(program, segment.layer, launch)
@@ -54,7 +54,7 @@ class Naming:
         return self.of_value.get(value, self.input)
 
 
-def _name(program: Program, layer: str, launch: Launch) -> str:
+def _name(program: Program, layer: str, launch: TracedLaunch) -> str:
     """A launch by its module; a fused one also by "softmax" if it has one, else by its last call."""
     *_, last = launch.calls
     own = program.calls[last].path[len(layer) :].strip(".") or "layer"
@@ -64,7 +64,7 @@ def _name(program: Program, layer: str, launch: Launch) -> str:
     return f"{own}.softmax" if any(name.endswith("softmax") for name in names) else f"{own}.{names[-1]}"
 
 
-def _tensors(program: Program, launch: Launch, name: str) -> dict[int, str]:
+def _tensors(program: Program, launch: TracedLaunch, name: str) -> dict[int, str]:
     """Names of the states that a launch reads or writes, and of what else it writes."""
     outputs = program.outputs_of(launch)
     states = [v for v in (*program.inputs_of(launch), *outputs) if v in program.states]

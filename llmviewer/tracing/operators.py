@@ -41,7 +41,7 @@ class Pointwise(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Operator):
+class StateStep(Operator):
     """What a step does with a state, in one launch: element-wise, and products that have one token each.
 
     ops       of a step, token by token
@@ -59,7 +59,7 @@ class Step(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product(Operator):
+class TracedProduct(Operator):
     """A matmul-like call that is no product of a tensor with a whole parameter.
 
     mask  which pairs of its rows it needs, where it is a product of attention

@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import Any, Final
 
 from ..errors import InputError
-from .fitting import CACHED, FIXED, ONCE, STEPS, Basis, Shape
+from .fitting import CACHED, FIXED, ONCE, STEPS, Basis, PassShape
 from .numbers import Numbers
 from .recorder import record, tensors_of
 from .recording import Recording
@@ -24,7 +24,7 @@ _BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes(ABC):
+class TracedPasses(ABC):
     """Passes of a module, with counts that are sums over `basis`.
 
     why  why a basis with more features was not possible
@@ -39,7 +39,7 @@ class Passes(ABC):
     places: frozenset[int] = frozenset()  # tensors of the cache that passes write tokens into
 
     @abstractmethod
-    def record(self, shape: Shape) -> Recording:
+    def record(self, shape: PassShape) -> Recording:
         """The calls of a pass of `shape`."""
 
     @property
@@ -49,7 +49,7 @@ class Passes(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(Passes):
+class DecoderPasses(TracedPasses):
     """Passes of a language model with a KV cache or a state.
 
     cache  its argument of forward
@@ -63,7 +63,7 @@ class Steps(Passes):
             return ()
         return ("keeps a state: every token counts as one of a step that writes token by token",)
 
-    def record(self, shape: Shape) -> Recording:
+    def record(self, shape: PassShape) -> Recording:
         """The calls of a pass of `shape`, after a prompt that fills the cache."""
         if not shape.past:
             return self._run(shape.q_len, shape.batch, None)[0]
@@ -81,16 +81,16 @@ class Steps(Passes):
 
     def recurs(self) -> bool:
         """Whether a tensor that passes leave has no dimension of tokens: a state."""
-        left = tensors_of(self._prompt(Shape(2, 1, _PAST))[0])
+        left = tensors_of(self._prompt(PassShape(2, 1, _PAST))[0])
         return any(_PAST not in t.shape for t in left if t.is_floating_point())
 
-    def in_place(self) -> Steps:
+    def in_place(self) -> DecoderPasses:
         """The passes, with the tensors of a static cache that passes write tokens into.
 
         If other tensors do not grow either, they are a state.
         """
         parts = []
-        for shape in (Shape(2, 3, _PAST), Shape(2, 5, _PAST)):
+        for shape in (PassShape(2, 3, _PAST), PassShape(2, 5, _PAST)):
             try:
                 recording = self.record(shape)
             except InputError:  # a state that only takes single tokens
@@ -106,7 +106,7 @@ class Steps(Passes):
         still = (p for p in floating if _PAST not in recording.values[found[p]].shape)
         return replace(self, basis=CACHED if places >= set(still) else STEPS, places=places)
 
-    def _prompt(self, shape: Shape) -> tuple[Any, Numbers]:
+    def _prompt(self, shape: PassShape) -> tuple[Any, Numbers]:
         """The cache before a pass of `shape`, and its known values."""
         _, out, numbers = self._run(shape.past, shape.batch, None)
         return self._left(out), numbers
@@ -136,7 +136,7 @@ class Steps(Passes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Once(Passes):
+class SinglePass(TracedPasses):
     """The single pass of a module without a cache.
 
     inputs   arguments of forward, by name or position
@@ -148,7 +148,7 @@ class Once(Passes):
     varying: Mapping[int | str, Mapping[int, str]]
     guessed: bool = False
 
-    def record(self, shape: Shape) -> Recording:
+    def record(self, shape: PassShape) -> Recording:
         given = {key: self._of(shape, key, value) for key, value in self.inputs.items()}
         args = [value for key, value in given.items() if isinstance(key, int)]
         kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
@@ -175,7 +175,7 @@ class Once(Passes):
         sized = f"of one size for each sequence: {', '.join(shapes)}{tried}"
         return (f"{once}, {sized}; --prompt changes no count, and with --prompt 1 its tokens/s are inputs per second",)
 
-    def _of(self, shape: Shape, key: int | str, example: Any) -> Any:
+    def _of(self, shape: PassShape, key: int | str, example: Any) -> Any:
         if not _is_tensor(example):
             return example
         sizes = {SEQUENCES: shape.batch, TOKENS: shape.q_len}
@@ -184,7 +184,7 @@ class Once(Passes):
         return import_module("torch").empty(made, dtype=example.dtype, device="meta")
 
 
-def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, ...]:
+def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[TracedPasses, ...]:
     """Ways to run a module, the most likely first.
 
     inputs  example arguments of forward: a tensor, a tuple by position or a dict by name. None: token ids, or images as
@@ -197,7 +197,9 @@ def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, .
         return _given(module, name, _named(name, inputs), dims)
     takes = signature(module.forward).parameters
     if takes.keys() & {*_CACHES[:2], "use_cache"}:
-        steps = Steps(module=module, name=name, cache=next((key for key in _CACHES if key in takes), _CACHES[0]))
+        steps = DecoderPasses(
+            module=module, name=name, cache=next((key for key in _CACHES if key in takes), _CACHES[0])
+        )
         if _generates(module) or steps.keeps():
             return (steps.in_place() if steps.recurs() else steps,)
     return (_usual(module, name, takes),)
@@ -209,7 +211,7 @@ def _generates(module: Any) -> bool:
     return bool(asked and asked())
 
 
-def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> Once:
+def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> SinglePass:
     """One pass over token ids or images."""
     torch = import_module("torch")
     named = [key for key, p in takes.items() if p.kind is not p.VAR_KEYWORD]
@@ -221,12 +223,14 @@ def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> Once:
         pixels = torch.empty(1, *_picture(module, name), device="meta")
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), pixels.dtype)
         sized = {main: pixels.to(dtype)}
-        return Once(module=module, name=name, inputs=sized, varying={main: {0: SEQUENCES}}, basis=FIXED, guessed=True)
+        return SinglePass(
+            module=module, name=name, inputs=sized, varying={main: {0: SEQUENCES}}, basis=FIXED, guessed=True
+        )
     if main.startswith("input_") and main != "input_ids":  # audio, whose sizes no config has
         raise InputError(f"{name}: reads {main}, and its shape is not known; {_GIVE}")
     key = 0 if takes[main].kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL) else main
     ids = torch.empty(1, 1, dtype=torch.long, device="meta")
-    return Once(module=module, name=name, inputs={key: ids}, varying={key: dict(_BOTH)}, basis=ONCE, guessed=True)
+    return SinglePass(module=module, name=name, inputs={key: ids}, varying={key: dict(_BOTH)}, basis=ONCE, guessed=True)
 
 
 def _picture(module: Any, name: str) -> tuple[int, int, int]:
@@ -261,12 +265,12 @@ def _named(name: str, inputs: Any) -> dict[int | str, Any]:
     return named
 
 
-def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> tuple[Once, ...]:
+def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> tuple[SinglePass, ...]:
     """Passes over inputs like these, with varying sequences and tokens, or only sequences."""
     if dims is not None:
         varying = _varying(name, inputs, dims)
         basis = ONCE if any(TOKENS in which.values() for which in varying.values()) else FIXED
-        return (Once(module=module, name=name, inputs=inputs, varying=varying, basis=basis),)
+        return (SinglePass(module=module, name=name, inputs=inputs, varying=varying, basis=basis),)
     tensors = {key: value for key, value in inputs.items() if _is_tensor(value) and value.dim()}
     if not tensors:
         raise InputError(
@@ -276,7 +280,7 @@ def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> t
     features = [value for value in tensors.values() if value.is_floating_point() and value.dim() == 3]
     batch, *length = next(iter((*ids, *features, *tensors.values()))).shape[:2]
     fixed = {key: {0: SEQUENCES} for key, value in tensors.items() if value.shape[0] == batch}
-    sized = Once(module=module, name=name, inputs=inputs, varying=fixed, basis=FIXED)
+    sized = SinglePass(module=module, name=name, inputs=inputs, varying=fixed, basis=FIXED)
     if not ids and not features:
         return (sized,)
     if [batch] == length:
@@ -288,7 +292,7 @@ def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> t
         key: {**fixed.get(key, {}), **{n: TOKENS for n, size in enumerate(value.shape) if [size] == length}}
         for key, value in tensors.items()
     }
-    return (Once(module=module, name=name, inputs=inputs, varying=found, basis=ONCE), sized)
+    return (SinglePass(module=module, name=name, inputs=inputs, varying=found, basis=ONCE), sized)
 
 
 def _varying(name: str, inputs: Mapping[int | str, Any], dims: Any) -> dict[int | str, dict[int, str]]:

@@ -10,14 +10,14 @@ from ..errors import InputError
 from ..forms import ONE, SEQUENCES, TOKENS, Form, cells, total
 from .alignment import check_aligned, problem_at
 from .caches import Cache, SlotUse, state_calls
-from .fitting import ONCE, Basis, Shape, at_rest, spread
+from .fitting import ONCE, Basis, PassShape, at_rest, spread
 from .recording import Call, Recording, Use, Value
 
 _NO_CACHE: Final = (ONE + TOKENS + SEQUENCES).features()  # of what does not grow with the cache
 
 
 @dataclass(frozen=True)
-class Launch:
+class TracedLaunch:
     """Indices of the calls that one kernel makes: one matmul-like call, or element-wise calls that are fused."""
 
     calls: tuple[int, ...]
@@ -114,7 +114,7 @@ class Program:
         form = self._per_token(value, self.form(call, "results", lambda r: r.values[value].numel))
         return at_rest(form) if value in self.states else form
 
-    def elements_read(self, launch: Launch, value: int) -> Form:
+    def elements_read(self, launch: TracedLaunch, value: int) -> Form:
         """Elements of a value that a launch reads, each once."""
         call = self.calls[launch.calls[0]]
         form = self.form(call, "operands", lambda r: _distinct(_uses(r, launch, value), r.values[value]))
@@ -129,10 +129,10 @@ class Program:
         slots = self.slots.get(value, 0) or self._slot_values.get(value, 0)
         return spread(form, slots) if slots else form
 
-    def ops(self, launch: Launch) -> Form:
+    def ops(self, launch: TracedLaunch) -> Form:
         return total(self._ops(launch, slots) for slots in {self.slot_calls.get(index, 0) for index in launch.calls})
 
-    def _ops(self, launch: Launch, slots: int) -> Form:
+    def _ops(self, launch: TracedLaunch, slots: int) -> Form:
         """OPs of those calls of a launch that work on all `slots` of a cache; of those that do not where 0."""
         own = [index for index in launch.calls if self.slot_calls.get(index, 0) == slots]
         form = self.form(self.calls[own[-1]], "OPs", lambda r: sum(self._call_ops(r, index) for index in own))
@@ -150,11 +150,11 @@ class Program:
         )
         return call.ops * read // recording.values[made].numel
 
-    def ops_for(self, index: int, shape: Shape) -> int:
+    def ops_for(self, index: int, shape: PassShape) -> int:
         """The OPs that the fit gives a matmul-like call in a pass of `shape`."""
         seen = min(shape.past, self.windows.get(index, shape.past + 1) - 1)
         found = self._solve(self.calls[index], "OPs", lambda r: r.calls[index].ops)
-        return self.basis.amount(found, Shape(shape.batch, shape.q_len, seen))
+        return self.basis.amount(found, PassShape(shape.batch, shape.q_len, seen))
 
     # Dataflow
 
@@ -162,14 +162,14 @@ class Program:
         """Whether a call is matmul-like and no part of a scan, so that it is a launch of its own."""
         return self.calls[index].matmul and index not in self.scan_products
 
-    def inputs_of(self, launch: Launch) -> list[int]:
+    def inputs_of(self, launch: TracedLaunch) -> list[int]:
         """Values that a launch reads and does not make; without the cache that it appends to, which stays in place."""
         own = {v for index in launch.calls for v in self.calls[index].made}
         uses = [use.value for index in launch.calls for use in self.calls[index].uses]
         found = (v for v in dict.fromkeys(uses) if v not in own)
         return [v for v in found if self.values[v].source != "cache" or v in self.states]
 
-    def outputs_of(self, launch: Launch) -> list[int]:
+    def outputs_of(self, launch: TracedLaunch) -> list[int]:
         """Values that a launch makes for other launches, the caller or the cache."""
         own = set(launch.calls)
         made = (v for index in launch.calls for v in self.calls[index].made)
@@ -230,11 +230,11 @@ class Program:
                 odd.add(self.calls[index].path)
         return sorted(odd)
 
-    def add_window(self, index: int, shape: Shape, ops: int) -> bool:
+    def add_window(self, index: int, shape: PassShape, ops: int) -> bool:
         """Records the window of a call whose `ops` in a pass of `shape` are those of fewer keys than there are; False
         where they are not.
         """
-        form, fitted = self.ops(Launch((index,))), self.ops_for(index, shape)
+        form, fitted = self.ops(TracedLaunch((index,))), self.ops_for(index, shape)
         keys, rest = divmod(ops * (shape.past + shape.q_len), fitted)
         if [feature for feature, _ in form.terms] != [cells().terms[0][0]] or rest or not 0 < ops < fitted:
             return False
@@ -253,7 +253,7 @@ def _read(recording: Recording, appending: set[int], states: set[int]) -> list[i
     return read[::-1]
 
 
-def _uses(recording: Recording, launch: Launch, value: int) -> set[Use]:
+def _uses(recording: Recording, launch: TracedLaunch, value: int) -> set[Use]:
     return {use for index in launch.calls for use in recording.calls[index].uses if use.value == value}
 
 

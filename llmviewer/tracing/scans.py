@@ -13,17 +13,17 @@ from typing import Final
 import numpy as np
 
 from ..errors import InputError
-from .fitting import Shape
-from .passes import Passes
+from .fitting import PassShape
+from .passes import TracedPasses
 from .program import Program
 from .recording import Call, Recording
 
-_PROMPT: Final = Shape(2, 6)
+_PROMPT: Final = PassShape(2, 6)
 _SIZES: Final = 8  # candidate chunk sizes, smallest first
 _COUNTS: Final = (1, 2, 3, 4)  # chunks of fitted prompts: three for the terms of a parabola, one as a check
 
 
-def compare_prompts(program: Program, passes: Passes) -> tuple[str, ...]:
+def compare_prompts(program: Program, passes: TracedPasses) -> tuple[str, ...]:
     """Compares prompts with steps and sets the chunks of scans in `program`; returns notes on different counts.
 
     Raises InputError if products with parameters differ from those of as many steps.
@@ -68,22 +68,22 @@ def _within(recording: Recording, call: Call) -> bool:
     return call.matmul and call.name != "convolution" and not recording.projects(call)
 
 
-def _size(passes: Passes, prompt: Recording, paths: set[str]) -> int:
+def _size(passes: TracedPasses, prompt: Recording, paths: set[str]) -> int:
     """Tokens per chunk, to whose multiples prompts are padded: shorter prompts have the same products. 0: none."""
     uses = (use for c in prompt.calls if c.path in paths and _within(prompt, c) for use in c.uses)
     sizes = sorted({n for use in uses for n in prompt.values[use.value].shape if n > _PROMPT.q_len})
 
     def ops(length: int) -> int:
-        return sum(_scanned(passes.record(Shape(1, length)), paths).values())
+        return sum(_scanned(passes.record(PassShape(1, length)), paths).values())
 
     one = sum(_scanned(prompt, paths).values()) // _PROMPT.batch
     longer = next((size for size in sizes[:_SIZES] if ops(size + 1) != one), 0)
     return longer if longer and ops(longer) == one else 0
 
 
-def _fit(program: Program, passes: Passes, size: int, paths: Sequence[str]) -> tuple[str, ...]:
+def _fit(program: Program, passes: TracedPasses, size: int, paths: Sequence[str]) -> tuple[str, ...]:
     """Sets the work of chunks of `size` tokens in the modules at `paths`."""
-    prompts = [passes.record(Shape(1, size * n)) for n in _COUNTS]
+    prompts = [passes.record(PassShape(1, size * n)) for n in _COUNTS]
     squares, steps = 0.0, []
     for path in paths:
         products = _parabola([_scanned(r, {path})[path] for r in prompts])

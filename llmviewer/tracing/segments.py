@@ -9,7 +9,7 @@ from itertools import groupby
 from math import inf
 from typing import Any, Final
 
-from .program import Launch, Program
+from .program import Program, TracedLaunch
 
 _INDEX: Final = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -24,7 +24,7 @@ class Segment:
     """
 
     layer: str
-    launches: tuple[Launch, ...]
+    launches: tuple[TracedLaunch, ...]
     joined: int = 0
     shared: int = -1
 
@@ -99,19 +99,19 @@ def _passed(program: Program, start: int) -> set[int]:
     return {v for v in made if v not in kept and max(program.readers.get(v, ()), default=-1) >= start}
 
 
-def _launches(program: Program, calls: Sequence[int]) -> tuple[Launch, ...]:
+def _launches(program: Program, calls: Sequence[int]) -> tuple[TracedLaunch, ...]:
     """The launches of a segment in order. An element-wise call runs as late as its readers allow."""
     due: dict[int, float] = {}  # the product before which a call runs; inf where nothing in the segment reads it
     for index in reversed(calls):
         readers = (r for v in program.calls[index].made for r in program.readers.get(v, ()))
         due[index] = index if program.is_product(index) else min((due[r] for r in readers if r in due), default=inf)
     _place_state_updates(program, due)
-    done: list[Launch] = []
+    done: list[TracedLaunch] = []
     for product in sorted({due[index] for index in calls}):
         fused = [index for index in calls if due[index] == product and not program.is_product(index)]
-        done += [Launch(tuple(group)) for group in _connected(program, fused)]
+        done += [TracedLaunch(tuple(group)) for group in _connected(program, fused)]
         if product < inf:
-            done.append(Launch((int(product),)))
+            done.append(TracedLaunch((int(product),)))
     return tuple(_appends_first(program, done))
 
 
@@ -139,13 +139,13 @@ def _connected(program: Program, calls: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _appends_first(program: Program, launches: Sequence[Launch]) -> list[Launch]:
+def _appends_first(program: Program, launches: Sequence[TracedLaunch]) -> list[TracedLaunch]:
     """Moves launches that write the cache to right after their inputs, so that attention is three launches in a row."""
 
-    def appends(launch: Launch) -> bool:
+    def appends(launch: TracedLaunch) -> bool:
         return any(v in program.cached for v in program.outputs_of(launch))
 
-    done: list[Launch] = []
+    done: list[TracedLaunch] = []
     for launch in launches:
         if not appends(launch):
             done.append(launch)

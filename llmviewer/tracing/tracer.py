@@ -17,7 +17,7 @@ from .checks import check, longest_context
 from .fitting import CACHED, STEPS
 from .numbers import Numbers
 from .operators import format_of
-from .passes import Passes, passes_of
+from .passes import TracedPasses, passes_of
 from .program import Program
 from .segments import Segment, layer_lists, segments_of
 
@@ -78,7 +78,7 @@ def trace_module(
             parameter.requires_grad_()
 
 
-def _first_that_fits(module: Any, name: str, vocab: int | None, ways: Sequence[Passes]) -> Model:
+def _first_that_fits(module: Any, name: str, vocab: int | None, ways: Sequence[TracedPasses]) -> Model:
     """The model by the first of some ways to run it whose counts can all be fitted."""
     first, *others = ways
     try:
@@ -91,7 +91,7 @@ def _first_that_fits(module: Any, name: str, vocab: int | None, ways: Sequence[P
         return _first_that_fits(module, name, vocab, [replace(others[0], why=why), *others[1:]])
 
 
-def _model(module: Any, program: Program, passes: Passes, vocab: int | None) -> Model:
+def _model(module: Any, program: Program, passes: TracedPasses, vocab: int | None) -> Model:
     name = program.name
     if program.logits < 0 or program.logits not in program.writer:
         what = (

@@ -11,7 +11,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.timeline_figures import part_bars
 from llmviewer.timelines.against import Recorded, compared
-from llmviewer.timelines.launches import Launches, Sums
+from llmviewer.timelines.launches import RecordedLaunches, Sums
 from llmviewer.timelines.reading import parse_timeline, read_timeline
 
 from ..answers import Answer, fault
@@ -60,7 +60,7 @@ def bars(found: Recorded) -> PageFigure:
 
 
 @lru_cache(maxsize=2)
-def _on_disk(path: Path, _changed: int, phase: str) -> Launches | Sums:
+def _on_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | Sums:
     try:
         return read_timeline(path, phase)
     except InputError as error:
@@ -68,7 +68,7 @@ def _on_disk(path: Path, _changed: int, phase: str) -> Launches | Sums:
 
 
 @lru_cache(maxsize=2)
-def _dropped(trace: Dropped, phase: str) -> Launches | Sums:
+def _dropped(trace: Dropped, phase: str) -> RecordedLaunches | Sums:
     if len(trace.data) > LARGEST:
         raise InputError(f"{trace.name}: must have at most {LARGEST:,} bytes; got {len(trace.data):,}")
     try:

@@ -142,6 +142,14 @@ class Experts:
         return (*gate, *self.shared.operators(parts, x, prefix="shared_", act_name="shared_act"))
 
 
+class BiasedExperts(Experts):
+    """Experts with a bias that is added to their weighted sum."""
+
+    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
+        *made, combine = super().operators(parts, x, seen)
+        return (*made, replace(combine, weights=(parts.weight(f"{combine.name}.bias", x.width),)))
+
+
 def experts_linear(
     parts: Parts,
     name: str,

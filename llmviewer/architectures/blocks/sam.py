@@ -23,7 +23,7 @@ from .encoder import both_ways
 from .feed_forward import Mlp
 from .moe import integers
 from .parts import NormKind, Parts, heads_of, result, with_rows
-from .tower import Picture, Tower, filled, of_pictures, patches_of, picture, tower_activation
+from .tower import PatchGrid, Tower, filled, of_pictures, patches_of, picture, tower_activation
 
 _PICTURES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
 
@@ -72,7 +72,7 @@ def sam_tower(config: Section) -> Tower:
     )
 
 
-def _attention(config: Section, seen: Picture, window: int) -> SelfAttention | PlacedAttention:
+def _attention(config: Section, seen: PatchGrid, window: int) -> SelfAttention | PlacedAttention:
     """Of windows of so many patches to a side, or 0 for all."""
     heads = both_ways(heads_of(config))
     if window:

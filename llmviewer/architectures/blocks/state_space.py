@@ -167,7 +167,7 @@ class Mamba2:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortConv:
+class ShortConvMixer:
     """A filter over the last `taps` tokens between two gates, all three from one projection (LFM2).
 
     taps  tokens of the filter

@@ -38,7 +38,7 @@ _COSTLESS_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class PatchGrid:
     """An image of `height` x `width` patches with `pixels` values each."""
 
     height: int
@@ -64,7 +64,7 @@ class Tower:
                   None: all layers, and the norm
     """
 
-    picture: Picture
+    picture: PatchGrid
     hidden: int
     layers: Sequence[Layer]
     norm: NormKind = NormKind.LAYER
@@ -175,7 +175,7 @@ def layer(
 
 def vit(
     section: Section,
-    seen: Picture,
+    seen: PatchGrid,
     act: str,
     *,
     layers: int | None = None,
@@ -235,7 +235,7 @@ def picture(
     channels: str = "num_channels",
     frames: int = 1,
     multiple: int = 1,
-) -> Picture:
+) -> PatchGrid:
     """The picture that image_size and patch_size describe; `image` and `patch` are what the class has.
 
     frames    pictures that a patch is cut through, of a film
@@ -247,7 +247,7 @@ def picture(
     if height < tall * multiple or width < wide * multiple:
         raise config.error("image_size", f"must be at least a patch, {tall * multiple} x {wide * multiple}; "
                            f"got {height} x {width}")  # fmt: skip
-    found = Picture(
+    found = PatchGrid(
         height=height // tall, width=width // wide, pixels=config.integer(channels, 3) * frames * tall * wide
     )
     if found.height % multiple or found.width % multiple:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ._family import Family, Parameter, Stack
+from ._family import Family, Fitted, Stack
 from .collectives import Collectives
 from .decode import Decode
-from .elementwise import Elementwise
+from .elementwise import ElementwiseFamily
 from .gemm import Gemm
 from .moe import Moe
 from .prefill import Prefill
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    family.name: family for family in (Gemm(), Prefill(), Decode(), Moe(), Elementwise(), Collectives())
+    family.name: family for family in (Gemm(), Prefill(), Decode(), Moe(), ElementwiseFamily(), Collectives())
 }
 
-__all__ = ["FAMILIES", "Family", "Parameter", "Stack"]
+__all__ = ["FAMILIES", "Family", "Fitted", "Stack"]

@@ -57,7 +57,7 @@ _GRADUAL_MOST: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caches:
+class DecodeCaches:
     """The caches of a decode step. Arrays have a row for each shape.
 
     heads   key heads of all sequences
@@ -94,7 +94,7 @@ class Cut:
     idle: Array | float = 0.0
 
 
-def _xqa(c: Caches) -> Cut:
+def _xqa(c: DecodeCaches) -> Cut:
     """Parts follow from the length of the whole cache, so under a window most of them have nothing to do."""
     most = np.maximum(np.floor(c.whole / _XQA_KEYS), 1)
     parts = np.minimum(most, np.round(np.sqrt(8 * most)))
@@ -103,13 +103,13 @@ def _xqa(c: Caches) -> Cut:
     return _even(c, parts, np.minimum(np.ceil(c.keys / c.whole * parts), parts))
 
 
-def _dealt(c: Caches, tile: float) -> Cut:
+def _dealt(c: DecodeCaches, tile: float) -> Cut:
     parts = _xqa(c).parts
     tiles = np.ceil(c.keys / tile)
     return _tiled(c, parts, np.minimum(parts, tiles), tiles, tile)
 
 
-def _generated(c: Caches) -> Cut:
+def _generated(c: DecodeCaches) -> Cut:
     full = np.maximum(np.floor(c.cores / c.tiles), 1)
     parts = np.minimum(np.ceil(c.keys / (_GENERATED_STEPS * _GENERATED_KEYS)), full)
     return _tiled(c, parts, parts, np.ceil(c.keys / _GENERATED_KEYS), _GENERATED_KEYS)
@@ -120,15 +120,15 @@ def worth(heads: Array, whole: Array, cores: float) -> Array:
     return np.asarray(_XQA_GAIN * heads * np.maximum(np.floor(whole / _XQA_KEYS), 1) >= cores)
 
 
-def _tiled(c: Caches, parts: Array, used: Array, tiles: Array, tile: float) -> Cut:
+def _tiled(c: DecodeCaches, parts: Array, used: Array, tiles: Array, tile: float) -> Cut:
     return Cut(parts=parts, used=used, keys=np.minimum(np.ceil(tiles / used) * tile, c.keys))
 
 
-def _even(c: Caches, parts: Array, used: Array, places: Array | float = 0.0) -> Cut:
+def _even(c: DecodeCaches, parts: Array, used: Array, places: Array | float = 0.0) -> Cut:
     return Cut(parts=parts, used=used, keys=c.keys / used, places=places)
 
 
-def _masked(c: Caches) -> Cut:
+def _masked(c: DecodeCaches) -> Cut:
     """Blocks grow to their largest size before a cache is cut into more of them."""
     fewest = _MASKED_THREADS // _MASKED_LEAST
     larger = np.minimum(np.ceil(fewest * c.cores / c.tiles), fewest)
@@ -140,14 +140,14 @@ def _masked(c: Caches) -> Cut:
     return _even(c, parts, parts, places)
 
 
-def _listed(c: Caches) -> Cut:
+def _listed(c: DecodeCaches) -> Cut:
     blocks = np.ceil(c.keys / _up_to(c.width, _FA3_KEYS))
     each = np.ceil(_FA3_MARGIN * c.tiles * blocks / c.cores)
     parts = np.minimum(np.ceil(blocks / each), _FA3_MOST)
     return _even(c, parts, parts)
 
 
-def _waves(c: Caches) -> Cut:
+def _waves(c: DecodeCaches) -> Cut:
     """Only caches of key heads that several query heads share are cut."""
     slots = _FA2_PLACES * c.cores
     few = np.flatnonzero(c.shared & (c.tiles < _FA2_FULL * slots))
@@ -161,21 +161,21 @@ def _waves(c: Caches) -> Cut:
     return _even(c, parts, parts)
 
 
-def _filled(c: Caches) -> Cut:
+def _filled(c: DecodeCaches) -> Cut:
     most = np.maximum(np.floor(_FILLED_PLACES * c.cores / c.tiles), 1)
     keys = np.minimum(np.maximum(np.ceil(c.keys / most), _FILLED_KEYS), c.keys)
     parts = np.ceil(c.keys / keys)
     return Cut(parts=parts, used=parts, keys=keys)
 
 
-def _segments(c: Caches) -> Cut:
+def _segments(c: DecodeCaches) -> Cut:
     launched = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
     each = np.maximum(c.whole / launched, _SEGMENTS_KEYS)
     parts, used = (np.minimum(np.ceil(keys / each), launched) for keys in (c.whole, c.keys))
     return replace(_even(c, parts, used), idle=launched - parts)
 
 
-def _gradual(c: Caches) -> Cut:
+def _gradual(c: DecodeCaches) -> Cut:
     cores = np.floor(c.cores * np.maximum(np.log2(c.keys / _GRADUAL_KEYS), 1))
     parts = np.minimum(np.ceil(cores / c.tiles), _GRADUAL_MOST)
     return _even(c, parts, parts)
@@ -186,7 +186,7 @@ def _up_to(width: Array, sizes: tuple[tuple[float, float], ...]) -> Array:
     return np.asarray(np.select([width <= most for most, _ in sizes], [size for _, size in sizes]))
 
 
-RULES: Final[Mapping[str, Callable[[Caches], Cut]]] = {
+RULES: Final[Mapping[str, Callable[[DecodeCaches], Cut]]] = {
     "rule": _xqa,
     "masked": _masked,
     "listed": _listed,

@@ -28,7 +28,7 @@ _NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class Fitted:
     """A number that is fitted. It stays within `low` and `high`, and near `usual` unless measurements say otherwise.
 
     meaning  what it is, with its unit
@@ -104,7 +104,7 @@ class Family(ABC):
     """
 
     name: ClassVar[str]
-    parameters: ClassVar[tuple[Parameter, ...]]
+    parameters: ClassVar[tuple[Fitted, ...]]
     variants: ClassVar[tuple[str, ...]] = ("",)
     alone: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]]
@@ -168,7 +168,7 @@ class Family(ABC):
     def size_names(self) -> tuple[str, ...]:
         return tuple(name for name in (*self.columns, *self.optional) if name not in _NO_SIZES)
 
-    def of(self, variant: str) -> tuple[Parameter, ...]:
+    def of(self, variant: str) -> tuple[Fitted, ...]:
         """The parameters of a variant."""
         return tuple(q for q in self.parameters if not q.way or q.way in variant.split())
 

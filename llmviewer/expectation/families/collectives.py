@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import InputError
 from ...operators.collectives import UP
 from ..device import Device
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, smooth_max
+from ._family import MICROSECOND, Array, Family, Features, Fitted, Parameters, Shapes, Stack, smooth_max
 
 # What switches add (ncclNvlsSupported of NCCL's src/include/device.h, of the types that rows have).
 _ADDED: Final = ("fp16", "bf16", "fp32")
@@ -36,22 +36,22 @@ class Collectives(Family):
     optional: ClassVar = {}
     variants = ("ring", "peers", "ring between", "ring switched", "ring between switched")
     parameters = (
-        Parameter(name="start_us", usual=5, low=0.5, high=120, meaning="launch [us]"),
-        Parameter(name="hop_us", usual=1.6, low=0.01, high=60, meaning="each further device [us]"),
-        Parameter(name="beta", usual=0.7, low=0.02, high=2, meaning="part of the link that is reached; above 1 where "
+        Fitted(name="start_us", usual=5, low=0.5, high=120, meaning="launch [us]"),
+        Fitted(name="hop_us", usual=1.6, low=0.01, high=60, meaning="each further device [us]"),
+        Fitted(name="beta", usual=0.7, low=0.02, high=2, meaning="part of the link that is reached; above 1 where "
                   "switches add"),
-        Parameter(name="short", usual=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"),
-        Parameter(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
-        Parameter(name="between", usual=0.7, low=0.05, high=1, way="between", meaning="of that, by the one between"),
-        Parameter(name="between_us", usual=4, low=0.1, high=100, way="between", meaning="its further start [us]"),
-        Parameter(name="switched", usual=0.65, low=0.05, high=1, way="switched", meaning="part of the link that is "
+        Fitted(name="short", usual=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"),
+        Fitted(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
+        Fitted(name="between", usual=0.7, low=0.05, high=1, way="between", meaning="of that, by the one between"),
+        Fitted(name="between_us", usual=4, low=0.1, high=100, way="between", meaning="its further start [us]"),
+        Fitted(name="switched", usual=0.65, low=0.05, high=1, way="switched", meaning="part of the link that is "
                   "reached where switches add"),
-        Parameter(name="switched_us", usual=60, low=1, high=400, way="switched", meaning="launch where they do [us]"),
-        Parameter(name="own", usual=0.3, low=0, high=1.5, absent=0, meaning="time of a device's own share, which it "
+        Fitted(name="switched_us", usual=60, low=1, high=400, way="switched", meaning="launch where they do [us]"),
+        Fitted(name="own", usual=0.3, low=0, high=1.5, absent=0, meaning="time of a device's own share, which it "
                   "reads, adds up and writes / of one sent", linear=True),
-        Parameter(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
+        Fitted(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
                   "slows down beyond two", linear=True),
-        Parameter(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
+        Fitted(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
     )  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:

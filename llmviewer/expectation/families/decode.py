@@ -10,8 +10,8 @@ import numpy as np
 
 from ..device import Device
 from ..formats import cache_bytes
-from ._cuts import RULES, SKIPPING, Caches, worth
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
+from ._cuts import RULES, SKIPPING, DecodeCaches, worth
+from ._family import MICROSECOND, Array, Family, Features, Fitted, Parameters, Shapes, Stack, cold, from_memory
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
 _LEAST: Final = 64  # keys of a part of the cache
@@ -56,50 +56,50 @@ class Decode(Family):
     waits = True
     on_cpu: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
     parameters = (
-        Parameter(name="alpha", usual=0.3, low=0.0005, high=1, meaning="part of the peak that is reached"),
-        Parameter(name="beta", usual=0.87, low=0.05, high=1, meaning="part of the memory bandwidth that is reached"),
-        Parameter(name="start_us", usual=8.5, low=0.5, high=300, meaning="launch and first tile [us]"),
-        Parameter(name="kappa", usual=2, low=0.3, high=30, meaning="of the bandwidth that one core can use, x cores"),
-        Parameter(name="lambda", usual=1.8, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Parameter(name="split_us", usual=4, low=0.1, high=60, meaning="adding up parts of the cache [us]"),
-        Parameter(name="tau_us", usual=1.5, low=0.02, high=30, meaning="start and end of a part [us]"),
-        Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Parameter(name="sharp", usual=8, low=1.2, high=20, meaning="power of the smooth maximum"),
-        Parameter(name="key_ns", usual=0.5, low=0.01, high=400, meaning="a key of a part, whatever its width [ns]"),
-        Parameter(name="single", usual=1, low=0.2, high=8, meaning="time / of others where a head goes alone"),
-        Parameter(name="single_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
-        Parameter(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
-        Parameter(name="broad", usual=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"),
-        Parameter(name="thin", usual=1, low=0.4, high=2.5, absent=1, meaning="launch and first tile / those of others "
+        Fitted(name="alpha", usual=0.3, low=0.0005, high=1, meaning="part of the peak that is reached"),
+        Fitted(name="beta", usual=0.87, low=0.05, high=1, meaning="part of the memory bandwidth that is reached"),
+        Fitted(name="start_us", usual=8.5, low=0.5, high=300, meaning="launch and first tile [us]"),
+        Fitted(name="kappa", usual=2, low=0.3, high=30, meaning="of the bandwidth that one core can use, x cores"),
+        Fitted(name="lambda", usual=1.8, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        Fitted(name="split_us", usual=4, low=0.1, high=60, meaning="adding up parts of the cache [us]"),
+        Fitted(name="tau_us", usual=1.5, low=0.02, high=30, meaning="start and end of a part [us]"),
+        Fitted(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Fitted(name="sharp", usual=8, low=1.2, high=20, meaning="power of the smooth maximum"),
+        Fitted(name="key_ns", usual=0.5, low=0.01, high=400, meaning="a key of a part, whatever its width [ns]"),
+        Fitted(name="single", usual=1, low=0.2, high=8, meaning="time / of others where a head goes alone"),
+        Fitted(name="single_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
+        Fitted(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
+        Fitted(name="broad", usual=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"),
+        Fitted(name="thin", usual=1, low=0.4, high=2.5, absent=1, meaning="launch and first tile / those of others "
                   "where a head is no wider than 64"),
-        Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
+        Fitted(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
                   "of two"),
-        Parameter(name="odd_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
-        Parameter(name="pad", usual=0.3, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
-        Parameter(name="window_us", usual=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
-        Parameter(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
-        Parameter(name="ramp_us", usual=4, low=0.05, high=60, absent=0, meaning="more for the first bytes, as many as "
+        Fitted(name="odd_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
+        Fitted(name="pad", usual=0.3, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
+        Fitted(name="window_us", usual=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
+        Fitted(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
+        Fitted(name="ramp_us", usual=4, low=0.05, high=60, absent=0, meaning="more for the first bytes, as many as "
                   "the L2 cache holds [us]"),
-        Parameter(name="overlap", usual=0.3, low=0, high=1, absent=0, meaning="of starts and ends, what others hide",
+        Fitted(name="overlap", usual=0.3, low=0, high=1, absent=0, meaning="of starts and ends, what others hide",
                   linear=True),
-        Parameter(name="part_us", usual=0.05, low=0.001, high=5, absent=0, meaning="adding up, for each part [us]"),
-        Parameter(name="row_ns", usual=5, low=0.05, high=1000, absent=0, meaning="start and end of a part, for each "
+        Fitted(name="part_us", usual=0.05, low=0.001, high=5, absent=0, meaning="adding up, for each part [us]"),
+        Fitted(name="row_ns", usual=5, low=0.05, high=1000, absent=0, meaning="start and end of a part, for each "
                   "head of its tile that is 128 columns wide [ns]"),
-        Parameter(name="token_ns", usual=2, low=0.05, high=1000, way="listed", meaning="a new token, however many "
+        Fitted(name="token_ns", usual=2, low=0.05, high=1000, way="listed", meaning="a new token, however many "
                   "heads [ns]"),
-        Parameter(name="turned_us", usual=4, low=0.1, high=60, way="waves", meaning="copies of queries and results, "
+        Fitted(name="turned_us", usual=4, low=0.1, high=60, way="waves", meaning="copies of queries and results, "
                   "to make heads that share keys rows of one [us]"),
-        Parameter(name="nearer", usual=2, low=1, high=8, absent=2, way="waves", meaning="what a core reads in a "
+        Fitted(name="nearer", usual=2, low=1, high=8, absent=2, way="waves", meaning="what a core reads in a "
                   "second from the L2 cache / from memory"),
-        Parameter(name="masked_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="more for a block of "
+        Fitted(name="masked_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="more for a block of "
                   "masked attention [us]"),
-        Parameter(name="summed_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="and for adding up its "
+        Fitted(name="summed_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="and for adding up its "
                   "parts [us]"),
-        Parameter(name="masked_ns", usual=0.3, low=0.01, high=200, absent=0, way="masked", meaning="and for a key "
+        Fitted(name="masked_ns", usual=0.3, low=0.01, high=200, absent=0, way="masked", meaning="and for a key "
                   "[ns]"),
-        Parameter(name="resident", usual=1.5, low=1, high=8, way="triton", meaning="parts that a core works at "
+        Fitted(name="resident", usual=1.5, low=1, high=8, way="triton", meaning="parts that a core works at "
                   "together"),
-        Parameter(name="idle", usual=0.3, low=0.01, high=1, absent=1, way="segments", meaning="start and end of a "
+        Fitted(name="idle", usual=0.3, low=0.01, high=1, absent=1, way="segments", meaning="start and end of a "
                   "part beyond the last key / of others"),
     )  # fmt: skip
     variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
@@ -120,7 +120,7 @@ class Decode(Family):
         tile = _tile(group, int(most), ways, windowed=windowed[:, None], fills=fills)
         groups = np.ceil(group / tile.heads)
         tiles = b * kv_heads * groups
-        caches = Caches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~tile.alone, keys=whole - passed,
+        caches = DecodeCaches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~tile.alone, keys=whole - passed,
                         whole=whole, width=dim, cores=device.cores)  # fmt: skip
         cut = _cut(caches, ways, single=group <= 1, other=tile.other)
         waves, busy, filled = _rounds(caches, cut)
@@ -253,7 +253,7 @@ class _Cut:
     idle: Array
 
 
-def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) -> _Cut:
+def _cut(caches: DecodeCaches, ways: Collection[str], *, single: Array, other: Array) -> _Cut:
     """All numbers of parts that leave enough keys in each; or the number that a library's rule sets.
 
     single  whether no heads share keys
@@ -276,7 +276,7 @@ def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) 
     return _Cut(able=able, parts=parts, used=used, keys=keys, places=places, idle=idle)
 
 
-def _rounds(caches: Caches, cut: _Cut) -> tuple[Array, Array, Array]:
+def _rounds(caches: DecodeCaches, cut: _Cut) -> tuple[Array, Array, Array]:
     """Parts that start on a core, those of them with work, and how full the device is of the latter."""
     waves, busy = caches.tiles * cut.parts / caches.cores, caches.tiles * cut.used / caches.cores
     if not np.any(cut.places > 0):

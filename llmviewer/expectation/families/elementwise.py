@@ -12,7 +12,7 @@ from ._family import (
     Array,
     Family,
     Features,
-    Parameter,
+    Fitted,
     Parameters,
     Shapes,
     Stack,
@@ -24,7 +24,7 @@ from ._family import (
 _LONG: Final = 1 << 15  # elements of a row from which on its core's time for it can be told from a start
 
 
-class Elementwise(Family):
+class ElementwiseFamily(Family):
     """The time of the bytes, from memory or the cache, plus a start for every row.
 
     variants  "long": nor is it less than a core takes for a whole row
@@ -39,13 +39,13 @@ class Elementwise(Family):
     computes = False
     aged = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
     parameters = (
-        Parameter(name="beta", usual=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"),
-        Parameter(name="start_us", usual=3, low=0.3, high=120, meaning="launch and ramp [us]"),
-        Parameter(name="lambda", usual=2.5, low=0.8, high=12, meaning="bandwidth of the L2 cache / of the memory"),
-        Parameter(name="row_ns", usual=0.05, low=0.0005, high=60, meaning="start of a row [ns]"),
-        Parameter(name="eta", usual=0.8, low=0.15, high=3, meaning="part of the L2 cache that is of use"),
-        Parameter(name="sharp", usual=2, low=1, high=20, meaning="power of the smooth maximum"),
-        Parameter(name="element_ns", usual=0.1, low=0.001, high=5, meaning="an element of a row [ns]", way="long"),
+        Fitted(name="beta", usual=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"),
+        Fitted(name="start_us", usual=3, low=0.3, high=120, meaning="launch and ramp [us]"),
+        Fitted(name="lambda", usual=2.5, low=0.8, high=12, meaning="bandwidth of the L2 cache / of the memory"),
+        Fitted(name="row_ns", usual=0.05, low=0.0005, high=60, meaning="start of a row [ns]"),
+        Fitted(name="eta", usual=0.8, low=0.15, high=3, meaning="part of the L2 cache that is of use"),
+        Fitted(name="sharp", usual=2, low=1, high=20, meaning="power of the smooth maximum"),
+        Fitted(name="element_ns", usual=0.1, low=0.001, high=5, meaning="an element of a row [ns]", way="long"),
     )
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:  # noqa: ARG002

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..device import Device
 from ..formats import kernel_type
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
+from ._family import MICROSECOND, Array, Family, Features, Fitted, Parameters, Shapes, Stack, cold, from_memory
 from ._routing import TILES, local_loads, shared_out
 
 _HEIGHTS: Final = np.array(TILES, dtype=float)
@@ -39,22 +39,22 @@ class Moe(Family):
     variants = ("", "whole", "triton", "triton whole", "tokens", "mean", "marlin", "marlin whole", "tall")
     alone = ("tall",)
     parameters = (
-        Parameter(name="alpha", usual=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
-        Parameter(name="beta", usual=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
-        Parameter(name="start_us", usual=30, low=1, high=500, meaning="launches [us]"),
-        Parameter(name="tau_us", usual=2, low=0.02, high=60, meaning="start and end of a tile [us]"),
-        Parameter(name="round", usual=0.5, low=0, high=1, meaning="whole waves rather than parts", linear=True),
-        Parameter(name="pad", usual=0.5, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
-        Parameter(name="kappa", usual=1, low=0.05, high=40, meaning="of the bandwidth that one core can use, x cores"),
-        Parameter(name="lambda", usual=3, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Parameter(name="passes", usual=4.5, low=0.1, high=60, meaning="over rows before and after, beside it"),
-        Parameter(name="middle", usual=1, low=0.02, high=20, meaning="passes over rows between the multiplications"),
-        Parameter(name="strangers", usual=0.3, low=0.005, high=10, meaning="passes over rows of all devices' experts"),
-        Parameter(name="eta", usual=0.7, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Parameter(name="held", usual=0.5, low=0, high=1, absent=0, linear=True, meaning="of rows passed over, what the "
+        Fitted(name="alpha", usual=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
+        Fitted(name="beta", usual=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
+        Fitted(name="start_us", usual=30, low=1, high=500, meaning="launches [us]"),
+        Fitted(name="tau_us", usual=2, low=0.02, high=60, meaning="start and end of a tile [us]"),
+        Fitted(name="round", usual=0.5, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        Fitted(name="pad", usual=0.5, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
+        Fitted(name="kappa", usual=1, low=0.05, high=40, meaning="of the bandwidth that one core can use, x cores"),
+        Fitted(name="lambda", usual=3, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        Fitted(name="passes", usual=4.5, low=0.1, high=60, meaning="over rows before and after, beside it"),
+        Fitted(name="middle", usual=1, low=0.02, high=20, meaning="passes over rows between the multiplications"),
+        Fitted(name="strangers", usual=0.3, low=0.005, high=10, meaning="passes over rows of all devices' experts"),
+        Fitted(name="eta", usual=0.7, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Fitted(name="held", usual=0.5, low=0, high=1, absent=0, linear=True, meaning="of rows passed over, what the "
                   "L2 cache still holds where they fit"),
-        Parameter(name="sharp", usual=2.5, low=1, high=20, meaning="power of the smooth maximum"),
-        Parameter(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
+        Fitted(name="sharp", usual=2.5, low=1, high=20, meaning="power of the smooth maximum"),
+        Fitted(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
     )  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:

@@ -13,7 +13,7 @@ from ._family import (
     Array,
     Family,
     Features,
-    Parameter,
+    Fitted,
     Parameters,
     Shapes,
     Stack,
@@ -56,25 +56,25 @@ class Prefill(Family):
     variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind", "192 packed width", "128 only", "256 only",
                 "32 only", "16 packed only")  # fmt: skip
     parameters = (
-        Parameter(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
-        Parameter(name="beta", usual=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
-        Parameter(name="start_us", usual=11, low=0.5, high=300, meaning="launch and first tile [us]"),
-        Parameter(name="tau_us", usual=2, low=0.02, high=30, meaning="start and end of a tile [us]"),
-        Parameter(name="softmax", usual=60, low=1, high=1500, meaning="a score's exponential, in columns of a head"),
-        Parameter(name="wide", usual=1, low=0.3, high=4, meaning="cost of columns of a head above 128, each"),
-        Parameter(name="round", usual=0.6, low=0, high=1, meaning="whole waves rather than parts", linear=True),
-        Parameter(name="tail", usual=0.2, low=0, high=1, meaning="of the longest tile, left at the end", linear=True),
-        Parameter(name="passes", usual=1.9, low=0.05, high=20, meaning="over queries, beside it"),
-        Parameter(name="cache_passes", usual=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
-        Parameter(name="token_ns", usual=0.3, low=0.001, high=60, meaning="a new token, however many heads [ns]"),
-        Parameter(name="store_us", usual=0.3, low=0.003, high=30, absent=0, meaning="a block of threads that writes a "
+        Fitted(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
+        Fitted(name="beta", usual=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
+        Fitted(name="start_us", usual=11, low=0.5, high=300, meaning="launch and first tile [us]"),
+        Fitted(name="tau_us", usual=2, low=0.02, high=30, meaning="start and end of a tile [us]"),
+        Fitted(name="softmax", usual=60, low=1, high=1500, meaning="a score's exponential, in columns of a head"),
+        Fitted(name="wide", usual=1, low=0.3, high=4, meaning="cost of columns of a head above 128, each"),
+        Fitted(name="round", usual=0.6, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        Fitted(name="tail", usual=0.2, low=0, high=1, meaning="of the longest tile, left at the end", linear=True),
+        Fitted(name="passes", usual=1.9, low=0.05, high=20, meaning="over queries, beside it"),
+        Fitted(name="cache_passes", usual=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
+        Fitted(name="token_ns", usual=0.3, low=0.001, high=60, meaning="a new token, however many heads [ns]"),
+        Fitted(name="store_us", usual=0.3, low=0.003, high=30, absent=0, meaning="a block of threads that writes a "
                   "token's keys and values to the cache [us]"),
-        Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
+        Fitted(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
                   "of two"),
-        Parameter(name="edge", usual=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"),
-        Parameter(name="lambda", usual=2.5, low=0.8, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Parameter(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
+        Fitted(name="edge", usual=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"),
+        Fitted(name="lambda", usual=2.5, low=0.8, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        Fitted(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Fitted(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
     )  # fmt: skip
 
     def usual(self, stack: Stack, device: Device) -> dict[str, float]:

@@ -25,13 +25,13 @@ from ..profile import ANOTHER_KERNEL, ANOTHER_TYPE
 from ._attention import attention, indexer, scores
 from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
-from ._kernel import Kernel, Launch, Sending
+from ._kernel import KernelSequence, LibraryKernel, Sending
 from ._movers import mover, unmeasured
 from ._products import ALONE, gemm, products
 from ._whole import AMOUNTS, WHOLE, by_amounts
-from ._work import Work, stream_of
+from ._work import LaunchWork, stream_of
 
-__all__ = ["AMOUNTS", "STRAIGHT", "Kernel", "Launch", "Sending", "counted", "launches"]
+__all__ = ["AMOUNTS", "STRAIGHT", "KernelSequence", "LibraryKernel", "Sending", "counted", "launches"]
 
 _INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or memory traffic only"
 _LEAST_CACHED: Final = 8  # bits of the caches that were measured
@@ -51,24 +51,24 @@ def launches(
     *,
     library: str,
     half: str,
-    known: dict[object, Launch] | None = None,
-) -> tuple[Launch, ...]:
+    known: dict[object, KernelSequence] | None = None,
+) -> tuple[KernelSequence, ...]:
     """What `library` launches for the operators of an estimate. Every operator is a member of one launch.
 
     half   the 16-bit type that the device computes in
     known  launches of other graphs at the same workload, reused for operators that are the same objects
     """
-    found: list[Launch] = []
+    found: list[KernelSequence] = []
     known = {} if known is None else known
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
-        works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
+        works = {place: LaunchWork.of_row(rows[place], workload, library=library, half=half) for place in places}
         found.extend(_of_block(works, [] if library in (*ALONE, *WHOLE) else experts(works), known))
     return tuple(found)
 
 
 def _of_block(
-    works: Mapping[int, Work], fused: Sequence[tuple[int, ...]], known: dict[object, Launch]
-) -> Iterator[Launch]:
+    works: Mapping[int, LaunchWork], fused: Sequence[tuple[int, ...]], known: dict[object, KernelSequence]
+) -> Iterator[KernelSequence]:
     """The launches of a block.
 
     fused  experts that are one launch
@@ -108,12 +108,12 @@ def _other_types(op: FlashAttention) -> str:
     return _WIDER_CACHE if cache.bits < _LEAST_CACHED else "" if cache.compute == "fp8" else _FP8_CACHE
 
 
-def _launch(place: int, work: Work) -> Launch:
+def _launch(place: int, work: LaunchWork) -> KernelSequence:
     """The launch of an operator that has a kernel to itself."""
     op, members = work.op, (place,)
     if isinstance(op, Collective):
         kernels, remark = collective(op, work)
-        return Launch(
+        return KernelSequence(
             members=members, kernels=kernels, sending=sending(op), remark=remark, partial=bool(kernels and remark)
         )  # fmt: skip
     if work.library in WHOLE:
@@ -124,11 +124,13 @@ def _launch(place: int, work: Work) -> Launch:
         types = _other_types(op)
         remark = ", ".join(filter(None, ("" if known else "such masks were not measured", types)))
         instead = "" if not remark else ANOTHER_TYPE if known else ANOTHER_KERNEL
-        return Launch(members=members, kernels=kernels, remark=remark, instead=instead)
+        return KernelSequence(members=members, kernels=kernels, remark=remark, instead=instead)
     if isinstance(op, Indexer | BlockIndexer):
-        return Launch(members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, instead=ANOTHER_KERNEL)
+        return KernelSequence(
+            members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, instead=ANOTHER_KERNEL
+        )
     if isinstance(op, QK | SV):
         kernels = tuple(scores(op, work.part(spans), work) for spans in work.groups)
     else:
         kernels = (mover(op, work),) if isinstance(op, Softmax) or kind_of(op.kind).measured else unmeasured(op, work)
-    return Launch(members=members, kernels=kernels)
+    return KernelSequence(members=members, kernels=kernels)

@@ -15,14 +15,14 @@ from ...operators.block_sparse import BlockIndexer
 from ...operators.masks import Causal, Mask, Part, PartOfQueries, Probe, Tiled
 from ...workload import Workload
 from ..families import Stack
-from ._kernel import Kernel
+from ._kernel import LibraryKernel
 from ._movers import mover
-from ._work import Work
+from ._work import LaunchWork
 
 _FEWEST_READ: Final = 128  # queries of a sequence in what was measured of prompts
 
 
-def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kernel]:
+def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator[LibraryKernel]:
     """A kernel for prompts and one for single tokens, for groups of like sequences; the workload decides which of them
     runs. A few new tokens, as in a pass that verifies a draft, may run as so many more heads of a single token: the
     decode kernel, which cuts a long cache among cores. Of latent attention they may also run one by one, and take no
@@ -56,24 +56,24 @@ def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kerne
         library=work.library, dtype="bf16" if narrow == "fp8" else narrow, kv_dtype=stored,
         kernel="mla_absorb" if absorbed else "",
     )  # fmt: skip
-    yield Kernel(family="attention_decode", stack=single, shapes=shapes, where=once)
+    yield LibraryKernel(family="attention_decode", stack=single, shapes=shapes, where=once)
     prompts = Stack(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
     instead, many = None, ~once
     if causal and kind != "mla_unabsorbed":
         side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
         few = ~once & np.less(queries, _FEWEST_READ)
-        instead = Kernel(family="attention_decode", stack=single, shapes=side, where=few)
+        instead = LibraryKernel(family="attention_decode", stack=single, shapes=side, where=few)
         if absorbed:
             alone = {**shapes, "batch": batch * np.maximum(queries, 1)}
             padded = np.maximum(_FEWEST_READ - queries, 0)
             more = {**shapes, "q_len": queries + padded, "kv_len": keys + padded}
             yield replace(
                 instead,
-                apart=Kernel(family="attention_decode", stack=single, shapes=alone, where=few),
-                instead=Kernel(family="attention_prefill", stack=prompts, shapes=more, where=few),
+                apart=LibraryKernel(family="attention_decode", stack=single, shapes=alone, where=few),
+                instead=LibraryKernel(family="attention_prefill", stack=prompts, shapes=more, where=few),
             )
             instead, many = None, many & ~few
-    yield Kernel(family="attention_prefill", stack=prompts, shapes=shapes, where=many, instead=instead)
+    yield LibraryKernel(family="attention_prefill", stack=prompts, shapes=shapes, where=many, instead=instead)
 
 
 def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
@@ -96,17 +96,17 @@ def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
     return spans.batch, queries, np.maximum(each, few), False
 
 
-def scores(op: QK | SV, alike: Workload, work: Work) -> Kernel:
+def scores(op: QK | SV, alike: Workload, work: LaunchWork) -> LibraryKernel:
     """A product per head: of queries with keys, or of scores with values."""
     heads, (spans,) = op.heads, alike.groups
     tokens = np.maximum(np.multiply(spans.batch, spans.q_len), 1)
     keys = np.maximum(np.divide(evaluate(heads.mask.cells, alike), tokens), 1)
     n, k = (keys, heads.head_dim) if isinstance(op, QK) else (heads.out_dim, keys)
     shapes = {"M": spans.q_len, "N": n, "K": k, "batch": np.multiply(spans.batch, heads.num_heads)}
-    return Kernel(family="gemm", stack=Stack(library=work.library, dtype=work.half), shapes=shapes)
+    return LibraryKernel(family="gemm", stack=Stack(library=work.library, dtype=work.half), shapes=shapes)
 
 
-def indexer(op: Indexer | BlockIndexer, work: Work) -> Iterator[Kernel]:
+def indexer(op: Indexer | BlockIndexer, work: LaunchWork) -> Iterator[LibraryKernel]:
     """The indexer of sparse attention. For prompts it counts as attention, since its scores stay on the chip: half of a
     key taken as key and half as value have as many OPs and bytes as the key. Single tokens wait for the bytes of
     keys.

@@ -12,8 +12,8 @@ from ...operators.base import Operator
 from ...operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Send
 from ...transforms.offload import HOST
 from ..families import Stack
-from ._kernel import Kernel, Sending
-from ._work import Work
+from ._kernel import LibraryKernel, Sending
+from ._work import LaunchWork
 
 _COLLECTIVES: Final[Mapping[type[Operator], str]] = {
     AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
@@ -35,7 +35,7 @@ STRAIGHT: Final = Sending(cores=0, reach=0.87, start_s=27e-6)
 _WITHIN: Final = Sending(cores=20)  # NCCL takes about as many
 
 
-def collective(op: Collective, work: Work) -> tuple[tuple[Kernel, ...], str]:
+def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, ...], str]:
     """The kernels of a collective, or of its part within a domain, and why the rest of it has none."""
     name, group = _COLLECTIVES.get(type(op)), op.group
     if name is None:
@@ -59,12 +59,12 @@ def collective(op: Collective, work: Work) -> tuple[tuple[Kernel, ...], str]:
         shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
     usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
     if name != "all_reduce" or work.library not in _SHORT or (hosted and group.size > 2):
-        return (Kernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), remark
+        return (LibraryKernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), remark
     own = Stack(library=work.library, dtype="bf16", kernel=f"{_SHORT[work.library]} {name}")
     short = np.less_equal(sent, _SHORT_BYTES)
     return (
-        Kernel(family="collectives", stack=own, shapes=shapes, where=short, hosted=hosted),
-        Kernel(family="collectives", stack=usual, shapes=shapes, where=~short, hosted=hosted),
+        LibraryKernel(family="collectives", stack=own, shapes=shapes, where=short, hosted=hosted),
+        LibraryKernel(family="collectives", stack=usual, shapes=shapes, where=~short, hosted=hosted),
     ), remark
 
 

@@ -15,14 +15,14 @@ from ...operators.elementwise import Combine, Permute
 from ...operators.linear import ExpertsLinear, Linear
 from ..families import Stack
 from ..profile import ANOTHER_TYPE
-from ._kernel import Kernel, Launch
+from ._kernel import KernelSequence, LibraryKernel
 from ._products import product, whole
-from ._work import Work
+from ._work import LaunchWork
 
 _AS_DENSE: Final = "as dense experts of as many bytes of weights"
 
 
-def experts(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
+def experts(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
     """What a fused kernel does: the products of copies by expert, what lies between them, and the sum; no sending."""
     inside: set[str] = set()
     found: list[list[int]] = [[]]
@@ -45,7 +45,7 @@ def _expert(op: Operator) -> ExpertsLinear | None:
     return dense if isinstance(dense, ExpertsLinear) else None
 
 
-def moe(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
+def moe(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequence:
     products = [dense for m in members if (dense := _expert(works[m].op))]
     last = [m for m in members if _expert(works[m].op)][-1]
     chosen = next((op.chosen for m in members if isinstance(op := works[m].op, Combine)), 1)
@@ -65,7 +65,7 @@ def moe(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
         "reached": work.of(down.weight.rows) if down.weight.rows else count,
     }
     stack = Stack(library=work.library, dtype=product(down, work.half))
-    kernels = (Kernel(family="moe", stack=stack, shapes=shapes),)
+    kernels = (LibraryKernel(family="moe", stack=stack, shapes=shapes),)
     if run is down:
-        return Launch(members=members, kernels=kernels)
-    return Launch(members=members, kernels=kernels, remark=_AS_DENSE, instead=ANOTHER_TYPE)
+        return KernelSequence(members=members, kernels=kernels)
+    return KernelSequence(members=members, kernels=kernels, remark=_AS_DENSE, instead=ANOTHER_TYPE)

@@ -15,7 +15,7 @@ from ..families._family import Array
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class LibraryKernel:
     """A kernel: its family, its library and its shapes, which are numbers or arrays over the workload.
 
     where   the workloads in which it runs
@@ -29,8 +29,8 @@ class Kernel:
     stack: Stack
     shapes: Mapping[str, Num]
     where: Num = True
-    instead: Kernel | None = None
-    apart: Kernel | None = None
+    instead: LibraryKernel | None = None
+    apart: LibraryKernel | None = None
     hosted: bool = False
     traffic: bool = False
 
@@ -68,7 +68,7 @@ class Sending(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class KernelSequence:
     """Kernels that run one after another for some operators together.
 
     members  indices of the operators in their estimate
@@ -82,8 +82,8 @@ class Launch:
     """
 
     members: tuple[int, ...]
-    kernels: tuple[Kernel, ...] = ()
-    beside: tuple[Kernel, ...] = ()
+    kernels: tuple[LibraryKernel, ...] = ()
+    beside: tuple[LibraryKernel, ...] = ()
     sending: Sending | None = None
     remark: str = ""
     instead: str = ""
@@ -91,7 +91,7 @@ class Launch:
     often: Num = 1.0
 
     @cached_property
-    def every(self) -> tuple[Kernel, ...]:
+    def every(self) -> tuple[LibraryKernel, ...]:
         """All kernels that may run."""
         others = (other for kernel in self.kernels for other in (kernel.instead, kernel.apart) if other)
         return *self.kernels, *others, *self.beside

@@ -12,14 +12,14 @@ from ...operators.attention import Softmax
 from ...operators.base import Operator, Tensor
 from ...operators.kinds import OperatorGroup, kind_of
 from ..families import Stack
-from ._kernel import Kernel
-from ._work import Work
+from ._kernel import LibraryKernel
+from ._work import LaunchWork
 
 _PLAIN: Final = "add"  # which only moves bytes
 _CHUNK: Final = 64  # tokens from which scans are computed in chunks: chunk_size of flash-linear-attention's kernels
 
 
-def unmeasured(op: Operator, work: Work) -> tuple[Kernel, ...]:
+def unmeasured(op: Operator, work: LaunchWork) -> tuple[LibraryKernel, ...]:
     """The kernels of an operator of a kind that was not measured: an operation of its kind; of a recurrence one for
     single tokens, one for a few and one for prompts.
     """
@@ -32,7 +32,7 @@ def unmeasured(op: Operator, work: Work) -> tuple[Kernel, ...]:
     return tuple(replace(mover(op, work, where=where, name=name), traffic=True) for name, where in names)
 
 
-def mover(op: Operator, work: Work, *, where: Num = True, name: str = "") -> Kernel:
+def mover(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") -> LibraryKernel:
     """The kernel of an operator whose time is that of its bytes: operation `name`, that of its kind, or an addition."""
     softmax = isinstance(op, Softmax)
     name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or _PLAIN, "fp16")
@@ -42,7 +42,7 @@ def mover(op: Operator, work: Work, *, where: Num = True, name: str = "") -> Ker
         queries = np.maximum(work.of(TOKENS), 1)
         shapes |= {"rows": queries * op.heads.num_heads, "cols": np.maximum(work.of(op.heads.mask.cells) / queries, 1)}
     stack = Stack(library=work.library, dtype=dtype, kernel=name)
-    return Kernel(family="elementwise", stack=stack, shapes=shapes, where=where)
+    return LibraryKernel(family="elementwise", stack=stack, shapes=shapes, where=where)
 
 
 def _row_bytes(op: Operator) -> float:

@@ -19,14 +19,14 @@ from ...precision import Format
 from ..families import Stack
 from ..formats import kernel_type
 from ..profile import ANOTHER_TYPE
-from ._kernel import Kernel, Launch
-from ._work import Work
+from ._kernel import KernelSequence, LibraryKernel
+from ._work import LaunchWork
 
 ALONE: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that run every operator by itself
 _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
-def products(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
+def products(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
     """The linear layers that are one matrix multiplication each, with the conversion of their input.
 
     Products before and after an operator that mixes tokens stay apart, even if attention and MLP read the same tensor.
@@ -86,7 +86,7 @@ def _shape(op: Linear) -> tuple[int, float, float]:
     return batch, size / width, width / batch
 
 
-def gemm(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
+def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequence:
     linears = [(op, works[m]) for m in members for op in _linears(works[m].op)]
     first, work = linears[0]
     dense = whole(first)
@@ -101,10 +101,10 @@ def gemm(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
     for op, _ in linears:
         dtype = product(op, work.half)
         columns[dtype] = columns.get(dtype, 0) + _shape(whole(op))[1]
-    return Launch(
+    return KernelSequence(
         members=members,
         kernels=tuple(
-            Kernel(
+            LibraryKernel(
                 family="gemm",
                 stack=Stack(library=work.library, dtype=dtype),
                 shapes={"M": rows, "N": n, "K": depth, "batch": batch},

@@ -13,15 +13,15 @@ from ...operators.fused import Fused
 from ...operators.linear import Linear
 from ...precision import HALF
 from ..families import Stack
-from ._kernel import Kernel, Launch
-from ._work import Work
+from ._kernel import KernelSequence, LibraryKernel
+from ._work import LaunchWork
 
 WHOLE: Final = ("llama.cpp", "mlx")  # libraries of such engines
 AMOUNTS: Final = "amounts"  # the family of these kernels
 PRODUCT, HALF_PRODUCT, ATTENTION, OTHER = "product", "product of 16 bits", "attention", "other"
 
 
-def by_amounts(place: int, work: Work) -> Launch:
+def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
     """The launch of an operator. Shapes of its kernel:
 
     weights, cache, moved  bytes of weights, KV cache and activations
@@ -44,7 +44,7 @@ def by_amounts(place: int, work: Work) -> Launch:
         "rows": rows, "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
     }  # fmt: skip
     stack = Stack(library=work.library, dtype=row.wanted.dtype, kernel=kind)
-    return Launch(members=(place,), kernels=(Kernel(family=AMOUNTS, stack=stack, shapes=shapes),))
+    return KernelSequence(members=(place,), kernels=(LibraryKernel(family=AMOUNTS, stack=stack, shapes=shapes),))
 
 
 def _linear(op: Operator) -> Linear | None:

@@ -18,7 +18,7 @@ _APART: Final = ("target", "seeing")  # parts of a pass that attend to what none
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class LaunchWork:
     """An operator, without the collective that it may overlap with, and the work of a launch that takes place: an
     estimate has means over all passes, including those that no token reaches.
 
@@ -37,7 +37,7 @@ class Work:
     half: str
 
     @classmethod
-    def of_row(cls, row: OperatorEstimate, workload: Workload, *, library: str, half: str) -> Work:
+    def of_row(cls, row: OperatorEstimate, workload: Workload, *, library: str, half: str) -> LaunchWork:
         op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
         stream, often = stream_of(row), _ALWAYS
         if stream.name:

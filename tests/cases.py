@@ -52,6 +52,11 @@ def one_per_type():
     return sorted({facts.model_type: name for name, facts in index().items()}.values())
 
 
+def few_types():
+    """Models of a fourth of the model types."""
+    return one_per_type()[::4]
+
+
 def gpus(*vendors):
     """GPUs, of some vendors if any are named."""
     devices = [load_hardware(name) for name in hardware_names()]

@@ -12,6 +12,8 @@ from llmviewer.setting import Setting
 from llmviewer.units import seconds
 from llmviewer.variants.changes import larger_batch
 
+from .cases import first_fast
+
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x (?:decode |prefill )?throughput(?:, expect ([\d.]+)x)?\)")
 _PRECISION = re.compile(r"\(--quant ('[^']+'|\S+)\) (\S+ \w+) \(([\d.]+)x faster(?:, expect ([\d.]+)x)?\)")
 _CHUNKED = "--with chunked-prefill"
@@ -20,15 +22,19 @@ _CURE = re.compile(r"with (--[^,]+), at (\S+ \w+) \((?:(\S+)x (faster|as long)|a
 
 @pytest.mark.parametrize(
     ("name", "device", "asked"),
-    [
-        ("llama-3.1-8b", "h100-sxm", {"layout": "", "batch": 1}),
-        ("llama-3.1-8b", "h100-sxm", {"layout": "dp=8", "batch": 8}),
-        ("llama-3.1-8b", "h100-sxm", {"layout": "dp=8", "batch": 256}),
-        ("llama-3.1-8b", "h100-sxm", {"layout": "pp=4", "batch": 16}),
-        ("llama-3.1-8b", "h100-sxm", {"layout": "pp=2 dp=2", "batch": 3}),
-        ("deepseek-v3", "h200-sxm", {"layout": "dp=8 ep=8", "batch": 256}),
-        ("llama-3.1-8b", "h100-sxm", {"batch": 2, "techniques": ["beam:width=3"]}),
-    ],
+    first_fast(
+        [
+            ("llama-3.1-8b", "h100-sxm", {"layout": "", "batch": 1}),
+            ("llama-3.1-8b", "h100-sxm", {"layout": "dp=8", "batch": 8}),
+            ("llama-3.1-8b", "h100-sxm", {"layout": "dp=8", "batch": 256}),
+            ("llama-3.1-8b", "h100-sxm", {"layout": "pp=4", "batch": 16}),
+            ("llama-3.1-8b", "h100-sxm", {"layout": "pp=2 dp=2", "batch": 3}),
+            ("deepseek-v3", "h200-sxm", {"layout": "dp=8 ep=8", "batch": 256}),
+            ("llama-3.1-8b", "h100-sxm", {"batch": 2, "techniques": ["beam:width=3"]}),
+        ],
+        "each remedy",
+        2,
+    ),
 )
 def test_the_batch_that_is_advised_gives_what_is_promised(name, device, asked):
     asked = {"prompt": 512, "gen": 8, **asked}
@@ -110,16 +116,30 @@ def test_a_precision_without_room_is_not_advised():
 
 @pytest.mark.parametrize(
     ("name", "device", "asked", "cures"),
-    [
-        ("deepseek-v3", "h200-sxm", {"layout": "tp=8 ep=8", "batch": 256, "prompt": 2048, "gen": 512}, [_CHUNKED]),
-        ("llama-3.1-70b", "h100-sxm", {}, ["--tp 2", "--quant fp8", "--offload weights="]),
-        ("llama-3.1-70b", "i9-13900k", {}, ["--quant W4A16g128"]),  # no links, and no host but itself
-        ("llama-3.1-405b", "h100-sxm", {}, ["--tp 4 --quant W4A16g128", "--offload weights="]),  # neither suffices
-        ("gpt-oss-120b", "h100-sxm", {"quant": "fp8KV8"}, ["--tp 2", "--quant W4Afp8g128KV8", "--offload weights="]),
-        ("llama-3.1-8b", "h100-sxm", {"prompt": 1_000_000}, [f"--tp 2 {_CHUNKED}"]),  # a cache larger than the memory
-        ("deepseek-v3", "h200-sxm", {"layout": "ep=2 tp=2", "batch": 2}, ["--tp 8", "--offload weights="]),
-        ("llama-3.1-70b", "l4", {"layout": "tp=2"}, ["--tp 8", "--quant W4A16g128", "--offload weights="]),
-    ],
+    first_fast(
+        [
+            ("deepseek-v3", "h200-sxm", {"layout": "tp=8 ep=8", "batch": 256, "prompt": 2048, "gen": 512}, [_CHUNKED]),
+            ("llama-3.1-70b", "h100-sxm", {}, ["--tp 2", "--quant fp8", "--offload weights="]),
+            ("llama-3.1-70b", "i9-13900k", {}, ["--quant W4A16g128"]),  # no links, and no host but itself
+            ("llama-3.1-405b", "h100-sxm", {}, ["--tp 4 --quant W4A16g128", "--offload weights="]),  # neither suffices
+            (
+                "gpt-oss-120b",
+                "h100-sxm",
+                {"quant": "fp8KV8"},
+                ["--tp 2", "--quant W4Afp8g128KV8", "--offload weights="],
+            ),
+            (
+                "llama-3.1-8b",
+                "h100-sxm",
+                {"prompt": 1_000_000},
+                [f"--tp 2 {_CHUNKED}"],
+            ),  # a cache larger than the memory
+            ("deepseek-v3", "h200-sxm", {"layout": "ep=2 tp=2", "batch": 2}, ["--tp 8", "--offload weights="]),
+            ("llama-3.1-70b", "l4", {"layout": "tp=2"}, ["--tp 8", "--quant W4A16g128", "--offload weights="]),
+        ],
+        "each remedy",
+        2,
+    ),
 )
 def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, device, asked, cures):
     asked = {"prompt": 512, "gen": 8, **asked}

@@ -100,6 +100,7 @@ def test_what_is_expected_is_never_faster_than_the_bound(found):
             assert getattr(one.result.expected, name) >= getattr(one.result.bounds, name) * (1 - 1e-9), (one.name, name)
 
 
+@pytest.mark.slow("tries every technique")
 def test_where_nothing_is_expected_gains_are_those_of_bounds():
     one = recommend("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
     assert one.base.expected is None
@@ -187,6 +188,7 @@ def test_a_line_says_what_it_relieves(found, name, words):
     assert line(found.alone, name).relieves(found.wanted) == words
 
 
+@pytest.mark.slow("tries every technique")
 def test_what_would_help_depends_on_the_batch():
     alone, crowd = (
         recommend("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"]) for batch in (1, 64)
@@ -197,6 +199,7 @@ def test_what_would_help_depends_on_the_batch():
     assert cache[0] < cache[1]
 
 
+@pytest.mark.slow("tries every technique")
 def test_what_is_in_use_is_not_advised():
     one = recommend(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"])
     names = {change.name for each in (*one.alone, *one.idle) for change in each.changes}
@@ -208,6 +211,7 @@ def test_what_is_in_use_is_not_advised():
     assert "medusa" in refused
 
 
+@pytest.mark.slow("tries every technique")
 def test_more_devices_where_there_may_be(found):
     several = recommend(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
     assert not [each for each in (*found.alone, *found.idle, *found.large) if each.name.startswith("tp=")]
@@ -264,6 +268,7 @@ def test_advice_is_shown_in_some_lines(found):
     assert len(repr(found)) < 2_000
 
 
+@pytest.mark.slow("tries every technique")
 def test_throughput_tries_larger_batches():
     one = recommend(MODEL, DEVICE, wanted="throughput", without=FEWER)
     assert line(one.alone, "batch 8").gain(one.wanted) > 4

@@ -17,6 +17,8 @@ from llmviewer.errors import InputError
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import first_fast
+
 NODES = ["scale_out.bandwidth=50 GB/s"]
 
 
@@ -167,6 +169,7 @@ def test_the_best_split_is_that_of_all_tried_one_by_one():
     assert found.splits[0].tokens_per_s >= 0.97 * max(most.values())
 
 
+@pytest.mark.slow("tries every split")
 def test_xdeepserve_is_not_above_the_bound():
     """arXiv:2508.02520, abstract: 2,400 tokens a second and Ascend 910C, of 384, within about 50 ms."""
     asked = {"devices": 384, "tpot": 0.05, "redundant_experts": 32, "quant": "W8A8", "link": "scale-up", "bound": True}
@@ -175,7 +178,7 @@ def test_xdeepserve_is_not_above_the_bound():
     assert best.tokens_per_s > 2400
 
 
-@pytest.mark.parametrize("tpot", [None, 0.03, 0.1])
+@pytest.mark.parametrize("tpot", first_fast([None, 0.03, 0.1], "tries every split"))
 def test_splits_use_all_devices_and_keep_to_what_was_asked(tpot):
     found = afd_splits("qwen3-30b-a3b", "h100-sxm", "h20-sxm", devices=12, tpot=tpot, redundant_experts=16)
     speeds = [split.tokens_per_s for split in found.splits]

@@ -354,6 +354,7 @@ def test_a_frame_has_a_row_for_each_device_as_json_has(novel):
     assert list(frame["hardware"]) == [row["hardware"] for row in devices]
 
 
+@pytest.mark.slow("ranks all devices")
 def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
     page = REPORT.html(novel)
     assert ">; precisions" not in page
@@ -367,6 +368,7 @@ def test_a_notebook_shows_what_was_asked_and_not_every_device(novel):
     assert len(repr(novel.comparison)) < 2000
 
 
+@pytest.mark.slow("ranks all devices")
 def test_what_to_expect_stands_beside_the_bounds_and_ranks_nobody(novel):
     rows = list(novel.rows())
     known = [row for row in rows if row["expected_tpot_s"]]

@@ -56,6 +56,7 @@ def test_copies_share_the_clients():
     assert few.utilization == pytest.approx(1 / 4, rel=1e-6)
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_as_many_as_a_copy_can_have_serve_as_much_as_it_can():
     """A full server, without the start and the end, in which fewer are in flight."""
     asked = {"prompt_lengths": "uniform:50-1000", "gen_lengths": "uniform:20-600", "policy": "chunked:2048"}

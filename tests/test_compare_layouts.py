@@ -215,7 +215,16 @@ def test_what_does_not_fit_is_apart_from_times():
 
 @pytest.mark.parametrize(
     ("device", "tp", "told"),
-    [("l40s", 2, True), ("rtx-3090", 2, False), ("rtx-3090", 4, True), ("h100-sxm", 8, False), ("h100-sxm", 16, False)],
+    first_fast(
+        [
+            ("l40s", 2, True),
+            ("rtx-3090", 2, False),
+            ("rtx-3090", 4, True),
+            ("h100-sxm", 8, False),
+            ("h100-sxm", 16, False),
+        ],
+        "compares many layouts",
+    ),
 )
 def test_of_which_devices_it_is_not_known_how_many_share_a_box(device, tp, told):
     found = compare("opt-350m", device, layout=[Layout(tp=tp)], bound=True)
@@ -288,6 +297,7 @@ def seventy():
     return choose("llama-3.1-70b", quants=[PUBLISHED], max_devices=8, bound=True)
 
 
+@pytest.mark.slow("compares many layouts")
 def test_one_device_at_most_is_what_is_said_of_single_devices():
     asked = {"quants": [PUBLISHED, "fp8"], "bound": True, "prompt": 200, "gen": 40}
     single, same = choose("llama-2-13b", **asked), choose("llama-2-13b", max_devices=1, **asked)
@@ -361,6 +371,7 @@ def test_limits_are_of_all_devices():
     assert saving.merit == pytest.approx(float(saving.cell.tokens_per_s[0]) / 1400)
 
 
+@pytest.mark.slow("compares many layouts")
 def test_the_command_says_how_many(capsys):
     asked = ["choose", "llama-3.1-70b", "--max-devices", "8", "--bound", "--quant", "published"]
     assert main(asked) == 0
@@ -377,6 +388,7 @@ def test_the_command_says_how_many(capsys):
     assert capsys.readouterr().err == "llmviewer: --max-devices must be a whole number of at least 1; got 0\n"
 
 
+@pytest.mark.slow("compares many layouts")
 def test_the_page_of_a_choice_shows_how_many(seventy):
     page = CHOICE.html(seventy)
     assert "in one box; costs and powers are of all of them" in page

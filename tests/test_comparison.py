@@ -129,6 +129,7 @@ def test_a_library_and_profiles_are_those_of_analyze(capsys):
     assert "expect" not in capsys.readouterr().out
 
 
+@pytest.mark.slow("looks at every number")
 def test_every_device_that_ships_takes_as_long_in_a_fleet_as_alone():
     for cell in compare("llama-3.1-8b", hardware_names(), quants=["W8A8"], batch=2, gen=9, bound=True).cells:
         one = generation(cell.setting.plan, cell.setting.decode_plan, batch=2, prompt=1024, gen=9)
@@ -204,7 +205,10 @@ def test_where_nothing_fits_there_is_no_throughput():
     assert not cell.fits[0]
 
 
-@pytest.mark.parametrize(("device", "quant"), [("l4", "W4A16g128"), ("rtx-4090", "fp8"), ("i9-13900k", PUBLISHED)])
+@pytest.mark.parametrize(
+    ("device", "quant"),
+    first_fast([("l4", "W4A16g128"), ("rtx-4090", "fp8"), ("i9-13900k", PUBLISHED)], "looks at every number"),
+)
 def test_crossings_are_where_looking_at_every_number_finds_them(device, quant):
     found = compare("llama-3.1-8b", [device], quants=[quant], prompt=256, gen=64)
     (cell,) = found.cells

@@ -494,6 +494,7 @@ def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
     assert all(0 < e.held_out.short[0] <= 1 <= e.held_out.short[1] for e in entries)
 
 
+@pytest.mark.slow("fits many rows")
 def test_few_rows_are_drawn_to_what_relatives_say():
     pytest.importorskip("scipy")
     family, stack, random = FAMILIES["gemm"], STACKS["gemm"], np.random.default_rng(2)

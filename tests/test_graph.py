@@ -18,7 +18,7 @@ from llmviewer.precision import FP16, NAMED
 from llmviewer.setting import Setting
 from llmviewer.transforms.flash_attention import flash_attention
 
-from .cases import for_each
+from .cases import first_fast, for_each, one_per_type
 
 PARTS = Parts(format=FP16)
 X = PARTS.tensor("x", 8)
@@ -81,13 +81,13 @@ def built_alike():
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("attention", first_fast(["flash", "eager"], "every structure in every precision", 2))
 def test_every_structure_can_run_under_every_technique(attention, quant):
     for name, *_ in built_alike():
         check(name, attention, quant)
 
 
-@for_each("name", model_names)
+@for_each("name", model_names, fast=one_per_type)
 def test_every_model_can_run_quantized_and_names_are_unique_in_a_block(name):
     check(name, "flash", "W4A16g128")
 

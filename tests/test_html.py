@@ -304,6 +304,7 @@ def test_operators_have_the_name_of_their_block_where_they_differ_between_blocks
     assert [one for one in names if "(" in one] == 2 * apart
 
 
+@pytest.mark.slow("draws the figures of comparisons")
 def test_a_comparison_says_what_its_figures_leave_out():
     found = compare("llama-3.1-70b", ["h100-sxm", "mi300x", "l40s"])
     words = " ".join(Tags(COMPARISON.html(found)).words)

@@ -132,6 +132,7 @@ def test_parts_of_k_are_all_of_it_and_never_empty(m, n, k):
     assert (tile.parts - 1) * depth < k <= tile.parts * depth
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_pairs_of_a_token_and_an_expert_are_sorted_by_expert_and_keep_their_order():
     inputs = load_kernel("fused_moe").make(case("fp16", M=700, N=8, K=8, experts=6, chosen=2), "cpu", 3)
     plan = fused_moe.plan(Target.of(torch.device("cpu")), **inputs)

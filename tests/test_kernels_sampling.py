@@ -70,6 +70,7 @@ def test_a_level_that_has_the_k_largest_and_no_other():
     assert drawn([*LOGITS, *6 * [-6.0]], 16, k=5) == [1, 8, 4, 2, 1, *6 * [0]]
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_temperature_flattens_and_masked_tokens_are_never_drawn():
     assert drawn([0.0, -2.0, float("-inf")], 10, temperature=2 * HALVES) == [7, 3, 0]  # 1 : 1/2
     assert drawn([0.0, -2.0, float("-inf")], 10) == [8, 2, 0]  # 1 : 1/4
@@ -79,6 +80,7 @@ def test_zeros_of_both_signs_are_alike():
     assert drawn([-0.0, 0.0, -1.0], 4, k=1) == [2, 2, 0]
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_a_flat_row_keeps_more_than_registers_hold():
     """All 5000 logits are alike, so all stay, whatever k is."""
     tokens = drawn([1.5] * 5000, 4, k=3)

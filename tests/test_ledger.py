@@ -38,6 +38,8 @@ from llmviewer.resource import matrix
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import first_fast
+
 LEDGER = {  # what of it can be tested, by how a claim is checked
     "EXACT": "S0-01 S0-03 S1-02 S1-03 S2-03 S2-04 S3-01 S3-03 S3-04 S3-10 S4-02 S4-03 S4-04",
     "TREND": "S0-02 S0-04 S1-01 S2-07 S3-05 S3-07 S3-08 S3-12 S3-13 S4-05 S4-06 S4-10 S4-12 S4-15 S4-17",
@@ -480,7 +482,7 @@ def test_q_s4_12_speculative_decoding_is_between_the_bound_and_its_overhead(aske
         assert min(gains) > 1
 
 
-@pytest.mark.parametrize("asked", TABLE_5)
+@pytest.mark.parametrize("asked", first_fast(TABLE_5, "each setting", 2))
 def test_q_s4_12_what_is_expected_of_kernels_is_nearer_and_below_the_tokens_of_a_pass(asked):
     """What is left is the programs that were measured: drafts and trees that a host keeps book of."""
     separator = "," if ":" in asked else ":"

@@ -24,6 +24,7 @@ from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .cases import first_fast
 from .documented import rows, text
 from .oracle import make_engines
 
@@ -40,6 +41,7 @@ def passes_of(engine, place):
     return [one for one in make_engines.measured() if one.engine in names and one.fits(head)]
 
 
+@pytest.mark.slow("every row of the measurements")
 def test_nothing_was_measured_faster_than_the_bound():
     """F16 prompts on GeForce cards are summed in fp16, at twice the rate that their files have."""
     every = make_engines.measured()
@@ -78,7 +80,7 @@ def test_errors_are_of_passes_that_were_held_out():
             assert known == pytest.approx(found[level][phase], rel=0.02), (level, phase)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", first_fast(ENGINES, "every row of the measurements"))
 def test_a_setting_with_the_engine_expects_what_the_factors_say(engine):
     """The same time as the sum over amounts, and four in five of the measured times within the brackets."""
     inside = []

@@ -62,6 +62,7 @@ def test_a_report_to_a_file_needs_no_standard_output(tmp_path):
     assert (tmp_path / "report.json").stat().st_size > 1000
 
 
+@pytest.mark.slow("starts and kills a process")
 def test_an_interrupted_sweep_says_what_is_kept_and_resumes(tmp_path):
     over = ["--over", "batch=1..200000", "--over", "prompt=1..40", "--shard-points", "100000"]
     words = ["sweep", "gpt2", "t4", *over, "-o", f"{tmp_path}/"]

@@ -867,6 +867,7 @@ def test_a_file_is_no_folder(capsys, tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.slow("in Triton's interpreter")
 def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
     """Which says nothing of speed: the clock is made up, the launches are not."""
     torch = pytest.importorskip("torch")

@@ -33,7 +33,7 @@ from llmviewer.resource import hop, link
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload, popularity
 
-from .cases import for_each, one_per_type
+from .cases import few_types, for_each, one_per_type
 
 NODES = ("scale_up.devices=8", "scale_up.latency=1 us", "scale_out.bandwidth=50 GB/s", "scale_out.latency=5 us")
 H100 = load_hardware("h100-sxm", NODES)
@@ -283,7 +283,7 @@ def _fewer(block, tp):
     return any(n < tp for n in kv + [op.groups for op in block.operators if isinstance(op, Scan)])
 
 
-@for_each("name", one_per_type)
+@for_each("name", one_per_type, fast=few_types)
 def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
     whole = load_model(name).graph
     for tp in (2, 4, 8):
@@ -325,7 +325,7 @@ def _is_a_part(whole, part, tp, *, copies, streams):
         assert own.width * tp >= all_of_it.width
 
 
-@for_each("name", one_per_type)
+@for_each("name", one_per_type, fast=few_types)
 def test_stages_do_the_whole_between_them(name):
     whole = load_model(name).graph
     tied = sum(b.repeat * w.numel for b, op in whole for w in op.weights if w.tied)

@@ -157,6 +157,7 @@ def test_what_is_expected_takes_no_less_than_the_bound(found):
     assert found.tried == bounds.tried
 
 
+@pytest.mark.slow("plans over many settings")
 def test_devices_whose_kernels_nobody_measured_are_named():
     found = plan("llama-3.1-8b", hardware=["h100-sxm", "trainium2", "tpu-v6e"], rate=4, tpot=0.05)
     assert {one.hardware.name for one in found.unmeasured} == {"trainium2", "tpu-v6e"}
@@ -239,6 +240,7 @@ def test_simulated_it_keeps_to_the_goals(found):
     assert run.usage.crowded_s < 0.03 * run.usage.busy_s
 
 
+@pytest.mark.slow("plans over many settings")
 def test_harder_goals_never_cost_less():
     costs = []
     for tpot in (0.1, 0.03, 0.01, 0.004):
@@ -453,6 +455,7 @@ def test_of_how_many_the_price_is_known_is_told_first():
     assert "considered" not in REPORT.headline(all_known)
 
 
+@pytest.mark.slow("plans over many settings")
 def test_what_is_low_is_chosen_by_what_is_known():
     asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
     assert plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked).by is By.ENERGY
@@ -501,6 +504,7 @@ ASKED = [
 ]
 
 
+@pytest.mark.slow("plans over many settings")
 def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
     asked = {"hardware": ["t4", "l4", "rtx-4090", "h100-sxm", "trainium1"], "max_devices": 8, **GOALS}
     found = plan("llama-3.1-70b", **asked)

@@ -4,6 +4,8 @@ import pytest
 
 import llmviewer
 
+from .cases import first_fast
+
 RESULTS = {
     "simulation": lambda: llmviewer.simulate("gpt2", "t4", rate=1, requests=5, prompt_lengths="100", gen_lengths="9"),
     "saturation": lambda: llmviewer.saturate("gpt2", "t4"),
@@ -14,7 +16,7 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", first_fast(RESULTS, "each kind of result", 2))
 def test_a_frame_has_the_rows_of_the_csv_file(name):
     found = RESULTS[name]()
     frame, rows = found.to_frame(), list(found.rows())

@@ -87,6 +87,7 @@ def test_a_long_run_has_the_same_pace(asked):
     assert many.bound.tokens_per_s == pytest.approx(pace, rel=0.03)
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as_much():
     one, copies, ranks = (saturate(MODEL, DEVICE, max_batch=16, bound=True, **how)
                           for how in ({}, {"copies": 3}, {"layout": "dp=3"}))  # fmt: skip
@@ -133,6 +134,7 @@ def test_as_many_requests_come_as_it_takes():
         saturate(MODEL, DEVICE, requests=0)
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
     assert main(["simulate", MODEL, DEVICE, "--rate", "max"]) == 0
     text = capsys.readouterr().out

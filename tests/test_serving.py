@@ -196,7 +196,7 @@ def test_what_does_not_fit_alone_is_refused_in_one_line(tight):
 
 
 @pytest.mark.parametrize("policy", ALL)
-@pytest.mark.parametrize("rate", [0.5, 10, 60])
+@pytest.mark.parametrize("rate", first_fast([0.5, 10, 60], "simulates thousands of requests"))
 def test_tokens_are_conserved_and_times_are_in_order(policy, rate):
     bounds = simulate("llama-3.1-8b", "h100-sxm", rate=rate, policy=policy, requests=200, **LENGTHS)
     asked = bounds.traffic
@@ -212,7 +212,7 @@ def test_tokens_are_conserved_and_times_are_in_order(policy, rate):
         assert np.all(found.ttft_s >= least * (1 - 1e-9))
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", first_fast(ALL, "simulates thousands of requests", 2))
 def test_little_s_law(policy):
     """L = lambda W: of those who wait, of all in the system, and of those who are worked on."""
     bounds = simulate("llama-3.1-8b", "h100-sxm", rate=8, policy=policy, requests=400, **LENGTHS)
@@ -404,7 +404,7 @@ def test_the_limit_is_the_time_that_a_request_takes_of_a_full_batch(steps):
 
 
 @pytest.mark.parametrize("policy", first_fast(["prefill-first", "fcfs"], "simulates thousands of requests"))
-@pytest.mark.parametrize("prompt", ["128", "512", "uniform:50-400"])
+@pytest.mark.parametrize("prompt", first_fast(["128", "512", "uniform:50-400"], "simulates thousands of requests"))
 def test_short_prompts_share_steps_in_the_closed_form_too(policy, prompt):
     asked = {"policy": policy, "prompt_lengths": prompt, "max_batch": 2048, "bound": True}
     most = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, requests=1500, **asked)

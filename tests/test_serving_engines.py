@@ -21,6 +21,7 @@ from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload
 
+from .cases import first_fast
 from .documented import rows, text
 
 MODEL, DEVICE = "llama-2-7b", "a100-sxm-80gb"
@@ -79,7 +80,7 @@ def test_engines_rank_as_measured():
     assert ours.index("vllm") < min(map(ours.index, pair)) < max(map(ours.index, pair)) < ours.index("lightllm")
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", first_fast(ENGINES, "every engine", 2))
 def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
     engine = ENGINES[name]
     setting = Setting.of(MODEL, DEVICE, engine=name)
@@ -104,7 +105,7 @@ def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
     assert float(steps.prefill_s(1024.0)) == pytest.approx(read, rel=0.02)
 
 
-@pytest.mark.parametrize("model", ["llama-2-7b", "llava-1.5-7b"])
+@pytest.mark.parametrize("model", first_fast(["llama-2-7b", "llava-1.5-7b"], "every engine", 2))
 @pytest.mark.parametrize("technique", ["", "early-exit", "mixture-of-depths:share=0.3"])
 def test_the_host_of_a_served_step_launches_what_is_run(model, technique):
     """Not layers that tokens skip, nor a tower where there are no pictures, but for one launch to put them in place."""
@@ -232,6 +233,7 @@ def test_an_engine_has_as_many_sequences_at_a_time_as_it_allows():
     assert saturate("llama-3.2-1b", "rtx-4090", **asked).max_batch == 256
 
 
+@pytest.mark.slow("every engine")
 def test_under_load_engines_keep_to_the_closed_form_too():
     found = simulate(
         MODEL, DEVICE, rate=3, prompt_lengths="512", gen_lengths="200", requests=1500, engine="vllm", seed=2

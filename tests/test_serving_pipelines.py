@@ -102,7 +102,10 @@ def test_the_flow_shop_by_hand():
 
 
 @pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
-@pytest.mark.parametrize(("lengths", "tpot", "ttft"), [(ALIKE, 0.06, 0.12), (VARIED, 0.12, 0.17)])
+@pytest.mark.parametrize(
+    ("lengths", "tpot", "ttft"),
+    first_fast([(ALIKE, 0.06, 0.12), (VARIED, 0.12, 0.17)], "simulates thousands of requests"),
+)
 def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, policy, lengths, tpot, ttft):
     """What follows a prompt waits for it at every stage, and what is behind the last turn for the first one."""
     found = at_load(0.66, layout, policy, lengths, 250)
@@ -113,7 +116,9 @@ def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, poli
 
 
 @pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
-@pytest.mark.parametrize(("share", "exact"), [(0.02, 0.02), (0.3, 0.08), (0.66, 0.2)])
+@pytest.mark.parametrize(
+    ("share", "exact"), first_fast([(0.02, 0.02), (0.3, 0.08), (0.66, 0.2)], "simulates thousands of requests")
+)
 def test_the_closed_form_is_near(layout, policy, share, exact):
     found = at_load(share, layout, policy, ALIKE, 400)
     closed = found.closed

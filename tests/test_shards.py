@@ -68,7 +68,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("shard_points", [12, 7, 100, 1000])
+@pytest.mark.parametrize("shard_points", first_fast([12, 7, 100, 1000], "writes many shards"))
 def test_rows_are_those_of_sweep_in_the_order_of_the_design(tmp_path, shard_points):
     asked = design(shard_points)
     run(tmp_path, asked)
@@ -148,6 +148,7 @@ def test_a_profile_that_changes_is_told(tmp_path):
         run(tmp_path / "all", Design.of(["gpt2"], ["h100-sxm"], {"batch": [1]}, **asked))
 
 
+@pytest.mark.slow("writes many shards")
 def test_techniques_are_the_same_in_a_folder(tmp_path):
     asked = {"techniques": ["speculative:draft=llama-68m,gamma=4,alpha=0.7"]}
     over = {"batch": [1, 8], "gen": [64], "layout": ["", "tp=2", "pp=2"]}
@@ -353,7 +354,7 @@ def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkey
         write_shard(tmp_path / "before", 0, before.key)
 
 
-@pytest.mark.parametrize("shard_points", [2, 1000])
+@pytest.mark.parametrize("shard_points", first_fast([2, 1000], "writes many shards"))
 def test_settings_that_cannot_run_are_listed_and_the_rest_goes_on(tmp_path, shard_points):
     models, devices, layouts = (
         ["llama-2-7b", "bert-base-uncased", "gemma-3-4b-vision"],
@@ -379,6 +380,7 @@ def test_settings_that_cannot_run_are_listed_and_the_rest_goes_on(tmp_path, shar
         assert len(found.refused) >= 4
 
 
+@pytest.mark.slow("writes many shards")
 def test_what_ifs_are_an_axis_and_a_device_without_the_number_is_refused(tmp_path, capsys):
     over = {"batch": [1, 8], "gen": [4], "memory.bandwidth": ["1x", "2x"], "matrix.fp8": ["1x", "2x"]}
     models, changes = ["llama-2-7b"], ["memory.capacity=1 TB"]

@@ -185,6 +185,7 @@ def test_a_revision_of_a_repository(models):
     assert _error(models("org/plain@v3")) == "org/plain@v3: org/plain has no revision 'v3' on the hub"
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_what_was_fetched_is_kept_and_serves_offline(models, endpoint):
     _facts(models("org/plain"))
     Hub.asked.clear()
@@ -193,24 +194,28 @@ def test_what_was_fetched_is_kept_and_serves_offline(models, endpoint):
     assert _facts(models("org/plain", HF_ENDPOINT="http://127.0.0.1:9"))["layers"] == 2
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_modelopts_file_is_fetched_where_the_config_says_nothing(models):
     Hub.asked.clear()
     _facts(models("org/quantized"))
     assert "/org/quantized/resolve/main/hf_quant_config.json" in Hub.asked
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_an_embedder_that_only_its_list_of_modules_tells_has_no_head(models):
     plain, embedder = _facts(models("org/plain")), _facts(models("org/embedder"))
     assert embedder["parameters"] == plain["parameters"] - CONFIG["vocab_size"] * CONFIG["hidden_size"]
     assert not embedder["generates"]
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_a_token_opens_what_is_private(models, endpoint):
     error = _error(models("org/private"))
     assert error.startswith(f"no model 'org/private' at {endpoint}, or it is private and HF_TOKEN may not read it; ")
     assert _facts(models("org/private", HF_TOKEN=TOKEN))["layers"] == 2
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_a_repository_that_is_not_there_is_told_what_ships(models, endpoint):
     error = _error(models("org/llama-2-7b"))
     said = f"no model 'org/llama-2-7b' at {endpoint}, or it is private and HF_TOKEN may not read it; "
@@ -218,6 +223,7 @@ def test_a_repository_that_is_not_there_is_told_what_ships(models, endpoint):
     assert "llama-2-7b" in error.removeprefix(said)
 
 
+@pytest.mark.slow("fetches in a process of its own")
 @pytest.mark.parametrize(
     ("token", "said"),
     [
@@ -229,22 +235,26 @@ def test_a_gated_repository(models, endpoint, token, said):
     assert _error(models("org/gated", HF_TOKEN=token)) == f"org/gated: is gated{said.format(endpoint)}"
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_a_repository_without_a_config(models):
     error = _error(models("org/weights"))
     assert error.startswith("org/weights: has no config.json on the hub, which a model for transformers has; of those ")
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_an_adapter_is_no_model(models):
     said = "is a LoRA adapter, not a model; give its base model, org/plain, --with lora:rank=16,targets=q_proj"
     assert _error(models("org/adapter")) == f"org/adapter: {said}"
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_offline_and_not_in_the_cache(models, tmp_path):
     where = tmp_path / "hf" / "hub"
     error = f"org/plain: its config.json is not in the cache {where}, and HF_HUB_OFFLINE is set; unset it"
     assert _error(models("org/plain", HF_HUB_OFFLINE="1")) == error
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_no_network_and_not_in_the_cache(models, tmp_path):
     where = tmp_path / "hf" / "hub"
     error = _error(models("org/plain", HF_ENDPOINT="http://127.0.0.1:9"))
@@ -254,22 +264,26 @@ def test_no_network_and_not_in_the_cache(models, tmp_path):
     )
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_a_server_that_fails(models, endpoint):
     error = f"org/down: {endpoint} answers '500 Internal Server Error' for config.json"
     assert _error(models("org/down")) == error
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_a_config_that_is_not_json(models):
     said = "org/broken config.json:1:2: is not JSON: Expecting property name enclosed in double quotes"
     assert _error(models("org/broken")) == said
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_a_config_that_is_too_long_is_not_fetched(models, endpoint):
     Hub.asked.clear()
     assert _error(models("org/long")) == "org/long: config.json must have at most 67108864 bytes; has 67108865"
     assert len(Hub.asked) == 1
 
 
+@pytest.mark.slow("fetches in a process of its own")
 @pytest.mark.parametrize("name", ["org/endless", "org/packed"])
 def test_a_file_is_not_longer_than_allowed_whatever_the_server_claims(models, tmp_path, name):
     assert _error(models(name)) == f"{name}: config.json must have at most 67108864 bytes; has more"
@@ -287,6 +301,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(endpoint, tmp
     assert _error(done) == f"org/slow: {said}"
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_the_server_names_no_path(models, tmp_path):
     error = "org/nowhere: config.json cannot be fetched: the server names no commit"
     assert _error(models("org/nowhere")) == error
@@ -294,17 +309,20 @@ def test_the_server_names_no_path(models, tmp_path):
     assert "must be org/name@revision with a branch, tag or commit" in _error(models("org/plain@../../x"))
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_an_architecture_that_is_not_known(models):
     error = _error(models("org/unknown"))
     assert error.startswith("org/unknown config.json: model_type: no architecture for 'quantum'; ")
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_code_of_a_repository_is_neither_fetched_nor_run(models):
     Hub.asked.clear()
     assert _facts(models("org/code"))["layers"] == 2
     assert {path.rpartition("/")[2] for path in Hub.asked} == {"config.json", "hf_quant_config.json"}
 
 
+@pytest.mark.slow("fetches in a process of its own")
 def test_without_the_package_the_extra_is_named(models, tmp_path):
     (tmp_path / "huggingface_hub.py").write_text("raise ImportError", encoding="utf-8")
     assert _error(models("org/plain", PYTHONPATH=str(tmp_path))) == (

@@ -45,6 +45,8 @@ from llmviewer.techniques.schemes import SCHEMES
 from llmviewer.units import seconds
 from llmviewer.workload import Sequences, Workload
 
+from .cases import first_fast
+
 A100 = load_hardware("a100-sxm-80gb")
 LLAMA = "llama-2-7b"
 MATRICES = 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # numbers in the linears of its layers
@@ -1119,7 +1121,7 @@ def test_fusing_moves_less_and_computes_the_same():
 # Laws.
 
 
-@pytest.mark.parametrize("name", SURFACE)
+@pytest.mark.parametrize("name", first_fast(SURFACE, "every technique on every kind of model", 6))
 def test_every_technique_runs_or_is_refused_in_a_line(name):
     """On every kind of network: graphs that can be run as they stand, and numbers that are numbers."""
     device = load_hardware("h200-sxm")

@@ -75,6 +75,7 @@ def test_what_takes_little_may_be_partly_unmeasured():
     assert re.fullmatch(r"[\d.]+us", line[-2].replace(" ", ""))
 
 
+@pytest.mark.slow("the longest tables")
 def test_a_long_table_has_one_line_for_what_takes_little():
     found = analyze("kimi-k3", "h200-sxm")
     shown = [re.split(" {2,}", line)[0] for line in tables(report(brief=True).text(found))]
@@ -93,6 +94,7 @@ def test_a_long_table_has_one_line_for_what_takes_little():
         assert len(rows(phase, per_call=False, brief=True)) == len(table) - len(small) + 2
 
 
+@pytest.mark.slow("the longest tables")
 def test_only_a_long_table_on_the_screen_leaves_operators_out(capsys, tmp_path):
     def told(name, *options):
         assert main(["analyze", name, "h200-sxm", *options]) == 0

@@ -320,7 +320,7 @@ def counted(module, *, batch, kv_len):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_fast(KINDS, "traces every family"))
 def test_further_kinds(kind):
     module = made(kind, KINDS[kind])
     model = trace(module, name=kind)

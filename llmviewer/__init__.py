@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .analyzing.afd_splits import Splits, afd_splits
     from .analyzing.analysis import Analysis, analyze
     from .analyzing.disaggregation import Disaggregated, disaggregate
-    from .analyzing.one_kernel import KernelEstimate, estimate_kernel
+    from .analyzing.one_kernel import KernelEstimate, kernel
     from .comparing.choice import Choice, choose
     from .comparing.comparison import Comparison, compare
     from .devices.files import hardware_names, load_hardware
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from .model import Model
     from .model_files import load_model, model_names
     from .request import Request
+    from .serving.advice import Advice, advise
     from .serving.load_curve import LoadCurve, load_curve
     from .serving.outcome import Simulation
     from .serving.planning import plan
-    from .serving.recommendation import Advice, recommend
     from .serving.saturation import Saturation, saturate
     from .serving.service_plan import ServicePlan
     from .serving.simulation import simulate
     from .setting import Setting
     from .sweeping.grid import Sweep, sweep
-    from .timelines.against import Recorded, recorded
+    from .timelines.against import Timeline, timeline
 
 if _IN_CHECKOUT:  # reports/ is a sibling of this folder
     __path__.append(str(_ROOT))
@@ -65,19 +65,19 @@ _HOME = {
     "load_model": "model_files",
     "model_names": "model_files",
     "KernelEstimate": "analyzing.one_kernel",
-    "estimate_kernel": "analyzing.one_kernel",
+    "kernel": "analyzing.one_kernel",
     "Request": "request",
     "Setting": "setting",
     "Sweep": "sweeping.grid",
     "sweep": "sweeping.grid",
-    "Advice": "serving.recommendation",
-    "recommend": "serving.recommendation",
+    "Advice": "serving.advice",
+    "advise": "serving.advice",
     "ServicePlan": "serving.service_plan",
     "plan": "serving.planning",
     "Saturation": "serving.saturation",
     "saturate": "serving.saturation",
-    "Recorded": "timelines.against",
-    "recorded": "timelines.against",
+    "Timeline": "timelines.against",
+    "timeline": "timelines.against",
     "LoadCurve": "serving.load_curve",
     "load_curve": "serving.load_curve",
     "Simulation": "serving.outcome",
@@ -95,7 +95,6 @@ __all__ = [
     "KernelEstimate",
     "LoadCurve",
     "Model",
-    "Recorded",
     "Request",
     "Saturation",
     "ServicePlan",
@@ -103,30 +102,43 @@ __all__ = [
     "Simulation",
     "Splits",
     "Sweep",
+    "Timeline",
     "__version__",
+    "advise",
     "afd",
     "afd_splits",
     "analyze",
     "choose",
     "compare",
     "disaggregate",
-    "estimate_kernel",
     "hardware_names",
+    "kernel",
     "load_curve",
     "load_hardware",
     "load_model",
     "model_names",
     "plan",
-    "recommend",
-    "recorded",
     "saturate",
     "simulate",
     "sweep",
+    "timeline",
 ]
+
+
+_RENAMED = {"Recorded": "Timeline", "estimate_kernel": "kernel", "recorded": "timeline"}  # until the next release
 
 
 def __getattr__(name: str) -> Any:
     """Imports public names on first use, so that `import llmviewer` is fast."""
+    if name == "recommend":
+        from .deprecated import recommend
+
+        return recommend
+    if name in _RENAMED:
+        from warnings import warn
+
+        warn(f"llmviewer.{name} is now llmviewer.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _HOME:
         raise AttributeError(f"module 'llmviewer' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)

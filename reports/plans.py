@@ -15,11 +15,11 @@ from llmviewer.serving.candidates import Candidate, Readers
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
+from .advice import Folded
 from .choice import unsold
 from .comparison_tables import prices_of
 from .page_figures import Picture, picture
 from .parts import Card, Command
-from .recommendations import Folded
 from .report import Report
 from .serving import beyond
 from .tables import Item, Reasons, Table, digits, number_item, time_item

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.timelines.against import IDLE, PartOfPass, Recorded
+from llmviewer.timelines.against import IDLE, PartOfPass, Timeline
 from llmviewer.timelines.elementwise import ElementwiseOfPass
 from llmviewer.timelines.kinds import Part, part_of_operator
 from llmviewer.timelines.products import ProductOfPass
@@ -34,24 +34,24 @@ _LENGTHS: Final = 0.02  # difference of lengths that is not worth a word
 _BELOW: Final = 0.97  # share of its bound below which a part is faster than possible
 
 
-def title(result: Recorded) -> str:
+def title(result: Timeline) -> str:
     stage = f", stage {result.stage} of {result.of_phase.stages}" if result.stage else ""
     return (
         f"{result.analysis.model.title} on {result.analysis.hardware.title}{stage}: {result.phase} as it was recorded"
     )
 
 
-def headline(result: Recorded) -> str:
+def headline(result: Timeline) -> str:
     request, options, shown = result.analysis.request, result.analysis.inputs, result.of_phase
     length = f"context {shown.kv_len}" if result.phase == "decode" else f"{shown.q_len} tokens a prompt"
     layout = f"{options['layout']}, " if options["layout"] else ""
     return (
-        f"{title(result)} in {PurePath(result.file).name}: batch {request.batch}, {length}, {layout}{options['quant']}. "
-        f"A pass takes {_taken(result)}; at least {seconds(result.bound_s)}{_expect(result)}."
+        f"{title(result)} in {PurePath(result.file).name}: batch {request.batch}, {length}, {layout}"
+        f"{options['quant']}. A pass takes {_taken(result)}; at least {seconds(result.bound_s)}{_expect(result)}."
     )
 
 
-def _expect(result: Recorded) -> str:
+def _expect(result: Timeline) -> str:
     if result.expected_s is None:
         return ""
     low, high = result.expected_low_s, result.expected_high_s
@@ -59,20 +59,20 @@ def _expect(result: Recorded) -> str:
     return f"; expect {seconds(result.expected_s)}{sides}"
 
 
-def _taken(result: Recorded) -> str:
+def _taken(result: Timeline) -> str:
     if result.idle_s is None:
         return f"{seconds(result.time_s)} in kernels, of which the file has sums alone"
     return f"{seconds(result.time_s)}, in {result.idle_s / result.time_s:.0%} of which nothing runs"
 
 
-def remarks(result: Recorded) -> list[str]:
+def remarks(result: Timeline) -> list[str]:
     return [
         *_others(result), *_other_operands(result), *_partial(result), *_over(result), *_below(result),
         *_unidentified(result), *_without_operators(result), *_averaged(result),
     ]  # fmt: skip
 
 
-def _others(result: Recorded) -> list[str]:
+def _others(result: Timeline) -> list[str]:
     """A remark if the engine recorded passes of another batch or length than the analysis."""
     asked = result.analysis.request
     named = [step.decodes if result.phase == "decode" else step.prefills for step in result.passes.steps]
@@ -92,7 +92,7 @@ def _others(result: Recorded) -> list[str]:
     return [f"The engine named these passes as of {' of '.join(told)}."] if told else []
 
 
-def _other_operands(result: Recorded) -> list[str]:
+def _other_operands(result: Timeline) -> list[str]:
     """A remark if the recorded shapes are not those of the analysis."""
     rows, shown = result.passes.rows, result.of_phase
     tokens, towers = shown.batch * shown.q_len, result.analysis.request.images
@@ -108,7 +108,7 @@ def _other_operands(result: Recorded) -> list[str]:
     return told
 
 
-def _partial(result: Recorded) -> list[str]:
+def _partial(result: Timeline) -> list[str]:
     """A remark if a pass has too few launches for the model."""
     if not 0 < result.mixing < result.layers:
         return []
@@ -116,7 +116,7 @@ def _partial(result: Recorded) -> list[str]:
     return [f"{few} layers that do: they are parts of passes (--passes says how many there are), or another model's."]
 
 
-def _over(result: Recorded) -> list[str]:
+def _over(result: Timeline) -> list[str]:
     """Parts of a pass that take longer than expected, the longest first."""
     over = [
         (part.measured_s - part.expected_s, f"{part.part} {_times(part.measured_s, part.expected_s)}")
@@ -132,7 +132,7 @@ def _over(result: Recorded) -> list[str]:
     return [f"Slower than {than}: {'; '.join(told)}."] if told else []
 
 
-def _late(result: Recorded) -> str:
+def _late(result: Timeline) -> str:
     if result.stage:
         return "it waits for the other stages, or the host is late"
     return "Python and the dispatcher take it" if result.host else "the host, or what it waits for, is late"
@@ -142,7 +142,7 @@ def _times(measured: float, expected: float) -> str:
     return f"{measured / expected:.2g} times what is expected"
 
 
-def _below(result: Recorded) -> list[str]:
+def _below(result: Timeline) -> list[str]:
     """Parts whose kernels are faster than their bound, as fused elementwise ones are."""
     parts = (part for part in result.parts if part.part != Part.ELEMENTWISE)
     below = [part.part for part in parts if 0 < part.measured_s < _BELOW * part.bound_s]
@@ -150,7 +150,7 @@ def _below(result: Recorded) -> list[str]:
     return [f"Faster than the bound: {' and '.join(below)}; {why}."] if below else []
 
 
-def _unidentified(result: Recorded) -> list[str]:
+def _unidentified(result: Timeline) -> list[str]:
     """Matrix products that were not identified, or identified wrongly by their times."""
     identified = result.identified
     if identified.why_not:
@@ -183,7 +183,7 @@ def _unidentified(result: Recorded) -> list[str]:
     return sentences
 
 
-def _without_operators(result: Recorded) -> list[str]:
+def _without_operators(result: Timeline) -> list[str]:
     """The longest kernels of parts without an operator of the model."""
     told = []
     for part in result.parts:
@@ -194,7 +194,7 @@ def _without_operators(result: Recorded) -> list[str]:
     return told
 
 
-def _averaged(result: Recorded) -> list[str]:
+def _averaged(result: Timeline) -> list[str]:
     mean, each = result.passes, result.passes.each_s
     left = f"; {counted(mean.others, 'other')}, of other kernels or cut off, left out" if mean.others else ""
     spread = ""
@@ -205,7 +205,7 @@ def _averaged(result: Recorded) -> list[str]:
     return [f"Mean of {counted(mean.passes, 'pass', 'passes')}{spread}{left}.{ranks}"]
 
 
-def basis(result: Recorded) -> str:
+def basis(result: Timeline) -> str:
     counted_where = (
         "Operators are told apart by their names, and count with all that they call"
         if result.host
@@ -218,11 +218,11 @@ def basis(result: Recorded) -> str:
     )
 
 
-def tables(result: Recorded) -> list[Table]:
+def tables(result: Timeline) -> list[Table]:
     return [_parts(result), *_products(result), *_elementwise(result), _kernels(result)]
 
 
-def _parts(result: Recorded) -> Table:
+def _parts(result: Timeline) -> Table:
     rows = [_part(result, part) for part in result.parts]
     if result.idle_s is not None:
         rows.append((
@@ -238,7 +238,7 @@ def _parts(result: Recorded) -> Table:
     )
 
 
-def _part(result: Recorded, part: PartOfPass) -> tuple[Item, ...]:
+def _part(result: Timeline, part: PartOfPass) -> tuple[Item, ...]:
     return (
         Item(text=part.title),
         Item(text=digits(part.launches), key=part.launches),
@@ -250,11 +250,11 @@ def _part(result: Recorded, part: PartOfPass) -> tuple[Item, ...]:
     )
 
 
-def _share(taken: float, result: Recorded) -> Item:
+def _share(taken: float, result: Timeline) -> Item:
     return Item(text=f"{taken / result.time_s:.1%}", key=taken / result.time_s)
 
 
-def _products(result: Recorded) -> list[Table]:
+def _products(result: Timeline) -> list[Table]:
     several = len({product.block for product in result.products}) > 2
     rows = [
         (
@@ -279,7 +279,7 @@ def _products(result: Recorded) -> list[Table]:
     ][: len(rows)]
 
 
-def _elementwise(result: Recorded) -> list[Table]:
+def _elementwise(result: Timeline) -> list[Table]:
     """Elementwise kernels, if they can be told from each other."""
     rows = [
         (
@@ -303,8 +303,8 @@ def _elementwise(result: Recorded) -> list[Table]:
     ][: len(rows) - 1]
 
 
-def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, result: Recorded) -> Item:
-    """Recorded over expected time; over the bound if no expected time is known."""
+def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, result: Timeline) -> Item:
+    """Timeline over expected time; over the bound if no expected time is known."""
     of = row.bound_s if result.expected_s is None else row.expected_s
     if not of or not row.measured_s:
         return NOTHING
@@ -312,7 +312,7 @@ def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, result: Recorded
     return Item(text=f"{ratio:.2f}x" if ratio < _MANY else f"{ratio:.0f}x", key=ratio)
 
 
-def _kernels(result: Recorded) -> Table:
+def _kernels(result: Timeline) -> Table:
     more = len(result.kernels) - _KERNELS
     rest = sum(kernel.measured_s for kernel in result.kernels[_KERNELS:])
     what = "operator" if result.host else "kernel"
@@ -341,7 +341,7 @@ def _short(name: str) -> str:
     return plain if len(plain) <= _NAME else f"{plain[: _NAME - 3]}..."
 
 
-def _cards(result: Recorded) -> list[Card]:
+def _cards(result: Timeline) -> list[Card]:
     others = {"at least": result.bound_s, "expected": result.expected_s, IDLE: result.idle_s}
     return [Card(label="a pass", value=seconds(result.time_s), about="recorded")] + [
         Card(label=label, value=seconds(taken), about=f"{taken / result.time_s:.0%} of it")
@@ -350,13 +350,13 @@ def _cards(result: Recorded) -> list[Card]:
     ]
 
 
-def _pictures(result: Recorded) -> list[list[Picture]]:
+def _pictures(result: Timeline) -> list[list[Picture]]:
     from .timeline_figures import part_bars
 
     return [[picture(part_bars(result), "parts")]]
 
 
-REPORT: Final = Report[Recorded](
+REPORT: Final = Report[Timeline](
     name="timeline",
     title=title,
     headline=headline,

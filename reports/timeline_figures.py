@@ -6,7 +6,7 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from llmviewer.timelines.against import IDLE, Recorded
+from llmviewer.timelines.against import IDLE, Timeline
 from llmviewer.timelines.kinds import Part
 from llmviewer.units import seconds
 
@@ -18,7 +18,7 @@ _COLOR: Final = {
 }  # fmt: skip
 
 
-def part_bars(result: Recorded) -> go.Figure:
+def part_bars(result: Timeline) -> go.Figure:
     """Time of each part of a pass: recorded, expected if known of all parts, and at the bound."""
     known = all(part.expected_s is not None for part in result.parts if part.bound_s)
     rows = {"recorded": "measured_s", **({"expected": "expected_s"} if known else {}), "at least": "bound_s"}

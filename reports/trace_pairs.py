@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from llmviewer.timelines.against import Recorded
+from llmviewer.timelines.against import Timeline
 from llmviewer.timelines.pairs import PairedRow, Side, TracePair
 from llmviewer.units import fold, seconds
 
@@ -106,7 +106,7 @@ def _change(row: PairedRow) -> Item:
     return Item(text=f"{'-' if row.change_s < 0 else '+'}{seconds(abs(row.change_s))}", key=row.change_s)
 
 
-def _multiple(side: Side | None, found: Recorded) -> Item:
+def _multiple(side: Side | None, found: Timeline) -> Item:
     """Time as a multiple of the expected one, or of the bound where nothing is expected."""
     of = None if side is None else side.bound_s if found.expected_s is None else side.expected_s
     return Item(text=f"{side.measured_s / of:.2f}x", key=side.measured_s / of) if side and of else NOTHING

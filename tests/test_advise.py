@@ -1,4 +1,4 @@
-"""recommend(): the gains that analyze() gives, in their order, and what a user reads and is told."""
+"""advise(): the gains that analyze() gives, in their order, and what a user reads and is told."""
 
 import csv
 import io
@@ -9,9 +9,9 @@ import pytest
 from llmviewer import analyze, load_model
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.reports.recommendations import REPORT, Folded
+from llmviewer.reports.advice import REPORT, Folded
 from llmviewer.reports.tables import Item
-from llmviewer.serving.recommendation import recommend
+from llmviewer.serving.advice import advise
 from llmviewer.techniques import Touches, techniques
 from llmviewer.variants import changes
 
@@ -27,11 +27,11 @@ TOLD = []  # how far it was, as who asks for `found` was told
 @pytest.fixture(scope="module")
 def found():
     TOLD.clear()
-    return recommend(MODEL, DEVICE, progress=lambda done, steps: TOLD.append((done, steps)))
+    return advise(MODEL, DEVICE, progress=lambda done, steps: TOLD.append((done, steps)))
 
 
 def test_the_headline_says_how_the_model_lies_already():
-    laid = recommend("llama-3.1-70b", "h100-sxm", layout="tp=4", batch=64, without=FEWER)
+    laid = advise("llama-3.1-70b", "h100-sxm", layout="tp=4", batch=64, without=FEWER)
     assert REPORT.headline(laid).startswith(
         "What would help Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, "
     )
@@ -102,7 +102,7 @@ def test_what_is_expected_is_never_faster_than_the_bound(found):
 
 @pytest.mark.slow("tries every technique")
 def test_where_nothing_is_expected_gains_are_those_of_bounds():
-    one = recommend("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
+    one = advise("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
     assert one.base.expected is None
     assert all(each.expected_gain(one.wanted) is None for each in one.alone)
     gains = [each.gain(one.wanted) for each in one.alone if each.requires is Touches.MODEL]
@@ -114,7 +114,7 @@ def test_where_nothing_is_expected_gains_are_those_of_bounds():
 
 
 def test_an_engine_that_waits_for_its_host_gains_from_fewer_launches():
-    slow = recommend("llama-2-7b", "a100-sxm-80gb", prompt=64, gen=8, engine="huggingface", without=["model"])
+    slow = advise("llama-2-7b", "a100-sxm-80gb", prompt=64, gen=8, engine="huggingface", without=["model"])
     one = line(slow.alone, "fusion")
     assert one.expected_gain(slow.wanted) > 1.1
     assert one.relieves(slow.wanted).startswith("launches -")
@@ -132,7 +132,7 @@ def test_a_small_model_of_the_family_drafts(found):
     one = line((*found.alone, *found.idle), "draft llama-3.2-1b")
     assert asked(one)["techniques"] == ["speculative:draft=llama-3.2-1b,tau=1.9"]
     assert "it is assumed that 1.9 tokens come of each pass of the model" in " ".join(REPORT.text(found).split())
-    none = recommend("llama-3.2-1b", DEVICE, prompt=64, gen=8, without=FEWER)
+    none = advise("llama-3.2-1b", DEVICE, prompt=64, gen=8, without=FEWER)
     names = {change.name for each in (*none.alone, *none.idle, *none.large) for change in each.changes}
     assert not [name for name in names if name.startswith("draft")]
     assert "Of a draft" not in REPORT.text(none)
@@ -191,7 +191,7 @@ def test_a_line_says_what_it_relieves(found, name, words):
 @pytest.mark.slow("tries every technique")
 def test_what_would_help_depends_on_the_batch():
     alone, crowd = (
-        recommend("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"]) for batch in (1, 64)
+        advise("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"]) for batch in (1, 64)
     )
     weights = [line((*one.alone, *one.idle), "W4A16g128").gain(one.wanted) for one in (alone, crowd)]
     cache = [line((*one.alone, *one.idle), "KV8").gain(one.wanted) for one in (alone, crowd)]
@@ -201,7 +201,7 @@ def test_what_would_help_depends_on_the_batch():
 
 @pytest.mark.slow("tries every technique")
 def test_what_is_in_use_is_not_advised():
-    one = recommend(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"])
+    one = advise(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"])
     names = {change.name for each in (*one.alone, *one.idle) for change in each.changes}
     assert "eagle" not in names
     assert one.base.bounds.latency_s == pytest.approx(
@@ -213,19 +213,19 @@ def test_what_is_in_use_is_not_advised():
 
 @pytest.mark.slow("tries every technique")
 def test_more_devices_where_there_may_be(found):
-    several = recommend(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
+    several = advise(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
     assert not [each for each in (*found.alone, *found.idle, *found.large) if each.name.startswith("tp=")]
     assert {each.name for each in several.alone if each.name.startswith("tp=")} == {"tp=2", "tp=4"}
     gains = [line(several.alone, f"tp={degree}").gain(several.wanted) for degree in (4, 2)]
     assert gains[0] > gains[1] > 1
-    many = recommend(MODEL, "gb200", max_devices=64, wanted="tpot", prompt=64, gen=8, without=FEWER)
+    many = advise(MODEL, "gb200", max_devices=64, wanted="tpot", prompt=64, gen=8, without=FEWER)
     tried = {each.name for each in (*many.alone, *many.idle) if each.name.startswith("tp=")}
     assert tried == {"tp=2", "tp=4", "tp=8", "tp=16", "tp=32"}
     assert "tp=64 does not divide" in {change.name: reason for change, reason in many.refused}["tp=64"]
 
 
 def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
-    one = recommend("llama-3.1-70b", "h100-sxm", without=["model"])
+    one = advise("llama-3.1-70b", "h100-sxm", without=["model"])
     assert not one.base.fits
     assert all(each.result.fits for each in (*one.alone, *one.together))
     assert {each.name for each in one.alone} >= {"fp8", "W4A16g128"}
@@ -234,7 +234,7 @@ def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
 
 def test_no_more_is_offloaded_than_has_to_be():
     asked = {"quant": "W4A16g128", "prompt": 1024, "gen": 128}
-    one = recommend("llama-3.1-70b", "rtx-4090", without=FEWER, **asked)
+    one = advise("llama-3.1-70b", "rtx-4090", without=FEWER, **asked)
     (name,) = (each.name for each in one.alone if each.name.startswith("offload"))
     share = float(name.partition("weights=")[2])
     offloaded, fewer = (
@@ -270,12 +270,12 @@ def test_advice_is_shown_in_some_lines(found):
 
 @pytest.mark.slow("tries every technique")
 def test_throughput_tries_larger_batches():
-    one = recommend(MODEL, DEVICE, wanted="throughput", without=FEWER)
+    one = advise(MODEL, DEVICE, wanted="throughput", without=FEWER)
     assert line(one.alone, "batch 8").gain(one.wanted) > 4
     most = analyze(MODEL, DEVICE).memory.max_batch
     assert most > 16
     assert line(one.alone, f"batch {most}").gain(one.wanted) > line(one.alone, "batch 16").gain(one.wanted)
-    crowd = recommend(MODEL, DEVICE, wanted="throughput", batch=most, without=FEWER)
+    crowd = advise(MODEL, DEVICE, wanted="throughput", batch=most, without=FEWER)
     assert not [each for each in crowd.alone if each.name.startswith("batch")]
 
 
@@ -340,7 +340,7 @@ def test_who_asks_is_told_how_far_it_is():
 
 @pytest.mark.parametrize("quant", first_fast(["int8", "mxfp4", "W4A16g128,lm_head=W8A8"], "tries every technique"))
 def test_the_cache_is_quantized_beside_any_precision(quant):
-    found = recommend(MODEL, DEVICE, quant=quant, batch=64, without=["model"])
+    found = advise(MODEL, DEVICE, quant=quant, batch=64, without=["model"])
     assert not {"KV8", "KV4"} & {change.name for change, _ in found.refused}
     line = next(line for line in (*found.alone, *found.idle) if line.name == "KV8")
     assert line.result.setting.quantization.scheme.weight == found.base.setting.quantization.scheme.weight
@@ -349,6 +349,6 @@ def test_the_cache_is_quantized_beside_any_precision(quant):
 
 def test_what_cannot_be_advised():
     with pytest.raises(InputError, match="bert-base-uncased does not generate"):
-        recommend("bert-base-uncased", "l4")
+        advise("bert-base-uncased", "l4")
     with pytest.raises(InputError, match="wanted must be one of latency, ttft, tpot, throughput; got 'joy'"):
-        recommend(MODEL, DEVICE, wanted="joy")
+        advise(MODEL, DEVICE, wanted="joy")

@@ -37,6 +37,7 @@ LAYERS = (
     ("measuring",),
     ("webapp",),
     ("cli",),
+    ("deprecated",),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -17,13 +17,13 @@ import pytest
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.analyzing.disaggregation import disaggregate
-from llmviewer.analyzing.one_kernel import estimate_kernel
+from llmviewer.analyzing.one_kernel import kernel as estimate
 from llmviewer.devices.files import load_hardware
 from llmviewer.documents import read_yaml
 from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
+from llmviewer.serving.advice import advise
 from llmviewer.serving.planning import plan
-from llmviewer.serving.recommendation import recommend
 from llmviewer.serving.saturation import saturate
 from llmviewer.serving.simulation import simulate
 from llmviewer.techniques import Touches
@@ -387,8 +387,8 @@ def test_a_what_if_needs_a_device_by_name():
     error = "hardware_set needs hardware given by name; change a Hardware with dataclasses.replace"
     t4, changes = load_hardware("t4"), ("memory.bandwidth=2x",)
     assert _error(analyze, "gpt2", t4, hardware_set=changes) == error
-    assert _error(recommend, "gpt2", t4, hardware_set=changes) == error
-    assert _error(estimate_kernel, "gemm", t4, {"M": 1, "N": 64, "K": 64}, hardware_set=changes) == error
+    assert _error(advise, "gpt2", t4, hardware_set=changes) == error
+    assert _error(estimate, "gemm", t4, {"M": 1, "N": 64, "K": 64}, hardware_set=changes) == error
 
 
 @for_each(
@@ -408,10 +408,10 @@ def test_a_what_if_needs_a_device_by_name():
         (disaggregate, {"model": 5}, ("got 5",)),
         (disaggregate, {"batch": np.array([1, 2])}, ("got array([1, 2])",)),
         (analyze, {"batch": np.array([1, 2])}, ("got array([1, 2])",)),
-        (recommend, {"without": "speed"}, ("got 'speed'",)),
-        (recommend, {"without": 1}, ("got 1",)),
-        (recommend, {"profiles": "mine.yaml"}, ("got 'mine.yaml'",)),
-        (estimate_kernel, {"kernel": 5}, ("got 5",)),
+        (advise, {"without": "speed"}, ("got 'speed'",)),
+        (advise, {"without": 1}, ("got 1",)),
+        (advise, {"profiles": "mine.yaml"}, ("got 'mine.yaml'",)),
+        (estimate, {"kernel": 5}, ("got 5",)),
     ],
 )
 def test_what_is_not_of_its_kind(golden, call, changed, facts):
@@ -421,16 +421,16 @@ def test_what_is_not_of_its_kind(golden, call, changed, facts):
         saturate: {"model": "gpt2", "hardware": "l4"},
         plan: {"model": "gpt2", "hardware": "l4", "rate": 1},
         disaggregate: {"model": "gpt2", "prefill_hardware": "l4", "decode_hardware": "l4"},
-        recommend: {"model": "gpt2", "hardware": "l4"},
-        estimate_kernel: {"kernel": "gemm", "hardware": "l4", "sizes": {"M": 1, "N": 64, "K": 64}},
+        advise: {"model": "gpt2", "hardware": "l4"},
+        estimate: {"kernel": "gemm", "hardware": "l4", "sizes": {"M": 1, "N": 64, "K": 64}},
     }
     golden(_error(call, **{**usual[call], **changed}), *changed, *facts)
 
 
 def test_one_of_several_need_not_be_a_list():
     assert _error(plan, "gpt2", rate=1, hardware="no-such").startswith("no hardware 'no-such': ")
-    assert _error(recommend, "gpt2", "l4", techniques=["magic"]).startswith("no technique 'magic': ")
-    assert recommend("gpt2", "l4", without="model").without == (Touches.MODEL,)
+    assert _error(advise, "gpt2", "l4", techniques=["magic"]).startswith("no technique 'magic': ")
+    assert advise("gpt2", "l4", without="model").without == (Touches.MODEL,)
     found = plan("gpt2", rate=1, hardware="l4", quants="fp8", layouts="", max_devices=1)
     assert (found.considered, found.quants) == (1, ("fp8",))
 

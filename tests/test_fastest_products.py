@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmviewer import estimate_kernel
+import llmviewer
 from llmviewer.devices.files import hardware_names, load_hardware
 
 with Path(__file__).with_name("fastest_products.csv").open(encoding="utf-8") as table:
@@ -21,7 +21,7 @@ def test_no_published_product_is_faster_than_the_bound():
     beyond_datasheet = set()
     for row in ROWS:
         sizes = {size: int(row[size]) for size in "MNK"}
-        (found,) = estimate_kernel("gemm", row["device"], sizes, quant=row["dtype"])
+        (found,) = llmviewer.kernel("gemm", row["device"], sizes, quant=row["dtype"])
         time_s = float(row["time_us"]) * 1e-6
         assert found.repeated_time_s < time_s, row
         if time_s < found.datasheet_time_s and found.bound == "compute":
@@ -33,7 +33,7 @@ def test_the_bound_moves_with_the_highest_clock_and_expected_times_do_not():
     sizes = {"M": 8192, "N": 8192, "K": 8192}
     found = {}
     for clock in ("2600 MHz", "3210 MHz"):
-        (found[clock],) = estimate_kernel("gemm", "rtx-5090", sizes, hardware_set=[f"clock.max={clock}"])
+        (found[clock],) = llmviewer.kernel("gemm", "rtx-5090", sizes, hardware_set=[f"clock.max={clock}"])
     low, high = found.values()
     assert low.bound_time_s / high.bound_time_s == pytest.approx(3210 / 2600)
     assert low.datasheet_time_s == high.datasheet_time_s == pytest.approx(2 * 8192**3 / 209.5e12, rel=1e-3)
@@ -48,7 +48,7 @@ def test_files_of_brands_with_a_typical_boost_clock_have_the_highest():
 
 
 def test_a_rate_that_a_what_if_sets_is_the_limit():
-    (found,) = estimate_kernel(
+    (found,) = llmviewer.kernel(
         "gemm", "rtx-5090", {"M": 8192, "N": 8192, "K": 8192}, hardware_set=["matrix.bf16=200 TOP/s"]
     )
     assert found.bound_time_s == found.datasheet_time_s == pytest.approx(2 * 8192**3 / 200e12)

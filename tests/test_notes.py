@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmviewer import analyze, estimate_kernel
+import llmviewer
+from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.units import si
@@ -70,7 +71,7 @@ def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_
     source = f"stand-in on a100-sxm-80gb: another library ({own})"
     assert attention.expectation_source == source
     sizes = {"kv_len": 1024, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
-    (kernel,) = estimate_kernel("attention", "a100-sxm-80gb", sizes)
+    (kernel,) = llmviewer.kernel("attention", "a100-sxm-80gb", sizes)
     assert kernel.source == source
 
 

@@ -8,7 +8,8 @@ from io import StringIO
 import numpy as np
 import pytest
 
-from llmviewer import InputError, analyze, estimate_kernel
+import llmviewer
+from llmviewer import InputError, analyze
 from llmviewer.analyzing.one_kernel import SCHEMA_VERSION
 from llmviewer.cli import main
 
@@ -19,12 +20,12 @@ def operator(name, phase, model, hardware="h100-sxm", **asked):
 
 
 def test_a_product_is_counted_by_hand():
-    (one,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336})
+    (one,) = llmviewer.kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336})
     assert one.ops == 2 * 16 * 4096 * 14336
     assert one.bytes == 2 * (16 * 14336 + 4096 * 14336 + 16 * 4096)
     assert one.bound_time_s == pytest.approx(one.bytes / 3.352e12, rel=1e-3)
     assert (one.bound, one.dtype, one.quant) == ("memory", "bf16", "bf16")
-    (narrow,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant="W4A16g128")
+    (narrow,) = llmviewer.kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant="W4A16g128")
     assert narrow.bytes == one.bytes - 2 * 4096 * 14336 + 4096 * 14336 * (4 + 20 / 128) / 8
 
 
@@ -32,13 +33,13 @@ def test_a_product_is_counted_by_hand():
 def test_it_is_what_it_is_inside_a_model(quant):
     asked = {"batch": 16, "prompt": 1000, "gen": 2, "quant": quant}
     down = operator("down_proj", "decode", "llama-3-8b", **asked)
-    (alone,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant=quant)
+    (alone,) = llmviewer.kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant=quant)
     assert (alone.ops, alone.bytes) == (down.per_call.ops, pytest.approx(down.per_call.bytes))
     assert alone.bound_time_s == pytest.approx(down.per_call.bound_time_s)
     assert alone.expected_time_s == pytest.approx(down.expected_time_s / down.repeat)
     attention = operator("attention", "decode", "llama-3-8b", **asked)
     sizes = {"batch": 16, "kv_len": 1001, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
-    (alone,) = estimate_kernel("attention", "h100-sxm", sizes, quant=quant)
+    (alone,) = llmviewer.kernel("attention", "h100-sxm", sizes, quant=quant)
     assert (alone.ops, alone.bytes) == (attention.per_call.ops, pytest.approx(attention.per_call.bytes))
     assert alone.expected_time_s == pytest.approx(attention.expected_time_s / attention.repeat)
 
@@ -46,7 +47,7 @@ def test_it_is_what_it_is_inside_a_model(quant):
 def test_latent_attention_reads_its_cache_once():
     own = operator("attention", "decode", "deepseek-v2-lite", batch=4, prompt=999, gen=2)
     sizes = {"batch": 4, "kv_len": 1000, "q_heads": 16, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
-    (alone,) = estimate_kernel("attention", "h100-sxm", sizes)
+    (alone,) = llmviewer.kernel("attention", "h100-sxm", sizes)
     assert (alone.ops, alone.bytes) == (own.per_call.ops, pytest.approx(own.per_call.bytes))
     assert alone.expected_time_s == pytest.approx(own.expected_time_s / own.repeat)
 
@@ -56,7 +57,7 @@ def test_experts_in_one_kernel_keep_what_is_between_them():
     asked = {"batch": 1, "prompt": 4096, "gen": 1, "quant": "W16A16"}
     parts = [operator(name, "prefill", "mixtral-8x7b", "h200-sxm", **asked) for name in names]
     sizes = {"tokens": 4096, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
-    (alone,) = estimate_kernel("moe", "h200-sxm", sizes)
+    (alone,) = llmviewer.kernel("moe", "h200-sxm", sizes)
     assert alone.ops == pytest.approx(sum(op.per_call.ops for op in parts))
     assert alone.bytes < sum(op.per_call.bytes for op in parts)
     weights = 3 * 8 * 4096 * 14336 * 2
@@ -67,19 +68,19 @@ def test_experts_in_one_kernel_keep_what_is_between_them():
 
 def test_every_combination_is_there_in_order_and_alike_alone():
     sizes = {"M": [1, 300], "K": [4096, 512], "N": 1024}
-    found = estimate_kernel("gemm", "b200", sizes)
+    found = llmviewer.kernel("gemm", "b200", sizes)
     assert [tuple(each.sizes.values()) for each in found] == [
         (1, 1024, 4096), (1, 1024, 512), (300, 1024, 4096), (300, 1024, 512),
     ]  # fmt: skip
     for each in found:
-        (alone,) = estimate_kernel("gemm", "b200", each.sizes)
+        (alone,) = llmviewer.kernel("gemm", "b200", each.sizes)
         times = {"expected_time_s", "expected_low_s", "expected_high_s"}  # whose trends are summed in 32 bits
         for field, value in asdict(alone).items():
             assert value == (pytest.approx(getattr(each, field), rel=1e-6) if field in times else getattr(each, field))
 
 
 def test_where_nothing_was_measured_there_is_the_bound_alone():
-    (one,) = estimate_kernel("add", "tpu-v5e", {"rows": 8, "cols": 512})
+    (one,) = llmviewer.kernel("add", "tpu-v5e", {"rows": 8, "cols": 512})
     assert one.expected_time_s is None
     assert one.bytes == 3 * 8 * 512 * 2
 
@@ -108,7 +109,7 @@ def test_where_nothing_was_measured_there_is_the_bound_alone():
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_a_line(kernel, sizes, error):
     with pytest.raises(InputError) as caught:
-        estimate_kernel(kernel, "h100-sxm", sizes)
+        llmviewer.kernel(kernel, "h100-sxm", sizes)
     assert str(caught.value) == error
 
 
@@ -119,7 +120,7 @@ def test_the_command_tells_how_good_a_time_is(capsys):
     )
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    (one,) = estimate_kernel("gemm", "h200-sxm", {"M": 1, "N": 8192, "K": 28672}, quant="W4A16g128")
+    (one,) = llmviewer.kernel("gemm", "h200-sxm", {"M": 1, "N": 8192, "K": 28672}, quant="W4A16g128")
     assert f"Measured 33.0 us: {one.bound_time_s / 33e-6:.0%} of the best that is possible" in text
     assert main(["kernel"]) == 0
     assert "gemm       M= N= K=" in capsys.readouterr().out
@@ -176,7 +177,7 @@ def test_an_intensity_has_no_exponent(capsys):
 
 def test_sizes_may_be_of_numpy():
     sizes = {"M": np.array([1, 16]), "N": np.int64(4096), "K": 4096}
-    assert [each.sizes["M"] for each in estimate_kernel("gemm", "h100-sxm", sizes)] == [1, 16]
+    assert [each.sizes["M"] for each in llmviewer.kernel("gemm", "h100-sxm", sizes)] == [1, 16]
 
 
 def test_json_and_csv_say_the_same(capsys):

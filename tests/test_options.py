@@ -7,6 +7,7 @@ from inspect import signature
 
 import pytest
 
+import llmviewer
 from llmviewer import InputError, Request, Setting, analyze, sweep
 from llmviewer.analyzing.analysis import largest_request
 from llmviewer.arguments import _hints
@@ -116,3 +117,14 @@ def test_a_setting_needs_a_request_and_a_request_a_setting():
         analyze("gpt2", Request())
     with pytest.raises(InputError, match=r"^batch must be a whole number of at least 1; got 0$"):
         analyze(Setting.of("gpt2", "l4"), Request(batch=0))
+
+
+def test_names_of_the_last_release_work_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"^llmviewer\.estimate_kernel is now llmviewer\.kernel$"):
+        assert llmviewer.estimate_kernel is llmviewer.kernel
+    with pytest.warns(DeprecationWarning, match=r"^llmviewer\.recorded is now llmviewer\.timeline$"):
+        assert llmviewer.recorded is llmviewer.timeline
+    with pytest.warns(DeprecationWarning, match=r"^llmviewer\.recommend is now llmviewer\.advise, and given is "):
+        old = llmviewer.recommend("gpt2", "t4", prompt=64, gen=8, given="eagle", without=("draft", "model"))
+    now = llmviewer.advise("gpt2", "t4", prompt=64, gen=8, techniques=["eagle"], without=("draft", "model"))
+    assert old.to_dict() == now.to_dict()

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmviewer
-from llmviewer.analyzing.one_kernel import estimate_kernel
 from llmviewer.cli.analyze import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
@@ -225,7 +224,7 @@ def test_products_in_fp32_do_not_wait_for_tensor_cores_that_only_have_fp64():
     """2 * 4096**3 OPs at the 75 TOP/s of B300's vector units; its tensor cores have 1.25 in fp64."""
     device = load_hardware("b300")
     assert (device.rates[matrix("fp64")], device.supply(matrix("fp32"))) == (1.25e12, vector("fp32"))
-    (found,) = estimate_kernel("gemm", "b300", {"M": 4096, "N": 4096, "K": 4096}, quant="fp32")
+    (found,) = llmviewer.kernel("gemm", "b300", {"M": 4096, "N": 4096, "K": 4096}, quant="fp32")
     assert found.bound_time_s == pytest.approx(2 * 4096**3 / 75e12)
 
 

@@ -10,7 +10,7 @@ RESULTS = {
     "simulation": lambda: llmviewer.simulate("gpt2", "t4", rate=1, requests=5, prompt_lengths="100", gen_lengths="9"),
     "saturation": lambda: llmviewer.saturate("gpt2", "t4"),
     "plan": lambda: llmviewer.plan("gpt2", rate=1, hardware=["t4"], max_devices=1),
-    "advice": lambda: llmviewer.recommend("gpt2", "t4"),
+    "advice": lambda: llmviewer.advise("gpt2", "t4"),
     "comparison": lambda: llmviewer.compare("gpt2", ["t4", "l4"]),
     "choice": lambda: llmviewer.choose("gpt2", hardware=["t4", "l4"]),
 }

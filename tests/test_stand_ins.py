@@ -6,7 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from llmviewer import analyze, estimate_kernel
+import llmviewer
+from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import Stack
@@ -93,7 +94,7 @@ def test_few_queries_of_latent_attention_are_read_one_by_one_on_blackwell():
     sizes = {"kv_len": 80000, "q_heads": 16, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
 
     def attention(device, **more):
-        (found,) = estimate_kernel("attention", device, {**sizes, **more}, quant="fp8KVfp8", library="trtllm")
+        (found,) = llmviewer.kernel("attention", device, {**sizes, **more}, quant="fp8KVfp8", library="trtllm")
         return found
 
     for device in ("b200", "h200-sxm"):
@@ -114,7 +115,7 @@ def test_products_of_other_formats_have_their_own_bytes_and_units():
     """W4A8 in int8 has the bytes of 4-bit weights, the rate of int8, and the interval of a stand-in."""
     sizes = {"M": [1, 2048], "N": 6144, "K": 4096}
     (few, many), (few_8, many_8), (_, many_16) = (
-        estimate_kernel("gemm", "l40s", sizes, quant=quant, library="trtllm") for quant in ("W4A8", "W8A8", "W4A16")
+        llmviewer.kernel("gemm", "l40s", sizes, quant=quant, library="trtllm") for quant in ("W4A8", "W8A8", "W4A16")
     )
     assert few.expected_time_s < few_8.expected_time_s
     assert many.expected_time_s == pytest.approx(many_8.expected_time_s, rel=0.1)
@@ -147,14 +148,14 @@ def test_sparse_experts_are_as_dense_ones_of_as_many_bytes():
 def test_a_newer_kernel_of_a_library_comes_before_a_faster_one_of_an_older_version():
     """vLLM 0.19 takes more than twice as long for int4 experts as the kernel of 0.14, which the interval holds."""
     sizes = {"tokens": 64, "hidden": 4096, "inter": 1536, "experts": 128, "topk": 8}
-    (found,) = estimate_kernel("moe", "h100-sxm", sizes, quant="W4A16", library="vllm")
+    (found,) = llmviewer.kernel("moe", "h100-sxm", sizes, quant="W4A16", library="vllm")
     asked = ("h100-sxm", "vllm", "moe", "int4_wo")
     kernels = [e for e in index().entries if (e.device, e.stack.library, e.family, e.stack.dtype) == asked]
     assert len(kernels) > 1
     newest = max(kernels, key=lambda e: e.release)
     assert newest.stack.kernel == "vllm_marlin_int4_moe"
     only = Profile(device="h100-sxm", library="vllm", sources=(), entries=(newest,))
-    (alone,) = estimate_kernel("moe", "h100-sxm", sizes, quant="W4A16", library="vllm", profiles=[only])
+    (alone,) = llmviewer.kernel("moe", "h100-sxm", sizes, quant="W4A16", library="vllm", profiles=[only])
     assert found.expected_time_s == pytest.approx(alone.expected_time_s)
     assert found.expected_low_s < 0.5 * found.expected_time_s  # an older version may run
     assert found.expected_high_s == pytest.approx(alone.expected_high_s)
@@ -164,7 +165,7 @@ def test_of_an_unknown_library_the_interval_is_of_all():
     """Nothing was measured on the device, and no library asked for: the fastest, in an interval that holds others."""
     sizes = {"batch": 16, "kv_len": 16384, "q_heads": 8, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
     anyone, *named = (
-        estimate_kernel("attention", "rtx-4090", sizes, library=library)[0] for library in ("", "trtllm", "sglang")
+        llmviewer.kernel("attention", "rtx-4090", sizes, library=library)[0] for library in ("", "trtllm", "sglang")
     )
     assert anyone.expected_time_s == pytest.approx(min(each.expected_time_s for each in named))
     assert all(anyone.expected_low_s <= each.expected_time_s <= anyone.expected_high_s for each in named)
@@ -196,7 +197,7 @@ def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
 
 def test_beyond_the_sizes_that_were_measured_little_is_as_sure():
     sizes = {"kv_len": [100_000, 900_000], "batch": 4, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
-    near, far = estimate_kernel("attention", "h100-sxm", sizes, library="vllm")
+    near, far = llmviewer.kernel("attention", "h100-sxm", sizes, library="vllm")
     beyond = transferred()["attention_decode", "all", "beyond the measured sizes"]
     reach, usual = (each.expected_high_s / each.expected_time_s for each in (far, near))
     assert reach >= 0.999 * beyond.long[1] > usual

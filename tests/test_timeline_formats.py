@@ -10,7 +10,7 @@ import pytest
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.timelines.against import recorded
+from llmviewer.timelines.against import timeline
 from llmviewer.timelines.reading import read_timeline
 
 LAYERS = 32
@@ -121,7 +121,7 @@ def test_sums_of_rocprofv3(tmp_path, llama):
     rows = ['"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"']
     rows += [f'"{name}",{3 * LAYERS},{3 * LAYERS * taken},{taken},1.0,{taken},{taken},0' for name, taken in LAYER]
     (tmp_path / "t.csv").write_text("\n".join(rows))
-    found = recorded(tmp_path / "t.csv", llama)
+    found = timeline(tmp_path / "t.csv", llama)
     assert found.passes.passes == 3
     assert found.passes.busy_s == pytest.approx(1e-9 * STEP_NS)
 
@@ -144,7 +144,7 @@ def test_profiles_of_vllms_layers(tmp_path, llama):
     (tmp_path / "t.json").write_text(json.dumps({"context": {}, "prefill": one, "decode_1": one, "decode_2": one}))
     (tmp_path / "one.json").write_text(json.dumps(one))
     for file, phase, passes in (("t", "decode", 2), ("t", "prefill", 1), ("one", "decode", 1)):
-        found = recorded(tmp_path / f"{file}.json", llama, phase=phase)
+        found = timeline(tmp_path / f"{file}.json", llama, phase=phase)
         assert (found.passes.passes, found.idle_s) == (passes, None)
         assert {k.name: (k.launches, k.measured_s) for k in found.kernels} == {
             name: (LAYERS, pytest.approx(1e-9 * LAYERS * taken)) for name, taken in LAYER

@@ -8,7 +8,7 @@ from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.trace_pairs import REPORT
-from llmviewer.timelines.against import recorded
+from llmviewer.timelines.against import timeline
 from llmviewer.timelines.pairs import pair
 
 LAYERS = 32
@@ -36,7 +36,7 @@ def pairs(tmp_path_factory):
     (folder / "apart.json").write_text(trace(APART, 900.0))
     (folder / "merged.json").write_text(trace(MERGED, 100.0))
     analysis = analyze("llama-3.1-8b", "h100-sxm", batch=8)
-    return folder, *(recorded(folder / f"{name}.json", analysis) for name in ("apart", "merged"))
+    return folder, *(timeline(folder / f"{name}.json", analysis) for name in ("apart", "merged"))
 
 
 def test_parts_and_products_are_side_by_side(pairs):
@@ -75,7 +75,7 @@ def test_the_two_directions_mirror_each_other(pairs):
 
 def test_only_recordings_of_one_model_are_compared(pairs):
     folder, before, _ = pairs
-    other = recorded(folder / "merged.json", analyze("mistral-7b-v0.1", "h100-sxm", batch=8))
+    other = timeline(folder / "merged.json", analyze("mistral-7b-v0.1", "h100-sxm", batch=8))
     with pytest.raises(
         InputError, match=r"^both recordings must be of one model; got llama-3\.1-8b and mistral-7b-v0\.1$"
     ):

@@ -17,7 +17,7 @@ from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
-from llmviewer.timelines.against import recorded
+from llmviewer.timelines.against import timeline
 from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
 from llmviewer.timelines.launches import RecordedSequences, parse_step
 from llmviewer.timelines.passes import MatrixProduct, named_request
@@ -155,7 +155,7 @@ def test_activations_are_the_experts_where_a_model_has_no_others():
 def test_steps_come_back_as_they_were_made(tmp_path, llama):
     """All but the first and the last of nine, by hand."""
     path = written(tmp_path / "trace.json.gz", laid([LAYER] * 9))
-    found = recorded(path, llama)
+    found = timeline(path, llama)
     assert of(found) == pytest.approx({
         "matrix products": 1e-6 * (145 * LAYERS + 320), "attention": 1e-6 * 14 * LAYERS,
         "elementwise": 1e-6 * 10 * LAYERS, "sampling": 30e-6,
@@ -170,7 +170,7 @@ def test_steps_come_back_as_they_were_made(tmp_path, llama):
 
 def test_products_are_those_of_the_model_in_their_order(tmp_path, llama):
     """By hand: q, k and v at once, gate and up too; what sums a split product up is its."""
-    found = recorded(written(tmp_path / "t.json.gz", laid([LAYER] * 5)), llama)
+    found = timeline(written(tmp_path / "t.json.gz", laid([LAYER] * 5)), llama)
     assert {product.operators: (product.kernels, round(1e6 * product.measured_s)) for product in found.products} == {
         ("q_proj", "k_proj", "v_proj"): (("nvjet_qkv",), 20 * LAYERS),
         ("o_proj",): (("nvjet_o_splitK",), 15 * LAYERS),
@@ -204,7 +204,7 @@ def test_layers_that_alternate_are_told_apart(model, each):
 
 
 def test_bounds_and_expectations_are_those_of_the_analysis(tmp_path, llama):
-    found = recorded(written(tmp_path / "t.json.gz", laid([LAYER] * 3)), llama)
+    found = timeline(written(tmp_path / "t.json.gz", laid([LAYER] * 3)), llama)
     total = llama.phases.decode.total
     assert sum(part.bound_s for part in found.parts) == pytest.approx(total.bound_time_s)
     assert sum(part.expected_s or 0 for part in found.parts) == pytest.approx(total.expected_time_s)
@@ -212,7 +212,7 @@ def test_bounds_and_expectations_are_those_of_the_analysis(tmp_path, llama):
 
 def test_prompts_and_steps_of_one_file_are_told_apart(tmp_path, llama):
     path = written(tmp_path / "trace.json.gz", laid([LAYER, PROMPT, LAYER, LAYER, PROMPT, LAYER, LAYER]))
-    decode, prefill = (recorded(path, llama, phase=phase) for phase in ("decode", "prefill"))
+    decode, prefill = (timeline(path, llama, phase=phase) for phase in ("decode", "prefill"))
     assert of(decode)["attention"] == pytest.approx(1e-6 * 14 * LAYERS, **EXACT)
     assert of(prefill)["attention"] == pytest.approx(20e-6 * 14 * LAYERS, **EXACT)
     assert (decode.passes.passes, prefill.passes.passes) == (3, 2)
@@ -234,7 +234,7 @@ def test_passes_that_an_engine_named_are_taken_as_named(tmp_path, llama, names, 
     launches = [("nvjet_a", 100.0 * i + 10 * j, 5 + (kept[i] == "U")) for i in range(5) for j in range(3)]
     steps = [(names[letter == "U"], 100.0 * i) for i, letter in enumerate(kept)]
     steps += [(name, start + 30) for name, start in steps]  # as a second stream has them
-    found = recorded(written(tmp_path / "t.gz", launches, steps=steps), llama, phase=phase)
+    found = timeline(written(tmp_path / "t.gz", launches, steps=steps), llama, phase=phase)
     assert of(found)["matrix products"] == pytest.approx(15e-6 if phase == "decode" else 18e-6, **EXACT)
     assert found.passes.passes == (2 if phase == "decode" else 1)
     assert ("the analysis has 8" in REPORT.markdown(found)) == (phase == "decode")
@@ -309,7 +309,7 @@ def test_ranges_of_the_host_name_the_kernels_that_they_launched(tmp_path):
     with pytest.raises(
         InputError, match=r"none of the 4 .* is a prefill alone: 8 decodes; 1 prompt \(5 tokens\) and 8 de"
     ):
-        recorded(path, analyze("llama-3.1-8b", "h100-sxm"), phase="prefill")
+        timeline(path, analyze("llama-3.1-8b", "h100-sxm"), phase="prefill")
 
 
 SHAPES = {"nvjet_qkv": (6144, 4096), "nvjet_o_splitK": (4096, 4096), "nvjet_gate_up": (28672, 4096),
@@ -325,7 +325,7 @@ def test_products_are_identified_by_the_shapes_of_their_operators(tmp_path, llam
     launches = [one for one in launches if one[0] != "nvjet_lm_head"]
     path = tmp_path / "t.json"
     path.write_text(json.dumps(hosted(launches, [], shapes)))
-    found = recorded(path, llama)
+    found = timeline(path, llama)
     assert {product.operators: round(1e6 * product.measured_s) for product in found.products} == {
         ("q_proj", "k_proj", "v_proj"): 20 * LAYERS, ("o_proj",): 15 * LAYERS, ("gate_proj", "up_proj"): 70 * LAYERS,
         ("down_proj",): 40 * LAYERS,
@@ -346,12 +346,12 @@ def test_a_trace_of_a_larger_model_is_refused(tmp_path):
     with pytest.raises(
         InputError, match=r"t\.json: a pass has 769 kernels of matrix products, and llama-3.1-8b 225: give"
     ):
-        recorded(path, analyze("llama-3.1-8b", "h100-sxm", batch=8))
+        timeline(path, analyze("llama-3.1-8b", "h100-sxm", batch=8))
 
 
 def test_a_product_under_its_bound_is_said_to_be_identified_wrongly(tmp_path, llama):
     launches = [(name, start, duration / (20 if "down" in name else 1)) for name, start, duration in laid([LAYER] * 3)]
-    said = " ".join(REPORT.text(recorded(written(tmp_path / "t.json", launches), llama)).split())
+    said = " ".join(REPORT.text(timeline(written(tmp_path / "t.json", launches), llama)).split())
     assert re.search(r"Below their bounds: down_proj \(0\.0\dx\)\. These kernels were identified wrongly", said)
 
 
@@ -360,7 +360,7 @@ def test_one_whole_pass_is_found_behind_a_cut_one(tmp_path, llama, cut, passes):
     """By hand, of passes without a pause between them; kernels of the end of the pass before it do not count."""
     layer = tuple((name, duration, 0) for name, duration, _ in LAYER)
     launches = list(laid([layer] * 2, between=0.0))[cut:]
-    found = recorded(written(tmp_path / "t.json", launches), llama)
+    found = timeline(written(tmp_path / "t.json", launches), llama)
     assert (found.passes.passes, found.mixing) == (passes, LAYERS)
     assert of(found)["matrix products"] == pytest.approx(1e-6 * (145 * LAYERS + 320))
 
@@ -369,7 +369,7 @@ def test_separate_launches_are_expected_as_such(tmp_path, llama):
     """q, k and v in three launches take longer than thirds of one."""
     split = [("nvjet_q", 12, 0), ("nvjet_k", 4, 0), ("nvjet_v", 4, 0)]
     layer = (LAYER[0], *split, *LAYER[2:])
-    merged, apart = (recorded(written(tmp_path / f"{len(one)}.json", laid([one] * 3)), llama) for one in (LAYER, layer))
+    merged, apart = (timeline(written(tmp_path / f"{len(one)}.json", laid([one] * 3)), llama) for one in (LAYER, layer))
     whole = merged.products[0].expected_s
     each = [product.expected_s for product in apart.products[:3]]
     known = {op.name: op for op in llama.phases.decode.operators}
@@ -384,7 +384,7 @@ def test_parts_of_passes_are_said_to_be_such(tmp_path, llama):
     own, eight = len(launches) // 4, 8 * len(LAYER)
     steps = [("step[DECODE bs=8]", launches[own * i + eight * j][1]) for i in range(4) for j in range(4)]
     path = written(tmp_path / "t.gz", launches, steps=steps)
-    parts, whole = recorded(path, llama), recorded(path, llama, passes=4)
+    parts, whole = timeline(path, llama), timeline(path, llama, passes=4)
     assert "Passes have 8 launches that mix tokens, and llama-3.1-8b 32 layers" in REPORT.markdown(parts)
     assert "Passes have" not in REPORT.markdown(whole)
 
@@ -398,7 +398,7 @@ def test_passes_that_repeat_are_found_wherever_a_file_begins(tmp_path, llama, na
         for name, start, duration in laid([LAYER] * 6)
     ]
     path = written(tmp_path / "t.json", kernels[first:-last])
-    found = recorded(path, llama)
+    found = timeline(path, llama)
     assert found.passes.passes == 4
     assert of(found)["matrix products"] == pytest.approx(1e-6 * (145 * LAYERS + 320))
     assert of(found)["attention" if named else "other"] == pytest.approx(1e-6 * 14 * LAYERS)
@@ -407,7 +407,7 @@ def test_passes_that_repeat_are_found_wherever_a_file_begins(tmp_path, llama, na
 def test_layers_that_repeat_are_no_passes(tmp_path, llama):
     kernels = [(name.replace("flash_fwd_splitkv", "mine"), *rest) for name, *rest in laid([LAYER])]
     with pytest.raises(InputError, match=r"^how many passes were recorded cannot be told: no kernel"):
-        recorded(written(tmp_path / "t.json", kernels), llama)
+        timeline(written(tmp_path / "t.json", kernels), llama)
 
 
 def test_what_runs_at_once_is_counted_once(tmp_path, llama):
@@ -415,7 +415,7 @@ def test_what_runs_at_once_is_counted_once(tmp_path, llama):
     beside = [
         ("ncclDevKernel_AllReduce", start + 1, duration - 2) for name, start, duration in launches if "down" in name
     ]
-    alone, both = (recorded(written(tmp_path / "t.gz", one), llama) for one in (launches, launches + beside))
+    alone, both = (timeline(written(tmp_path / "t.gz", one), llama) for one in (launches, launches + beside))
     assert both.time_s == pytest.approx(alone.time_s)
     assert both.idle_s == pytest.approx(alone.idle_s)
     assert {part.part: part.launches for part in both.parts}["communication"] == LAYERS
@@ -431,7 +431,7 @@ def test_parts_and_pauses_are_all_of_a_pass_in_whatever_order_events_stand(tmp_p
         launches += [(name, now + pause + start - 5e6, duration) for name, start, duration in own]
         now = launches[-1][1] + launches[-1][2]
     path = tmp_path_factory.mktemp("t") / "t.json.gz"
-    found = recorded(written(path, data.draw(st.permutations(launches))), llama)
+    found = timeline(written(path, data.draw(st.permutations(launches))), llama)
     assert sum(of(found).values()) + found.idle_s == pytest.approx(found.time_s)
     assert found.passes.each_s == pytest.approx([(172 * LAYERS + 357 + pause) * 1e-6 for pause in pauses[2:]])
 
@@ -461,7 +461,7 @@ def test_nsight_systems_tells_the_same(tmp_path, unit, scale):
 def test_of_several_devices_the_busiest_is_looked_at(tmp_path, llama):
     events = traced(laid([LAYER] * 3))["traceEvents"] + traced([("nvjet_a", 1, 1)], device=1)["traceEvents"]
     (tmp_path / "t.json").write_text(json.dumps(events))
-    found = recorded(tmp_path / "t.json", llama)
+    found = timeline(tmp_path / "t.json", llama)
     assert (found.devices, found.passes.passes) == (2, 1)
     assert "One of the 2 devices" in REPORT.markdown(found)
 
@@ -472,7 +472,7 @@ def test_a_published_profile_by_hand():
     fault, and a gemm after dequantization.
     """
     analysis = analyze("llama-3.1-8b", "rtx-4090", quant="Q4_K_M", prompt=476)
-    found = recorded(ROOT / "reports" / "examples" / "timeline.csv", analysis, phase="prefill")
+    found = timeline(ROOT / "reports" / "examples" / "timeline.csv", analysis, phase="prefill")
     products = 37727461 + 32179988 + 12416202 + 9815058 + 2682577 + 2049307
     others = 992557 + 775922 + 385787 + 15328 + 7168 + 5952
     assert of(found) == pytest.approx({
@@ -485,7 +485,7 @@ def test_a_published_profile_by_hand():
     assert "Slower than expected: attention" in said
     assert "Faster than the bound" not in said
     assert "Faster than the bound: attention and matrix products; batch" in REPORT.markdown(
-        recorded(ROOT / "reports" / "examples" / "timeline.csv", analyze("llama-3.1-8b", "rtx-4090", prompt=50_000),
+        timeline(ROOT / "reports" / "examples" / "timeline.csv", analyze("llama-3.1-8b", "rtx-4090", prompt=50_000),
                  phase="prefill")
     )  # fmt: skip
     assert "of which the file has sums alone" in said
@@ -495,7 +495,7 @@ def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
     """Two passes: 64 launches of attention in two rows, as older versions of Nsight Systems have them."""
     (tmp_path / "t.csv").write_text("Time(%),Total Time (us),Instances,GridXYZ,Name\n"
         "50,600,40,1 1 1,flash_fwd\n25,300,24,2 1 1,flash_fwd\n25,300,6,1 1 1,nvjet\n")  # fmt: skip
-    found = recorded(tmp_path / "t.csv", llama)
+    found = timeline(tmp_path / "t.csv", llama)
     assert {k.name: (k.launches, round(1e6 * k.measured_s)) for k in found.kernels} == {
         "flash_fwd": (32, 450), "nvjet": (3, 150),
     }  # fmt: skip
@@ -536,10 +536,10 @@ def test_what_cannot_be_used_is_told_in_a_line(tmp_path, capsys, text, more, wro
 
 def test_a_missing_file_and_a_phase_there_is_not(tmp_path, llama):
     with pytest.raises(InputError, match=r"t\.json: no such file$"):
-        recorded(tmp_path / "t.json", llama)
+        timeline(tmp_path / "t.json", llama)
     path = written(tmp_path / "t.gz", laid([LAYER] * 3))
     with pytest.raises(InputError, match=r"^phase must be prefill of bert-base-uncased; got 'decode'$"):
-        recorded(path, analyze("bert-base-uncased", "h100-sxm"))
+        timeline(path, analyze("bert-base-uncased", "h100-sxm"))
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -552,7 +552,7 @@ def test_a_stage_of_a_pipeline_is_beside_its_own_layers(tmp_path, stage):
         for name, duration, pause in (*(LAYER * (LAYERS // 2)), *(HEAD if stage == 2 else ())):
             launches.append((name, now + pause, duration))
             now += pause + duration
-    found = recorded(written(tmp_path / "t.gz", launches), piped, stage=stage)
+    found = timeline(written(tmp_path / "t.gz", launches), piped, stage=stage)
     assert (found.layers, found.passes.passes, found.host_s) == (LAYERS // 2, 2, None)
     operators = piped.phases.decode.operators
     blocks = {1: ("embedding", "layer.0-15", "send.0"), 2: ("layer.16-31", "head")}
@@ -575,13 +575,13 @@ def test_a_stage_of_a_pipeline_is_beside_its_own_layers(tmp_path, stage):
 def test_stages_there_are_not(tmp_path, layout, stage):
     path = written(tmp_path / "t.gz", laid([LAYER] * 3))
     with pytest.raises(InputError, match=r"^stage must be (1 to 2, the pipeline stage|left out without)"):
-        recorded(path, analyze("llama-3.1-8b", "h100-sxm", layout=layout), stage=stage)
+        timeline(path, analyze("llama-3.1-8b", "h100-sxm", layout=layout), stage=stage)
 
 
 def test_what_fused_kernels_do_together_stands_together(tmp_path, llama):
     """By hand: additions with norms, RoPE with the cache; copies in every layer are not the one embedding."""
     layer = (*LAYER, ("void at::native::vectorized_elementwise_kernel<4, copy>", 2, 0))
-    found = recorded(written(tmp_path / "t.gz", laid([layer] * 4)), llama)
+    found = timeline(written(tmp_path / "t.gz", laid([layer] * 4)), llama)
     assert {work.operators: (len(work.kernels), round(1e6 * work.measured_s)) for work in found.elementwise} == {
         ("norm", "add"): (1, 3 * LAYERS), ("rope",): (2, 4 * LAYERS), ("activation",): (1, 3 * LAYERS),
         ("embedding",): (0, 0), (): (1, 2 * LAYERS),
@@ -597,7 +597,7 @@ def test_operators_whose_kernels_are_anothers_stand_with_them(tmp_path, llama):
     layer = tuple((name.replace("flash_fwd", "gemm"), duration, pause) for name, duration, pause in LAYER)
     launches = list(laid([layer] * 3))
     steps = [("step[DECODE bs=8]", launches[i * len(launches) // 3][1]) for i in range(3)]
-    found = recorded(written(tmp_path / "t.gz", launches, steps=steps), llama)
+    found = timeline(written(tmp_path / "t.gz", launches, steps=steps), llama)
     products = next(part for part in found.parts if part.part == "matrix products")
     assert products.covers == ("attention",)
     kinds = ("linear", "lm_head", "attention")

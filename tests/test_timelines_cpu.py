@@ -11,7 +11,7 @@ from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
-from llmviewer.timelines.against import recorded
+from llmviewer.timelines.against import timeline
 from llmviewer.timelines.reading import read_timeline
 
 torch = pytest.importorskip("torch")
@@ -62,7 +62,7 @@ def analysis(run):
 @pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
 def test_a_trace_of_a_cpu_goes_through_end_to_end(run, analysis, phase, passes):
     """The last decode step, whose end is not known, is left out."""
-    found = recorded(run[1], analysis, phase=phase)
+    found = timeline(run[1], analysis, phase=phase)
     assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)
     parts = {part.part: part for part in found.parts}
     launches = {name: parts[name].launches for name in parts.keys() - {"elementwise", "data movement"}}
@@ -75,7 +75,7 @@ def test_a_trace_of_a_cpu_goes_through_end_to_end(run, analysis, phase, passes):
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_each_matrix_product_is_one_of_the_model(run, analysis, phase):
-    found = recorded(run[1], analysis, phase=phase)
+    found = timeline(run[1], analysis, phase=phase)
     assert [product.operators for product in found.products] == [(name,) for name in (*PRODUCTS, "lm_head")]
     assert [product.launches for product in found.products] == [LAYERS] * 7 + [1]
     assert all(product.measured_s > product.bound_s for product in found.products)
@@ -87,7 +87,7 @@ def test_each_matrix_product_is_one_of_the_model(run, analysis, phase):
 @pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
 def test_eager_attention_is_found_without_being_told(run, analysis, phase, passes):
     """A layer has two products of heads and a softmax, which stand with the products that do have weights."""
-    found = recorded(run[0] / "eager.json.gz", analysis, phase=phase)
+    found = timeline(run[0] / "eager.json.gz", analysis, phase=phase)
     assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)
     parts = {part.part: part for part in found.parts}
     assert (parts["matrix products"].covers, parts["matrix products"].launches) == (("attention",), 10 * LAYERS + 1)
@@ -123,7 +123,7 @@ def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
     ],
 )
 def test_what_was_asked_is_compared_with_what_was_recorded(run, changed, said):
-    found = recorded(run[1], analyze(str(run[0]), "epyc-9755", **(ASKED | changed)), phase="prefill")
+    found = timeline(run[1], analyze(str(run[0]), "epyc-9755", **(ASKED | changed)), phase="prefill")
     text = " ".join(REPORT.text(found).split())
     assert [line for line in said if line in text] == said
     assert ("matrix products have" in text or "products are of" in text) == bool(said)
@@ -134,7 +134,7 @@ def test_weights_of_other_sizes_are_another_models(run, field, told):
     (run[0] / "other").mkdir(exist_ok=True)
     config = json.loads((run[0] / "config.json").read_text()) | {field: 704}
     (run[0] / "other" / "config.json").write_text(json.dumps(config))
-    found = recorded(run[1], analyze(str(run[0] / "other"), "epyc-9755", **ASKED))
+    found = timeline(run[1], analyze(str(run[0] / "other"), "epyc-9755", **ASKED))
     named = [name for product in found.products for name in product.operators]
     assert named == ([*PRODUCTS] if told else [])
     said = " ".join(REPORT.text(found).split())
@@ -203,10 +203,10 @@ def test_passes_without_shapes_have_to_be_named(tmp_path, analysis, named):
     name = {"cat": "user_annotation", "name": "execute_context_0(0)_generation_2(2)", "pid": 9, "tid": 1, "dur": 500}
     path = written(tmp_path / "t.json", events + [{**name, "ts": 1000 * step - 1} for step in range(3)] * named)
     if named:
-        assert recorded(path, analysis).passes.passes == 1
+        assert timeline(path, analysis).passes.passes == 1
     else:
         with pytest.raises(InputError, match=r"^passes that read prompts cannot be told from decode steps"):
-            recorded(path, analysis)
+            timeline(path, analysis)
 
 
 def laid(passes, each=200):
@@ -224,25 +224,25 @@ STEP = ("embedding", "embedding", "linear", "softmax", "linear", "softmax", "lin
 def test_a_pass_begins_with_the_embeddings(tmp_path, analysis, passes):
     """Of tokens and of positions, and not after a longer pause; what came before the first is part of its pass."""
     path = written(tmp_path / "t.json", [op("aten::arange", -50, 5), *laid([STEP] * 4)])
-    found = recorded(path, analysis, passes=passes)
+    found = timeline(path, analysis, passes=passes)
     assert found.passes.each_s == pytest.approx([200e-6] * 2)
     assert {part.part: part.covers for part in found.parts if part.covers} == {"matrix products": ("attention",)}
     assert {part.part: part.launches for part in found.parts if part.launches} == {
         "matrix products": 5, "elementwise": 2, "sampling": 1
     }  # fmt: skip
     with pytest.raises(InputError, match=r"^passes must divide the 4 recorded launches"):
-        recorded(path, analysis, passes=3)
+        timeline(path, analysis, passes=3)
 
 
 def test_layers_that_no_operator_is_named_after_do_not_shift_passes(tmp_path, analysis):
     """One of the three layers that mix tokens has attention by name: three of it are three passes, not one."""
     step = ("embedding", "linear", "scaled_dot_product_attention", "linear", "argmax")
-    found = recorded(written(tmp_path / "t.json", laid([step] * 6)), analysis)
+    found = timeline(written(tmp_path / "t.json", laid([step] * 6)), analysis)
     assert (found.passes.passes, found.mixing) == (4, 1)
 
 
 def test_an_embedding_within_a_pass_begins_none(tmp_path, analysis):
     """As a bias by position, after a product: where attention tells passes otherwise, it is believed."""
     step = ("embedding", "linear", "embedding", *("scaled_dot_product_attention", "linear") * LAYERS, "argmax")
-    found = recorded(written(tmp_path / "t.json", laid([step] * 4)), analysis)
+    found = timeline(written(tmp_path / "t.json", laid([step] * 4)), analysis)
     assert (found.passes.passes, found.mixing) == (2, 3)

@@ -9,7 +9,7 @@ import pytest
 from llmviewer import analyze, compare
 from llmviewer.comparing import choice
 from llmviewer.serving import planning
-from llmviewer.serving.recommendation import recommend
+from llmviewer.serving.advice import advise
 from llmviewer.setting import Setting
 from llmviewer.techniques import techniques
 from llmviewer.transforms.quantize import PUBLISHED
@@ -28,10 +28,10 @@ _ADVISED = re.compile(r"\(--quant (\S+)\) \S+ \w+ \(([\d.]+)x faster, expect ([\
 
 @pytest.mark.parametrize(("model", "device", "batch"), [("llama-3.1-8b", "h100-sxm", 1), ("qwen2.5-7b", "l40s", 8)])
 def test_a_change_gains_the_same_whoever_evaluates_it(model, device, batch):
-    """analyze() twice, evaluate(), compare(), recommend(), the page, and advice, whose decode step is the only one."""
+    """analyze() twice, evaluate(), compare(), advise(), the page, and advice, whose decode step is the only one."""
     request = {"batch": batch, "prompt": 512, "gen": 2}
     base = analyze(model, device, **request)
-    advised = recommend(model, device, wanted="tpot", without=["draft", "model"], **request)
+    advised = advise(model, device, wanted="tpot", without=["draft", "model"], **request)
     lines = {one.name: one for one in (*advised.alone, *advised.idle, *advised.large)}
     state = State(model=model, on=(device,), **request)
     steps = {

@@ -9,7 +9,7 @@ from llmviewer._layout import ROOT
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
-from llmviewer.timelines.against import recorded
+from llmviewer.timelines.against import timeline as compare_trace
 
 pytest.importorskip("dash")
 
@@ -35,7 +35,7 @@ def page(part):
 @pytest.mark.parametrize("trace", [EXAMPLE, Dropped(EXAMPLE.name, EXAMPLE.read_bytes())], ids=["path", "dropped"])
 def test_what_is_found_is_what_the_command_line_finds(trace):
     analysis = analyze("llama-3.1-8b", "rtx-4090", quant="Q4_K_M", prompt=476)
-    expected = recorded(EXAMPLE, analysis, phase="prefill")
+    expected = compare_trace(EXAMPLE, analysis, phase="prefill")
     found = timeline.found_in(trace, answers(ASKED)[0], ASKED)
     assert REPORT.text(found) == REPORT.text(expected)
     assert found.inputs == expected.inputs | {"file": EXAMPLE.name}

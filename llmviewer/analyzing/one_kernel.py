@@ -42,7 +42,7 @@ _OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that
 
 @dataclass(frozen=True, kw_only=True)
 class KernelKind:
-    """A kernel that estimate_kernel() knows.
+    """A kernel that kernel() knows.
 
     what      what it computes
     needed    names of required sizes
@@ -106,7 +106,7 @@ class KernelEstimate:
 
 
 @document_options(KernelOptions)
-def estimate_kernel(
+def kernel(
     kernel: str,
     hardware: str | Hardware,
     sizes: Mapping[str, int | Sequence[int]],

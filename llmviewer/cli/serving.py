@@ -289,8 +289,8 @@ def advise(*, options: ServedOptions, form: str | None, output: Path | None, **q
     techniques`). How much they change the answers is not weighed. Options tell what is in use already.
     """
     shared.check_output(form, output)
-    from ..reports.recommendations import REPORT
-    from ..serving.recommendation import recommend as run
+    from ..reports.advice import REPORT
+    from ..serving.advice import advise as run
 
     found = on_a_bar("techniques", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)

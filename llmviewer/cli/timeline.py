@@ -17,7 +17,7 @@ from . import inputs
 from . import options as shared
 
 if TYPE_CHECKING:
-    from ..timelines.against import Recorded
+    from ..timelines.against import Timeline
 
 
 def _size(_: click.Context, __: click.Parameter, text: str) -> int:
@@ -118,7 +118,7 @@ def _recorded(
     passes: int | None,
     stage: int | None,
     max_bytes: int,
-) -> Recorded:
+) -> Timeline:
     """A recorded pass with its analysis; batch and lengths that are not given are those that the engine named."""
     from ..analyzing.analysis import analyze
     from ..timelines.against import compared

@@ -7,5 +7,5 @@ Modules in reading order:
   closed form  demand, balance, markov_chain, steady: steady state of one copy; saturation: saturate()
   planning     load, placement, fleet_times, steady_grid: the same on many devices at once; candidates, pairing, search,
                service_plan: settings that meet the goals; planning: plan()
-  advice       options, objectives, recommendation: recommend()
+  advice       advice: advise()
 """

@@ -63,7 +63,7 @@ class PartOfPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class Timeline:
     """A recorded pass with its analysis.
 
     parts        parts with kernels or operators, by decreasing measured time
@@ -194,7 +194,7 @@ def _row(found: ProductOfPass | ElementwiseOfPass, part: Part) -> dict[str, Any]
     }  # fmt: skip
 
 
-def recorded(
+def timeline(
     file: str | Path,
     analysis: Analysis,
     *,
@@ -202,7 +202,7 @@ def recorded(
     passes: int | None = None,
     stage: int | None = None,
     max_bytes: int = MAX_UNPACKED,
-) -> Recorded:
+) -> Timeline:
     """A recorded pass against its bound and expected time.
 
     file       file of a profiler, one of reading.FORMATS; with several ranks, of one rank
@@ -220,8 +220,8 @@ def recorded(
 
 def compared(
     found: RecordedLaunches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
-) -> Recorded:
-    """recorded() for a file that was read already; `file` is its name in errors."""
+) -> Timeline:
+    """timeline() for a file that was read already; `file` is its name in errors."""
     passes = None if passes is None else whole("passes", passes)
     shown = dict(analysis.phases)
     if phase not in shown:
@@ -257,7 +257,7 @@ def compared(
         ),
         key=lambda kernel: -kernel.measured_s,
     )
-    return Recorded(
+    return Timeline(
         file=file,
         phase=phase,
         analysis=analysis,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from .. import __version__
 from ..errors import InputError
-from .against import IDLE, Recorded
+from .against import IDLE, Timeline
 from .products import ProductOfPass
 
 SCHEMA_VERSION: Final = 1
@@ -63,8 +63,8 @@ class TracePair:
     kernels   kernels that only one of the recordings has, by decreasing time
     """
 
-    before: Recorded
-    after: Recorded
+    before: Timeline
+    after: Timeline
     parts: tuple[PairedRow, ...]
     products: tuple[PairedRow, ...] = field(repr=False)
     kernels: tuple[PairedRow, ...] = field(repr=False)
@@ -105,7 +105,7 @@ class TracePair:
         }
 
 
-def pair(before: Recorded, after: Recorded) -> TracePair:
+def pair(before: Timeline, after: Timeline) -> TracePair:
     """Two recordings side by side.
 
     Raises InputError if they are not of the same model and phase.
@@ -125,7 +125,7 @@ def pair(before: Recorded, after: Recorded) -> TracePair:
     )
 
 
-def _parts(before: Recorded, after: Recorded) -> list[PairedRow]:
+def _parts(before: Timeline, after: Timeline) -> list[PairedRow]:
     sides = [
         {
             part.part: Side(
@@ -142,7 +142,7 @@ def _parts(before: Recorded, after: Recorded) -> list[PairedRow]:
     return _joined("part", *sides)
 
 
-def _kernels(before: Recorded, after: Recorded) -> list[PairedRow]:
+def _kernels(before: Timeline, after: Timeline) -> list[PairedRow]:
     """Kernels that only one of the recordings has."""
     sides = [
         {

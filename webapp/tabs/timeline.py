@@ -14,7 +14,7 @@ from flask import current_app
 from llmviewer.errors import InputError
 from llmviewer.reports.phrases import below
 from llmviewer.reports.timeline import REPORT
-from llmviewer.timelines.against import Recorded
+from llmviewer.timelines.against import Timeline
 
 from ..answers import Answer, answers
 from ..asked import asked
@@ -58,7 +58,7 @@ def show(_found: tuple[Answer, ...], _state: State) -> Component:
     )  # fmt: skip
 
 
-def _shown(found: Recorded, devices: int) -> list[Component]:
+def _shown(found: Timeline, devices: int) -> list[Component]:
     title = REPORT.title(found)
     first = f"The first of {devices} devices. " * (devices > 1)
     return [

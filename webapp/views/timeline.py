@@ -10,7 +10,7 @@ from typing import Final
 from llmviewer.errors import InputError
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.timeline_figures import part_bars
-from llmviewer.timelines.against import Recorded, compared
+from llmviewer.timelines.against import Timeline, compared
 from llmviewer.timelines.launches import RecordedLaunches, Sums
 from llmviewer.timelines.reading import parse_timeline, read_timeline
 
@@ -29,7 +29,7 @@ class Dropped:
     data: bytes
 
 
-def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Recorded:
+def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Timeline:
     """A pass of the trace beside its analysis.
 
     Raises InputError, which names the file and what is wrong with it.
@@ -52,7 +52,7 @@ def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Recorded:
         raise InputError(f"{trace.name}: {fault('a trace')}") from None
 
 
-def bars(found: Recorded) -> PageFigure:
+def bars(found: Timeline) -> PageFigure:
     return page_figure(part_bars(found))
 
 

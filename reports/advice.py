@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from llmviewer.serving.recommendation import Advice
+from llmviewer.serving.advice import Advice
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
@@ -191,5 +191,5 @@ def _cards(result: Advice) -> list[Card]:
 
 
 REPORT: Final = Report[Advice](
-    name="recommendations", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards
+    name="advice", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards
 )

@@ -1,4 +1,4 @@
-"""recommend(): the gain of each technique for a model on a device, alone and combined, and what bounds it then."""
+"""advise(): the gain of each technique for a model on a device, alone and combined, and what bounds it then."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TIMES: Final = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Advice(Rows):
-    """The result of recommend(). `alone` and `together` are in groups: changes for the same weights that leave outputs
+    """The result of advise(). `alone` and `together` are in groups: changes for the same weights that leave outputs
     as they are, those that change them, changes that need a draft, and changes that need other weights; each group has
     the best first, by expected times if known.
 
@@ -102,7 +102,7 @@ class Advice(Rows):
 
 
 @document_options(ServedOptions)
-def recommend(
+def advise(
     model: str | Model,
     hardware: str | Hardware,
     *,

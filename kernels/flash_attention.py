@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..errors import InputError
 from ..operators.attention import FlashAttention, Heads
 from ..operators.base import Operator, Role, Tensor
-from ..operators.masks import Causal, Everything
+from ..operators.masks import Bidirectional, Causal
 from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
@@ -365,7 +365,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 def attention(case: Case) -> tuple[Operator, ...]:
     """FlashAttention of the case's heads, under its mask."""
     window = case.get("window")
-    mask = Everything() if case.get("both_ways") else Causal(window) if window else Causal()
+    mask = Bidirectional() if case.get("both_ways") else Causal(window) if window else Causal()
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)
     q, o = (Tensor(name=name, width=heads.q_width, format=case.format) for name in "qo")
     k, v = (

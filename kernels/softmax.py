@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..operators.attention import Heads, Softmax
 from ..operators.base import Operator, Tensor
-from ..operators.masks import Causal, Everything
+from ..operators.masks import Bidirectional, Causal
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
@@ -112,7 +112,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 
 def _operators(case: Case) -> tuple[Operator, ...]:
     """The Softmax of a model's graph reads whole matrices; this one reads what its mask leaves."""
-    mask = Causal() if case.get("causal") else Everything()
+    mask = Causal() if case.get("causal") else Bidirectional()
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["heads"], head_dim=1, mask=mask)
     scores = Tensor(name="scores", width=case["heads"], format=case.format, rows=mask.pairs)
     probs = replace(scores, name="probs", rows=mask.cells)

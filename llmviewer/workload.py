@@ -213,7 +213,7 @@ class Workload:
 
     def source(self) -> Workload:
         """The encoder's part of the pass."""
-        return _Part(tuple(s.of_source() for s in self.groups))
+        return _PartialPass(tuple(s.of_source() for s in self.groups))
 
     def target(self) -> Workload:
         """The decoder's part of the pass, after an encoder."""
@@ -221,7 +221,7 @@ class Workload:
 
     def images(self, patches: float, tiles: float = 1) -> Workload:
         """An image tower's part of the pass: `tiles` per image, `patches` per tile."""
-        return _Part(tuple(s.of_images(patches, tiles) for s in self.groups))
+        return _PartialPass(tuple(s.of_images(patches, tiles) for s in self.groups))
 
     def acting(self, tokens: float) -> Workload:
         """The decoder's passes over `tokens` tokens, one pass per token generated, after an encoder."""
@@ -229,7 +229,7 @@ class Workload:
 
     def texts(self, tokens: float) -> Workload:
         """The part of the pass without images, of `tokens` new tokens each."""
-        return _Part(tuple(s.of_texts(tokens) for s in self.groups))
+        return _PartialPass(tuple(s.of_texts(tokens) for s in self.groups))
 
     def seeing(self, tokens: float) -> Workload:
         """The sequences with images, which attend to `tokens` per image besides their own."""
@@ -237,11 +237,11 @@ class Workload:
 
     def ending(self) -> Workload:
         """The last new tokens of each sequence, whose logits are needed; all of a decode step."""
-        return _Part(tuple(replace(s, q_len=np.minimum(s.logits, s.q_len)) for s in self.groups))
+        return _PartialPass(tuple(replace(s, q_len=np.minimum(s.logits, s.q_len)) for s in self.groups))
 
     def replicas(self, ranks: float) -> Workload:
         """The passes of `ranks` devices with equal work, together."""
-        return _Part(tuple(s.times(ranks) for s in self.groups))
+        return _PartialPass(tuple(s.times(ranks) for s in self.groups))
 
     def sampled(self, share: float) -> Workload:
         """The fraction `share` of the tokens, chosen independently."""
@@ -367,7 +367,7 @@ class Workload:
         return reduce(add, (s.batch * f(s) for s in self.groups))
 
 
-class _Part(Workload):
+class _PartialPass(Workload):
     """A part of a pass; blocks of an empty part do not run."""
 
     def one(self) -> Num:
@@ -401,7 +401,7 @@ class _Thinned(_Sampled):
         return self.share * super().tokens()
 
 
-class _Target(_Part):
+class _Target(_PartialPass):
     """The decoder's part; its spans count no tokens of the encoder's input or of images."""
 
     def cross_pairs(self) -> Num:

@@ -22,7 +22,7 @@ from llmviewer.workload import Workload
 from .drawing import GRID, PART_COLOR, VERMILLION, frame, lines
 
 
-class Case(NamedTuple):
+class MemoryCase(NamedTuple):
     """A request whose memory is shown: sequences, tokens of each, and the pass that runs."""
 
     batch: int
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 CASES: Final = tuple(
-    Case(batch, length, phase)
+    MemoryCase(batch, length, phase)
     for phase in ("prefill", "decode")
     for batch, length in ((1, 1024), (1, 4096), (16, 1024))
 )
@@ -44,7 +44,7 @@ _ANY_DEVICE: Final = Hardware(name="any", title="any device", rates={}, capacity
 class _Bar(NamedTuple):
     """Memory of a case in one precision: parts by the names of PART_COLOR, and the total in _BASE. [B]"""
 
-    case: Case
+    case: MemoryCase
     quant: str
     parts: Mapping[str, float]
     whole: float
@@ -74,7 +74,9 @@ def memory_bars(
     With `hardware`, bars that exceed its memory are marked.
     """
     one = Setting.of(model, hardware or _ANY_DEVICE, **options)
-    cases_shown = [case for case in (Case(*case) for case in cases) if one.model.generates or case.phase == "prefill"]
+    cases_shown = [
+        case for case in (MemoryCase(*case) for case in cases) if one.model.generates or case.phase == "prefill"
+    ]
     bars = _bars(one, _OF_MEMORY if quants is None else quants, cases_shown)
     x = [[f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, *_ in bars], [bar.quant for bar in bars]]
     figure = frame(
@@ -160,13 +162,13 @@ def _plans(one: Setting, quants: Sequence[str] | None, phase: str) -> dict[str, 
     return {quant: setting.plan_of(phase) for quant, setting in settings.items()}
 
 
-def _bars(one: Setting, quants: Sequence[str], cases: Sequence[Case]) -> list[_Bar]:
+def _bars(one: Setting, quants: Sequence[str], cases: Sequence[MemoryCase]) -> list[_Bar]:
     settings = _settings(one, (_BASE, *quants))
     totals = {case: sum(_parts(settings[_BASE], case).values()) for case in cases}
     return [_Bar(case, quant, _parts(settings[quant], case), totals[case]) for case in cases for quant in quants]
 
 
-def _parts(setting: Setting, case: Case) -> dict[str, float]:
+def _parts(setting: Setting, case: MemoryCase) -> dict[str, float]:
     """Parts of the memory by the names of PART_COLOR. [B]"""
     batch, length = case.batch, case.length
     if case.phase == "prefill":

@@ -57,7 +57,7 @@ def roofs(phase: Phase, device: Hardware) -> list[Roof]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class RooflinePoint:
     """Operators of one kind that coincide on a roofline."""
 
     operators: tuple[OperatorResult, ...]
@@ -140,16 +140,16 @@ class Point:
         return f"<br>expected {seconds(self.sum('expected_time_s'))} ({regimes}), {si(self.expected)}OP/s"
 
 
-def points(phase: Phase) -> list[Point]:
+def points(phase: Phase) -> list[RooflinePoint]:
     """The operators with OPs that are not bound by a link, coinciding ones as one, the largest share of time first."""
-    together: list[Point] = []
+    together: list[RooflinePoint] = []
     for op in phase.operators:
         if op.ops and op.bound != "link":
             home = next((i for i, point in enumerate(together) if point.alike(op)), None)
             if home is None:
-                together.append(Point(operators=(op,)))
+                together.append(RooflinePoint(operators=(op,)))
             else:
-                together[home] = Point(operators=(*together[home].operators, op))
+                together[home] = RooflinePoint(operators=(*together[home].operators, op))
     return sorted(together, key=lambda point: point.share, reverse=True)
 
 

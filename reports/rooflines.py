@@ -19,7 +19,7 @@ from llmviewer.units import si
 from .drawing import BOTTOM, BOUND_COLOR, INK, PAPER, TOP, frame, lines
 from .operator_table import number
 from .phrases import phase_title
-from .roofline_points import Point, Roof, about, joined, points, roofs
+from .roofline_points import Roof, RooflinePoint, about, joined, points, roofs
 
 _SYMBOL: Final = {
     "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
@@ -286,7 +286,7 @@ def _add_ridge_point(plot: _LogLog, roof: Roof) -> None:
 
 def _add_points(
     plot: _LogLog,
-    same: Sequence[Point],
+    same: Sequence[RooflinePoint],
     phase: str,
     *,
     color: str | list[str],
@@ -311,7 +311,7 @@ def _add_points(
     )  # fmt: skip
 
 
-def _add_expected(plot: _LogLog, shown: Sequence[Point]) -> None:
+def _add_expected(plot: _LogLog, shown: Sequence[RooflinePoint]) -> None:
     """Hollow points of expected performance, each on a line below its bound."""
     known = [(point, point.expected) for point in shown if point.expected is not None]
     if not known:
@@ -340,7 +340,7 @@ def _diameter(share: float) -> float:
 
 def _add_labels(
     plot: _LogLog,
-    shown: Sequence[Point],
+    shown: Sequence[RooflinePoint],
     rates: Sequence[float],
     *,
     leftwards_from: float,
@@ -370,13 +370,13 @@ def _add_labels(
         )  # fmt: skip
 
 
-def _downwards(named: Sequence[Point], rightwards: Sequence[Point]) -> list[Point]:
+def _downwards(named: Sequence[RooflinePoint], rightwards: Sequence[RooflinePoint]) -> list[RooflinePoint]:
     """Points in the order in which their names stand below each other, on either side of them."""
     return sorted(named, key=lambda p: p.intensity ** (-1 if p in rightwards else 1))
 
 
 def _places(
-    named: Sequence[Point], rightwards: Sequence[Point], rates: Sequence[float], decade: float
+    named: Sequence[RooflinePoint], rightwards: Sequence[RooflinePoint], rates: Sequence[float], decade: float
 ) -> list[tuple[float, float]]:
     """The upper and the lower end of each name, below the roof and clear of others, also in a narrow figure. [px]"""
     others = [(-decade * log10(rate), _LABEL_ROW - decade * log10(rate)) for rate in rates]

@@ -26,7 +26,7 @@ from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV, FlashAttention, Heads
 from llmviewer.operators.base import Role
 from llmviewer.operators.linear import Linear
-from llmviewer.operators.masks import Everything
+from llmviewer.operators.masks import Bidirectional
 from llmviewer.reports.analysis import REPORT
 from llmviewer.roofline import plan
 from llmviewer.transforms.flash_attention import flash_attention
@@ -278,7 +278,7 @@ def test_modernbert_looks_64_tokens_to_either_side_in_two_layers_of_three():
     graph = load_model("modernbert-base").graph
     assert {b.name: len(b.layers) for b in graph.blocks if b.layers} == {"first": 1, "local": 14, "global": 7}
     near = operators(graph, "local")["qk_matmul"].heads
-    assert near.mask == Everything(64)
+    assert near.mask == Bidirectional(64)
     pairs = sum(abs(i - j) <= 64 for i in range(300) for j in range(300))
     assert evaluate(near.pairs, Workload.prefill(batch=1, prompt=300)) == 12 * pairs
     assert "attn_norm" not in operators(graph, "first")
@@ -543,7 +543,7 @@ def test_lines_of_the_report_begin_as_they_did(capsys, arguments):
 
 
 def test_heads_that_see_both_ways_keep_no_cache():
-    heads = Heads(num_heads=2, num_kv_heads=2, head_dim=4, mask=Everything())
+    heads = Heads(num_heads=2, num_kv_heads=2, head_dim=4, mask=Bidirectional())
     assert not heads.mask.keeps
     assert evaluate(heads.pairs, Workload.prefill(batch=3, prompt=5)) == 2 * 3 * 25
 

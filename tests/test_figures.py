@@ -531,7 +531,7 @@ def test_operators_of_one_name_are_one_piece_of_a_bar_whatever_block_they_are_of
 
 def test_the_name_of_a_point_of_many_operators_is_short():
     operators = analyze("gpt2", "t4").phases.decode.operators
-    many = roofline_points.Point(
+    many = roofline_points.RooflinePoint(
         operators=tuple(replace(op, name=f"{op.name}_of_a_long_name_{i}") for i, op in enumerate(operators))
     )
     assert many.lines == 3

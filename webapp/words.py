@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 
-class Word(NamedTuple):
+class ControlWords(NamedTuple):
     """A control: its label, one line on what it does, and what it is about in the glossary."""
 
     label: str
@@ -14,86 +14,92 @@ class Word(NamedTuple):
     term: str
 
 
-CONTROLS: Final[Mapping[str, Word]] = {
-    "model": Word(
+CONTROLS: Final[Mapping[str, ControlWords]] = {
+    "model": ControlWords(
         "Model", "The network. Type to search by name; drop in a config.json for one that does not ship.", "model"
     ),
-    "on": Word("Devices", "One or several, which are compared. Drop in a YAML for one that does not ship.", "device"),
-    "phase": Word(
+    "on": ControlWords(
+        "Devices", "One or several, which are compared. Drop in a YAML for one that does not ship.", "device"
+    ),
+    "phase": ControlWords(
         "Phase", "Prefill reads the whole prompt at once; decode writes one token of each sequence.", "phase"
     ),
-    "batch": Word("Batch", "Concurrent sequences.", "batch"),
-    "prompt": Word("Prompt", "Tokens of each sequence that are read.", "prompt"),
-    "gen": Word("Generated", "Tokens of each sequence that are written.", "generated tokens"),
-    "context": Word(
+    "batch": ControlWords("Batch", "Concurrent sequences.", "batch"),
+    "prompt": ControlWords("Prompt", "Tokens of each sequence that are read.", "prompt"),
+    "gen": ControlWords("Generated", "Tokens of each sequence that are written.", "generated tokens"),
+    "context": ControlWords(
         "Context", "Tokens that the decode step shown attends to; empty: those of the first step.", "context"
     ),
-    "quant": Word(
+    "quant": ControlWords(
         "Precision", "Bits or formats of weights (W), activations (A) and KV cache, such as W4A16g128.", "precision"
     ),
-    "attention": Word(
+    "attention": ControlWords(
         "Attention", "Flash: one launch, scores stay on the chip. Eager: three, with scores in memory.", "attention"
     ),
-    "tp": Word("Tensor", "Tensor parallelism: every weight and head is cut over so many devices.", "parallelism"),
-    "pp": Word("Pipeline", "Pipeline parallelism: layers are divided among so many devices.", "parallelism"),
-    "ep": Word(
+    "tp": ControlWords(
+        "Tensor", "Tensor parallelism: every weight and head is cut over so many devices.", "parallelism"
+    ),
+    "pp": ControlWords("Pipeline", "Pipeline parallelism: layers are divided among so many devices.", "parallelism"),
+    "ep": ControlWords(
         "Expert", "Expert parallelism: experts are divided among so many ranks of tensor x data.", "parallelism"
     ),
-    "dp": Word("Data", "Data parallelism: sequences are divided among so many copies.", "parallelism"),
-    "cp": Word(
+    "dp": ControlWords("Data", "Data parallelism: sequences are divided among so many copies.", "parallelism"),
+    "cp": ControlWords(
         "Context", "Context parallelism: tokens of prompt and cache are divided among so many devices.", "parallelism"
     ),
-    "mla": Word(
+    "mla": ControlWords(
         "Latent attention",
         "DeepSeek's: expand the cache (naive) or project the queries to it (absorbed).",
         "latent attention",
     ),
-    "accounting": Word(
+    "accounting": ControlWords(
         "Accounting", 'Faithful: what kernels have to do. Survey: as "LLM Inference Unveiled" counts.', "accounting"
     ),
-    "skew": Word(
+    "skew": ControlWords(
         "Expert skew",
         "How unevenly tokens choose experts: their popularity is rank^-skew; 0 is uniform.",
         "expert",
     ),
-    "images": Word(
+    "images": ControlWords(
         "Images",
         "Pictures in each prompt of a vision-language model; their tokens are part of the prompt.",
         "image tokens",
     ),
-    "offload": Word(
+    "offload": ControlWords(
         "Offload", "Parts of weights and cache in host memory, or on storage: weights=0.5,kv=0.2@storage.", "offload"
     ),
-    "mtp": Word(
+    "mtp": ControlWords(
         "Token prediction",
         "Also run multi-token prediction layers, where the model has some.",
         "token prediction",
     ),
-    "library": Word(
+    "library": ControlWords(
         "Kernel library",
         "The kernel library to expect times of; if not given, the one with most measurements on the device.",
         "kernel library",
     ),
-    "engine": Word(
+    "engine": ControlWords(
         "Engine", "The serving engine that launches the kernels; its host may leave gaps between them.", "engine"
     ),
-    "measured": Word(
+    "measured": ControlWords(
         "Measured", "What you timed: ttft, tpot, latency or tokens_per_s. Says how good that is.", "measured time"
     ),
-    "techniques": Word(
+    "techniques": ControlWords(
         "Techniques", "Choose several; their parameters can be edited, with semicolons between them.", "technique"
     ),
-    "sweep": Word(
+    "sweep": ControlWords(
         "Show", "Curves along batch or length, or a figure of the paper (arXiv:2402.16363) for this model.", "sweep"
     ),
-    "curves": Word("A curve for each", "The devices chosen, or precisions on the first of them.", "sweep"),
-    "quants": Word("Precisions", "Those of the curves, with semicolons; empty: those of the paper.", "precision"),
-    "pins": Word(
+    "curves": ControlWords("A curve for each", "The devices chosen, or precisions on the first of them.", "sweep"),
+    "quants": ControlWords(
+        "Precisions", "Those of the curves, with semicolons; empty: those of the paper.", "precision"
+    ),
+    "pins": ControlWords(
         "Pinned", "Settings that are kept to compare the present one with; they are part of the link.", "comparison"
     ),
-    "passes": Word("Passes", "Of the model in the trace; needed only where they are not recognised.", "trace"),
-    "stage": Word("Stage", "Of a pipeline, that whose device was recorded; the first is 1.", "trace"),
-    "op": Word(
+    "passes": ControlWords("Passes", "Of the model in the trace; needed only where they are not recognised.", "trace"),
+    "stage": ControlWords("Stage", "Of a pipeline, that whose device was recorded; the first is 1.", "trace"),
+    "op": ControlWords(
         "Operator", "What the inspector shows; a click on a point, bar, row or node chooses it too.", "operator"
     ),
 }

@@ -20,7 +20,7 @@ from ..operators.attention import Attention
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Rope
 from ..operators.linear import LMHead
-from ..operators.masks import Causal, Everything, Mask, Once
+from ..operators.masks import Bidirectional, Causal, Mask, UncachedCausal
 from ..precision import Format
 from ._names import draft_type
 from .blocks.fields import labels_of, without
@@ -169,7 +169,7 @@ _EMPTY: Final = Block(name="head", operators=(), input="", output="")
 
 
 def _unkept(mask: Mask) -> Mask:
-    return Once(mask.window) if type(mask) is Causal else mask
+    return UncachedCausal(mask.window) if type(mask) is Causal else mask
 
 
 def _seen_both_ways(mask: Mask, *, halved: bool) -> Mask | None:
@@ -179,8 +179,8 @@ def _seen_both_ways(mask: Mask, *, halved: bool) -> Mask | None:
     if type(mask) is not Causal:
         return None
     if mask.window == inf:
-        return Everything()
-    return Everything(mask.window // 2 if halved else mask.window - 1)
+        return Bidirectional()
+    return Bidirectional(mask.window // 2 if halved else mask.window - 1)
 
 
 def _one_pass(block: Block, *, config: Section, mask: Callable[[Mask], Mask | None]) -> Block:

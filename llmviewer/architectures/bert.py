@@ -13,7 +13,7 @@ from typing import Final
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
-from ..operators.masks import Once
+from ..operators.masks import UncachedCausal
 from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
@@ -151,7 +151,7 @@ def _attention(config: Section) -> SelfAttention:
     if not _decodes(config):
         heads = both_ways(heads)
     elif task(config, _TASKS, "Model") != "words":
-        heads = replace(heads, mask=Once())
+        heads = replace(heads, mask=UncachedCausal())
     return SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
 
 

@@ -13,7 +13,7 @@ from ..documents import Section
 from ..forms import SEQUENCES, WHOLE
 from ..graph import Block, Graph
 from ..operators.base import Operator
-from ..operators.masks import Once
+from ..operators.masks import UncachedCausal
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
@@ -99,7 +99,7 @@ def _pooled(tower: Tower, fmt: Format, width: int) -> Block:
 
 def _texts(config: Section, fmt: Format, width: int) -> list[Block]:
     config = filled(config, _TEXTS)
-    hidden, heads = config.integer("hidden_size"), replace(heads_of(config), mask=Once())
+    hidden, heads = config.integer("hidden_size"), replace(heads_of(config), mask=UncachedCausal())
     mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, _ACT), bias=True)
     encoder = Encoder(
         vocab=config.integer("vocab_size"),

@@ -22,7 +22,7 @@ from ..graph import Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise, Rope
-from ..operators.masks import Beside, Everything, Features
+from ..operators.masks import Beside, Bidirectional, FixedKeys
 from ..precision import Format
 from . import architecture
 from .blocks.attention import scored
@@ -475,7 +475,7 @@ class _Net:
 
     def _attended(self, prefix: str, x: Tensor) -> tuple[Operator, ...]:
         """Attention of the image to itself."""
-        heads = replace(self.heads, mask=Everything())
+        heads = replace(self.heads, mask=Bidirectional())
         q, k, v = projections = tuple(self._linear(f"{prefix}{name}_proj", x, heads.q_width) for name in "qkv")
         query, key = q.result, k.result
         norms: tuple[Operator, ...] = ()
@@ -487,7 +487,7 @@ class _Net:
 
     def _crossed(self, x: Tensor) -> tuple[Operator, ...]:
         """Attention to the text."""
-        heads = replace(self.heads, mask=Features(self.text))
+        heads = replace(self.heads, mask=FixedKeys(self.text))
         text = with_rows(self.parts.tensor(_CAPTION, self.hidden), self.words)
         q = self._linear("cross_q_proj", x, heads.q_width)
         k, v = (self._linear(f"cross_{name}_proj", text, heads.q_width) for name in "kv")

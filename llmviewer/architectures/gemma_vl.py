@@ -14,7 +14,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..operators.attention import Attention
 from ..operators.base import Operator
-from ..operators.masks import AroundPictures, Causal, Prefix
+from ..operators.masks import Causal, CausalWithImages, Prefix
 from ..precision import Format
 from . import architecture
 from .blocks.parts import NormKind
@@ -48,7 +48,7 @@ def _around(op: Operator, *, tokens: int) -> Operator:
     """`op` with a mask that knows of pictures, where it has one."""
     if not isinstance(op, Attention) or not isinstance(op.heads.mask, Causal):
         return op
-    return replace(op, heads=replace(op.heads, mask=AroundPictures(op.heads.mask.window, tokens)))
+    return replace(op, heads=replace(op.heads, mask=CausalWithImages(op.heads.mask.window, tokens)))
 
 
 @architecture("paligemma")

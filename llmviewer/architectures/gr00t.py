@@ -15,7 +15,7 @@ from ..forms import ONE, SEQUENCES, SOURCE, acting, table_rows
 from ..graph import Actions, Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
-from ..operators.masks import Once
+from ..operators.masks import UncachedCausal
 from ..precision import Format
 from . import architecture
 from .blocks.actions import (
@@ -96,7 +96,7 @@ def _backbone(config: Section, fmt: Format) -> tuple[tuple[Block, ...], int]:
     project = projector(parts, patches_of(tower, parts), (width,), "gelu", bias=True)
     vlm = joined(blocks, project, FAMILIES["qwen3"].graph(text, fmt), tokens=tower.picture.patches)
     head = held("head", parts, {"lm_head.weight": (text.integer("vocab_size"), width)})
-    return (*prefix(vlm, Once()), beside(head, name="unused")), width
+    return (*prefix(vlm, UncachedCausal()), beside(head, name="unused")), width
 
 
 def _heads(config: Section) -> Heads:

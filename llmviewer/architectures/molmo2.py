@@ -13,7 +13,7 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Permute
-from ..operators.masks import Own
+from ..operators.masks import PerQueryKeys
 from ..precision import Format
 from . import architecture
 from .blocks.attention import scored
@@ -141,7 +141,7 @@ def pooled_patches(config: Section, parts: Parts, x: Tensor, tokens: int) -> tup
         num_heads=count,
         num_kv_heads=config.integer("num_key_value_heads", count),
         head_dim=config.integer("head_dim"),
-        mask=Own(each),
+        mask=PerQueryKeys(each),
     )
     rows = of_pictures(each * tokens)
     patches = with_rows(parts.tensor("pool_patches", x.width), rows)

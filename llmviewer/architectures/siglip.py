@@ -13,7 +13,7 @@ from ..documents import Section
 from ..forms import SEQUENCES, WHOLE
 from ..graph import Block, Graph
 from ..operators.base import Operator
-from ..operators.masks import Probe
+from ..operators.masks import PoolingMask
 from ..precision import Format
 from . import architecture
 from .blocks.attention import scored
@@ -96,7 +96,7 @@ def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     if not config.flag("vision_use_head", default=True):
         return []
     parts, one = tower.parts(fmt), SEQUENCES
-    x, heads = parts.tensor(HIDDEN, tower.hidden), replace(heads_of(config), mask=Probe())
+    x, heads = parts.tensor(HIDDEN, tower.hidden), replace(heads_of(config), mask=PoolingMask())
     q, k, v = (parts.tensor(f"{name}_proj", tower.hidden) for name in "qkv")
     probe = parts.embed("probe", {"probe.weight": 1}, tower.hidden).with_tensors(lambda t: with_rows(t, one))
     queries = parts.linear("q_proj", probe.result, with_rows(q, one), bias=True)

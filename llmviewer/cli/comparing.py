@@ -106,7 +106,7 @@ def compare(
 @click.command()
 @click.argument("model")
 @click.option(
-    "--users", type=shared.Whole(1), default=1, show_default=True, help="How many send their prompts at once."
+    "--users", type=shared.WholeNumber(1), default=1, show_default=True, help="How many send their prompts at once."
 )
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number("--gen", "Tokens of each answer.", default=128)

@@ -33,7 +33,7 @@ _R = TypeVar("_R", bound="Result")
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
 
-class Whole(click.types.IntParamType):
+class WholeNumber(click.types.IntParamType):
     """A whole number, from `least` to `most`; where several are given, the error says which command takes them."""
 
     def __init__(self, least: int | None = None, most: int | None = None) -> None:
@@ -90,7 +90,7 @@ def _over(parameter: click.Parameter | None, value: str) -> str:
     )
 
 
-WHOLE: Final = Whole()
+WHOLE: Final = WholeNumber()
 NUMBER: Final = _Number()
 PATH: Final = _Path()
 

@@ -45,7 +45,7 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     callback=shared.given,
     help="Write the points to a file (.csv or .parquet), or shards to a folder.",
 )
-@click.option("--workers", type=shared.Whole(1), help="Processes that fill the folder.")
+@click.option("--workers", type=shared.WholeNumber(1), help="Processes that fill the folder.")
 @click.option("--shard", metavar="I/N", help="Fill only every N-th shard of the folder, from the I-th on.")
 @click.option(
     "--dask",
@@ -53,7 +53,7 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     callback=shared.given,
     help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.",
 )
-@click.option("--shard-points", type=shared.Whole(1), help="The most points of a shard; a million if not given.")
+@click.option("--shard-points", type=shared.WholeNumber(1), help="The most points of a shard; a million if not given.")
 @click.option("--summary", type=shared.PATH, metavar="DIR", help="Tell what the sweep in a folder found.")
 @click.option(
     "--by", metavar="AXES", default="model", show_default=True, help="Axes whose values a summary keeps apart."

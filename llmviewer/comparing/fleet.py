@@ -88,7 +88,7 @@ def fleets(
     """
     known = known or Known()
     works = {key: known.lowered(graph) for key, graph in {id(graph): graph for graph in graphs}.items()}
-    groups: dict[object, list[tuple[int, _Lowered]]] = {}
+    groups: dict[object, list[tuple[int, _LoweredGraph]]] = {}
     refused: dict[int, str] = {}
     for place, (graph, device) in enumerate(zip(graphs, devices, strict=True)):
         own = works[id(graph)]
@@ -103,7 +103,7 @@ def fleets(
 
 
 @dataclass(frozen=True)
-class _Lowered:
+class _LoweredGraph:
     """A graph with the work of each operator, and a number per operator that equal works share.
 
     wanted   resources that the works need
@@ -126,12 +126,12 @@ class Known:
         self._equal: dict[tuple[Operator, Stream], _Row] = {}
         self._numbers: dict[object, int] = {}
 
-    def lowered(self, graph: Graph) -> _Lowered:
+    def lowered(self, graph: Graph) -> _LoweredGraph:
         rows = [self._row(op, block.stream) for block, op in graph]
         works, numbers = tuple(row.work for row in rows), tuple(row.number for row in rows)
         distinct = dict(zip(numbers, works, strict=True)).values()
         asked = dict.fromkeys(resource for work in distinct for resource in _wanted(work))
-        return _Lowered(graph, works, numbers, tuple(asked), tuple(row.pattern for row in rows))
+        return _LoweredGraph(graph, works, numbers, tuple(asked), tuple(row.pattern for row in rows))
 
     def shared(self, graph: Graph) -> Graph:
         """The graph with one operator for all that are equal, also those of others."""
@@ -171,7 +171,7 @@ def _wanted(work: Work) -> tuple[Resource, ...]:
     return (work.wanted, *(resource for resource, form in work.amounts if form))
 
 
-def _fleet(members: Sequence[tuple[int, _Lowered]], devices: Sequence[Hardware]) -> Fleet:
+def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardware]) -> Fleet:
     graph, wanted = members[0][1].graph, members[0][1].wanted
     machines = [devices[place] for place, _ in members]
     first = {resource: machines[0].supply(resource) for resource in wanted}

@@ -93,8 +93,8 @@ class Causal(Mask):
 CAUSAL: Final = Causal()
 
 
-class Once(Causal):
-    """Causal, in one pass over all of the input: keys are not kept."""
+class UncachedCausal(Causal):
+    """Causal attention in one pass over the whole input; keys are not kept."""
 
     keeps: ClassVar[bool] = False
 
@@ -107,8 +107,8 @@ class Once(Causal):
 
 
 @dataclass(frozen=True)
-class AroundPictures(Causal):
-    """Causal, except that the `tokens` of an image all see each other (Gemma 3)."""
+class CausalWithImages(Causal):
+    """Causal attention, bidirectional among the `tokens` of an image (Gemma 3)."""
 
     tokens: int = 0
 
@@ -118,7 +118,7 @@ class AroundPictures(Causal):
 
 
 class Prefix(Causal):
-    """Causal, except that the tokens of a prompt, one pass, all see each other (PaliGemma)."""
+    """Causal attention, bidirectional within the prompt, which is one pass (PaliGemma)."""
 
     @property
     def pairs(self) -> Form:
@@ -212,8 +212,8 @@ class Strided(Mask):
 
 
 @dataclass(frozen=True)
-class Everything(Mask):
-    """All of the sequence, as in encoders; keys are not kept.
+class Bidirectional(Mask):
+    """Attention to the whole sequence, as in encoders; keys are not kept.
 
     reach  positions that a query sees to either side
     """
@@ -238,8 +238,8 @@ class Everything(Mask):
         return "both ways" if self.reach == inf else f"both ways, {self.reach:g}"
 
 
-class WholePrompt(Everything):
-    """All of a prompt, which one pass reads; keys are kept for a decoder that reads them in every step."""
+class WholePrompt(Bidirectional):
+    """Attention to the whole prompt in one pass; keys are kept for a decoder that reads them in every step."""
 
     keeps: ClassVar[bool] = True
 
@@ -299,7 +299,7 @@ class Tiled(Mask):
         return "windows"
 
 
-class Probe(Mask):
+class PoolingMask(Mask):
     """Attention pooling: one learned query per sequence sees all of it."""
 
     keeps: ClassVar[bool] = False
@@ -337,7 +337,7 @@ class _AsMany(Mask):
         return self.keys * TOKENS
 
 
-class Features(_AsMany):
+class FixedKeys(_AsMany):
     """`keys` features per sequence from another network, seen by every query."""
 
     @property
@@ -348,7 +348,7 @@ class Features(_AsMany):
         return f"{self.keys} features"
 
 
-class Own(_AsMany):
+class PerQueryKeys(_AsMany):
     """`keys` keys of each query alone, such as the patches that it averages."""
 
     @property
@@ -414,7 +414,7 @@ class Compressed(Mask):
 
 
 @dataclass(frozen=True)
-class Part(Mask):
+class ShardedKeys(Mask):
     """A mask on one of `ranks` devices that divide keys evenly."""
 
     mask: Mask
@@ -440,7 +440,7 @@ class Part(Mask):
         return str(self.mask)
 
 
-class PartOfQueries(Part):
+class ShardedQueries(ShardedKeys):
     """A mask on one of `ranks` devices that divide queries in turn; each query sees the keys of all devices."""
 
     @property

@@ -21,7 +21,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.collectives import AllGather, Group
 from ..operators.elementwise import Elementwise
 from ..operators.linear import LatentExpansion
-from ..operators.masks import Part, PartOfQueries
+from ..operators.masks import ShardedKeys, ShardedQueries
 from ..operators.recurrence import LongConv
 from ..operators.state_space import LinearScan, Scan
 from ..precision import FP32
@@ -56,7 +56,7 @@ def _held(t: Tensor) -> Form:
     return t.rows if t.held is None else t.held
 
 
-def _masked(op: Attention, mask: type[Part], ranks: int) -> Attention:
+def _masked(op: Attention, mask: type[ShardedKeys], ranks: int) -> Attention:
     return replace(op, heads=replace(op.heads, mask=mask(op.heads.mask, ranks)))
 
 
@@ -93,7 +93,7 @@ def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
         op = replace(op.with_weights(weight), inputs=inputs, outputs=tuple(map(own, op.outputs)))
         match op:
             case Attention():
-                return _masked(op, PartOfQueries, ranks)
+                return _masked(op, ShardedQueries, ranks)
             case Scan():
                 return replace(op, token_ops=op.token_ops / ranks, pair_ops=op.pair_ops / ranks)
             case LinearScan():
@@ -145,7 +145,7 @@ def _decoded(block: Block, group: Group) -> Iterator[Operator]:
             yield op
             continue
         seen, out = _seen(op), op.outputs[0]
-        local = replace(_masked(op, Part, ranks), inputs=tuple(part(t) if t in seen else t for t in op.inputs))
+        local = replace(_masked(op, ShardedKeys, ranks), inputs=tuple(part(t) if t in seen else t for t in op.inputs))
         match local:
             case QK():
                 yield replace(local, outputs=(part(out),))

@@ -36,7 +36,7 @@ _COLUMNS: Final = {
 _NAMED: Final = {"timestamp": "timestamp", "prompt": "input_length", "gen": "output_length"}  # in Mooncake's traces
 
 
-class _Row(NamedTuple):
+class _TraceRow(NamedTuple):
     time_s: float
     prompt: int
     gen: int
@@ -44,7 +44,7 @@ class _Row(NamedTuple):
     blocks: tuple[int, ...] = ()
 
 
-class _Line(NamedTuple):
+class _TraceLine(NamedTuple):
     """Where it is, its texts by our names, and the blocks of its prompt."""
 
     where: str
@@ -77,7 +77,7 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
     )  # fmt: skip
 
 
-def _table(path: Path) -> Iterator[_Line]:
+def _table(path: Path) -> Iterator[_TraceLine]:
     reader = csv.DictReader(StringIO(read_text(path)))
     names = {name.strip().lower(): name for name in reader.fieldnames or ()}
     columns = {}
@@ -89,10 +89,10 @@ def _table(path: Path) -> Iterator[_Line]:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
     for row in reader:
         texts = {key: (row[column] or "").strip() for key, column in columns.items()}
-        yield _Line(f"{path}:{reader.line_num}", texts)
+        yield _TraceLine(f"{path}:{reader.line_num}", texts)
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path) -> Iterator[_TraceLine]:
     """Of a trace. What is cached of a prompt are the blocks that those before it had, as if none were ever dropped."""
     seen: set[object] = set()
     for number, text in enumerate(read_text(path).splitlines(), 1):
@@ -109,7 +109,7 @@ def _lines(path: Path) -> Iterator[_Line]:
             seen.update(ids)
             tokens = counted(found["prompt"], 1) or 0  # the last block may not be full
             found[_CACHED] = str(min(hit, tokens))
-        yield _Line(where, found | {"timestamp": _seconds(found["timestamp"], where)}, tuple(ids or ()))
+        yield _TraceLine(where, found | {"timestamp": _seconds(found["timestamp"], where)}, tuple(ids or ()))
 
 
 def _object(text: str, where: str) -> Mapping[str, object]:
@@ -129,7 +129,7 @@ def _seconds(milliseconds: str, where: str) -> str:
         raise InputError(f"{where}: timestamp must be milliseconds; got {milliseconds!r}") from None
 
 
-def _row(line: _Line) -> _Row:
+def _row(line: _TraceLine) -> _TraceRow:
     where, texts, blocks = line
     numbers = {_CACHED: 0}
     for name, least in (("prompt", 1), ("gen", 0), (_CACHED, 0)):
@@ -142,7 +142,7 @@ def _row(line: _Line) -> _Row:
     if numbers[_CACHED] > numbers["prompt"]:
         of = f"the {numbers['prompt']} tokens of the prompt"
         raise InputError(f"{where}: {_CACHED} must be at most {of}; got {numbers[_CACHED]}")
-    return _Row(time_s=_time(texts["timestamp"], where), blocks=blocks, **numbers)
+    return _TraceRow(time_s=_time(texts["timestamp"], where), blocks=blocks, **numbers)
 
 
 def _time(stamp: str, where: str) -> float:

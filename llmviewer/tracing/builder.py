@@ -13,7 +13,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.convolution import Conv1d
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
-from ..operators.masks import CAUSAL, Causal, Everything, Mask, Once
+from ..operators.masks import CAUSAL, Bidirectional, Causal, Mask, UncachedCausal
 from ..precision import Format
 from .attention import recognize_attention
 from .fitting import CACHED, FIXED, STEPS, masked, rows_and_width, wanted
@@ -125,10 +125,10 @@ class Builder:
         if self._keeps:
             return Causal(min(self.program.windows.get(index, inf), window))
         if after == 0:
-            return Once(window)
+            return UncachedCausal(window)
         if before == after >= 0:
-            return Everything(before)
-        return Once() if call.causal and not self._sized else Everything()
+            return Bidirectional(before)
+        return UncachedCausal() if call.causal and not self._sized else Bidirectional()
 
     def _product(self, call: Call, made: TracedProduct) -> Operator:
         """A matmul-like call as the operator that it is."""

@@ -9,7 +9,7 @@ from ..forms import SEQUENCES, Form
 from ..operators.base import Operator
 from ..operators.elementwise import Elementwise
 from ..operators.kinds import OperatorGroup, declare
-from ..operators.masks import CAUSAL, Everything, Mask
+from ..operators.masks import CAUSAL, Bidirectional, Mask
 from ..operators.state_space import LinearScan
 from ..precision import BF16, FP16, FP32, NAMED, Format, product
 from ..resource import Resource, matrix, vector
@@ -76,7 +76,7 @@ class TracedProduct(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sized(Everything):
+class Sized(Bidirectional):
     """All of an input of one size: `queries` x `keys` pairs of each sequence."""
 
     queries: int

@@ -51,7 +51,7 @@ from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV, Attention, Indexer
 from llmviewer.operators.linear import ChosenLinear, Linear
-from llmviewer.operators.masks import Causal, Everything
+from llmviewer.operators.masks import Bidirectional, Causal
 from llmviewer.workload import Workload
 
 Fields = dict[str, Any]
@@ -255,7 +255,7 @@ def our_products(model: Any) -> int | None:
     total = Fraction(0)
     for block, op in model.graph:
         if isinstance(op, Indexer) or (
-            isinstance(op, Attention) and not isinstance(op.heads.mask, Causal | Everything)
+            isinstance(op, Attention) and not isinstance(op.heads.mask, Causal | Bidirectional)
         ):
             return None
         ops = block.repeat * Fraction(evaluate(op.work().on(block.stream).ops, w))

@@ -51,7 +51,7 @@ class Moved(NamedTuple):
     places: tuple[tuple[str, float] | None, ...]
 
 
-class _Number(NamedTuple):
+class _TableNumber(NamedTuple):
     """A line of the table: how it is read, said and called in files."""
 
     label: str
@@ -72,9 +72,9 @@ def _largest(value: float) -> str:
     return _count(value) if value else "none"
 
 
-def _bound_and_expected(label: str, key: str, text: Callable[[float], str]) -> Iterator[_Number]:
+def _bound_and_expected(label: str, key: str, text: Callable[[float], str]) -> Iterator[_TableNumber]:
     for said, name in ((label, key), (f"expected {label}", f"expected_{key}")):
-        yield _Number(said, name, attrgetter(f"analysis.generation.{name}"), text)
+        yield _TableNumber(said, name, attrgetter(f"analysis.generation.{name}"), text)
 
 
 def _tokens_a_pass(found: Analysis) -> float | None:
@@ -114,13 +114,13 @@ _NUMBERS: Final = (
     *_bound_and_expected("time to first token", "ttft_s", seconds),
     *_bound_and_expected("time per output token", "tpot_s", seconds),
     *_bound_and_expected("latency", "latency_s", seconds),
-    _Number("tokens a pass, of each sequence", "tokens_per_step", lambda a: _tokens_a_pass(a.analysis), _count),
+    _TableNumber("tokens a pass, of each sequence", "tokens_per_step", lambda a: _tokens_a_pass(a.analysis), _count),
     *_bound_and_expected("tokens per second", "tokens_per_s", _count),
-    _Number("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
-    _Number("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
-    _Number("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),
-    _Number("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _largest),
-    _Number("devices", "devices", lambda a: a.analysis.setting.layout.devices, _count),
+    _TableNumber("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
+    _TableNumber("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
+    _TableNumber("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),
+    _TableNumber("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _largest),
+    _TableNumber("devices", "devices", lambda a: a.analysis.setting.layout.devices, _count),
 )
 
 
@@ -222,7 +222,7 @@ def several_tokens(settings: Sequence[Compared], phase: str) -> bool:
     return phase == "decode" and any(_tokens_a_pass(one.answer.analysis) not in (None, 1) for one in settings)
 
 
-def _cell(number: _Number, value: float | None, base: float | None, place: int) -> str:
+def _cell(number: _TableNumber, value: float | None, base: float | None, place: int) -> str:
     if value is None:
         return "-"
     of = f" ({fold(value / base)})" if place and base and abs(value / base - 1) >= _SAME else ""

@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
+class SweepCurve:
     """One setting, along x = batches or tokens of the prompt. Times are lower bounds. [s], [B]
 
     Decode steps are the first after the prompt, or at the context asked for where the batch runs.
@@ -115,7 +115,7 @@ def waits(plan: Plan, pass_: Workload) -> dict[str, Num]:
     return found
 
 
-def lines(found: Sequence[Answer], state: State) -> tuple[list[Line], tuple[str, ...]]:
+def lines(found: Sequence[Answer], state: State) -> tuple[list[SweepCurve], tuple[str, ...]]:
     """A line for each device, or for each precision on the first of them; and which of those cannot be had, and why."""
     first = found[0]
     problems: list[str] = []
@@ -132,7 +132,7 @@ def lines(found: Sequence[Answer], state: State) -> tuple[list[Line], tuple[str,
             else:
                 named[quant] = setting
     x = _places(first.setting, state)
-    return [Line(name=name, setting=one, state=state, x=x) for name, one in named.items()], tuple(problems)
+    return [SweepCurve(name=name, setting=one, state=state, x=x) for name, one in named.items()], tuple(problems)
 
 
 def _places(setting: Setting, state: State) -> Array:
@@ -147,7 +147,7 @@ def _places(setting: Setting, state: State) -> Array:
 
 
 @lru_cache(maxsize=64)
-def turns(line: Line, phase: str) -> list[tuple[float, float, str]]:
+def turns(line: SweepCurve, phase: str) -> list[tuple[float, float, str]]:
     """Where a pass starts to be bound by something else, to the sequence or token."""
     seen = line.bounds(phase, line.x)
     found = []
@@ -164,7 +164,7 @@ def turns(line: Line, phase: str) -> list[tuple[float, float, str]]:
     return found
 
 
-def meets(own: Sequence[Line], phase: str) -> list[tuple[float, float, str]]:
+def meets(own: Sequence[SweepCurve], phase: str) -> list[tuple[float, float, str]]:
     """Where one line gets faster than another."""
     found = []
     for a, b in combinations(own, 2):
@@ -172,7 +172,7 @@ def meets(own: Sequence[Line], phase: str) -> list[tuple[float, float, str]]:
         for i in crossings(*times):
             slow = times[0][i] > times[1][i]  # a, before they cross
 
-            def changed(xs: Array, a: Line = a, b: Line = b, slow: bool = slow) -> Sequence[bool]:
+            def changed(xs: Array, a: SweepCurve = a, b: SweepCurve = b, slow: bool = slow) -> Sequence[bool]:
                 left, right = a.time_s(phase, xs), b.time_s(phase, xs)
                 return list(left < right) if slow else list(left > right)
 

@@ -61,7 +61,7 @@ def cards(answer: Answer) -> list[Card]:
     return [*time_cards(answer.analysis), *memory_cards(answer.analysis)]
 
 
-class Total(NamedTuple):
+class TotalCell(NamedTuple):
     """A cell of the totals: what it says, what is to be expected or known beside it, and whether it is a verdict
     against the setting.
     """
@@ -71,18 +71,18 @@ class Total(NamedTuple):
     alarm: bool = False
 
 
-def totals(found: Sequence[Answer], phase: str) -> list[tuple[Total, ...]]:
+def totals(found: Sequence[Answer], phase: str) -> list[tuple[TotalCell, ...]]:
     """The totals of several devices: a line of heads, then one for each device."""
     each = [cards(one) for one in found]
     heads = (
-        Total("device"), Total(f"{found[0].phase_name(phase)} bound by"),
-        *(Total(f"{card.label} {card.sign}" if card.sign else card.label) for card in each[0]),
+        TotalCell("device"), TotalCell(f"{found[0].phase_name(phase)} bound by"),
+        *(TotalCell(f"{card.label} {card.sign}" if card.sign else card.label) for card in each[0]),
     )  # fmt: skip
     lines = [
         (
-            Total(one.name),
-            Total(one.phase(phase).total.bound),
-            *(Total(card.value, _more(card), card.alarm) for card in own),
+            TotalCell(one.name),
+            TotalCell(one.phase(phase).total.bound),
+            *(TotalCell(card.value, _more(card), card.alarm) for card in own),
         )
         for one, own in zip(found, each, strict=True)
     ]

@@ -17,13 +17,13 @@ from llmviewer.workload import Workload
 
 from ..answers import Answer
 from ..state import State
-from .lines import LONGEST, Line, meets, turns, waits
+from .lines import LONGEST, SweepCurve, meets, turns, waits
 
 _MAPPED: Final = tuple(2**i for i in range(11))  # batches of a map
 _MAPS: Final = 4  # devices that have one
 
 
-def pictures(own: Sequence[Line], state: State) -> dict[str, PageFigure]:
+def pictures(own: Sequence[SweepCurve], state: State) -> dict[str, PageFigure]:
     """Decode time, tokens/s, time to first token and memory, by the ids of their figures."""
     if not own:
         return {}
@@ -56,14 +56,14 @@ def pictures(own: Sequence[Line], state: State) -> dict[str, PageFigure]:
     return found
 
 
-def _sizes(own: Sequence[Line]) -> dict[str, Curve]:
+def _sizes(own: Sequence[SweepCurve]) -> dict[str, Curve]:
     """What a request takes of memory, once where it is the same on all devices."""
     sizes = {line.name: Curve(x=line.x, y=line.memory(line.x)) for line in own}
     first, *others = sizes.values()
     return {"needed": first} if others and all(np.array_equal(first.y, one.y) for one in others) else sizes
 
 
-def points(own: Sequence[Line]) -> list[tuple[Any, ...]]:
+def points(own: Sequence[SweepCurve]) -> list[tuple[Any, ...]]:
     """All places of the curves, in SI units: a line of heads, then one for each line and place."""
     axis = own[0].state.sweep if own else "batch"
     heads = ("of", "batch" if axis == "batch" else "prompt", "decode_step_s", "ttft_s", "total_bytes", "fits")
@@ -79,7 +79,7 @@ def points(own: Sequence[Line]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def crossing_table(own: Sequence[Line], state: State) -> list[tuple[str, ...]]:
+def crossing_table(own: Sequence[SweepCurve], state: State) -> list[tuple[str, ...]]:
     """Where bounds change and where curves cross: heads, then a line for each."""
     axis = "batch" if state.sweep == "batch" else "prompt"
     rows: list[tuple[str, ...]] = [(axis, "pass", "what changes")]
@@ -116,7 +116,7 @@ def preset(found: Sequence[Answer], state: State) -> PageFigure:
     return page_figure(figures.prefill_time(one.model, one.hardware, quants=quants, batch=state.batch, **counted))
 
 
-def _phases(own: Sequence[Line]) -> list[str]:
+def _phases(own: Sequence[SweepCurve]) -> list[str]:
     return [] if not own else ["decode", "prefill"] if own[0].setting.model.generates else ["prefill"]
 
 
@@ -124,13 +124,13 @@ def _along(state: State) -> tuple[str, int]:
     return ("batch [sequences]", state.batch) if state.sweep == "batch" else ("prompt [tokens]", state.prompt)
 
 
-def _where(line: Line, state: State) -> str:
+def _where(line: SweepCurve, state: State) -> str:
     if state.sweep == "batch":
         return f"prompt {state.prompt}, context {line.context(0)}" if state.context else f"prompt {state.prompt}"
     return f"batch {state.batch}"
 
 
-def _curve(line: Line, phase: str) -> Curve:
+def _curve(line: SweepCurve, phase: str) -> Curve:
     expected = line.expected_s(phase, line.few)
     return Curve(
         x=line.x, y=line.time_s(phase, line.x), turns=turns(line, phase),
@@ -138,7 +138,7 @@ def _curve(line: Line, phase: str) -> Curve:
     )  # fmt: skip
 
 
-def _rate(line: Line, step: Curve) -> Curve:
+def _rate(line: SweepCurve, step: Curve) -> Curve:
     """Tokens a second of decode steps."""
     batch = line.x if line.state.sweep == "batch" else np.full(len(line.x), float(line.state.batch))
     few = None

@@ -13,7 +13,7 @@ from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
 from ...operators.elementwise import Activation, Elementwise
 from ...operators.linear import Linear, LMHead
-from ...operators.masks import Across, Everything
+from ...operators.masks import Across, Bidirectional
 from ...precision import Format
 from .attention import scored
 from .decoder import Decoder, FeedForward, Layer, Mixer, folded
@@ -25,7 +25,7 @@ _TANH_OPS: Final = 1  # of an element, as every special function
 
 def both_ways(heads: Heads, reach: float | None = None) -> Heads:
     """The same heads with bidirectional attention, to at most `reach` tokens on each side if given."""
-    return replace(heads, mask=Everything() if reach is None else Everything(reach))
+    return replace(heads, mask=Bidirectional() if reach is None else Bidirectional(reach))
 
 
 def stack(

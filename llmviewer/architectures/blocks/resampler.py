@@ -12,7 +12,7 @@ from ...graph import Block
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor
 from ...operators.elementwise import Permute
-from ...operators.masks import Features, Mask, Tiled
+from ...operators.masks import FixedKeys, Mask, Tiled
 from .attention import scored
 from .decoder import Layer
 from .encoder import stack
@@ -46,7 +46,7 @@ class Looking:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         seen = self.features + self.queries
-        mask: Mask = Tiled(self.attending * seen) if self.attending else Features(seen)
+        mask: Mask = Tiled(self.attending * seen) if self.attending else FixedKeys(seen)
         heads, rows = replace(self.heads, mask=mask), of_pictures(seen, self.tiles)
         q = parts.project("cross_q_proj", x, heads.q_width, bias=self.bias)
         before: tuple[Operator, ...] = ()

@@ -17,7 +17,7 @@ from ...operators.attention import QK, SV, FlashAttention, Indexer, Softmax
 from ...operators.block_sparse import BlockIndexer
 from ...operators.collectives import Collective
 from ...operators.kinds import kind_of
-from ...operators.masks import Across, Causal, Everything
+from ...operators.masks import Across, Bidirectional, Causal
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
@@ -120,7 +120,7 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         return by_amounts(place, work)
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
-        known = isinstance(op.heads.mask, Causal | Everything | Across)
+        known = isinstance(op.heads.mask, Causal | Bidirectional | Across)
         types = _other_types(op)
         remark = ", ".join(filter(None, ("" if known else "such masks were not measured", types)))
         instead = "" if not remark else ANOTHER_TYPE if known else ANOTHER_KERNEL

@@ -12,7 +12,7 @@ import numpy as np
 from ...forms import Num, evaluate
 from ...operators.attention import QK, SV, FlashAttention, Indexer
 from ...operators.block_sparse import BlockIndexer
-from ...operators.masks import Causal, Mask, Part, PartOfQueries, Probe, Tiled
+from ...operators.masks import Causal, Mask, PoolingMask, ShardedKeys, ShardedQueries, Tiled
 from ...workload import Workload
 from ..families import Stack
 from ._kernel import LibraryKernel
@@ -45,7 +45,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     latent = heads.out_dim != heads.head_dim
     absorbed = latent and heads.num_kv_heads == 1
     kind = "mla_unabsorbed" if latent and not absorbed else ""
-    whole = mask.mask if isinstance(mask, Part) else mask
+    whole = mask.mask if isinstance(mask, ShardedKeys) else mask
     kind = kind if isinstance(whole, Causal) else "encoder_noncausal" if not mask.keeps else ""
     bits = op.inputs[0].format.bits
     dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else work.half
@@ -84,10 +84,10 @@ def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
     (spans,) = alike.groups
     if isinstance(mask, Causal):
         return spans.batch, spans.q_len, np.minimum(spans.kv_len, mask.window + spans.q_len - 1), True
-    if isinstance(mask, Probe):
+    if isinstance(mask, PoolingMask):
         return spans.batch, np.minimum(spans.q_len, 1), spans.q_len, False
     few = np.minimum(spans.q_len, 1)
-    queries = np.maximum(np.divide(spans.q_len, mask.ranks), few) if isinstance(mask, PartOfQueries) else spans.q_len
+    queries = np.maximum(np.divide(spans.q_len, mask.ranks), few) if isinstance(mask, ShardedQueries) else spans.q_len
     tokens = np.multiply(spans.batch, queries)
     pairs = evaluate(mask.pairs, alike)
     each = np.divide(pairs, np.maximum(tokens, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ from .phrases import (
     largest,
     made_for,
     measured_label,
+    memory_fix,
     memory_margin,
     memory_verdict,
     phase_title,
@@ -109,8 +111,9 @@ def memory_lines(analysis: Analysis) -> list[Line]:
         f"live activations {si(memory.activation_bytes)}B{away}"
     )
     verdict = f"{'fits' if memory.fits else 'does not fit'}: {memory_verdict(analysis)}"
+    texts = filter(None, (verdict, memory_fix(analysis), parts))
     return [
-        Line("memory", f"{verdict}; {parts}", alarm=not memory.fits),
+        Line("memory", "; ".join(texts), alarm=not memory.fits),
         Line("largest that fits", _largest(analysis)),
     ]
 
@@ -204,7 +207,11 @@ def basis(analysis: Analysis) -> str:
 def cards(analysis: Analysis) -> list[Card]:
     """Times, gains of techniques, and memory, which comes first if the request does not fit."""
     times, memory = [*time_cards(analysis), *effect_cards(analysis)], memory_cards(analysis)
-    return [*times, *memory] if analysis.memory.fits else [*memory, *times]
+    if analysis.memory.fits:
+        return [*times, *memory]
+    verdict, *largest = memory
+    about = "; ".join(filter(None, (verdict.about, memory_fix(analysis))))
+    return [replace(verdict, about=about), *largest, *times]
 
 
 def time_cards(analysis: Analysis) -> list[Card]:

@@ -85,7 +85,7 @@ def unsold(left_out: Sequence[str]) -> list[str]:
     """Devices that were left out as they are not available, and how to include them."""
     if not left_out:
         return []
-    return [f"Left out, as they are announced and nobody can buy them: {', '.join(left_out)}. --hardware NAME has one."]
+    return [f"Left out, as they are announced but not yet available: {', '.join(left_out)}. --hardware NAME has one."]
 
 
 def remarks(choice: Choice) -> list[str]:

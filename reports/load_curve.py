@@ -49,7 +49,7 @@ def _table(name: str, points: Sequence[Point], *, last: bool) -> Table:
         "Tokens/s of answers: of all devices, of each, and of one request (the inverse of the mean time per token). "
         "TTFT: time to first token. TPOT: time per token. Answer: the whole time of a request. Means but for p99."
     )
-    within = " Within: requests that keep to the goals." if has_goals else ""
+    within = " Within: requests that meet the targets." if has_goals else ""
     return Table(
         title=name,
         about=about + within if last else "",
@@ -95,19 +95,21 @@ def remarks(result: LoadCurve) -> list[str]:
     if enough is not points[-1]:
         share = enough.run.tokens_per_s / max(point.run.tokens_per_s for point in points)
         each = "" if np.isnan(enough.speed) else f", with {digits(enough.speed)} tokens/s each"
-        lines.append(f"With {enough.concurrency:,} in flight, {share:.0%} of the most is served{each}.")
+        lines.append(
+            f"Knee: {enough.concurrency:,} requests in flight, with {share:.0%} of the highest throughput{each}."
+        )
     if _has_goals(points):
         able = [point for point in points if point.run.good >= _KEPT]
         most = f"{able[-1].concurrency:,} in flight, {digits(able[-1].run.tokens_per_s)} tokens/s" if able else "none"
-        lines.append(f"The most with which {_KEPT:.0%} of the requests keep to the goals: {most}.")
+        lines.append(f"Highest concurrency with which {_KEPT:.0%} of the requests meet the targets: {most}.")
     lines.append(f"With {points[-1].concurrency:,}: {points[-1].run.limit}")
     drained = [point for point in points if point.run.drained > _DRAINED]
     if drained:
         more = " and more" if len(drained) > 1 else ""
         lines.append(
             f"With {drained[0].concurrency:,}{more}, fewer are in flight in up to the last "
-            f"{max(point.run.drained for point in drained):.0%} of the time, as nobody comes any more: what there is a "
-            "second is lower by that. With more requests (--requests) the part is smaller."
+            f"{max(point.run.drained for point in drained):.0%} of the time, after the last arrival, which lowers "
+            "the throughput. More requests (--requests) make that share smaller."
         )
     longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in result.runs)
     return [*lines, *beyond(result.setting.model, longest)]
@@ -126,7 +128,7 @@ def _cards(result: LoadCurve) -> list[Card]:
             about=f"at most, {most.concurrency} in flight; {number_item(most.speed).text} for each request",
         ),
         Card(
-            label="nearly as many from", value=f"{enough.concurrency} in flight",
+            label="knee", value=f"{enough.concurrency} in flight",
             about=f"{digits(enough.per_device)} tokens/s of each device, {number_item(enough.speed).text} of a request",
         ),
     ]  # fmt: skip

@@ -25,7 +25,7 @@ def render_text(estimates: Sequence[KernelEstimate], measured_s: float | None = 
     head = f"{first.kernel}, {what}{where}: {', '.join(filter(None, (sizes, first.quant)))}."
     several = [name for name in first.sizes if name not in alike]
     named = (["device"] if len(devices) > 1 else []) + several
-    lines = [[*named, "OPs", "bytes", "OP/B", "bound", "time", "expect", "from", "to", "of it"]]
+    lines = [[*named, "OPs", "bytes", "OP/B", "bound", "time", "expected", "from", "to", "of bound"]]
     for each in estimates:
         differing = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
         lines.append([
@@ -50,9 +50,9 @@ def _legend(estimates: Sequence[KernelEstimate]) -> str:
     text = f"time: the lower bound, {_conditions(estimates)}; bound: what sets it."
     if not known:
         why = why_unknown(estimates[0].source)
-        return f"{text} Of real kernels nothing is known there: {why or 'none was measured'}."
-    text += " expect: what to expect of real kernels, 80 % of them between from and to; of it: the part that is the "
-    text += f"bound. Expectation {_sources(known)}."
+        return f"{text} No expected time is known there: {why or 'none was measured'}."
+    text += " expected: time of measured kernels, 80 % of them between from and to; of bound: the share of the best "
+    text += f"possible performance that they attain. Expectation {_sources(known)}."
     return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in known) else "")
 
 

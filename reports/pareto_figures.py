@@ -19,14 +19,12 @@ _BESIDE = 4  # times beside each other that a phone has room for
 
 def pareto_front(result: ServicePlan, key: str, name: str) -> go.Figure:
     """Every candidate with a price, the Pareto front, and the best."""
-    figure = frame(
-        f"{result.unit} against {name}", "each point keeps to the goals; the line joins what is best in both"
-    )
+    figure = frame(f"{result.unit} against {name}", "each point meets the targets; the line is the Pareto front")
     priced = [one for one in result.able if not isnan(one.price(result.by))][:_MOST]
     front = {id(one) for one in result.front}
     groups = {
-        "beaten": ([one for one in priced if id(one) not in front], INK, 5, 0.35),
-        "beaten by none": ([one for one in priced if id(one) in front], BLUE, 8, 0.9),
+        "others": ([one for one in priced if id(one) not in front], INK, 5, 0.35),
+        "Pareto front": ([one for one in priced if id(one) in front], BLUE, 8, 0.9),
         "lowest": ([result.best] if result.best else [], VERMILLION, 13, 1.0),
     }
     for label, (ones, color, size, opacity) in groups.items():

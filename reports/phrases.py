@@ -80,6 +80,13 @@ def memory_verdict(analysis: Analysis) -> str:
     return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{of_each(analysis)}, {si(margin)}B {word}"
 
 
+def memory_fix(analysis: Analysis) -> str:
+    """Options with which a request fits, such as "fits with --tp 8 or --offload weights=0.83"; "" if none is known."""
+    fixes = analysis.memory_fixes
+    options = " or ".join(variant.typed for variant in fixes.found) if fixes else ""
+    return f"fits with {options}" if options else ""
+
+
 def of_each(analysis: Analysis) -> str:
     """The device, of several, whose memory is given; "" where there is one."""
     if analysis.setting.layout.devices == 1:

@@ -115,7 +115,7 @@ def ranked(result: ServicePlan) -> str:
     have = "has" if result.priced == 1 else "have"
     known = f"{result.priced} of the {counted(result.considered, 'device')} considered {have}"
     if result.by is not By.COST:
-        return f" Ranked by {result.unit}, as none of what keeps to that has a price; {known} one."
+        return f" Ranked by {result.unit}, as no plan that meets the targets has a price; {known} one."
     ways = "; --by energy or --by devices ranks others too"
     return f" {known} a price{f', and only what has one is ranked{ways}' if result.best else ''}."
 
@@ -125,10 +125,10 @@ def best(result: ServicePlan) -> str:
     one = result.best
     if one is None:
         if not result.able:
-            known = "No plan is known to keep to that." if result.unmeasured else "No plan keeps to that."
+            known = "No plan is known to meet the targets." if result.unmeasured else "No plan meets the targets."
             return f"{known}{_at_the_bound(result)}"
-        return f"None of what keeps to that has {_priced(result)}."
-    most = f"it keeps to that up to {digits(one.rate_within)} requests/s"
+        return f"No plan that meets the targets has {_priced(result)}."
+    most = f"it sustains {digits(one.rate_within)} requests/s within the targets"
     return (
         f"Lowest in {result.unit}: {_priced_one(one, result)}{_of_tokens(one, result)}. First token after "
         f"{seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; {digits(one.batch)} sequences decode at a "
@@ -153,7 +153,7 @@ def _other_way(one: Candidate, result: ServicePlan) -> str:
     other = result.best_of(apart=not one.readers)
     if other is None:
         known = any(bool(each.readers) is not bool(one.readers) for each in result.able)
-        return f" Where {way}, nothing{' with a price' * known} keeps to it."
+        return f" Where {way}, nothing{' with a price' * known} meets the targets."
     more = other.price(result.by) / one.price(result.by)
     times = f"{more:.3g} times as much" if more > 1 else "as much"
     return f" Where {way}, the lowest is {_priced_one(other, result)}, {times}."
@@ -180,7 +180,7 @@ def _at_the_bound(result: ServicePlan) -> str:
     if result.kernels is None or result.least is None:
         return ""
     if isnan(result.least.price(result.by)):
-        return f" At the bound {_priced_one(result.least, result)} would keep to it."
+        return f" At the bound {_priced_one(result.least, result)} would meet the targets."
     return f" At the bound, {_priced_one(result.least, result)}: no kernels need less."
 
 
@@ -228,16 +228,14 @@ def tables(result: ServicePlan) -> list[Table]:
     when = prices_of(kind for one in result.each for kind in one.kinds) if result.by is By.COST else ""
     lowest = f"Lowest in {result.unit}" if result.best else "The fewest, as there is nothing to rank by,"
     each = _table(
-        result, f"{lowest} of every device that keeps to it", result.each, _MOST,
+        result, f"{lowest} of every device that meets the targets", result.each, _MOST,
         f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
         "average and as many as there is room for. Req/s: the most within the times and the memory."
         f"{when}",
     )  # fmt: skip
-    front = _table(
-        result, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", result.front, _OTHERS
-    )
+    front = _table(result, "Pareto front (price, power, devices, times, req/s)", result.front, _OTHERS)
     why = Reasons(
-        title="Devices that do not keep to it",
+        title="Devices that miss the targets",
         about=f"In the setting that comes closest; nearest first.{_factors(result)}",
         head=("device", "precision", "layout", "why"),
         words=("device", "precision", "layout", "why"),
@@ -252,7 +250,7 @@ def tables(result: ServicePlan) -> list[Table]:
     )  # fmt: skip
     unmeasured = _table(
         result,
-        "At the bound these keep to it too, but nothing is expected of their kernels",
+        "Devices that meet the targets at the bound, without measured kernels",
         result.unmeasured,
         _OTHERS,
     )
@@ -358,7 +356,8 @@ def _cards(result: ServicePlan) -> list[Card]:
              about=counted(one.devices, "device")),
         Card(label="time to first token", value=seconds(one.ttft_s), about="on average"),
         Card(label="time per token", value=seconds(one.tpot_s), about="on average"),
-        Card(label="most requests/s", value=digits(one.rate_within), about=f"so well, of {result.rate:g}"),
+        Card(label="max requests/s", value=digits(one.rate_within),
+             about=f"within the targets; {result.rate:g} requested"),
     ]  # fmt: skip
 
 

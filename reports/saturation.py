@@ -38,18 +38,16 @@ def headline(result: Saturation) -> str:
 
 def remarks(result: Saturation) -> list[str]:
     likely = result.likely
-    lines = [f"What limits: {likely.limit}"]
+    lines = [f"Bottleneck: {likely.limit}"]
     lines += preempted(likely.span.preemptions, likely.span.usage)
     if result.searched:
         lines.append(
             f"Steps are of {result.policy.budget} tokens: of {CHUNKS[0]} to {CHUNKS[-1]} the fewest that serve within "
-            "1 % of the most. Larger ones make those who decode wait longer (--policy chunked:TOKENS)."
+            "1 % of the highest throughput. Larger ones slow down decoding (--policy chunked:TOKENS)."
         )
-    first = "were taken up" if result.policy.drains else "it was busy with"
     lines.append(
-        f"Measured over {counted(likely.span.answered, 'answer')} in {seconds(likely.span_s)}, of "
-        f"{counted(len(result.traffic), 'request')} that all wait from the start: from when those are answered that "
-        f"{first} at first, until nobody waits any more. What they wait only says how many they are, and is not shown."
+        f"Steady state: {counted(likely.span.answered, 'request')} of {len(result.traffic):,} that all arrive at the "
+        f"start, in {seconds(likely.span_s)}; warm-up and drain are excluded, and queueing times say nothing."
     )
     longest = int(np.max(result.traffic.prompt + result.traffic.gen))
     return [*lines, *beyond(result.setting.model, longest)]
@@ -104,7 +102,7 @@ def _cards(result: Saturation) -> list[Card]:
     mean = summary(run.span.tpot_s)["mean"]
     return [
         Card(label="tokens written", value=f"{number_item(run.tokens_per_s).text}/s", about="by all devices together"),
-        Card(label="answers", value=f"{number_item(run.requests_per_s).text}/s", about="as many requests are taken up"),
+        Card(label="answers", value=f"{number_item(run.requests_per_s).text}/s", about="as many requests are admitted"),
         Card(label="time per token", value=seconds(mean) if mean else "-", about="mean of the answers"),
         Card(label="sequences at a time", value=f"{run.running:.0f}", about=f"in each copy; {run.decoding:.0f} decode"),
     ]

@@ -119,7 +119,7 @@ def headline(result: Simulation) -> str:
 
 def remarks(result: Simulation) -> list[str]:
     likely = result.likely
-    lines = [f"What limits: {likely.limit}"]
+    lines = [f"Bottleneck: {likely.limit}"]
     lines += preempted(likely.preemptions, likely.usage)
     lines += _kept(likely)
     if likely.usage.padding:
@@ -128,15 +128,15 @@ def remarks(result: Simulation) -> list[str]:
     if likely.drained > _DRAINED and likely.traffic.in_flight:
         lines.append(
             f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} fewer than "
-            f"{likely.traffic.in_flight} are in flight, as nobody comes any more: what there is a second is lower by "
-            "that. With more requests (--requests) the part is smaller."
+            f"{likely.traffic.in_flight} are in flight, after the last arrival, which lowers the throughput. "
+            "More requests (--requests) make that share smaller."
         )
     elif likely.drained > _DRAINED:
         lines.append(
-            f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} nobody comes any more, so what there is "
-            f"a second, per joule and per dollar is lower by that: {digits(likely.requests_per_s)} requests/s are "
-            f"answered, and {digits(likely.traffic.rate)} come.{' That is no overload.' if likely.closed else ''} With "
-            "more requests (--requests) the part is smaller."
+            f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} no request arrives, which lowers "
+            f"throughput, also per joule and per dollar: {digits(likely.requests_per_s)} requests/s finish, and "
+            f"{digits(likely.traffic.rate)} arrive.{' That is no overload.' if likely.closed else ''} More requests "
+            "(--requests) make that share smaller."
         )
     if result.traffic.later:
         lines.append(f"Of the file, {counted(result.traffic.later, 'later request')} left out: --requests takes more.")

@@ -45,7 +45,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, mon
     assert list(novel.left_out) == announced
     assert "b100" in announced
     words = " ".join(REPORT.text(novel).split())
-    assert f"Left out, as they are announced and nobody can buy them: {', '.join(announced)}. --hardware NAME" in words
+    assert f"Left out, as they are announced but not yet available: {', '.join(announced)}. --hardware NAME" in words
     assert main(["choose", "gpt2", "--hardware", "b100, l4", "--bound", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["hardware"] for row in document["devices"]] == ["b100", "l4"]

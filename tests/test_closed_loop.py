@@ -126,7 +126,7 @@ def test_the_report(capsys, tmp_path):
     assert main(asked) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    for words in ("1 to 16 requests in flight", "/request", "within", "With 16:", "The most with which 90%"):
+    for words in ("1 to 16 requests in flight", "/request", "within", "With 16:", "Highest concurrency with which 90%"):
         assert words in text
     assert main([*asked, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -169,8 +169,8 @@ def test_devices_whose_kernels_nobody_measured_are_named():
 def test_where_nothing_is_expected_of_any_device_it_says_so(capsys):
     assert main(["plan", "llama-3.1-8b", "--rate", "4", "--hardware", "tpu-v6e", "--layout", "", "--quant", "fp8"]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "No plan is known to keep to that. At the bound, 1 x tpu-v6e, fp8" in words
-    assert "but nothing is expected of their kernels" in words
+    assert "No plan is known to meet the targets. At the bound, 1 x tpu-v6e, fp8" in words
+    assert "without measured kernels" in words
 
 
 def test_an_engine_is_planned_for():
@@ -376,7 +376,7 @@ def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(
     asked = {"hardware": ["h100-sxm"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=factor * bound, **asked)).split())
-    assert "No plan keeps to that." in text
+    assert "No plan meets the targets." in text
     assert "h100-sxm published one device time per token: " in text
     assert ("allowed, even at the bound" in text) == even
     assert ("At the bound, 1 x h100-sxm, published: 3.2 USD/h: no kernels need less." in text) != even
@@ -386,7 +386,7 @@ def test_what_has_no_price_is_not_said_to_be_the_cheapest():
     asked = {"hardware": ["rtx-pro-5000"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
-    assert "No plan keeps to that. At the bound 1 x rtx-pro-5000, published would keep to it." in text
+    assert "No plan meets the targets. At the bound 1 x rtx-pro-5000, published would meet the targets." in text
 
 
 def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
@@ -398,7 +398,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
     assert looked_at | set(every.left_out) == set(hardware_names())
     assert every.considered == len(looked_at)
     words = " ".join(REPORT.text(every).split())
-    assert f"nobody can buy them: {', '.join(every.left_out)}. --hardware NAME has one." in words
+    assert f"not yet available: {', '.join(every.left_out)}. --hardware NAME has one." in words
     assert (named.left_out, named.best.hardware.name) == ((), "l4")
     assert {one.hardware.name for one in named.able} == {"b100", "l4"}
 
@@ -408,7 +408,7 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
     names = [one.hardware.name for one in found.rejected]
     assert len(names) > 30
     text, page, table = REPORT.text(found), REPORT.markdown(found), REPORT.csv(found)
-    own = text.partition("Devices that do not keep to it")[2]
+    own = text.partition("Devices that miss the targets")[2]
     assert [name for name in names if f"\n{name} " in own] == names[:5]
     words = " ".join(own.split())
     assert f"{len(names) - 5} more: -o FILE.html, .md, .csv or .json has all." in words
@@ -444,12 +444,13 @@ def test_of_how_many_the_price_is_known_is_told_first():
         REPORT.headline(none)
     )
     assert (
-        REPORT.tables(none)[0].title == "The fewest, as there is nothing to rank by, of every device that keeps to it"
+        REPORT.tables(none)[0].title
+        == "The fewest, as there is nothing to rank by, of every device that meets the targets"
     )
     assert not {"USD/h", "bound"} & set(REPORT.tables(none)[0].head)
     watts = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked)
     assert REPORT.headline(watts).endswith(
-        "Ranked by W at TDP, as none of what keeps to that has a price; 0 of the 2 devices considered have one."
+        "Ranked by W at TDP, as no plan that meets the targets has a price; 0 of the 2 devices considered have one."
     )
     all_known = plan("llama-3.1-8b", hardware=["h100-sxm"], **asked)
     assert "considered" not in REPORT.headline(all_known)
@@ -584,7 +585,7 @@ def test_the_report(capsys, small):
     words = " ".join(captured.out.split())
     for said in (
         "Lowest in USD/h: 1 x h100-sxm, published: 3.2 USD/h, 0.694 USD for a million tokens written. First token",
-        "Beaten by no other",
+        "Pareto front (",
         "Cloud prices are those of 2026-10.",
         (
             "Not ranked, as their files have no price: rtx-pro-5000, p100-sxm2; --hardware-set "

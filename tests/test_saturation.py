@@ -142,7 +142,7 @@ def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
     words = " ".join(text.split())
     assert "at a time, as many as memory nearly always has room for At saturation" in words
     assert words.startswith("Llama 3.1 8B: what h100-sxm serves at most: prompts of 1,024 and answers of 128 tokens")
-    assert "What limits: The steps themselves" in words
+    assert "Bottleneck: The steps themselves" in words
     assert "time to first token" not in words
     assert "whole answer" not in words
     found = saturate(MODEL, DEVICE)

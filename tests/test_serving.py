@@ -354,11 +354,9 @@ def test_rates_over_a_short_run_are_told_from_an_overload():
     assert short.drained > 0.2 > 0.1 > long.drained
     assert math.isnan(beyond.drained)
     words = [" ".join(REPORT.text(one).split()) for one in (short, long, beyond)]
-    assert f"In the last {short.drained:.0%} of the {seconds(short.span_s)} nobody comes any more, so" in words[0]
-    assert (
-        f"{short.requests_per_s:.3g} requests/s are answered, and {short.traffic.rate:.3g} come. That is no" in words[0]
-    )
-    assert not any("nobody comes any more" in text for text in words[1:])
+    assert f"In the last {short.drained:.0%} of the {seconds(short.span_s)} no request arrives, which" in words[0]
+    assert f"{short.requests_per_s:.3g} requests/s finish, and {short.traffic.rate:.3g} arrive. That is no" in words[0]
+    assert not any("no request arrives" in text for text in words[1:])
     assert f"{short.drained:.0%} of the time after the last request" in REPORT.html(short)
     together = Traffic(arrival_s=np.zeros(2), prompt=np.array([9, 9]), gen=np.array([9, 9]))
     assert math.isnan(replace(short, traffic=together).drained)
@@ -669,7 +667,7 @@ def test_the_report(capsys):
         "time to first token",
         "p99",
         "closed form",
-        "What limits:",
+        "Bottleneck:",
         "within TTFT 50.0 ms",
         "lower bounds",
     ):
@@ -694,7 +692,7 @@ def test_the_page(tmp_path, capsys):
     page = path.read_text()
     assert 'id="queue"' in page
     assert 'id="spread"' in page
-    assert "What limits:" in page
+    assert "Bottleneck:" in page
     capsys.readouterr()
 
 

@@ -21,7 +21,7 @@ from ..setting import Setting
 from ..units import counted, fold, seconds, si
 from ..variants.evaluation import Evaluation
 from ..variants.libraries import FasterLibrary, faster_libraries
-from ..variants.memory_fixes import memory_fixes
+from ..variants.memory_fixes import MemoryFixes, memory_fixes
 from .advice import advice
 from .facts import describe_hardware, describe_model, plain
 from .generation import GenerationResult
@@ -47,6 +47,7 @@ class Analysis(Rows):
     effect    effect of techniques; None without techniques
     measured  verdicts on times that the user measured
     rivals    computes `faster` on first use, as it is slow and only reports show it
+    fixes     computes `memory_fixes` likewise
     evaluation  of the generation, the base of variants; None for devices of two kinds
     """
 
@@ -62,6 +63,7 @@ class Analysis(Rows):
     measured: tuple[Rated, ...] = field(default=(), repr=False)
     rivals: Callable[[], tuple[FasterLibrary, ...]] = field(default=tuple, repr=False, compare=False)
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
+    fixes: Callable[[], MemoryFixes | None] = field(default=lambda: None, repr=False, compare=False)
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -73,6 +75,11 @@ class Analysis(Rows):
     def faster(self) -> tuple[FasterLibrary, ...]:
         """For each phase the fastest library, if it is not the default and the user chose none."""
         return self.rivals()
+
+    @cached_property
+    def memory_fixes(self) -> MemoryFixes | None:
+        """Changes that make the request fit the memory; None if it fits."""
+        return self.fixes()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -235,6 +242,7 @@ def _analysis(setting: Setting, request: Request, took: Mapping[str, float]) -> 
         measured=rate(took, answer, setting),
         rivals=partial(faster_libraries, evaluation),
         evaluation=evaluation,
+        fixes=fixes,
     )
 
 

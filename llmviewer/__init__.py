@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .setting import Setting
     from .sweeping.grid import Sweep, sweep
     from .timelines.against import Timeline, timeline
+    from .variants.evaluation import Evaluation, Objective
+    from .variants.variant import Change, Variant, evaluate
 
 if _IN_CHECKOUT:  # reports/ is a sibling of this folder
     __path__.append(str(_ROOT))
@@ -82,19 +84,27 @@ _HOME = {
     "load_curve": "serving.load_curve",
     "Simulation": "serving.outcome",
     "simulate": "serving.simulation",
+    "Evaluation": "variants.evaluation",
+    "Objective": "variants.evaluation",
+    "Change": "variants.variant",
+    "Variant": "variants.variant",
+    "evaluate": "variants.variant",
 }
 __all__ = [
     "Advice",
     "Analysis",
+    "Change",
     "Choice",
     "Comparison",
     "Disaggregated",
+    "Evaluation",
     "ExpertDisaggregation",
     "Hardware",
     "InputError",
     "KernelEstimate",
     "LoadCurve",
     "Model",
+    "Objective",
     "Request",
     "Saturation",
     "ServicePlan",
@@ -103,6 +113,7 @@ __all__ = [
     "Splits",
     "Sweep",
     "Timeline",
+    "Variant",
     "__version__",
     "advise",
     "afd",
@@ -111,6 +122,7 @@ __all__ = [
     "choose",
     "compare",
     "disaggregate",
+    "evaluate",
     "hardware_names",
     "kernel",
     "load_curve",

@@ -157,10 +157,10 @@ def _table(name: str, result: Advice, lines: Sequence[Variant], shown: Sequence[
         body=tuple(
             (
                 Item(text=line.name),
-                *(_gain(line, gain, result.wanted) for gain in gains),
+                *(_gain(line.expected_gain if gain == "expected" else line.gain) for gain in gains),
                 *(time_item(getattr(line.result.likely, f"{key.lower()}_s")) for key in shown),
                 Item(text="-" if line.requires is Touches.NOTHING else str(line.requires)),
-                Item(text=line.relieves(result.wanted).replace("memory traffic", "bytes")),
+                Item(text=line.relieves.replace("memory traffic", "bytes")),
                 Item(text=line.result.decode_bound, bound=line.result.decode_bound),
             )
             for line in lines
@@ -168,8 +168,7 @@ def _table(name: str, result: Advice, lines: Sequence[Variant], shown: Sequence[
     )
 
 
-def _gain(line: Variant, gain: str, objective: Objective) -> Item:
-    times = line.expected_gain(objective) if gain == "expected" else line.gain(objective)
+def _gain(times: float | None) -> Item:
     return Item(text="-", key=0.0) if times is None else Item(text=f"{times:.2f}x", key=times)
 
 
@@ -183,7 +182,7 @@ def _cards(result: Advice) -> list[Card]:
     return [
         Card(
             label="best alone" if line in result.alone else "best together",
-            value=f"{line.likely_gain(result.wanted):.2f}x",
+            value=f"{line.likely_gain:.2f}x",
             about=f"{line.name}, {line.requires.needs}",
         )
         for line in best

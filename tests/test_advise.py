@@ -56,10 +56,8 @@ def test_gains_are_those_of_two_analyses(found):
     lines = [line(found.alone, "W4A16g128"), line(found.alone, "eagle"), *found.together[:2], found.together[-1]]
     for one in lines:
         own = analyze(MODEL, DEVICE, **asked(one)).generation
-        assert one.gain(found.wanted) == pytest.approx(base.latency_s / own.latency_s, rel=1e-3)
-        assert one.expected_gain(found.wanted) == pytest.approx(
-            base.expected_latency_s / own.expected_latency_s, rel=1e-12
-        )
+        assert one.gain == pytest.approx(base.latency_s / own.latency_s, rel=1e-3)
+        assert one.expected_gain == pytest.approx(base.expected_latency_s / own.expected_latency_s, rel=1e-12)
         assert one.result.bounds.ttft_s == pytest.approx(own.ttft_s, rel=1e-9)
         assert one.result.expected.tpot_s == pytest.approx(own.expected_tpot_s, rel=1e-12)
 
@@ -83,14 +81,14 @@ def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
     order = list(Touches)
     assert order == [Touches(name) for name in ("nothing", "answers", "draft", "model")]
     for lines in (found.alone, found.together):
-        ranks = [(order.index(one.requires), -one.expected_gain(found.wanted)) for one in lines]
+        ranks = [(order.index(one.requires), -one.expected_gain) for one in lines]
         assert ranks == sorted(ranks)
-        assert all(one.expected_gain(found.wanted) > 1 and one.fits for one in lines)
-    assert all(one.expected_gain(found.wanted) <= 1.005 for one in found.idle)
-    gains = {change.name: one.expected_gain(found.wanted) for one in found.alone for change in one.changes}
+        assert all(one.expected_gain > 1 and one.fits for one in lines)
+    assert all(one.expected_gain <= 1.005 for one in found.idle)
+    gains = {change.name: one.expected_gain for one in found.alone for change in one.changes}
     for one in found.together:
         assert 2 <= len(one.changes) <= 3
-        assert one.expected_gain(found.wanted) > max(gains[change.name] for change in one.changes)
+        assert one.expected_gain > max(gains[change.name] for change in one.changes)
     assert {one.name for one in found.idle} >= {"no-cache", "best-of"}
 
 
@@ -104,8 +102,8 @@ def test_what_is_expected_is_never_faster_than_the_bound(found):
 def test_where_nothing_is_expected_gains_are_those_of_bounds():
     one = advise("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
     assert one.base.expected is None
-    assert all(each.expected_gain(one.wanted) is None for each in one.alone)
-    gains = [each.gain(one.wanted) for each in one.alone if each.requires is Touches.MODEL]
+    assert all(each.expected_gain is None for each in one.alone)
+    gains = [each.gain for each in one.alone if each.requires is Touches.MODEL]
     assert len(gains) > 1
     assert gains == sorted(gains, reverse=True)
     words = " ".join(REPORT.text(one).split())
@@ -116,10 +114,10 @@ def test_where_nothing_is_expected_gains_are_those_of_bounds():
 def test_an_engine_that_waits_for_its_host_gains_from_fewer_launches():
     slow = advise("llama-2-7b", "a100-sxm-80gb", prompt=64, gen=8, engine="huggingface", without=["model"])
     one = line(slow.alone, "fusion")
-    assert one.expected_gain(slow.wanted) > 1.1
-    assert one.relieves(slow.wanted).startswith("launches -")
+    assert one.expected_gain > 1.1
+    assert one.relieves.startswith("launches -")
     weights = line((*slow.alone, *slow.idle), "W4A16g128")
-    assert weights.expected_gain(slow.wanted) < 1.05  # its kernels are not what it waits for
+    assert weights.expected_gain < 1.05  # its kernels are not what it waits for
 
 
 def test_names_are_not_broken():
@@ -185,7 +183,7 @@ def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
     [("W4A16g128", "memory traffic -68%"), ("eagle", "passes -72%"), ("prompt-compression", "OPs -45%")],
 )
 def test_a_line_says_what_it_relieves(found, name, words):
-    assert line(found.alone, name).relieves(found.wanted) == words
+    assert line(found.alone, name).relieves == words
 
 
 @pytest.mark.slow("tries every technique")
@@ -193,8 +191,8 @@ def test_what_would_help_depends_on_the_batch():
     alone, crowd = (
         advise("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"]) for batch in (1, 64)
     )
-    weights = [line((*one.alone, *one.idle), "W4A16g128").gain(one.wanted) for one in (alone, crowd)]
-    cache = [line((*one.alone, *one.idle), "KV8").gain(one.wanted) for one in (alone, crowd)]
+    weights = [line((*one.alone, *one.idle), "W4A16g128").gain for one in (alone, crowd)]
+    cache = [line((*one.alone, *one.idle), "KV8").gain for one in (alone, crowd)]
     assert weights[0] > 2 > 1.3 > weights[1]
     assert cache[0] < cache[1]
 
@@ -216,7 +214,7 @@ def test_more_devices_where_there_may_be(found):
     several = advise(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
     assert not [each for each in (*found.alone, *found.idle, *found.large) if each.name.startswith("tp=")]
     assert {each.name for each in several.alone if each.name.startswith("tp=")} == {"tp=2", "tp=4"}
-    gains = [line(several.alone, f"tp={degree}").gain(several.wanted) for degree in (4, 2)]
+    gains = [line(several.alone, f"tp={degree}").gain for degree in (4, 2)]
     assert gains[0] > gains[1] > 1
     many = advise(MODEL, "gb200", max_devices=64, wanted="tpot", prompt=64, gen=8, without=FEWER)
     tried = {each.name for each in (*many.alone, *many.idle) if each.name.startswith("tp=")}
@@ -271,10 +269,10 @@ def test_advice_is_shown_in_some_lines(found):
 @pytest.mark.slow("tries every technique")
 def test_throughput_tries_larger_batches():
     one = advise(MODEL, DEVICE, wanted="throughput", without=FEWER)
-    assert line(one.alone, "batch 8").gain(one.wanted) > 4
+    assert line(one.alone, "batch 8").gain > 4
     most = analyze(MODEL, DEVICE).memory.max_batch
     assert most > 16
-    assert line(one.alone, f"batch {most}").gain(one.wanted) > line(one.alone, "batch 16").gain(one.wanted)
+    assert line(one.alone, f"batch {most}").gain > line(one.alone, "batch 16").gain
     crowd = advise(MODEL, DEVICE, wanted="throughput", batch=most, without=FEWER)
     assert not [each for each in crowd.alone if each.name.startswith("batch")]
 

@@ -41,12 +41,12 @@ def test_a_change_gains_the_same_whoever_evaluates_it(model, device, batch):
     told = {quant: gains for quant, *gains in _ADVISED.findall(base.phases.decode.advice)}
     changes = {change.name: change for change in precisions(base.evaluation.setting)}
     for text, cell in zip(TEXTS, cells, strict=True):
-        one = evaluate(changes[text], base.evaluation)
+        one = evaluate(changes[text], base.evaluation, Objective.TPOT)
         then = analyze(model, device, quant=text, **request).generation
         bound, expected = base.generation.tpot_s / then.tpot_s, base.generation.expected_tpot_s / then.expected_tpot_s
         for variant in (one, lines[text], steps[text]):
-            assert variant.gain(Objective.TPOT) == pytest.approx(bound, rel=1e-9)
-            assert variant.expected_gain(Objective.TPOT) == pytest.approx(expected, rel=1e-9)
+            assert variant.gain == pytest.approx(bound, rel=1e-9)
+            assert variant.expected_gain == pytest.approx(expected, rel=1e-9)
         assert one.pass_gain("decode") == pytest.approx(bound, rel=1e-9)
         assert one.expected_pass_gain("decode") == pytest.approx(expected, rel=1e-9)
         assert without.tpot_s[0] / cell.tpot_s[0] == pytest.approx(bound, rel=1e-9)
@@ -99,17 +99,16 @@ def test_changes_one_after_another_are_the_options_together():
         == "--quant fp8,lm_head=W16A16 --with eagle --quant Wfp8Afp8KV8,lm_head=W16A16 --tp 2"
     )
     nothing = evaluate((), base)
-    assert {nothing.gain(one) for one in Objective} == {nothing.pass_gain("decode"), 1.0}
+    assert {replace(nothing, objective=one).gain for one in Objective} == {nothing.pass_gain("decode"), 1.0}
     assert set(nothing.work_ratios.values()) == {1.0}
 
 
 def test_a_larger_batch_is_weighed_by_all_of_its_sequences():
     base = evaluation("llama-3.1-8b", "l4")
     for change in larger_batches(base):
-        one = evaluate(change, base)
-        more = change.batch / 4
-        assert one.gain(Objective.TPOT) == pytest.approx(more * base.bounds.tpot_s / one.result.bounds.tpot_s)
-        assert one.gain(Objective.THROUGHPUT) == pytest.approx(one.gain(Objective.LATENCY))
+        one, steps = evaluate(change, base), evaluate(change, base, Objective.TPOT)
+        assert steps.gain == pytest.approx(change.batch / 4 * base.bounds.tpot_s / one.result.bounds.tpot_s)
+        assert one.gain == pytest.approx(evaluate(change, base, Objective.THROUGHPUT).gain)
         assert one.fits
     assert change.batch == base.memory.max_batch
 

@@ -32,7 +32,6 @@ from llmviewer.reports.operator_table import operator_id
 from llmviewer.techniques import techniques
 from llmviewer.techniques._parameters import about
 from llmviewer.units import seconds, si
-from llmviewer.variants.evaluation import Objective
 from llmviewer.workload import Workload
 
 pytest.importorskip("dash")
@@ -492,7 +491,6 @@ def variants_of(answer, asked):
 def test_what_would_change_it_is_what_analyze_says():
     asked = State(model="llama-3-70b")
     (answer,) = answers.answers(asked)
-    aim = changes.objective(answer, asked)
     by = variants_of(answer, asked)
     before = analyze("llama-3-70b", "h100-sxm").generation
     for name, how in {
@@ -500,16 +498,16 @@ def test_what_would_change_it_is_what_analyze_says():
         "2 devices": {"layout": "tp=2"}, "8 devices": {"layout": "tp=8"},
     }.items():  # fmt: skip
         after, (state, one) = analyze("llama-3-70b", "h100-sxm", **how), by[name]
-        assert one.gain(aim) == pytest.approx(before.tpot_s / after.generation.tpot_s)
-        assert one.expected_gain(aim) == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
-        assert changes.time(one, aim).startswith(f"{seconds(after.generation.tpot_s)} per token; expect ")
+        assert one.gain == pytest.approx(before.tpot_s / after.generation.tpot_s)
+        assert one.expected_gain == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
+        assert changes.time(one).startswith(f"{seconds(after.generation.tpot_s)} per token; expect ")
         assert one.mends == after.memory.fits
         assert answers.answers(state)[0].analysis.generation == after.generation
     _, four_bits = by["W4A16g128"]
-    assert changes.words(four_bits, aim) == f"{four_bits.gain(aim):.3g}x faster"
-    assert changes.helps(four_bits, aim)
-    assert not changes.helps(by["KV8"][1], aim)
-    ranked = [one.likely_gain(aim) for _, one in by.values()]
+    assert changes.words(four_bits) == f"{four_bits.gain:.3g}x faster"
+    assert changes.helps(four_bits)
+    assert not changes.helps(by["KV8"][1])
+    ranked = [one.likely_gain for _, one in by.values()]
     assert ranked == sorted(ranked, reverse=True)
 
 
@@ -521,10 +519,10 @@ def test_steps_start_from_what_is_asked():
     assert "W4A16g128KV8" not in steps
     assert steps["flash attention"].attention == "flash"
     assert steps["batch 64"].batch == 64
-    aim, (_, many) = changes.objective(answer, asked), variants_of(answer, asked)["batch 64"]
+    _, many = variants_of(answer, asked)["batch 64"]
     after = analyze("llama-3.1-8b", "h100-sxm", batch=64, quant="W4A16g128KV8", attention="eager").generation
-    assert many.gain(aim) == pytest.approx(16 * answer.analysis.generation.ttft_s / after.ttft_s)
-    assert "to the first token" in changes.time(many, aim)
+    assert many.gain == pytest.approx(16 * answer.analysis.generation.ttft_s / after.ttft_s)
+    assert "to the first token" in changes.time(many)
     assert [*steps][-3] == "batch 64"
     (full,) = answers.answers(replace(asked, techniques=("medusa:heads=3",)))
     assert "medusa" not in {offer.name for offer in changes.further(full, asked)}
@@ -545,7 +543,7 @@ def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, th
     state, variant = variants_of(answer, asked)[then]
     assert state.quant == then
     after = analyze("llama-3-8b", "h100-sxm", quant=then).generation
-    assert variant.gain(Objective.TPOT) == pytest.approx(answer.analysis.generation.tpot_s / after.tpot_s)
+    assert variant.gain == pytest.approx(answer.analysis.generation.tpot_s / after.tpot_s)
     bare = analyze("llama-3-8b", "h100-sxm", quant=then.rpartition(",")[0]).generation
     assert after.tpot_s != bare.tpot_s
 
@@ -563,9 +561,9 @@ def test_what_would_change_it_is_said_of_every_device():
     steps, refused = changes.steps(found, asked, every=False)
     for answer in found:
         own, others = changes.evaluated(answer, asked, tuple(changes.offers(answer, asked)))
-        gains = {offer: one.gain(Objective.TPOT) for offer, one in own}
+        gains = {offer: one.gain for offer, one in own}
         shown = {step.offer: step.variants[answer.name] for step in steps if answer.name in step.variants}
-        assert {offer: one.gain(Objective.TPOT) for offer, one in shown.items()} == gains
+        assert {offer: one.gain for offer, one in shown.items()} == gains
         assert all(any(line.startswith(offer.name) and why in line for line in refused) for offer, why in others)
     by = {step.offer.name: step for step in steps}
     assert list(by["W4A16g128"].variants) == list(asked.on)

@@ -14,7 +14,7 @@ from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from ..units import fold, seconds, si
 from ..variants.changes import fewer_bytes, fullest_batch, lower_bits
-from ..variants.evaluation import Evaluation, Objective
+from ..variants.evaluation import Evaluation
 from ..variants.memory_fixes import MemoryFixes, twice_as_many_devices
 from ..variants.variant import WORTH, Change, Variant, evaluate
 
@@ -151,7 +151,7 @@ def _fixed(fixes: MemoryFixes, phase: str, base: Evaluation) -> str:
     """Describes the changes that make the request fit, or what was tried."""
     fitting = []
     for variant in fixes.found:
-        gain = variant.pass_gain(phase) if phase == "decode" else variant.gain(Objective.TTFT)
+        gain = variant.pass_gain(phase) if phase == "decode" else variant.gain
         change = f"{fold(gain)} faster" if gain > 1 else f"{fold(1 / gain)} as long"
         change = "as fast" if fold(gain) == fold(1) else change
         fitting.append(f"with {variant.typed}, at {seconds(float(base.pass_s(phase)) / gain)} ({change})")

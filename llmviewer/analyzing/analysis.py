@@ -207,14 +207,10 @@ def largest_request(setting: Setting, request: Request, *, tpot: float | None = 
 
 def _analysis(setting: Setting, request: Request, took: Mapping[str, float]) -> Analysis:
     """analyze() of a setting and a request with all numbers; `took` as in check_measured()."""
-    batch, prompt, images, written = request.batch, request.prompt, request.images, request.gen or 0
-    longest, tpot = request.longest - prompt, request.tpot_s
-    evaluation = Evaluation(
-        setting=setting, batch=batch, prompt=prompt, gen=written, images=images, kv_len=request.kv_len
-    )
+    evaluation = Evaluation.of(setting, request)
     evaluation.expect_all()
     footprint = evaluation.memory
-    most = footprint.max_batch if tpot is None else batch  # a larger batch would exceed tpot
+    most = footprint.max_batch if request.tpot_s is None else request.batch  # a larger batch would exceed the limit
     fixes = cache(partial(memory_fixes, evaluation))
     each = {
         name: phase(evaluation, name, partial(advice, evaluation, name, max_batch=most, fixes=fixes))
@@ -233,8 +229,8 @@ def _analysis(setting: Setting, request: Request, took: Mapping[str, float]) -> 
         generation=answer,
         notes=(
             *(_largest_note(setting, request) if request.largest else _tight(footprint)),
-            *acted(setting.model, answer, written),
-            *notes(evaluation, written=longest),
+            *acted(setting.model, answer, evaluation.gen),
+            *notes(evaluation, written=request.longest - request.prompt),
             *(_without_effect(setting, compared) if compared else ()),
             *(() if setting.bound else unmodelled(phases)),
         ),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..forms import Num
 from ..setting import Setting
 from ..techniques import Run
-from ..variants.evaluation import Evaluation, Objective
+from ..variants.evaluation import Evaluation
 from ..variants.variant import Variant
 from ..workload import Workload
 
@@ -116,7 +116,7 @@ def effect(evaluation: Evaluation) -> Effect:
         pays_up_to_batch=last,
         findings={f.key: f.value for f in findings},
         said=(*(f.text for f in findings if f.text), *_said(first, last)),
-        expected_speed_up=variant.expected_gain(Objective.LATENCY),
+        expected_speed_up=variant.expected_gain,
     )
 
 

@@ -93,10 +93,10 @@ class Advice(Rows):
             "hardware": self.base.setting.hardware.name,
             "inputs": self.inputs,
             "without": _numbers(self.base),
-            "alone": [_row(one, self.wanted) for one in self.alone],
-            "together": [_row(one, self.wanted) for one in self.together],
-            "no_help": [_row(one, self.wanted) for one in self.idle],
-            "too_large": [_row(one, self.wanted) for one in self.large],
+            "alone": [_row(one) for one in self.alone],
+            "together": [_row(one) for one in self.together],
+            "no_help": [_row(one) for one in self.idle],
+            "too_large": [_row(one) for one in self.large],
             "refused": [{"technique": change.name, "reason": reason} for change, reason in self.refused],
         }  # fmt: skip
 
@@ -151,7 +151,7 @@ def advise(
     fitting = [one for one in variants if one.fits]
     together = trial.together(variants, len(tried))
     progress(steps, steps)
-    helps = {id(one): one.likely_gain(objective) > EQUAL or not base.fits for one in fitting}
+    helps = {id(one): one.likely_gain > EQUAL or not base.fits for one in fitting}
     order = list(Touches)
     return Advice(
         wanted=objective, given=used, without=left_out, base=base,
@@ -199,17 +199,11 @@ class _Trial:
         refused: list[tuple[Change, str]] = []
         for done, change in enumerate(changes, 1):
             try:
-                variants.append(evaluate(change, self.base))
+                variants.append(evaluate(change, self.base, self.objective))
             except InputError as error:
                 refused.append((change, str(error)))
             self.tell(done)
-        return sorted(variants, key=self._order), refused
-
-    def _likely(self, variant: Variant) -> float:
-        return variant.likely_gain(self.objective)
-
-    def _order(self, variant: Variant) -> float:
-        return -variant.likely_gain(self.objective)
+        return sorted(variants, key=lambda one: -one.likely_gain), refused
 
     def together(self, variants: Sequence[Variant], done: int) -> tuple[Variant, ...]:
         """Combinations of changes that help, which fit and are better than each of their parts, the best first.
@@ -217,15 +211,15 @@ class _Trial:
         variants  each change by itself, the best first
         done      changes that `tell` was told of
         """
-        helping = [one for one in variants if self._likely(one) > EQUAL and (one.fits or not self.base.fits)]
+        helping = [one for one in variants if one.likely_gain > EQUAL and (one.fits or not self.base.fits)]
         joined: list[Variant] = []
         for place, variant in enumerate(self._combined(helping), done + 1):
             joined += [variant] if variant and variant.fits else []
             self.tell(place)
-        joined.sort(key=lambda one: -one.gain(self.objective))
-        best = {one.name: self._likely(one) * one.fits for one in variants}
-        better = [one for one in joined[:_EXPECTED] if self._likely(one) > max(best[c.name] for c in one.changes)]
-        return tuple(sorted(better, key=self._order))
+        joined.sort(key=lambda one: -one.gain)
+        best = {one.name: one.likely_gain * one.fits for one in variants}
+        better = [one for one in joined[:_EXPECTED] if one.likely_gain > max(best[c.name] for c in one.changes)]
+        return tuple(sorted(better, key=lambda one: -one.likely_gain))
 
     def _combined(self, variants: Sequence[Variant]) -> Iterator[Variant | None]:
         """Two and three of the best changes together; None if they are not possible."""
@@ -240,7 +234,7 @@ class _Trial:
                 together = None
                 if len(set(exclusive)) == len(exclusive):
                     with suppress(InputError):
-                        together = evaluate(changes, self.base)
+                        together = evaluate(changes, self.base, self.objective)
                 yield together
 
 
@@ -252,10 +246,10 @@ def _numbers(one: Evaluation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(variant: Variant, objective: Objective) -> dict[str, Any]:
+def _row(variant: Variant) -> dict[str, Any]:
     return {
-        "techniques": [change.name for change in variant.changes], "gain": variant.gain(objective),
-        "expected_gain": variant.expected_gain(objective), "touches": str(variant.requires),
-        "relieves": variant.relieves(objective),
+        "techniques": [change.name for change in variant.changes], "gain": variant.gain,
+        "expected_gain": variant.expected_gain, "touches": str(variant.requires),
+        "relieves": variant.relieves,
         **{f"{name}_ratio": ratio for name, ratio in variant.work_ratios.items()}, **_numbers(variant.result),
     }  # fmt: skip

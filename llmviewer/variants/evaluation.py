@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from operator import add
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from ..expectation.launches import counted
 from ..forms import Num
 from ..generation import decoding_s, prefill_s
 from ..memory import Memory, memory
+from ..request import Request
 from ..roofline import Estimate, OperatorEstimate, Plan
 from ..setting import Setting, arranges
 from ..techniques import Run, Schedule
@@ -101,6 +102,18 @@ class Evaluation:
     _estimates: dict[str, Estimate] = field(default_factory=dict, init=False, repr=False, compare=False)
     _launched: dict[str, Launched] = field(default_factory=dict, init=False, repr=False, compare=False)
     _passes: dict[str, ExpectedPass | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, setting: Setting, request: Request) -> Self:
+        """The generation of a request on a setting.
+
+        Raises InputError if a number of the request is invalid, or impossible for the model.
+        """
+        numbers = request.of_model(setting.model)
+        return cls(
+            setting=setting, batch=numbers.batch, prompt=numbers.prompt, gen=numbers.gen or 0, images=numbers.images,
+            kv_len=numbers.kv_len,
+        )  # fmt: skip
 
     def changed(self, setting: Setting, batch: Num | None = None) -> Evaluation:
         """The same request on another setting, or with another batch."""

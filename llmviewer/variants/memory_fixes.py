@@ -11,7 +11,7 @@ from typing import Final
 from ..errors import InputError
 from ..transforms.offload import HOST
 from .changes import chunked_prefill, more_devices, offloading, smaller_weights
-from .evaluation import Evaluation
+from .evaluation import Evaluation, Objective
 from .variant import Change, Variant, evaluate
 
 _FACTORS: Final = (2, 4, 8)  # of the number of devices
@@ -36,7 +36,7 @@ def memory_fixes(base: Evaluation) -> MemoryFixes | None:
     """None if the request fits.
 
     If chunked prefill suffices, it is the only one. Else they are the smallest sufficient number of devices, the widest
-    sufficient precision, both together where neither suffices, and weights in host memory.
+    sufficient precision, both together where neither suffices, and weights in host memory. Gains are in TTFT.
     """
     if base.fits:
         return None
@@ -77,7 +77,7 @@ def _first(tried: Iterable[Sequence[Change]], base: Evaluation) -> tuple[Variant
 def _possible(tried: Iterable[Sequence[Change]], base: Evaluation) -> Iterator[Variant]:
     for changes in tried:
         with suppress(InputError):
-            yield evaluate(changes, base)
+            yield evaluate(changes, base, Objective.TTFT)
 
 
 def _nothing(base: Evaluation) -> MemoryFixes:

@@ -71,11 +71,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A generation with changes, and without them."""
+    """A generation with changes (`result`) beside that without (`base`); gains are in the objective."""
 
     changes: tuple[Change, ...]
     base: Evaluation = field(repr=False)
     result: Evaluation = field(repr=False)
+    objective: Objective = Objective.LATENCY
 
     @property
     def name(self) -> str:
@@ -95,23 +96,25 @@ class Variant:
             setting = change.applied(setting)
         return " ".join(options)
 
-    def gain(self, objective: Objective) -> float:
-        """How many times better it is for all sequences together, at the bound, whether or not it fits."""
-        return self._gain(self.base.bounds, self.result.bounds, objective)
+    @property
+    def gain(self) -> float:
+        """How many times better the objective is for all sequences together, at the bound, whether or not it fits."""
+        return self._gain(self.base.bounds, self.result.bounds)
 
-    def expected_gain(self, objective: Objective) -> float | None:
+    @property
+    def expected_gain(self) -> float | None:
         """The same of expected times; None if only bounds are known."""
         before, after = self.base.expected, self.result.expected
-        return self._gain(before, after, objective) if before and after else None
+        return self._gain(before, after) if before and after else None
 
-    def _gain(self, before: Times, after: Times, objective: Objective) -> float:
-        more = 1.0 if objective is Objective.THROUGHPUT else self._batches
-        return more * float(after.rate(objective) / before.rate(objective))
+    def _gain(self, before: Times, after: Times) -> float:
+        more = 1.0 if self.objective is Objective.THROUGHPUT else self._batches
+        return more * float(after.rate(self.objective) / before.rate(self.objective))
 
-    def likely_gain(self, objective: Objective) -> float:
+    @property
+    def likely_gain(self) -> float:
         """The expected gain, or that of bounds if only those are known."""
-        expected = self.expected_gain(objective)
-        return self.gain(objective) if expected is None else expected
+        return self.gain if self.expected_gain is None else self.expected_gain
 
     def pass_gain(self, phase: str) -> float:
         """Sequences per second of a pass over those without the changes, at the bound."""
@@ -141,7 +144,8 @@ class Variant:
         before, after = self.base.per_token, self.result.per_token
         return {name: after[name] / before[name] for name in before}
 
-    def relieves(self, objective: Objective) -> str:
+    @property
+    def relieves(self) -> str:
         """The resource of which less is used: passes where there are fewer, launches where that is what is expected to
         help, else what bounds the phase in which most of the time is saved.
         """
@@ -153,22 +157,23 @@ class Variant:
         least = 1 - _NOTICEABLE
         if falls["passes"] < least:
             name = "passes"
-        elif self.gain(objective) <= EQUAL < self.likely_gain(objective) and falls["launches"] < least:
+        elif self.gain <= EQUAL < self.likely_gain and falls["launches"] < least:
             name = "launches"
         else:
-            first = "OPs" if self._relieved_bound(objective) == "compute" else "memory traffic"
+            first = "OPs" if self._relieved_bound == "compute" else "memory traffic"
             name = first if falls[first] < least else min(falls, key=falls.__getitem__)
         return f"{name} {falls[name] - 1:+.0%}" if falls[name] < least else "some of each"
 
-    def _relieved_bound(self, objective: Objective) -> str:
+    @property
+    def _relieved_bound(self) -> str:
         """The bound, without the changes, of the phase in which most of the time is saved."""
         before, after = self.base.bounds, self.result.bounds
         saved, sooner = before.latency_s - after.latency_s, before.ttft_s - after.ttft_s
-        in_prefill = sooner > saved / 2 > 0 or objective is Objective.TTFT
+        in_prefill = sooner > saved / 2 > 0 or self.objective is Objective.TTFT
         return self.base.prefill_bound if in_prefill else self.base.decode_bound
 
 
-def evaluate(changes: Change | Sequence[Change], base: Evaluation) -> Variant:
+def evaluate(changes: Change | Sequence[Change], base: Evaluation, objective: Objective = Objective.LATENCY) -> Variant:
     """The generation `base` with changes, one after another.
 
     Raises InputError if they are not possible.
@@ -181,4 +186,4 @@ def evaluate(changes: Change | Sequence[Change], base: Evaluation) -> Variant:
     if arranges(setting.techniques):
         result.bounds  # noqa: B018  # raises what makes passes of techniques impossible
     setting.plan, setting.decode_plan  # noqa: B018  # raise what makes a layout or a format impossible
-    return Variant(changes=several, base=base, result=result)
+    return Variant(changes=several, base=base, result=result, objective=objective)

@@ -11,7 +11,6 @@ from dash import State as Held
 from dash.development.base_component import Component
 
 from llmviewer.units import fold
-from llmviewer.variants.evaluation import Objective
 from llmviewer.variants.variant import Variant
 
 from ..answers import answers
@@ -71,10 +70,10 @@ def _several(step: Step, state: State) -> Component:
 
 def _alone(step: Step, state: State) -> Component:
     """The gain of a step on the only device."""
-    variant, aim = step.variants[state.on[0]], step.objective
+    variant = step.variants[state.on[0]]
     return html.Div([
-        _gain(variant, aim), f", {hoped} " if (hoped := _expected(variant, aim)) else " ", html.Span([
-            f"at least {changes.time(variant, aim)}; ",
+        _gain(variant), f", {hoped} " if (hoped := _expected(variant)) else " ", html.Span([
+            f"at least {changes.time(variant)}; ",
             html.Span(changes.memory(variant), className="" if variant.fits else "alarm"),
             " \N{MIDDLE DOT} ", _beside(step.offer, state.on[0], state),
         ], className="soft"),
@@ -83,25 +82,24 @@ def _alone(step: Step, state: State) -> Component:
 
 def _table(step: Step, state: State) -> Component:
     """The gains of a step on several devices, in short."""
-    aim = step.objective
     return html.Table(html.Tbody([
         html.Tr([
-            html.Th(device, scope="row"), html.Td(_gain(variant, aim)), html.Td(_expected(variant, aim)),
+            html.Th(device, scope="row"), html.Td(_gain(variant)), html.Td(_expected(variant)),
             html.Td(changes.verdict(variant), className="" if variant.fits else "alarm"),
             html.Td(_beside(step.offer, device, state)),
-        ], title=f"{device}: at least {changes.time(variant, aim)}; {changes.memory(variant)}")
+        ], title=f"{device}: at least {changes.time(variant)}; {changes.memory(variant)}")
         for device, variant in step.variants.items()
     ]), className="bought")  # fmt: skip
 
 
-def _gain(variant: Variant, aim: Objective) -> Component:
+def _gain(variant: Variant) -> Component:
     """The gain at the bound, in green if it is expected to be one too."""
-    least = min(variant.gain(aim), variant.likely_gain(aim))
-    return html.Strong(changes.words(variant, aim), className="gain" if least > 1 else "soft")
+    least = min(variant.gain, variant.likely_gain)
+    return html.Strong(changes.words(variant), className="gain" if least > 1 else "soft")
 
 
-def _expected(variant: Variant, aim: Objective) -> str:
-    gain = variant.expected_gain(aim)
+def _expected(variant: Variant) -> str:
+    gain = variant.expected_gain
     return f"expect {fold(gain)}" if gain else ""
 
 

@@ -37,19 +37,18 @@ class Step(NamedTuple):
 
     offer: Offer
     variants: Mapping[str, Variant]
-    objective: Objective
 
     @property
     def helps(self) -> bool:
         """Whether it helps on one of them."""
-        return any(helps(one, self.objective) for one in self.variants.values())
+        return any(helps(one) for one in self.variants.values())
 
     @property
     def said(self) -> str:
         """The gains on all of them, such as "1.9x to 3.1x as fast, expect 1.2x to 1.8x, fits 7 of 8"."""
         each = list(self.variants.values())
-        gains = [one.gain(self.objective) for one in each]
-        expected = [gain for one in each if (gain := one.expected_gain(self.objective))]
+        gains = [one.gain for one in each]
+        expected = [gain for one in each if (gain := one.expected_gain)]
         return ", ".join((
             f"{_span(gains)} {'tokens/s' if self.offer.change.batch else 'as fast'}",
             *([f"expect {_span(expected)}"] if expected else []),
@@ -59,7 +58,7 @@ class Step(NamedTuple):
     @property
     def most(self) -> float:
         """The largest gain, as expected if that is known."""
-        return max(one.likely_gain(self.objective) for one in self.variants.values())
+        return max(one.likely_gain for one in self.variants.values())
 
 
 def _span(values: Sequence[float]) -> str:
@@ -73,7 +72,6 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
     every  whether techniques are among them
     """
     state = replace(state, measured="")  # changed settings were not measured
-    aim = objective(found[0], state)
     variants: dict[Offer, dict[str, Variant]] = {}
     refused: dict[tuple[str, str], list[str]] = {}
     for answer in found:
@@ -90,7 +88,7 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
         for (name, why), on in refused.items()
         if why != _NO_TIME
     ]
-    return sorted((Step(*one, aim) for one in variants.items()), key=lambda one: -one.most), lines
+    return sorted((Step(*one) for one in variants.items()), key=lambda one: -one.most), lines
 
 
 def objective(answer: Answer, state: State) -> Objective:
@@ -135,6 +133,7 @@ def evaluated(
     """The variant of each offer, the largest gain first; and why others are not possible."""
     found: list[tuple[Offer, Variant]] = []
     refused: list[tuple[Offer, str]] = []
+    aim = objective(answer, state)
     for place, offer in enumerate(tried):
         alone = replace(offer.state, on=(answer.name,))
         try:
@@ -146,14 +145,14 @@ def evaluated(
             refused.append((offer, problem))
         else:
             (changed,) = answers(alone)
-            found.append((offer, Variant(changes=(offer.change,), base=answer.evaluation, result=changed.evaluation)))
-    aim = objective(answer, state)
-    return sorted(found, key=lambda one: -one[1].likely_gain(aim)), refused
+            variant = Variant(changes=(offer.change,), base=answer.evaluation, result=changed.evaluation, objective=aim)
+            found.append((offer, variant))
+    return sorted(found, key=lambda one: -one[1].likely_gain), refused
 
 
-def helps(variant: Variant, aim: Objective) -> bool:
+def helps(variant: Variant) -> bool:
     """Whether a variant is worth a line: it is faster, as expected if that is known, or makes the request fit."""
-    return variant.likely_gain(aim) >= WORTH or variant.mends
+    return variant.likely_gain >= WORTH or variant.mends
 
 
 def verdict(variant: Variant) -> str:
@@ -161,17 +160,17 @@ def verdict(variant: Variant) -> str:
     return "then fits" if variant.mends else "fits" if variant.fits else "does not fit"
 
 
-def words(variant: Variant, aim: Objective) -> str:
+def words(variant: Variant) -> str:
     """The gain, such as "3.7x faster" and "5.6x tokens/s"."""
-    gain = variant.gain(aim)
+    gain = variant.gain
     if gain >= EQUAL:
         return f"{fold(gain)} {'tokens/s' if variant.changes[0].batch else 'faster'}"
     return "no faster" if gain > 1 / EQUAL else f"{fold(1 / gain)} slower"
 
 
-def time(variant: Variant, aim: Objective) -> str:
+def time(variant: Variant) -> str:
     """The time that counts in the phase shown, at the bound and as expected."""
-    result = variant.result
+    result, aim = variant.result, variant.objective
     what = " per token" if aim is Objective.TPOT else " to the first token"
     what = what if result.setting.model.generates else " in all"
     bound = f"{seconds(result.bounds.numbers()[f'{aim}_s'])}{what}"

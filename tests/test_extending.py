@@ -86,6 +86,14 @@ def test_each_recipe_has_files_and_commands():
         assert commands(title), title
 
 
+def test_the_modules_of_recipes_are_imported(tree):
+    pytest.importorskip("dash")
+    pytest.importorskip("triton")
+    files = [file for language, file, _ in blocks(PAGE) if language == "python" and not file.startswith("tests/")]
+    modules = [file.removesuffix(".py").removeprefix("llmviewer/").replace("/", ".") for file in files]
+    run(tree, "-c", f"import {', '.join(f'llmviewer.{module}' for module in modules)}")
+
+
 @pytest.mark.slow("a process for each command")
 def test_the_commands_of_every_recipe_succeed(tree):
     """Those that are tests run together, after all others."""

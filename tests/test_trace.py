@@ -348,6 +348,7 @@ def test_kinds_that_a_trace_does_not_know_are_refused_in_one_line(kind):
     assert str(caught.value) == f"{kind}: {REFUSED[kind]}"
 
 
+@pytest.mark.slow("imports transformers in a process of its own")
 def test_our_kernels_do_not_hide_a_package_of_that_name(tmp_path):
     """transformers looks for it, and `python -m` in a checkout looks in the checkout first."""
     (tmp_path / "uses_llama.py").write_text(

@@ -102,6 +102,7 @@ def test_rows_of_one_shape_have_none():
     )
 
 
+@pytest.mark.slow("fits many rows")
 def test_it_is_kept_where_it_tells_what_was_held_out():
     pytest.importorskip("scipy")
     columns = products(400)

@@ -467,6 +467,7 @@ def test_a_profile_of_a_device_that_is_not_known_by_its_name_is_refused(
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"llmviewer: {wrong}: device: {line}")
 
 
+@pytest.mark.slow("fits many rows")
 def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):
     pytest.importorskip("scipy")
     rows, out, later = tmp_path / "rows.csv", tmp_path / "fitted.yaml", tmp_path / "later.csv"

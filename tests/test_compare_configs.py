@@ -12,6 +12,7 @@ SEEING = (
 )  # fmt: skip
 CLASSIFIERS = {
     "t5": "ForTokenClassification", "whisper": "ForAudioClassification", "clip": "ForImageClassification",
+    "bart": "ForCausalLM",
 }  # fmt: skip
 ENDINGS = ("ForCausalLM", "GPT2LMHeadModel", "ForSequenceClassification", "ForMaskedLM")
 

@@ -332,6 +332,13 @@ def test_words_are_put_out_at_every_token_and_pooled_ones_for_every_sequence():
     assert evaluate(pooled["classifier"].work().ops, prefill) == 2 * 3 * 64 * 3
 
 
+def test_bart_as_a_decoder_has_no_encoder_and_holds_its_cross_attention():
+    decoder = built(**BART, model_type="bart", architectures=["BartForCausalLM"])
+    each = 2 * BART["decoder_layers"] * BART["d_model"] * 2
+    assert kv_cache_bytes(decoder, batch=3, context=50) == 3 * 50 * each
+    assert not any(block.stream in (SOURCE, TARGET) for block in decoder.blocks)
+
+
 def test_bert_as_a_decoder_keeps_keys_and_values_and_makes_logits_of_one_token():
     decoder = built(**BERT, is_decoder=True, architectures=["BertLMHeadModel"])
     assert decoder.parameters == built(**BERT, architectures=["BertLMHeadModel"]).parameters
@@ -378,8 +385,8 @@ def test_bert_as_a_decoder_keeps_keys_and_values_and_makes_logits_of_one_token()
         (
             BART | {"model_type": "bart", "architectures": ["BartForSequenceClassification"]},
             (
-                "config.json: architectures: must end with one of ForConditionalGeneration, MTModel, Model; "
-                "got 'BartForSequenceClassification'"
+                "config.json: architectures: must end with one of ForConditionalGeneration, ForCausalLM, MTModel, "
+                "Model; got 'BartForSequenceClassification'"
             ),
         ),
         (

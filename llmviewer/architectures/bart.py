@@ -20,8 +20,9 @@ from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, hold
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import always
 from .blocks.parts import NormKind, Parts, activation, heads_of
+from .blocks.tower import beside, held
 
-_TASKS: Final = {"ForConditionalGeneration": "pair", "MTModel": "pair", "Model": "pair"}
+_TASKS: Final = {"ForConditionalGeneration": "pair", "ForCausalLM": "decoder", "MTModel": "pair", "Model": "pair"}
 _COSTLESS: Final = """
     is_encoder_decoder scale_embedding classifier_dropout classif_dropout encoder_layerdrop decoder_layerdrop
     forced_bos_token_id forced_eos_token_id num_hidden_layers num_labels output_past
@@ -124,7 +125,7 @@ def build_nllb_moe(config: Section, fmt: Format) -> Graph:
 
 def _built(config: Section, fmt: Format, build: Build, network: Network | None = None) -> Graph:
     """`network` is that of a side's layer, which is dense if it is not given."""
-    task(config, _TASKS, "ForConditionalGeneration")  # a classifier runs its decoder over all of the input
+    kind = task(config, _TASKS, "ForConditionalGeneration")  # a classifier runs its decoder over all of the input
     config.costless(*_COSTLESS.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     positions = config.integer("max_position_embeddings", 1024) + build.offset if build.positions else 0
@@ -165,12 +166,29 @@ def _built(config: Section, fmt: Format, build: Build, network: Network | None =
         embed_norm=build.embed_norm,
         final_norm=last,
     )
+    if kind == "decoder":
+        return _alone(decoder, behind, config, fmt)
     if decoder.tied:
         return pair(encoder, decoder, fmt)
     # Untied, both sides have a table of their own, beside one that nothing reads.
     first, *others = pair(encoder, decoder, fmt, one_table=False).blocks
     embed = holding(first.operators[0], Parts(format=fmt), {"shared.weight": (vocab, hidden)})
     return Graph((replace(first, operators=(embed, *first.operators[1:])), *others))
+
+
+def _alone(decoder: Decoder, attention: SelfAttention, config: Section, fmt: Format) -> Graph:
+    """The decoder without an encoder; its layers hold cross-attention that nothing runs."""
+    config.costless(*(f"encoder_{field}" for field in ("layers", "ffn_dim", "attention_heads")))
+    layers = [
+        Layer(mixer=attention, feed_forward=layer.feed_forward, residual=layer.residual, name=layer.name)
+        for layer in decoder.layers
+    ]
+    width = decoder.hidden
+    shapes: dict[str, tuple[int, ...]] = {f"cross_{name}.weight": (width, width) for name in "qkvo"}
+    shapes |= {name.replace("weight", "bias"): (width,) for name in shapes}
+    shapes |= {f"cross_norm.{part}": (width,) for part in ("weight", "bias")}
+    unused = held("cross", Parts(format=fmt), shapes, len(layers))
+    return Graph((beside(unused, name="unused"), *replace(decoder, layers=layers).graph(fmt).blocks))
 
 
 def _mlp(config: Section, side: str, act: str) -> Mlp:

@@ -19,7 +19,7 @@ from .blocks.class_defaults import TOWERS
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, Parts
 from .blocks.tiles import best_fit, closest_grid, picture_size
-from .blocks.tower import UNUSED, Tower, filled, joined, layers_run, sides, vision
+from .blocks.tower import UNUSED, Tower, filled, joined, layers_run, sides, tied_of, vision
 from .blocks.tower import language as language_of
 from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
@@ -33,8 +33,9 @@ _AYA_PICTURES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
 
 @architecture("cohere2_vision")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless("tie_word_embeddings", "image_token_id")  # the text_config has its own
-    text = language_model(config)
+    config.costless("image_token_id")
+    text = filled(language_model(config), {"tie_word_embeddings": True})
+    text = filled(text, instead={"tie_word_embeddings": tied_of(config, text)})
     language = FAMILIES["cohere2"].graph(filled(text, {"model_type": "cohere2"}), fmt)
     if config.get("vision_config") is None:
         return language

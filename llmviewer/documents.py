@@ -299,7 +299,7 @@ class Section:
         inside = (section.unread(known) for key, section in self._opened.items() if key not in known)
         return sorted((*own, *chain.from_iterable(inside)))
 
-    def costless(self, *keys: str) -> None:
+    def ignore(self, *keys: str) -> None:
         """Marks keys as read that have no effect on counts."""
         self.asked.update(keys, (self._written(key) for key in keys))
 

@@ -58,7 +58,7 @@ _CONTEXT: Final = (
 )
 _PREDICTING: Final = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")
 # Fields of config.json without effect on the amount of work.
-_COSTLESS_FIELDS: Final = """
+_IGNORED_FIELDS: Final = """
     _name_or_path architectures auto_map transformers_version use_cache torch_dtype dtype model_type pretraining_tp
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class
     task_specific_params gradient_checkpointing keys_to_ignore_at_inference is_decoder
@@ -77,7 +77,7 @@ _COSTLESS_FIELDS: Final = """
     output_scores pruned_heads remove_invalid_values repetition_penalty return_dict return_dict_in_generate
     temperature tf_legacy_loss tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
 """
-_COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
+_IGNORED: Final = frozenset(_IGNORED_FIELDS.split())
 
 
 @cache
@@ -150,7 +150,7 @@ def parse_model(text: str, name: str, *, source: str = "") -> Model:
 def unread_fields(config: Section) -> tuple[list[str], Mapping[str, Any]]:
     """Fields of a config.json that nothing reads, and values that its class in transformers has for others."""
     _of_config(config, "")
-    return config.unread(_COSTLESS | {"quantization_config"}), config.assumed
+    return config.unread(_IGNORED | {"quantization_config"}), config.assumed
 
 
 @cache
@@ -427,7 +427,7 @@ def _from_config(
     stored = _published(config, beside)
     graph = stored.applied(graph) if stored else graph
     quantization = _quantization(stored, graph, fmt)
-    unread = config.unread(_COSTLESS | {"quantization_config"})  # _published reports what is not supported
+    unread = config.unread(_IGNORED | {"quantization_config"})  # _published reports what is not supported
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
     if config.assumed:
         values = ", ".join(f"{key} {value}" for key, value in sorted(config.assumed.items()))
@@ -466,7 +466,7 @@ def _with_towers(config: Section, towers: Mapping[str, Mapping[str, Any]]) -> Se
     """The config with sections of `towers`, none of whose fields is reported as unread."""
     config = config.with_data({**config.data, **towers})
     for key, fields in towers.items():
-        config.section(key).costless(*fields)
+        config.section(key).ignore(*fields)
         config.asked.discard(key)
         config.assumed[key] = "as a whole"
     return config

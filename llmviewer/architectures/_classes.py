@@ -23,7 +23,7 @@ from ..operators.linear import LMHead
 from ..operators.masks import Bidirectional, Causal, Mask, UncachedCausal
 from ..precision import Format
 from ._names import draft_type
-from .blocks.fields import labels_of, without
+from .blocks.fields import labels_of, require_false
 from .blocks.parts import Parts, result, with_rows
 
 _GENERATING: Final = (  # endings of classes with a head of words
@@ -102,9 +102,9 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
     read = "architectures" in config.asked  # by the builder, which then made the head
     named = next(iter(config.texts("architectures")), "")
     if any(block.stream == TARGET for block in graph.blocks):
-        config.costless("add_cross_attention")
+        config.ignore("add_cross_attention")
     else:
-        without(config, "add_cross_attention", "cross-attention of a decoder by itself is not known")
+        require_false(config, "add_cross_attention", "cross-attention of a decoder by itself is not known")
     told: tuple[str, ...] = ()
     if _both_ways(config, named):
         seen = partial(_seen_both_ways, halved=_halved(config))

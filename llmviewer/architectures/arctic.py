@@ -12,7 +12,7 @@ from . import architecture
 from .blocks.decoder import FeedForward, Layer
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, decoder, grouped_heads, sliding_window
-from .blocks.moe import costless, dense, experts
+from .blocks.moe import dense, experts, ignore_router_fields
 from .blocks.parts import Parts, result
 
 
@@ -39,7 +39,7 @@ class DenseAndExperts(Layer):
 
 @architecture("arctic")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(
+    ignore_router_fields(
         config, "enable_expert_tensor_parallelism", "moe_eval_capacity_factor", "moe_min_capacity",
         "moe_token_dropping", "moe_train_capacity_factor", "max_sequence_length", "quantization",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from . import architecture
 from .blocks.attention import LatentAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.fields import decoder
-from .blocks.moe import costless, dense, experts_beside_shared, latent_attention, sparse_layers
+from .blocks.moe import dense, experts_beside_shared, ignore_router_fields, latent_attention, sparse_layers
 from .blocks.parts import NormKind, Parts, result
 from .deepseek import check_sparse, published_index
 
@@ -63,9 +63,9 @@ def _scaled(name: str, x: Tensor, gate: Tensor) -> Elementwise:
 
 @architecture("axk2")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, "rope_interleave")
+    ignore_router_fields(config, "rope_interleave")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
-    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     check_sparse(config)
     rank = config.integer("gated_norm_rank", 16)
     plain = latent_attention(

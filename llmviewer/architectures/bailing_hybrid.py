@@ -19,14 +19,14 @@ from .bailing_moe import NormedLightningAttention, linear_layers, shared_experts
 from .blocks.attention import LatentAttention
 from .blocks.decoder import FeedForward, Mixer, Prediction
 from .blocks.fields import decoder
-from .blocks.moe import costless, crossed, dense, first_dense, kinds, latent_attention, sparse_layers
+from .blocks.moe import crossed, dense, first_dense, ignore_router_fields, kinds, latent_attention, sparse_layers
 from .blocks.recurrent import Kda
 
 _KDA: Final = "linear_attention"
 _MLA: Final = "full_attention"
 _CLASSES: Final = ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM")
 _BEFORE: Final = "BailingMoeV2_5ForCausalLM"
-_COSTLESS: Final = """
+_IGNORED: Final = """
     rope_interleave kda_safe_gate kda_lower_bound score_function moe_router_enable_expert_bias router_dtype rotary_dim
     partial_rotary_factor group_norm_size linear_silu max_window_layers mtp_loss_scaling_factor use_qk_norm
     embedding_dropout output_dropout expert_swiglu_limit_list share_expert_swiglu_limit_list num_key_value_heads
@@ -52,7 +52,7 @@ def build(config: Section, fmt: Format) -> Graph:
     for key in _ABSENT:
         if config.get(key):
             raise config.error(key, f"is not known for this architecture; got {config.get(key)!r}")
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     kda = _kda(config, config.integer("num_attention_heads"))
     latent = [kind == _MLA for kind in _layer_types(config)]
     mixers: dict[bool, tuple[str, Mixer]] = {True: ("mla", _attention(config)), False: ("kda", kda)}
@@ -61,7 +61,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _before(config: Section, fmt: Format) -> Graph:
     """Ling and Ring 2.5 and 2.6."""
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     linear, attention = NormedLightningAttention.of(config), latent_attention(config, LatentAttention, q_rank=0)
     mixers: dict[bool, tuple[str, Mixer]] = {True: ("mla", attention), False: ("linear", linear)}
     return _graph(config, fmt, mixers, [not is_linear for is_linear in linear_layers(config)], first_dense(config, 0))
@@ -83,7 +83,7 @@ def _graph(
 def _layer_types(config: Section) -> list[str]:
     """The kind of each layer: as listed, or latent attention for the last one of each group."""
     if config.get("layer_types") is not None:
-        config.costless("layer_group_size")
+        config.ignore("layer_group_size")
         return kinds(config, "layer_types", (_KDA, _MLA))
     layers, group = config.count("num_hidden_layers"), config.integer("layer_group_size")
     if layers % group:

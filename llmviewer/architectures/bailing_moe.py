@@ -20,11 +20,11 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Mixer, Prediction
 from .blocks.feed_forward import Experts
 from .blocks.fields import decoder, grouped_heads, rotary_dim, rotated
-from .blocks.moe import costless, crossed, dense, experts_beside_shared, first_dense
+from .blocks.moe import crossed, dense, experts_beside_shared, first_dense, ignore_router_fields
 from .blocks.parts import NormKind, Parts
 from .blocks.recurrent import SIGMOID, linear_scan
 
-_COSTLESS = """
+_IGNORED = """
     score_function moe_router_enable_expert_bias router_dtype embedding_dropout output_dropout norm_head norm_softmax
     use_rmsnorm max_window_layers mtp_loss_scaling_factor use_sliding_window multi_gate rotary_type rope_interleave
     linear_backend
@@ -39,12 +39,12 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("bailing_moe_linear", "bailing_moe_linear_v2")
 def build_linear(config: Section, fmt: Format) -> Graph:
-    config.costless("linear_rope")
+    config.ignore("linear_rope")
     return _graph(config, fmt, linear_layers(config), first_dense(config, default=0))
 
 
 def _graph(config: Section, fmt: Format, linear: list[bool], sparse: list[bool]) -> Graph:
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     mixers: dict[bool, tuple[str, Mixer]] = {False: ("full", attention(config))}
     if any(linear):
         mixers[True] = ("linear", NormedLightningAttention.of(config))

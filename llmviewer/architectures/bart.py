@@ -18,12 +18,12 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Residual
 from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, holding, pair, task
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import always
+from .blocks.fields import require_true
 from .blocks.parts import NormKind, Parts, activation, heads_of
 from .blocks.tower import beside, held
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "ForCausalLM": "decoder", "MTModel": "pair", "Model": "pair"}
-_COSTLESS: Final = """
+_IGNORED: Final = """
     is_encoder_decoder scale_embedding classifier_dropout classif_dropout encoder_layerdrop decoder_layerdrop
     forced_bos_token_id forced_eos_token_id num_hidden_layers num_labels output_past
     max_length min_length length_penalty early_stopping no_repeat_ngram_size bad_words_ids max_position_embeddings
@@ -68,7 +68,7 @@ def build_mbart(config: Section, fmt: Format) -> Graph:
 @architecture("marian")
 def build_marian(config: Section, fmt: Format) -> Graph:
     """Translators of Marian (arXiv:1804.00344), such as the OPUS-MT models."""
-    always(config, "share_encoder_decoder_embeddings", "two tables of words are not known here")
+    require_true(config, "share_encoder_decoder_embeddings", "two tables of words are not known here")
     vocab = config.integer("vocab_size")
     if (other := config.integer("decoder_vocab_size", vocab)) != vocab:
         raise config.error(
@@ -126,7 +126,7 @@ def build_nllb_moe(config: Section, fmt: Format) -> Graph:
 def _built(config: Section, fmt: Format, build: Build, network: Network | None = None) -> Graph:
     """`network` is that of a side's layer, which is dense if it is not given."""
     kind = task(config, _TASKS, "ForConditionalGeneration")  # a classifier runs its decoder over all of the input
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     positions = config.integer("max_position_embeddings", 1024) + build.offset if build.positions else 0
 
@@ -178,7 +178,7 @@ def _built(config: Section, fmt: Format, build: Build, network: Network | None =
 
 def _alone(decoder: Decoder, attention: SelfAttention, config: Section, fmt: Format) -> Graph:
     """The decoder without an encoder; its layers hold cross-attention that nothing runs."""
-    config.costless(*(f"encoder_{field}" for field in ("layers", "ffn_dim", "attention_heads")))
+    config.ignore(*(f"encoder_{field}" for field in ("layers", "ffn_dim", "attention_heads")))
     layers = [
         Layer(mixer=attention, feed_forward=layer.feed_forward, residual=layer.residual, name=layer.name)
         for layer in decoder.layers

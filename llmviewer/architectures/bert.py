@@ -20,7 +20,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import Encoder, Head, both_ways, task
 from .blocks.feed_forward import Mlp
-from .blocks.fields import labels_of, without
+from .blocks.fields import labels_of, require_false
 from .blocks.parts import Parts, activation, again, heads_of
 from .t5 import TABLE, RelativeAttention
 
@@ -37,7 +37,7 @@ _TASKS: Final = {
     "Model": "bare",
 }
 _DECODERS: Final = ("bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "electra")
-_COSTLESS: Final = """
+_IGNORED: Final = """
     hidden_dropout_prob attention_probs_dropout_prob classifier_dropout classifier_dropout_prob down_scale_factor
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type summary_last_dropout gap_size net_structure_type num_memory_blocks
@@ -72,7 +72,7 @@ def build_distilbert(config: Section, fmt: Format) -> Graph:
     renamed = plain | {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
     said = {new: value for old, new in renamed.items() if (value := config.get(old)) is not None}
     data = {**config.data, **said, "type_vocab_size": None}
-    config.costless(*renamed)
+    config.ignore(*renamed)
     return encoder(config.with_data(data), fmt, pooler=False, pool_act="relu", types=0)
 
 
@@ -125,10 +125,10 @@ def encoder(
     held    what the layers share
     """
     if config.text("model_type") not in _DECODERS:
-        without(config, "is_decoder", "this encoder is not known as a decoder; got true")
-    without(config, "add_cross_attention", "cross-attention of a decoder by itself is not known; got true")
+        require_false(config, "is_decoder", "this encoder is not known as a decoder; got true")
+    require_false(config, "add_cross_attention", "cross-attention of a decoder by itself is not known; got true")
     config.choice("position_embedding_type", ("absolute",), "absolute")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     hidden = config.integer("hidden_size")
     width = config.integer("embedding_size", embed_width) if embed_width else hidden
     return Encoder(

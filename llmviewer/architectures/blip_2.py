@@ -22,7 +22,7 @@ from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import CrossLayer, both_ways, stack
 from .blocks.feed_forward import Mlp
-from .blocks.fields import without
+from .blocks.fields import require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from .blocks.resampler import FEATURES, Looking, queried
 from .blocks.tower import Tower, filled, joined, language, of_pictures, part, picture, vision, vit
@@ -43,25 +43,25 @@ _TEXT: Final = {  # as transformers.OPTConfig has it
     "num_attention_heads": 12,
 }
 _PAIRS: Final = ("t5", "mt5")
-_COSTLESS: Final = "image_text_hidden_size num_query_tokens use_decoder_only_language_model is_encoder_decoder"
+_IGNORED: Final = "image_text_hidden_size num_query_tokens use_decoder_only_language_model is_encoder_decoder"
 _INSTRUCTION: Final = 32  # tokens of an instruction
 _WORDS: Final = {
     "vocab_size": 30522,
     "max_position_embeddings": 512,
 }  # as transformers.InstructBlipQFormerConfig has it
-_QUERIES_COSTLESS: Final = "vocab_size max_position_embeddings use_qformer_text_input model_type encoder_hidden_size"
+_QUERIES_IGNORED: Final = "vocab_size max_position_embeddings use_qformer_text_input model_type encoder_hidden_size"
 
 
 @architecture("blip-2")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(_with_text(config), fmt, "opt")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     if config.get("vision_config") is None:
         return text
     tower = _tower(filled(vision(config), TOWERS["Blip2VisionConfig"]))
     section, queries = part(config, "qformer_config"), config.integer("num_query_tokens", 32)
-    section.costless(*_QUERIES_COSTLESS.split())
-    without(section, "use_qformer_text_input", "words that queries are matched with belong to retrieval")
+    section.ignore(*_QUERIES_IGNORED.split())
+    require_false(section, "use_qformer_text_input", "words that queries are matched with belong to retrieval")
     section = filled(section, QUERIES, instead={"encoder_hidden_size": tower.hidden})
     hidden = section.integer("hidden_size")
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
@@ -74,10 +74,10 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("instructblip", "instructblipvideo")
 def build_instruct(config: Section, fmt: Format) -> Graph:
     text, width = language(_with_text(config), fmt, "opt")
-    config.costless(*_COSTLESS.split(), "video_token_index", "image_token_index")
+    config.ignore(*_IGNORED.split(), "video_token_index", "image_token_index")
     tower = _tower(filled(part(config, "vision_config"), TOWERS["Blip2VisionConfig"]))
     section = part(config, "qformer_config")
-    section.costless(*_QUERIES_COSTLESS.split())
+    section.ignore(*_QUERIES_IGNORED.split())
     section = filled(section, QUERIES | _WORDS, instead={"encoder_hidden_size": tower.hidden})
     queries, words = config.integer("num_query_tokens", 32), config.integer("instruction_tokens", _INSTRUCTION)
     hidden, parts = section.integer("hidden_size"), Parts(format=fmt, norm_kind=NormKind.LAYER)

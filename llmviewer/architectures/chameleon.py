@@ -44,9 +44,9 @@ _EMU3: Final = {  # as transformers.Emu3TextConfig has it
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-_COSTLESS: Final = "vocabulary_map model_parallel_size image_token_id boi_token_id eoi_token_id"
-_VQ_COSTLESS: Final = "dropout attention_dropout initializer_range model_type out_channels"
-_EMU3_COSTLESS: Final = """
+_IGNORED: Final = "vocabulary_map model_parallel_size image_token_id boi_token_id eoi_token_id"
+_VQ_IGNORED: Final = "dropout attention_dropout initializer_range model_type out_channels"
+_EMU3_IGNORED: Final = """
     boi_token_id eoi_token_id eof_token_id eol_token_id img_token_id image_area visual_token_pattern
 """
 _SIDE: Final = 720  # pixels to a side: the image_area of the published processors
@@ -70,7 +70,7 @@ class HeadNorms:
 def build(config: Section, fmt: Format) -> Graph:
     """Norms follow the branches in the 34B, as in Swin Transformer V2."""
     config = filled(config, _CHAMELEON)
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     normed = attention(config, share=1, qk_norm=NormKind.LAYER, qk_norm_whole=True)
     after = config.flag("swin_norm", default=False)
     layer = Layer(
@@ -80,7 +80,7 @@ def build(config: Section, fmt: Format) -> Graph:
     )
     text = decoder(config, layer).graph(fmt)
     section = part(config, "vq_config")
-    section.costless(*_VQ_COSTLESS.split(), "attn_type")
+    section.ignore(*_VQ_IGNORED.split(), "attn_type")
     side, latent = section.integer("resolution", 512), section.integer("latent_channels", 256)
     widths = _widths(section, 128, (1, 1, 2, 2, 4))
     sides = [side >> level for level in range(len(widths))]
@@ -101,10 +101,10 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("emu3")
 def build_emu3(config: Section, fmt: Format) -> Graph:
     """A row of codes ends with a token of its own; an image is encoded as four equal frames."""
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     text = build_emu3_text(part(config, "text_config"), fmt)
     section = part(config, "vq_config")
-    section.costless(*_VQ_COSTLESS.split())
+    section.ignore(*_VQ_IGNORED.split())
     widths = _widths(section, 256, (1, 2, 2, 4))
     frames, blocks = section.integer("temporal_downsample_factor", 4), section.count("num_res_blocks", 2)
     attends = [level in (integers(section, "attn_resolutions") or (3,)) for level in range(len(widths))]
@@ -132,7 +132,7 @@ def build_emu3(config: Section, fmt: Format) -> Graph:
 def build_emu3_text(config: Section, fmt: Format) -> Graph:
     """The decoder alone, as the repositories of BAAI have it: their VQ model is a checkpoint of its own."""
     config = filled(config, _EMU3)
-    config.costless(*_EMU3_COSTLESS.split())
+    config.ignore(*_EMU3_IGNORED.split())
     return decoder(config, Layer(mixer=attention(config, share=1), feed_forward=gated_mlp(config))).graph(fmt)
 
 

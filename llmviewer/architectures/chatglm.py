@@ -31,11 +31,9 @@ def build_chatglm(config: Section, fmt: Format) -> Graph:
         o_bias=bias,
     )
     mlp = Mlp(inner=config.integer("ffn_hidden_size"), act="silu", gated=True, bias=bias, fused=True)
-    config.costless("multi_query_group_num", "original_rope", "rope_ratio", "layernorm_epsilon", "pre_seq_len")
-    config.costless(
-        "apply_query_key_layer_scaling", "fp32_residual_connection", "prefix_projection", "quantization_bit"
-    )
-    config.costless("interleaved_qkv", "classifier_dropout", "vocab_size", "use_flash_attn")
+    config.ignore("multi_query_group_num", "original_rope", "rope_ratio", "layernorm_epsilon", "pre_seq_len")
+    config.ignore("apply_query_key_layer_scaling", "fp32_residual_connection", "prefix_projection", "quantization_bit")
+    config.ignore("interleaved_qkv", "classifier_dropout", "vocab_size", "use_flash_attn")
     return Decoder(
         vocab=config.integer("padded_vocab_size"),
         hidden=hidden,

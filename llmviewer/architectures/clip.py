@@ -24,7 +24,7 @@ from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
 from .blocks.tower import Tower, alone, beside, filled, layer, picture, tower_activation, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
-_COSTLESS: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
+_IGNORED: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
 _ACT: Final = "quick_gelu"
 _WIDTH: Final = 512  # of both results, where a config does not say
 _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
@@ -39,12 +39,12 @@ _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
 
 @architecture("clip", "metaclip_2")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS)
+    config.ignore(*_IGNORED)
     if "ForImageClassification" in str(config.data.get("architectures")):
         return _classifier(config, fmt)
     width = config.integer("projection_dim", _WIDTH)
     text = config.section("text_config")
-    text.costless(*_COSTLESS, "projection_dim")
+    text.ignore(*_IGNORED, "projection_dim")
     tower = clip_tower(vision(config), post_norm=False)
     pictures = [*tower.blocks(fmt, tower.stream), replace(_pooled(tower, fmt, width), stream=tower.stream)]
     *texts, head = _texts(text, fmt, width)
@@ -55,7 +55,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _classifier(config: Section, fmt: Format) -> Graph:
     """Classes of the mean of the patches; the norm of the class token is held."""
-    config.costless("architectures", "text_config", "projection_dim")
+    config.ignore("architectures", "text_config", "projection_dim")
     tower = clip_tower(vision(config), post_norm=False)
     graph = alone(tower, fmt, Head(mean=tower.picture.patches, classes=labels_of(config)))
     first, *others = graph.blocks
@@ -66,14 +66,14 @@ def _classifier(config: Section, fmt: Format) -> Graph:
 
 @architecture("clip_vision_model", "metaclip_2_vision_model")
 def build_pictures(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS)
+    config.ignore(*_IGNORED)
     tower = clip_tower(config, post_norm=False)
     return Graph((*tower.blocks(fmt, WHOLE), _pooled(tower, fmt, _projection(config))))
 
 
 @architecture("clip_text_model", "metaclip_2_text_model")
 def build_texts(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS)
+    config.ignore(*_IGNORED)
     return Graph(tuple(_texts(config, fmt, _projection(config))))
 
 

@@ -15,8 +15,8 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Residual
-from .blocks.fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window, without
-from .blocks.moe import costless, dense, experts_beside_shared, kinds, listed_sparse
+from .blocks.fields import alternating, attention, decoder, gated_mlp, require_false, sliding_layers, sliding_window
+from .blocks.moe import dense, experts_beside_shared, ignore_router_fields, kinds, listed_sparse
 from .blocks.parts import NormKind
 
 _WINDOW = 4096
@@ -29,7 +29,7 @@ def build_compass(config: Section, fmt: Format) -> Graph:
     """North Micro: as the second generation, but that all layers see all, and have positions, unless the config says
     otherwise: rope_parameters are null for the kind of layer that has none.
     """
-    config.costless("logit_scale", "pooling", "mrope_section")
+    config.ignore("logit_scale", "pooling", "mrope_section")
     layers, rope = config.count("num_hidden_layers"), config.get("rope_parameters")
     slides = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=_EVERY)
     plain, window = _attention(config), Causal(sliding_window(config, _WINDOW))
@@ -47,8 +47,8 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
     """North: an RMSNorm where the config has its epsilon, and no LayerNorm."""
     config.choice("expert_selection_fn", ("softmax", "sigmoid"), "softmax")
     config.choice("shared_expert_combination_strategy", ("average", "sum"), "average")
-    costless(config, "use_parallel_block", "logit_scale")
-    without(config, "use_qk_norm", "no class of this architecture has such norms")
+    ignore_router_fields(config, "use_parallel_block", "logit_scale")
+    require_false(config, "use_qk_norm", "no class of this architecture has such norms")
     sparse = _sparse(config)
     moe = experts_beside_shared(config, "num_experts", usual=0, inner=config.integer("intermediate_size"))
     networks: dict[bool, FeedForward] = {True: moe}
@@ -76,7 +76,7 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer of North has experts: all but the first first_k_dense_replace, or as listed."""
     if said := listed_sparse(config):
-        config.costless("first_k_dense_replace")
+        config.ignore("first_k_dense_replace")
         return said
     first = config.integer("first_k_dense_replace", 0, least=0)
     return [index >= first for index in range(config.count("num_hidden_layers"))]
@@ -85,7 +85,7 @@ def _sparse(config: Section) -> list[bool]:
 def _sliding(config: Section, first: int) -> list[bool]:
     """Whether each layer of North has a window: as listed, or by patterns of the `first` dense ones and of the rest."""
     if config.get("layer_types") is not None:
-        config.costless("sliding_window_pattern")
+        config.ignore("sliding_window_pattern")
         return [kind == "sliding_attention" for kind in kinds(config, "layer_types", _LAYER_TYPES)]
     prefix = config.integer("prefix_dense_sliding_window_pattern", 1)
     every = config.integer("sliding_window_pattern", _EVERY)
@@ -102,5 +102,5 @@ def _attention(config: Section) -> SelfAttention:
 
 
 def _layer(config: Section, mixer: SelfAttention) -> Layer:
-    config.costless("logit_scale")
+    config.ignore("logit_scale")
     return Layer(mixer=mixer, feed_forward=gated_mlp(config), residual=Residual.PARALLEL)

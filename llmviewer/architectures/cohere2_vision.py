@@ -33,7 +33,7 @@ _AYA_PICTURES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
 
 @architecture("cohere2_vision")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless("image_token_id")
+    config.ignore("image_token_id")
     text = filled(language_model(config), {"tie_word_embeddings": True})
     text = filled(text, instead={"tie_word_embeddings": tied_of(config, text)})
     language = FAMILIES["cohere2"].graph(filled(text, {"model_type": "cohere2"}), fmt)
@@ -53,7 +53,7 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("aya_vision")
 def build_aya(config: Section, fmt: Format) -> Graph:
     language, hidden = language_of(config, fmt, "cohere2")
-    config.costless("adapter_layer_norm_eps")
+    config.ignore("adapter_layer_norm_eps")
     if config.get("vision_config") is None:
         return language
     config.choice("vision_feature_select_strategy", ("full",), "full")

@@ -17,12 +17,12 @@ from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer, Prediction
 from .blocks.feed_forward import Experts
-from .blocks.fields import decoder, gated_mlp, without
+from .blocks.fields import decoder, gated_mlp, require_false
 from .blocks.moe import (
-    costless,
     dense,
     experts_beside_shared,
     first_dense,
+    ignore_router_fields,
     kinds,
     latent_attention,
     listed,
@@ -34,20 +34,20 @@ from .blocks.tower import filled
 
 @architecture("deepseek_v2")
 def build_v2(config: Section, fmt: Format) -> Graph:
-    without(config, "mlp_bias", "biases of these MLPs are not modelled")
+    require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     return _graph(config, fmt, first_dense(config, default=0))
 
 
 @architecture("deepseek_v3", "kimi_k2")
 def build_v3(config: Section, fmt: Format) -> Graph:
-    costless(config, "rope_interleave")
+    ignore_router_fields(config, "rope_interleave")
     return _graph(config, fmt, first_dense(config, default=3))
 
 
 @architecture("sarvam_mla")
 def build_sarvam_mla(config: Section, fmt: Format) -> Graph:
     """Sarvam 105B, whose queries have no latent."""
-    costless(config, "rope_interleave", "q_head_dim", "moe_router_enable_expert_bias")
+    ignore_router_fields(config, "rope_interleave", "q_head_dim", "moe_router_enable_expert_bias")
     config = filled(config, {"q_lora_rank": None, "n_shared_experts": 1})
     return _graph(config, fmt, first_dense(config, default=1))
 
@@ -66,28 +66,28 @@ class Normed:
 @architecture("axk1")
 def build_axk1(config: Section, fmt: Format) -> Graph:
     """A.X K1."""
-    costless(config, "rope_interleave")
+    ignore_router_fields(config, "rope_interleave")
     return _graph(config, fmt, sparse_layers(config, default=1), normed=True)
 
 
 @architecture("youtu")
 def build_youtu(config: Section, fmt: Format) -> Graph:
     """Latent attention without experts (arXiv:2512.24618)."""
-    costless(config, "rope_interleave", "embedding_initializer_range")
+    ignore_router_fields(config, "rope_interleave", "embedding_initializer_range")
     return _graph(config, fmt, [False] * config.count("num_hidden_layers"), tied=True)
 
 
 @architecture("mistral4")
 def build_mistral4(config: Section, fmt: Format) -> Graph:
     """Mistral Small 4."""
-    costless(config, "rope_interleave")
+    ignore_router_fields(config, "rope_interleave")
     return _graph(config, fmt, first_dense(config, default=0))
 
 
 @architecture("deepseek_v32")
 def build_v32(config: Section, fmt: Format) -> Graph:
     """DeepSeek-V3.2: every layer looks at the keys that its indexer chooses."""
-    costless(config, "rope_interleave")
+    ignore_router_fields(config, "rope_interleave")
     check_sparse(config)
     return _graph(config, fmt, sparse_layers(config, default=3), published_index(config, heads=64))
 
@@ -95,7 +95,7 @@ def build_v32(config: Section, fmt: Format) -> Graph:
 @architecture("glm_moe_dsa")
 def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
     """GLM-5: as DeepSeek-V3.2, but that layers may look at what the indexer of one before them chose."""
-    costless(
+    ignore_router_fields(
         config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype",
         "num_experts",
     )  # fmt: skip
@@ -106,13 +106,13 @@ def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
 @architecture("glm4_moe_lite")
 def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
     """GLM-4.7-Flash."""
-    costless(config, "rope_interleave", "partial_rotary_factor")  # the rotated part is qk_rope_head_dim
+    ignore_router_fields(config, "rope_interleave", "partial_rotary_factor")  # the rotated part is qk_rope_head_dim
     return _graph(config, fmt, sparse_layers(config, default=1))
 
 
 def check_sparse(config: Section) -> None:
     """Raises InputError where layers are of another kind, or have biases."""
-    without(config, "mlp_bias", "biases of these MLPs are not modelled")
+    require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     listed(config, "layer_types", ("deepseek_sparse_attention", "indexed_attention"))  # names of one thing
 
 
@@ -163,9 +163,9 @@ def _graph(
     normed: bool = False,
 ) -> Graph:
     """`index` chooses keys in the layers where `own` is true, or in all, and layers without it look at its choice."""
-    costless(config)
+    ignore_router_fields(config)
     # Keys and values are expanded for every head, and heads are as wide as their parts.
-    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     plain = _attention(config)
     mixers = {True: replace(plain, index=index), False: replace(plain, chosen=index.chosen if index else 0)}
     if index and not plain.q_rank:
@@ -196,7 +196,7 @@ def _attention(config: Section) -> LatentAttention:
 @architecture("minicpm3")
 def build_minicpm3(config: Section, fmt: Format) -> Graph:
     """Latent attention and an MLP; embeddings, branches and logits are scaled by constants."""
-    config.costless("scale_emb", "scale_depth", "dim_model_base", "qk_head_dim", "head_dim", "num_key_value_heads")
+    config.ignore("scale_emb", "scale_depth", "dim_model_base", "qk_head_dim", "head_dim", "num_key_value_heads")
     value_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
     sizes = {"q_rank": 768, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": value_dim}
     mixer = latent_attention(config, LatentAttention, **sizes)

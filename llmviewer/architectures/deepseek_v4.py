@@ -19,9 +19,9 @@ from .blocks.attention import Index
 from .blocks.compressed_attention import CompressedAttention
 from .blocks.decoder import FeedForward, Layer, Prediction
 from .blocks.feed_forward import Experts
-from .blocks.fields import decoder, rotary_dim, without
+from .blocks.fields import decoder, require_false, rotary_dim
 from .blocks.hyper_connections import HyperConnections
-from .blocks.moe import costless, experts, integers, kinds
+from .blocks.moe import experts, ignore_router_fields, integers, kinds
 from .blocks.parts import Parts
 
 _WINDOW: Final = "sliding_attention"
@@ -33,10 +33,10 @@ _NAMES: Final = {_WINDOW: "window", _CHOSEN: "csa", _ALL: "hca"}
 
 @architecture("deepseek_v4", "deepseek_ref")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, "swiglu_limit", "hc_eps", "compress_rope_theta", "expert_dtype", "mlp_bias")
+    ignore_router_fields(config, "swiglu_limit", "hc_eps", "compress_rope_theta", "expert_dtype", "mlp_bias")
     if config.integer("num_key_value_heads", 1) != 1:
         raise config.error("num_key_value_heads", "must be 1: queries of all heads share their keys and values")
-    without(config, "attention_bias", "biases of this attention are not known")
+    require_false(config, "attention_bias", "biases of this attention are not known")
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
     layers = config.count("num_hidden_layers")
     mixers = {kind: _mixer(config, kind) for kind in _NAMES}
@@ -69,7 +69,7 @@ def _layer_types(config: Section) -> list[str]:
     """The kind of attention of each layer and, where compress_ratios goes on, of those that predict further tokens."""
     layers = config.count("num_hidden_layers")
     if config.get("layer_types") is not None:
-        config.costless("compress_ratios")
+        config.ignore("compress_ratios")
         return kinds(config, "layer_types", tuple(_NAMES))
     ratios = integers(config, "compress_ratios")
     if not ratios:
@@ -84,7 +84,7 @@ def _hashed(config: Section) -> list[bool]:
     """Whether the experts of each layer are chosen by token id."""
     layers = config.count("num_hidden_layers")
     if config.get("mlp_layer_types") is not None:
-        config.costless("num_hash_layers")
+        config.ignore("num_hash_layers")
         return [kind == "hash_moe" for kind in kinds(config, "mlp_layer_types", ("hash_moe", "moe"))]
     first = config.count("num_hash_layers", 3, least=0)
     return [index < first for index in range(layers)]
@@ -112,7 +112,7 @@ def _mixer(config: Section, kind: str) -> CompressedAttention:
 def _rope_dim(config: Section, head_dim: int) -> int:
     if config.get("partial_rotary_factor") is None:
         return config.integer("qk_rope_head_dim", head_dim // 8)
-    config.costless("qk_rope_head_dim")
+    config.ignore("qk_rope_head_dim")
     return rotary_dim(config, head_dim)
 
 
@@ -138,7 +138,7 @@ def _index(config: Section) -> Index:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size", 2048)
-    config.costless("n_shared_experts")  # the class has one, whatever it says
+    config.ignore("n_shared_experts")  # the class has one, whatever it says
     made = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=inner)
     assert made.shared
     return replace(made, shared=replace(made.shared, bias=config.flag("mlp_bias", default=False)))

@@ -22,7 +22,7 @@ from .siglip import plain_tower, pooled_head
 
 _HIGH: Final = "high_features"
 _INTERPOLATION: Final = 7  # OPs to weigh and add four neighbours
-_SAM_COSTLESS: Final = "num_pos_feats model_type"
+_SAM_IGNORED: Final = "num_pos_feats model_type"
 
 
 @architecture("deepseek_vl_hybrid")
@@ -30,7 +30,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text, width = language(filled(config, {"tie_word_embeddings": True, "text_config": {}}), fmt, "llama")
     section = vision(filled(config, {"vision_config": {}}))
     high = part(config, "high_res_vision_config")
-    high.costless(*_SAM_COSTLESS.split())
+    high.ignore(*_SAM_IGNORED.split())
     tower, second = plain_tower(section), sam_tower(high)
     parts, seen = tower.parts(fmt), tower.picture
     if seen.height != seen.width:

@@ -36,8 +36,8 @@ _TEXT: Final = {  # as DeepseekV2Config of the released code has it
     "first_k_dense_replace": 0, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "qk_nope_head_dim": 128, "topk_method": "gready",
 }  # fmt: skip
-_COSTLESS: Final = "candidate_resolutions tile_tag global_view_pos model_type"
-_VISION_COSTLESS: Final = """
+_IGNORED: Final = "candidate_resolutions tile_tag global_view_pos model_type"
+_VISION_IGNORED: Final = """
     model_type global_pool ignore_head class_token num_classes use_checkpoint weight_init deterministic
     num_recomputing_layers cls params
 """
@@ -46,13 +46,13 @@ _MOST_TILES: Final = 9
 
 @architecture("deepseek_vl_v2")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     text, width = _text(config, fmt)
     section = part(config, "vision_config")
-    section.costless(*_VISION_COSTLESS.split())
+    section.ignore(*_VISION_IGNORED.split())
     tower, head = _tower(section, fmt)
     adapter = part(config, "projector_config")
-    adapter.costless("model_type", "token_pooling", "input_dim", "n_embed")
+    adapter.ignore("model_type", "token_pooling", "input_dim", "n_embed")
     side = adapter.integer("downsample_ratio", 2)
     adapter.choice("projector_type", ("downsample_mlp_gelu",), "downsample_mlp_gelu")
     pixels = section.integer("image_size", 384)
@@ -74,7 +74,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def _text(config: Section, fmt: Format) -> tuple[Graph, int]:
     key = config.first("language_config", "text_config")
     given = filled(part(config, key), _TEXT)
-    given.costless("lm_head", "rm_head", "use_mla", "routed_scaling_factor", "auto_map")
+    given.ignore("lm_head", "rm_head", "use_mla", "routed_scaling_factor", "auto_map")
     plain = not given.flag("use_mla", default=True)
     text = filled(given, instead={"model_type": "deepseek_ocr2_text" if plain else "deepseek_v2"})
     return builder(text)(text, fmt), text.integer("hidden_size")

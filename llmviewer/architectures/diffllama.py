@@ -38,7 +38,7 @@ class DifferentialAttention(SelfAttention):
 
 @architecture("diffllama")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless("lambda_std_dev")
+    config.ignore("lambda_std_dev")
     heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
     if heads.num_kv_heads % 2:
         raise config.error("num_key_value_heads", f"must be even; got {heads.num_kv_heads}")

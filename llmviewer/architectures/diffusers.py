@@ -40,7 +40,7 @@ _UNREAD: Final = "_class_name _diffusers_version _name_or_path _use_default_valu
 @architecture("FluxTransformer2DModel")
 def build_flux(config: Section, fmt: Format) -> Graph:
     """FLUX.1: layers with weights of their own for image and text, then layers with the same for both."""
-    config.costless(*_UNREAD.split(), "axes_dims_rope", "out_channels")
+    config.ignore(*_UNREAD.split(), "axes_dims_rope", "out_channels")
     heads, text = _heads(config, 24, 128), config.integer("text_tokens", 512)
     patch, channels = config.integer("patch_size", 1), config.integer("in_channels", 64)
     net = _Net(parts=_parts(fmt), hidden=heads.q_width, heads=heads, text=text, rotated=heads.head_dim, norms=True)
@@ -64,7 +64,7 @@ def build_sd3(config: Section, fmt: Format) -> Graph:
     """Stable Diffusion 3 and 3.5. The last layer leaves the text as it is; some layers of 3.5 medium attend to the
     image once more.
     """
-    config.costless(*_UNREAD.split(), "pos_embed_max_size", "caption_projection_dim")
+    config.ignore(*_UNREAD.split(), "pos_embed_max_size", "caption_projection_dim")
     heads, text, layers = _heads(config, 18, 64), config.integer("text_tokens", 333), config.count("num_layers", 18)
     if config.integer("caption_projection_dim", heads.q_width) != heads.q_width:
         raise config.error("caption_projection_dim", f"must be the {heads.q_width} of all heads")
@@ -100,7 +100,7 @@ def build_pixart(config: Section, fmt: Format) -> Graph:
     """PixArt-alpha and -sigma: one modulation for all layers, to which each adds a table; attention to the image, then
     to the text.
     """
-    config.costless(*_BASIC.split())
+    config.ignore(*_BASIC.split())
     heads, size = _heads(config, 16, 72), config.integer("sample_size", 128)
     _fixed(config, heads)
     given = config.get("use_additional_conditions")
@@ -122,7 +122,7 @@ def build_pixart(config: Section, fmt: Format) -> Graph:
 @architecture("DiTTransformer2DModel")
 def build_dit(config: Section, fmt: Format) -> Graph:
     """DiT: every layer embeds time and class anew, with weights of its own."""
-    config.costless(*_BASIC.split())
+    config.ignore(*_BASIC.split())
     heads = _heads(config, 16, 72)
     _fixed(config, heads)
     net = _Net(parts=_parts(fmt), hidden=heads.q_width, heads=heads, biased=_biased(config))

@@ -37,7 +37,7 @@ def build(config: Section, fmt: Format) -> Graph:
     )
     if side % patch:
         raise config.error("input_size", f"must be a multiple of the patch_size {patch}; got {side}")
-    config.costless("class_dropout_prob")
+    config.ignore("class_dropout_prob")
     inner = int(hidden * config.number("mlp_ratio", 4))
     heads = both_ways(heads_of(config, hidden, "num_heads"))
     out = channels * (2 if config.flag("learn_sigma", default=True) else 1)

@@ -20,7 +20,7 @@ from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Decoder, Layer
 from .blocks.encoder import holding
-from .blocks.fields import decoder, grouped_heads, sliding_layers, sliding_window, without
+from .blocks.fields import decoder, grouped_heads, require_false, sliding_layers, sliding_window
 from .blocks.parts import NormKind, Parts, activation, again, result
 from .blocks.recurrent import SIGMOID
 
@@ -112,10 +112,10 @@ class ScaledHead(Decoder):
 
 @architecture("dory")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless("ngpt_alpha_init", "initializer_range")
+    config.ignore("ngpt_alpha_init", "initializer_range")
     config.choice("recurrent_kv_cache_mode", ("per_loop",), "per_loop")
     for key in ("attention_bias", "mlp_bias"):
-        without(config, key, "biases are not modelled")
+        require_false(config, key, "biases are not modelled")
     config = _paired(config)
     heads = grouped_heads(config, kv_heads=4, head_dim=256)
     windowed = replace(heads, mask=Causal(sliding_window(config, _WINDOW)))

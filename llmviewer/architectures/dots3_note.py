@@ -16,12 +16,12 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import LatentAttention
 from .blocks.decoder import FeedForward, Layer
-from .blocks.fields import decoder, without
+from .blocks.fields import decoder, require_false
 from .blocks.moe import (
-    costless,
     dense,
     experts_beside_shared,
     for_each_layer,
+    ignore_router_fields,
     integers,
     latent_attention,
     listed,
@@ -45,8 +45,10 @@ _MEDIA: Final = "audio_token_id image_token_id video_token_id"
 @architecture("dots3_note_text")
 def build(config: Section, fmt: Format) -> Graph:
     # Keys and values are expanded for every head, and heads are as wide as their parts.
-    costless(config, "rope_interleave", "num_key_value_heads", "head_dim", "qk_head_dim", "swa_num_key_value_heads")
-    without(config, "mlp_bias", "biases of these MLPs are not modelled")
+    ignore_router_fields(
+        config, "rope_interleave", "num_key_value_heads", "head_dim", "qk_head_dim", "swa_num_key_value_heads"
+    )
+    require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     sparse = _sparse(config)
     inner = config.integer("moe_intermediate_size", 1536)
     shared = config.first("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
@@ -69,7 +71,7 @@ def build_text_of(config: Section, fmt: Format) -> Graph:
     """The decoder of one that also sees and hears: without the towers that make tokens of that. Published configs have
     the fields of the text part beside those of the towers.
     """
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     return build(config if config.get("text_config") is None else config.section("text_config"), fmt)
 
 

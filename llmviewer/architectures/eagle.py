@@ -75,7 +75,7 @@ class Fusing(Decoder):
 def build_eagle3(config: Section, fmt: Format) -> Graph:
     """One fusing layer, or others after it, and a head of the most frequent words."""
     _check_layers(config)
-    config.costless("norm_before_residual", "bias", "target_model_type")
+    config.ignore("norm_before_residual", "bias", "target_model_type")
     count = config.count("num_hidden_layers")
     plain = Layer(mixer=attention(config), feed_forward=gated_mlp(config))
     first = FusingLayer(mixer=plain.mixer, feed_forward=plain.feed_forward, name="fusing", given=(_EMBEDDED,))

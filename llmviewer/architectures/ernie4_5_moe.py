@@ -10,7 +10,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.decoder import Prediction
 from .blocks.fields import attention, decoder
-from .blocks.moe import Kinds, costless, dense, experts
+from .blocks.moe import Kinds, dense, experts, ignore_router_fields
 
 
 @architecture("ernie4_5_moe")
@@ -18,7 +18,7 @@ def build_ernie4_5_moe(config: Section, fmt: Format) -> Graph:
     """Experts in a range of layers, two shared ones or none. The correction bias of the router is a parameter, so the
     router has one.
     """
-    costless(config, "moe_norm_min", "moe_capacity", "moe_gate", "moe_gate_act", "moe_use_aux_free")
+    ignore_router_fields(config, "moe_norm_min", "moe_capacity", "moe_gate", "moe_gate_act", "moe_use_aux_free")
     bias = config.flag("use_bias", default=False)
     if bias:
         raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")

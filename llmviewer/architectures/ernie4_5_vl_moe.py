@@ -24,7 +24,7 @@ from .blocks.decoder import Layer
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, decoder
-from .blocks.moe import costless, dense, experts, integers, language_model, sparse_layers
+from .blocks.moe import dense, experts, ignore_router_fields, integers, language_model, sparse_layers
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result
 from .blocks.tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
 
@@ -42,7 +42,7 @@ _PICTURES: Final = {  # as transformers.Ernie4_5_VLMoeVisionConfig has it
     "image_size": 1008,
     "patch_size": 14,
 }
-_COSTLESS: Final = """
+_IGNORED: Final = """
     image_start_token_id image_end_token_id image_token_id video_start_token_id video_end_token_id video_token_id
 """
 _MARKS: Final = 2  # tokens that begin and end a picture
@@ -68,11 +68,11 @@ class TwoKinds:
 
 @architecture("ernie4_5_vl_moe")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     given = language_model(config)
     said = [c.flag("tie_word_embeddings", default=True) for c in (config, given) if "tie_word_embeddings" in c]
     text = filled(given, _TEXT, instead={"tie_word_embeddings": any(said or [True])})
-    text.costless("model_type")
+    text.ignore("model_type")
     section = filled(vision(config), _PICTURES)
     tower, side = _tower(section), section.integer("spatial_merge_size", 2)
     tokens = tower.picture.patches // side**2
@@ -82,7 +82,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _layers(config: Section, seen: int) -> list[Layer]:
-    costless(config, "moe_norm_min")
+    ignore_router_fields(config, "moe_norm_min")
     if config.flag("use_bias", default=False):
         raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")
     inner, shared = integers(config, "moe_intermediate_size"), config.integer("moe_num_shared_experts")

@@ -11,7 +11,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Prediction
 from .blocks.fields import decoder, grouped_heads, sliding_window
-from .blocks.moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
+from .blocks.moe import dense, experts_beside_shared, ignore_router_fields, sparse_layers, windows_and_experts
 from .blocks.parts import NormKind
 from .llama import exaone_windows
 
@@ -21,7 +21,7 @@ _WINDOW = 4096
 @architecture("exaone_moe")
 def build_exaone_moe(config: Section, fmt: Format) -> Graph:
     """Experts after the first layers. Layers with a window have positions; if some have one, the others have none."""
-    costless(config, "first_last_k_dense_replace", "is_moe_layer", "mtp_loss_type", "mtp_share_layers")
+    ignore_router_fields(config, "first_last_k_dense_replace", "is_moe_layer", "mtp_loss_type", "mtp_share_layers")
     heads, window = grouped_heads(config), sliding_window(config, _WINDOW)
     far = SelfAttention(heads=heads, qk_norm=NormKind.RMS)
     local = far.within(window)

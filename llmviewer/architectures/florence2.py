@@ -40,7 +40,7 @@ _BART: Final = {  # as transformers.BartConfig has it
 }  # fmt: skip
 _SOFTMAX_OPS: Final = 5  # of a score: maximum, subtract, exp, sum, divide
 _OLDER: Final = {"dim_embed": "embed_dim"}  # names of fields in the repositories of Microsoft
-_COSTLESS: Final = """
+_IGNORED: Final = """
     model_type drop_path_rate patch_prenorm enable_checkpoint image_pos_embed visual_temporal_embedding
     image_feature_source max_temporal_embeddings
 """
@@ -125,7 +125,7 @@ def build(config: Section, fmt: Format) -> Graph:
     whole = filled(config, {"text_config": {}})
     section = filled(language_model(whole), _BART, instead={"model_type": "bart"})
     text = builder(section)(section, fmt)
-    config.costless("projection_dim", "is_encoder_decoder", "vocab_size")
+    config.ignore("projection_dim", "is_encoder_decoder", "vocab_size")
     seen, tokens, project = _davit(config, fmt)
     (embedding,) = (block for block in text.blocks if block.name == "encoder_embedding")
     before = joined(seen, project, Graph((embedding,)), tokens=tokens)
@@ -135,7 +135,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def _davit(config: Section, fmt: Format) -> tuple[list[Block], int, tuple[Operator, ...]]:
     """Blocks of the tower, tokens of an image, and what brings them to the width of words."""
     given = part(config, "vision_config")
-    given.costless(*_COSTLESS.split())
+    given.ignore(*_IGNORED.split())
     section = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     sizes = {key: integers(section, key) or usual for key, usual in _SIZES.items()}

@@ -18,7 +18,7 @@ from .blocks.tiles import picture_size
 from .blocks.tower import filled, joined, language
 
 _MOST: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
-_COSTLESS: Final = "image_size num_attention_heads"
+_IGNORED: Final = "image_size num_attention_heads"
 
 
 @architecture("fuyu")
@@ -28,7 +28,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text, width = language(
         filled(config, instead={"text_config": TEXT_CLASSES["FuyuConfig"] | given}), fmt, "persimmon"
     )
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     patch, (tall, wide) = config.integer("patch_size", 30), picture_size(config)
     scale = min(1, _MOST[0] / tall, _MOST[1] / wide)
     tokens = ceil(int(tall * scale) / patch) * ceil(int(wide * scale) / patch)

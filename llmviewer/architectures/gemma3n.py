@@ -26,7 +26,7 @@ from .blocks.tower import filled
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
 _TEXT = TEXT_CLASSES["Gemma3nTextConfig"] | {"num_kv_shared_layers": 15}
-_COSTLESS = """
+_IGNORED = """
     altup_active_idx altup_coef_clip altup_lr_multiplier final_logit_softcapping query_pre_attn_scalar
     rope_local_base_freq vocab_size_per_layer_input
 """
@@ -183,7 +183,7 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("gemma3n")
 def build_text_of(config: Section, fmt: Format) -> Graph:
     """The decoder of a Gemma 3n that also sees and hears: without the towers that make tokens of that."""
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     return build(config.section("text_config"), fmt)
 
 
@@ -210,7 +210,7 @@ def _decoder(config: Section) -> Gemma3nDecoder:
         )
         for i, (slides, borrows) in enumerate(kinds)
     ]
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     return Gemma3nDecoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),

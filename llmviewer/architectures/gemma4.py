@@ -32,7 +32,7 @@ _UNIFIED = TEXT_CLASSES["Gemma4TextConfig"] | {"hidden_size_per_layer_input": 0,
 _GLOBAL_HEAD_DIM = 512  # of layers that see all
 EMBEDDED, _PER_LAYER = "embed_tokens", "per_layer_inputs"  # left by the blocks before the layers
 _ROTATED = 0.25  # of a head of layers that see all
-_COSTLESS = """
+_IGNORED = """
     final_logit_softcapping use_bidirectional_attention vocab_size_per_layer_input expert_intermediate_size
     moe_intermediate_size num_experts top_k_experts num_global_key_value_heads use_double_wide_mlp
 """
@@ -214,14 +214,14 @@ def build_unified(config: Section, fmt: Format) -> Graph:
 @architecture("gemma4")
 def build_text_of(config: Section, fmt: Format) -> Graph:
     """The decoder of a Gemma 4 that also sees and hears: without the towers that make tokens of that."""
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     return build(_text_of(config), fmt)
 
 
 @architecture("gemma4_unified")
 def build_text_of_unified(config: Section, fmt: Format) -> Graph:
     """The same without the projections that make tokens of patches and of sound."""
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     return build_unified(_text_of(config), fmt)
 
 
@@ -238,7 +238,7 @@ def _decoder(config: Section) -> Gemma4Decoder:
         _layer(config, slides=slides, borrows=borrows, added=added, kv_heads=kv_heads, head_dim=head_dim)
         for (slides, borrows), kv_heads, head_dim in zip(kinds, *_shapes(config, kinds), strict=True)
     ]
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     return Gemma4Decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),

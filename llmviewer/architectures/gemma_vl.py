@@ -57,15 +57,15 @@ def build_paligemma(config: Section, fmt: Format) -> Graph:
     arXiv:2412.03555).
     """
     text, width = language(config, fmt, "gemma")
-    config.costless("vocab_size", "hidden_size", "projection_dim", "_vocab_size")
+    config.ignore("vocab_size", "hidden_size", "projection_dim", "_vocab_size")
     section = config.section("text_config")
-    section.costless("num_image_tokens")
+    section.ignore("num_image_tokens")
     if section.flag("use_bidirectional_attention", default=True):
         text = text.map(_prefix)
     if config.get("vision_config") is None:
         return text
     given = vision(config)
-    given.costless("num_image_tokens", "num_positions", "projector_hidden_act")
+    given.ignore("num_image_tokens", "num_positions", "projector_hidden_act")
     tower = siglip_tower(given)
     parts = tower.parts(fmt)
     project = (parts.project("linear_1", patches_of(tower, parts), width, bias=True),)

@@ -19,9 +19,9 @@ from ..precision import FP32, Format
 from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
-from .blocks.fields import decoder, without
+from .blocks.fields import decoder, require_false
 from .blocks.hyper_connections import HyperConnections
-from .blocks.moe import costless, dense, experts_beside_shared, listed, sparse_layers
+from .blocks.moe import dense, experts_beside_shared, ignore_router_fields, listed, sparse_layers
 from .blocks.parts import NormKind, Parts
 from .blocks.recurrent import Kda
 from .blocks.state_space import unfinished
@@ -29,7 +29,7 @@ from .deepseek import own_index
 
 _LINEAR, _INDEXED, _FULL = _KINDS = ("linear_attention", "indexed_attention", "full_attention")
 _EVERY: Final = 4  # layers, of which the last one attends
-_COSTLESS: Final = """
+_IGNORED: Final = """
     rope_interleave indexer_rope_interleave index_share_for_mtp_iteration moe_router_dtype swiglu_limit hc_eps
     linear_lower_bound num_key_value_heads head_dim qk_head_dim rope_parameters
 """
@@ -83,8 +83,8 @@ class MeanOfStreams(HyperConnections):
 
 @architecture("glm5_next_text")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
-    without(config, "mlp_bias", "biases of these MLPs are not modelled")
+    ignore_router_fields(config, *_IGNORED.split())
+    require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     hyper = MeanOfStreams(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
     types = _layer_types(config)
     own = own_index(config, types.index(_INDEXED) if _INDEXED in types else 0)
@@ -123,7 +123,7 @@ def _kda(config: Section) -> Kda:
     if config.get("linear_attn_config") is None:
         return Kda(heads=heads, head_dim=head_dim, taps=taps)
     linear = config.section("linear_attn_config")
-    linear.costless("gate_lower_bound", "safe_gate", "kda_layers", "full_attn_layers")
+    linear.ignore("gate_lower_bound", "safe_gate", "kda_layers", "full_attn_layers")
     return Kda(
         heads=linear.integer("num_heads", heads),
         head_dim=linear.integer("head_dim", head_dim),

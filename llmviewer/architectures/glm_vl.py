@@ -55,17 +55,17 @@ _OCR_TOWER: Final = {  # as transformers.GlmOcrVisionConfig has it
     "intermediate_size": 4096,
 }
 _GLM5_PROJECTOR: Final = 10240
-_COSTLESS: Final = "image_start_token_id image_end_token_id video_start_token_id video_end_token_id"
-_TEXT_COSTLESS: Final = "image_token_id video_token_id"
+_IGNORED: Final = "image_start_token_id image_end_token_id video_start_token_id video_end_token_id"
+_TEXT_IGNORED: Final = "image_token_id video_token_id"
 
 
 @architecture("glm4v", "glm4v_moe", "glm46v", "glmga")
 def build(config: Section, fmt: Format) -> Graph:
     """Fields of the language model stand in text_config, or in older files beside vision_config."""
-    config.costless(*_COSTLESS.split(), "tie_word_embeddings")
+    config.ignore(*_IGNORED.split(), "tie_word_embeddings")
     apart = config.get("text_config") is not None
     text = language_model(config) if apart else config
-    text.costless(*_COSTLESS.split(), *_TEXT_COSTLESS.split())
+    text.ignore(*_IGNORED.split(), *_TEXT_IGNORED.split())
     kind = text.text("model_type", config.text("model_type"))
     tied = any(c.flag("tie_word_embeddings", default=False) for c in (config, text))
     sparse = kind.startswith("glm4v_moe")
@@ -84,9 +84,9 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     """No biases before the language model's attention; a tower without positions that are learned, whose queries and
     keys have norms.
     """
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     text = language_model(config)
-    text.costless(*_TEXT_COSTLESS.split(), "attention_bias")
+    text.ignore(*_TEXT_IGNORED.split(), "attention_bias")
     tied = tied_of(config, text)
     language = FAMILIES["glm4"].graph(
         _whole(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}), fmt
@@ -99,11 +99,11 @@ def build_glm5_next(config: Section, fmt: Format) -> Graph:
     """GLM-5.3-Flash: the tower of GLM-OCR, whose projector has a width of its own. Files without a tower may have the
     fields of the language model beside the others.
     """
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     if not config.has("text_config") and config.has("num_hidden_layers"):
         return build_glm5_next_text(config, fmt)
     text = language_model(config)
-    text.costless(*_TEXT_COSTLESS.split())
+    text.ignore(*_TEXT_IGNORED.split())
     language = build_glm5_next_text(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
     return _behind_ocr_tower(config, language, fmt, inner=_GLM5_PROJECTOR)
 
@@ -118,7 +118,7 @@ def _behind_ocr_tower(config: Section, language: Graph, fmt: Format, *, inner: i
     side = section.integer("spatial_merge_size")
     tower = _ocr_tower(config, section, side)
     if inner:
-        section.costless("swiglu_limit")
+        section.ignore("swiglu_limit")
         wide = section.integer("projection_intermediate_size", inner)
     else:
         wide = section.integer("out_hidden_size") * section.integer("in_channels", 3)
@@ -138,7 +138,7 @@ def build_sparse_text(config: Section, fmt: Format) -> Graph:
 
 def _dense(text: Section, fmt: Format, **instead: Any) -> Graph:
     """Queries, keys and values have biases, whatever a config says."""
-    text.costless("attention_bias")
+    text.ignore("attention_bias")
     return FAMILIES["glm4"].graph(
         _whole(text, TEXT_CLASSES["Glm4vTextConfig"], {"attention_bias": True, **instead}), fmt
     )
@@ -170,7 +170,7 @@ def _seen(config: Section, section: Section, side: int) -> PatchGrid:
 
 
 def _tower(config: Section, section: Section, side: int) -> Tower:
-    section.costless("rope_parameters")
+    section.ignore("rope_parameters")
     mlp = Mlp(inner=section.integer("out_hidden_size"), act=tower_activation(section, "silu"), gated=True)
     bias = section.flag("attention_bias", default=False)
     one = layer(_heads(section), mlp, qkv_bias=bias, o_bias=False, fused_qkv=True, rotated=True)
@@ -188,7 +188,7 @@ def _tower(config: Section, section: Section, side: int) -> Tower:
 
 
 def _ocr_tower(config: Section, section: Section, side: int) -> Tower:
-    section.costless("rope_parameters", "image_size")
+    section.ignore("rope_parameters", "image_size")
     bias, heads = section.flag("attention_bias", default=True), _heads(section)
     mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "silu"), gated=True, bias=bias)
     attention = SelfAttention(

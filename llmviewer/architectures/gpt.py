@@ -82,7 +82,7 @@ def build_gpt_neo(config: Section, fmt: Format) -> Graph:
 
 def _local(config: Section) -> list[bool]:
     """Whether each layer has a window: attention_types has kinds that are repeated so often."""
-    config.costless("attention_layers")
+    config.ignore("attention_layers")
     layers = config.count(config.first("num_layers", "num_hidden_layers"))
     given: Any = _NEO_LAYERS if config.get("attention_types") is None else config.get("attention_types")
     try:
@@ -150,9 +150,9 @@ def build_bigcode(config: Section, fmt: Format) -> Graph:
     mixer = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=True, o_bias=True)
     act = activation(config, "activation_function", "gelu_pytorch_tanh")
     mlp = Mlp(inner=config.integer("n_inner", 4 * hidden), act=act, bias=True)
-    config.costless("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length")
-    config.costless("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_sequence_length")
-    config.costless("max_batch_size", "pad_key_length")
+    config.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length")
+    config.ignore("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_sequence_length")
+    config.ignore("max_batch_size", "pad_key_length")
     return decoder(
         config,
         [Layer(mixer=mixer, feed_forward=mlp)] * config.count("n_layer"),
@@ -194,7 +194,7 @@ def build_opt(config: Section, fmt: Format) -> Graph:
 @architecture("xglm")
 def build_xglm(config: Section, fmt: Format) -> Graph:
     """OPT with GeLU and computed positions (arXiv:2112.10668)."""
-    config.costless("scale_embedding", "layerdrop", "init_std", "decoder_start_token_id", "add_cross_attention")
+    config.ignore("scale_embedding", "layerdrop", "init_std", "decoder_start_token_id", "add_cross_attention")
     names = {"hidden_size": "d_model", "num_attention_heads": "attention_heads", "num_hidden_layers": "num_layers"}
     named = {new: config.first(old, new) for new, old in names.items()}
     return _with_gelu(
@@ -206,7 +206,7 @@ def build_xglm(config: Section, fmt: Format) -> Graph:
 @architecture("biogpt")
 def build_biogpt(config: Section, fmt: Format) -> Graph:
     """OPT with GeLU under other names (arXiv:2210.10341)."""
-    config.costless("scale_embedding", "layerdrop")
+    config.ignore("scale_embedding", "layerdrop")
     positions = config.integer("max_position_embeddings", 1024) + _POSITION_OFFSET
     return _with_gelu(
         config, fmt, heads="num_attention_heads", hidden="hidden_size", layers="num_hidden_layers",
@@ -255,9 +255,9 @@ def build_mpt(config: Section, fmt: Format) -> Graph:
         qk_norm_whole=True,
     )
     mlp = Mlp(inner=config.integer("expansion_ratio", 4) * hidden, act="gelu", bias=bias)
-    config.costless("max_seq_len", "emb_pdrop", "emb_init_std", "embedding_fraction", "init_config", "init_device")
+    config.ignore("max_seq_len", "emb_pdrop", "emb_init_std", "embedding_fraction", "init_config", "init_device")
     config.choice("norm_type", ("low_precision_layernorm", "layernorm"), "low_precision_layernorm")
-    config.costless("logit_scale", "tokenizer_name", "verbose", "use_pad_tok_in_ffn")
+    config.ignore("logit_scale", "tokenizer_name", "verbose", "use_pad_tok_in_ffn")
     learned = config.flag("learned_pos_emb", default=True) and not alibi and not rope
     return decoder(
         config,

@@ -51,7 +51,7 @@ _DIT: Final = {
     "output_dim": 1024,
 }  # fmt: skip
 _SELF: Final = {"num_attention_heads": 32, "attention_head_dim": 64, "num_layers": 4}
-_COSTLESS: Final = """
+_IGNORED: Final = """
     attn_implementation compute_dtype model_dtype hidden_size tune_llm tune_visual reproject_vision use_flash_attention
     eagle_path load_bf16 dropout final_dropout norm_type positional_embeddings noise_beta_alpha noise_beta_beta noise_s
     num_timestep_buckets tune_projector tune_diffusion_model max_action_dim backbone_embedding_dim expand_batch
@@ -66,14 +66,14 @@ def build(config: Section, fmt: Format) -> Graph:
     _, backbone, head = sections
     dit, own = part(head, "diffusion_model_cfg"), part(head, "vl_self_attention_cfg")
     for section in (*sections, dit, own):
-        section.costless(*_COSTLESS.split())
+        section.ignore(*_IGNORED.split())
     dit, own = filled(dit, _DIT), filled(own, _SELF)
     if backbone.get("project_to_dim") is not None:
         raise backbone.error("project_to_dim", "must be null, as in N1.5: other backbones are not known here")
     if not head.flag("use_vlln", default=True) or not dit.flag("interleave_self_attention", default=True):
         raise config.error("action_head_cfg", "must have use_vlln and interleave_self_attention, as in N1.5")
     horizon = head.integer("action_horizon", config.integer("action_horizon", 16))
-    config.costless("action_horizon", "action_dim")
+    config.ignore("action_horizon", "action_dim")
     vlm, width = _backbone(backbone, fmt)
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     features = _features(own, parts, width)

@@ -36,7 +36,7 @@ _ENCODER: Final = {  # as transformers.GraniteSpeechEncoderConfig has it
     "input_dim": 160, "num_layers": 10, "hidden_dim": 1024, "feedforward_mult": 4, "num_heads": 8, "output_dim": 42,
     "context_size": 200, "max_pos_emb": 512, "conv_kernel_size": 15, "conv_expansion_factor": 2,
 }  # fmt: skip
-_COSTLESS: Final = (
+_IGNORED: Final = (
     "audio_token_index cat_hidden_layers has_lora_adapter model_type dropout vocab_size max_position_embeddings"
 )
 _SIGMOID_OPS: Final = 4
@@ -51,9 +51,9 @@ def sound_tokens(config: Section, per_second: int) -> int:
 def build(config: Section, fmt: Format) -> Graph:
     """Adapters for sound (LoRA) are files beside the checkpoint; its class does not have them."""
     text, width = language(filled(config, {"tie_word_embeddings": True, "text_config": {}}), fmt, "granite")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     section = filled(part(config, "encoder_config"), _ENCODER)
-    section.costless(*_COSTLESS.split())
+    section.ignore(*_IGNORED.split())
     tokens, parts = sound_tokens(config, _TOKENS_A_SECOND), Parts(format=fmt, norm_kind=NormKind.LAYER)
     window, rate = config.integer("window_size", 15), config.integer("downsample_rate", 5)
     if window % rate:
@@ -62,7 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
     encoder = _encoder(section, parts, tokens)
     last = replace(encoder[-1], operators=leaving(encoder[-1].operators, FEATURES), output=FEATURES)
     projector = filled(part(config, "projector_config"), QUERIES)
-    projector.costless(*_COSTLESS.split(), "use_qformer_text_input")
+    projector.ignore(*_IGNORED.split(), "use_qformer_text_input")
     layers = qformer_layers(projector, features=window, tiles=windows)
     wide = projector.integer("hidden_size")
     queried_blocks = queried(parts, layers, queries, wide, norm=True, tiles=windows)

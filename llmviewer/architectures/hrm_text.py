@@ -18,11 +18,11 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
 from .blocks.encoder import holding
-from .blocks.fields import gated_mlp, grouped_heads, without
+from .blocks.fields import gated_mlp, grouped_heads, require_false
 from .blocks.parts import NormKind, Parts, again, result
 
 _OTHER: Final = "embed_tokens"  # the state of the stack that does not run
-_COSTLESS: Final = "L_bp_cycles embedding_scale num_hidden_layers num_key_value_heads"
+_IGNORED: Final = "L_bp_cycles embedding_scale num_hidden_layers num_key_value_heads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class TwoStacks(Decoder):
 
 @architecture("hrm_text")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split())
-    without(config, "attention_bias", "biases of this attention are not modelled")
+    config.ignore(*_IGNORED.split())
+    require_false(config, "attention_bias", "biases of this attention are not modelled")
     heads = replace(grouped_heads(config), num_kv_heads=config.integer("num_attention_heads"))
     if config.flag("prefix_lm", default=True):
         heads = replace(heads, mask=Prefix())

@@ -24,7 +24,7 @@ from .llama import FAMILIES
 _SIDE: Final = 1024
 _BILINEAR: Final = 8  # OPs to weigh and add four positions, and to add the result
 _MERGED: Final = 2  # times as wide as a patch is what HunYuan-VL's convolution makes, and twice that what follows
-_COSTLESS: Final = """
+_IGNORED: Final = """
     interpolate_mode img_max_token_num min_image_size max_vit_seq_len temporal_patch_size attention_dropout rms_norm_eps
     add_patchemb_bias anyres_vit_max_image_size anyres_vit_two_views cat_extra_token resize_resolution
     use_lora num_key_value_heads anyres_pooling_size adaptor_patch_size video_max_image_size video_min_image_size
@@ -41,14 +41,14 @@ _MEDIA: Final = """
 @architecture("hunyuan_vl_text")
 def build_text(config: Section, fmt: Format) -> Graph:
     """HunYuan's dense model, whose head is tied where nothing is said."""
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     usual = {"head_dim": config.get("attention_head_dim"), "tie_word_embeddings": True}
     return FAMILIES["hunyuan_v1_dense"].graph(filled(config, usual), fmt)
 
 
 @architecture("hunyuan_vl")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     given = language_model(config) if config.get("text_config") is not None else config
     tied = tied_of(config, filled(given, {"tie_word_embeddings": True}))
     text = filled(given, instead={"tie_word_embeddings": tied})
@@ -56,7 +56,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return graph
     section = filled(vision(config), _TOWER)
-    section.costless("out_hidden_size")
+    section.ignore("out_hidden_size")
     tower, side = _tower(section)
     if section.integer("text_hidden_size", width) != width:
         raise section.error("text_hidden_size", f"must be the {width} of the language model")
@@ -78,7 +78,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("hy_v4_vl")
 def build_hy4(config: Section, fmt: Format) -> Graph:
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     graph, width = language(config, fmt, "hy_v4_vl_text")
     if config.get("vision_config") is None:
         return graph
@@ -96,7 +96,7 @@ def build_hy4(config: Section, fmt: Format) -> Graph:
 
 def _tower(section: Section) -> tuple[Tower, int]:
     """The tower, and how many patches to each side make a token."""
-    section.costless(*_COSTLESS.split())
+    section.ignore(*_IGNORED.split())
     side = section.integer("spatial_merge_size", 2)
     patch = section.integer("patch_size", 16)
     edge = section.integer("max_image_size", 2048) // patch

@@ -15,13 +15,21 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer
-from .blocks.fields import always, decoder
+from .blocks.fields import decoder, require_true
 from .blocks.hyper_connections import HyperConnections
-from .blocks.moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed, listed_sparse
+from .blocks.moe import (
+    dense,
+    experts_beside_shared,
+    ignore_router_fields,
+    kinds,
+    latent_attention,
+    listed,
+    listed_sparse,
+)
 from .blocks.tower import filled
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
-_COSTLESS: Final = """
+_IGNORED: Final = """
     hc_magnitude hc_eps learnable_sink_init swiglu_limit rope_interleave num_key_value_heads head_dim qk_head_dim
     enable_lm_head_fp32 moe_router_dtype
 """
@@ -36,9 +44,9 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 @architecture("hy_v4")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     for key in _PRESENT:
-        always(config, key, "no published model of this architecture goes without")
+        require_true(config, key, "no published model of this architecture goes without")
     config.choice("gating_type", ("elementwise",), "elementwise")
     listed(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=0)
@@ -84,5 +92,5 @@ def _own_index(config: Section) -> list[bool]:
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: as listed, or all but the first."""
-    config.costless("first_k_dense_replace", "moe_layer_freq")
+    config.ignore("first_k_dense_replace", "moe_layer_freq")
     return listed_sparse(config) or [index > 0 for index in range(config.count("num_hidden_layers"))]

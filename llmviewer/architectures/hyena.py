@@ -12,7 +12,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import without
+from .blocks.fields import require_false
 from .blocks.moe import integers
 from .blocks.parts import activation
 from .blocks.recurrent import Hyena
@@ -28,7 +28,7 @@ def build(config: Section, fmt: Format) -> Graph:
     missing = set(range(layers)) - {*attends, *integers(config, "hyena_layer_idxs")}
     if missing:
         raise config.error("hyena_layer_idxs", f"must have, with attn_layer_idxs, layer {min(missing)}")
-    config.costless(
+    config.ignore(
         "num_filters", "split_k0", "column_split", "column_split_hyena", "eps", "inference_mode",
         "log_intermediate_values", "make_vocab_size_divisible_by", "model_parallel_size", "pipe_parallel_size",
         "prefill_style", "rotary_emb_base", "rotary_emb_scaling_factor", "use_interpolated_rotary_pos_emb",
@@ -69,7 +69,7 @@ def _attention(config: Section, hidden: int) -> SelfAttention:
         raise config.error("num_attention_heads", f"must divide the hidden size {hidden}; got {heads}")
     if heads % shared:
         raise config.error("proj_groups", f"must divide the {heads} heads; got {shared}")
-    without(config, "smeared_gqa", "it is not known for this architecture")
+    require_false(config, "smeared_gqa", "it is not known for this architecture")
     return SelfAttention(
         heads=Heads(num_heads=heads, num_kv_heads=heads // shared, head_dim=hidden // heads),
         rotary_dim=hidden // heads,

@@ -102,7 +102,7 @@ def build_idefics3(config: Section, fmt: Format) -> Graph:
         return text
     side = config.integer("scale_factor", 2)
     section = vision(config)
-    section.costless("max_image_size", "size", "use_base_siglip", "tie_word_embeddings")
+    section.ignore("max_image_size", "size", "use_base_siglip", "tie_word_embeddings")
     section = filled(section, TOWERS["Idefics3VisionConfig"])
     rows, columns = longest_side(picture_size(config), sides(section, "image_size"), _TILES)
     tower = replace(plain_tower(section, multiple=side), tiles=rows * columns + 1)

@@ -26,7 +26,7 @@ from .blocks.attention import scored
 from .blocks.decoder import FeedForward, Mixer
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import check_width, decoder
-from .blocks.moe import at_most, costless, integers, listed, listed_sparse, windows_and_experts
+from .blocks.moe import at_most, ignore_router_fields, integers, listed, listed_sparse, windows_and_experts
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.patch_folding import fold_layers, scales_of
 from .blocks.state_space import kept
@@ -35,7 +35,7 @@ from .blocks.tower import Scaled, beside, filled, held, joined, of_pictures, vis
 
 _WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _EVERY: Final = 6  # layers, of which the last one has no window
-_COSTLESS: Final = """
+_IGNORED: Final = """
     unpadded_vocab_size logits_mup_width_multiplier embedding_multiplier log_scaling_n_floor log_scaling_alpha
     shared_expert_sink route_scale rms_norm_eps_moe_gate chain_hidden_post_norm mtp_hidden_states_first
     mtp_local_layer_ids number_of_conv_states model_max_length use_gate_bias gate_activation norm_after_topk
@@ -137,7 +137,7 @@ class WeighedExperts(Experts):
 
 @architecture("inkling_mm_model")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     text = config.section("text_config")
     graph, width = build_text(text, fmt), text.integer("hidden_size")
     if config.get("audio_config") is not None:
@@ -146,7 +146,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return graph
     section = filled(vision(config), _PATCHES)
-    section.costless("hidden_size", "num_attention_heads")
+    section.ignore("hidden_size", "num_attention_heads")
     check_width(section, "text_hidden_size", width, "the language model", 6144)
     (height, across), side = picture_size(config), section.integer("patch_size")
     patches, parts = ceil(height / side) * (across // side + 1), Parts(format=fmt)
@@ -167,7 +167,7 @@ def _heard(config: Section, width: int) -> dict[str, tuple[int, ...]]:
 
 @architecture("inkling_text")
 def build_text(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     for key, usual in _SAID.items():
         if config.flag(key, default=usual) != usual:
             raise config.error(key, f"must be {str(usual).lower()}: no class of this architecture is otherwise")

@@ -25,7 +25,7 @@ from .blocks.attention_residuals import SourcedDecoder, SourcedLayer, mixed, sou
 from .blocks.decoder import Decoder, Layer, Mixer
 from .blocks.feed_forward import Experts
 from .blocks.fields import check_width, decoder
-from .blocks.moe import at_most, costless
+from .blocks.moe import at_most, ignore_router_fields
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.state_space import kept
 from .blocks.tiles import picture_size
@@ -55,7 +55,7 @@ _TOWER: Final = {
     "spatial_merge_size": 2, "posemb_grid_size": 32, "projection_hidden_dim": 4096, "text_hidden_size": 4608,
 }  # fmt: skip
 _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
-_COSTLESS: Final = """
+_IGNORED: Final = """
     log_scaling_n_floor log_scaling_alpha qk_l2_clip_threshold rel_l2_clip_threshold mlp_gate_softcap mlp_up_softcap
     final_logit_softcapping route_scale number_of_conv_states model_max_length
 """
@@ -178,7 +178,7 @@ def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator
 
 @architecture("inkling2", "inkling2_loop")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless("image_token_id", "tie_word_embeddings")
+    config.ignore("image_token_id", "tie_word_embeddings")
     text, width = language(config, fmt, f"{config.text('model_type')}_text")
     if config.get("vision_config") is None:
         return text
@@ -220,7 +220,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 def plain_decoder(config: Section) -> Decoder:
     """The decoder with a residual stream in the place of mixtures of sources."""
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     taps = config.integer(config.first("conv_kernel_size", "sconv_kernel_size"), 4)
     network = Filtered(part=_experts(config), name="mlp_conv", taps=taps, scaled=True)
     mixers = {slides: Filtered(part=_attention(config, taps, slides=slides), name="attn_conv", taps=taps, scaled=True)

@@ -20,7 +20,7 @@ from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways, holding
 from .blocks.feed_forward import Mlp
-from .blocks.fields import always, without
+from .blocks.fields import require_false, require_true
 from .blocks.parts import HIDDEN, NormKind, activation, heads_of
 from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import (
@@ -42,11 +42,11 @@ _MOST_TILES: Final = 12
 _PICTURES: Final = TOWERS["InternVLVisionConfig"] | {"norm_type": "layer_norm"}
 _FIRST_PICTURES: Final = TOWERS["InternVisionConfig"] | {"norm_type": "rms_norm", "use_qk_norm": True}
 _NAMES: Final = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}  # there: in transformers
-_COSTLESS: Final = "layer_scale_init_value hidden_dropout_prob projection_dropout initializer_factor"
-_FIRST_COSTLESS: Final = """
+_IGNORED: Final = "layer_scale_init_value hidden_dropout_prob projection_dropout initializer_factor"
+_FIRST_IGNORED: Final = """
     image_fold pad2square template system_message ps_version use_backbone_lora use_llm_lora output_attentions
 """
-_FIRST_TOWER_COSTLESS: Final = """
+_FIRST_TOWER_IGNORED: Final = """
     drop_path_rate use_flash_attn capacity_factor eval_capacity_factor laux_allreduce moe_coeff_ratio moe_output_scale
     moe_intermediate_size noisy_gate_policy num_experts num_routed_experts num_shared_experts use_residual use_rts
     shared_expert_intermediate_size use_weighted_residual
@@ -66,11 +66,11 @@ def build_qianfan_ocr(config: Section, fmt: Format) -> Graph:
 
 def _build(config: Section, fmt: Format, kind: str, *, bias: bool) -> Graph:
     text, width = language(config, fmt, kind)
-    config.costless("image_seq_length", "tie_word_embeddings")
+    config.ignore("image_seq_length", "tie_word_embeddings")
     if config.get("vision_config") is None:
         return text
     section = filled(vision(config), {**_PICTURES, "attention_bias": bias})
-    section.costless("drop_path_rate")
+    section.ignore("drop_path_rate")
     run = _run(config, "vision_feature_layer", section)
     config.choice("vision_feature_select_strategy", ("default",), "default")
     tower = _tower(section, run=run, tiles=_tiles(config, section, least=1, most=_MOST_TILES))
@@ -85,13 +85,13 @@ def _build(config: Section, fmt: Format, kind: str, *, bias: bool) -> Graph:
 def build_first(config: Section, fmt: Format) -> Graph:
     """The format of the original repositories: the language model in llm_config, the tower's fields by other names."""
     text, width = language(config, fmt, "llama", "llm_config")
-    config.section("llm_config").costless("attn_implementation", "layer_types", "moe_config")
-    config.costless(*_FIRST_COSTLESS.split())
+    config.section("llm_config").ignore("attn_implementation", "layer_types", "moe_config")
+    config.ignore(*_FIRST_IGNORED.split())
     if config.get("vision_config") is None:
         return text
     given = vision(config)
-    given.costless(*_FIRST_TOWER_COSTLESS.split(), *_NAMES)
-    without(given, "use_moe", "no published tower of this architecture has experts")
+    given.ignore(*_FIRST_TOWER_IGNORED.split(), *_NAMES)
+    require_false(given, "use_moe", "no published tower of this architecture has experts")
     renamed = {new: given.get(old) for old, new in _NAMES.items() if old in given}
     section = filled(given, _FIRST_PICTURES, instead=renamed)
     side = sides(section, "image_size")
@@ -103,7 +103,7 @@ def build_first(config: Section, fmt: Format) -> Graph:
         least, most = config.count("min_dynamic_patch", 1), config.count("max_dynamic_patch", 6)
         tiles = _tiles(config, section, least=least, most=most, whole=config.flag("use_thumbnail", default=False))
     else:
-        config.costless("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
+        config.ignore("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
     tower = _tower(section, run=run, tiles=tiles, fused_qkv=True)
     project = _projected(config, tower, fmt, (width, width), "gelu")
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=_tokens(config, tower))
@@ -124,7 +124,7 @@ def _tiles(config: Section, section: Section, *, least: int, most: int, whole: b
 
 
 def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -> Tower:
-    section.costless(*_COSTLESS.split())
+    section.ignore(*_IGNORED.split())
     hidden, seen = section.integer("hidden_size"), picture(section)
     attention = SelfAttention(
         heads=both_ways(heads_of(section, hidden, "num_attention_heads")),
@@ -135,7 +135,7 @@ def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -
         qk_norm_whole=True,
     )
     mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu"), bias=True)
-    always(section, "use_mean_pooling", "no published tower of this architecture has a last norm")
+    require_true(section, "use_mean_pooling", "no published tower of this architecture has a last norm")
     placed = section.flag("use_absolute_position_embeddings", default=True)
     return Tower(
         picture=seen,

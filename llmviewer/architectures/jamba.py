@@ -28,7 +28,7 @@ def build(config: Section, fmt: Format) -> Graph:
     every = range(config.count("num_hidden_layers"))
     each = ((_at(config, "attn_layer", i, 8, 4), _at(config, "expert_layer", i, 2, 1)) for i in every)
     layers = crossed(mixers, networks, each)
-    config.costless("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")
+    config.ignore("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")
     return decoder(config, layers, hidden=hidden).graph(fmt)
 
 

@@ -14,7 +14,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
-from .blocks.fields import without
+from .blocks.fields import require_false
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN
 from .blocks.tower import (
@@ -36,7 +36,7 @@ from .blocks.tower import (
 from .siglip import plain_tower, pooled_head
 
 _TIED: Final = {"tie_word_embeddings": True}
-_COSTLESS: Final = "vision_use_head num_image_tokens hidden_dropout_rate projection_dropout"
+_IGNORED: Final = "vision_use_head num_image_tokens hidden_dropout_rate projection_dropout"
 
 
 @architecture("deepseek_vl")
@@ -58,7 +58,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     section = vision(config)
-    section.costless(*_COSTLESS.split())
+    section.ignore(*_IGNORED.split())
     section = filled(section, TOWERS["JanusVisionConfig"])
     tower, widths = _tower(section), [section.integer("projection_dim", 2048)] * section.count("depth", 2)
     parts, act = tower.parts(fmt), tower_activation(section, "gelu")
@@ -70,7 +70,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _tower(section: Section) -> Tower:
     seen, inner = picture(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
-    without(section, "use_qk_norm", "no published model of this architecture has it")
+    require_false(section, "use_qk_norm", "no published model of this architecture has it")
     bias = section.flag("attention_bias", default=True)
     return vit(
         section, seen, "gelu", inner=inner, qkv_bias=bias, patch_bias=True, positions=seen.patches, post_norm=True

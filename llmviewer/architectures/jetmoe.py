@@ -20,10 +20,10 @@ from .blocks.attention import scored
 from .blocks.decoder import Layer
 from .blocks.feed_forward import BiasedExperts, experts_linear
 from .blocks.fields import decoder
-from .blocks.moe import at_most, costless
+from .blocks.moe import at_most, ignore_router_fields
 from .blocks.parts import Parts, activation, result
 
-_COSTLESS: Final = "num_attention_heads aux_loss_coef glu rotary_percent bias applied_layer_norm moe_num_experts"
+_IGNORED: Final = "num_attention_heads aux_loss_coef glu rotary_percent bias applied_layer_norm moe_num_experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def biased(parts: Parts, op: Operator) -> Operator:
 
 @architecture("jetmoe")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     count = config.integer("num_local_experts", 8)
     chosen = at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok", 2), 8)
     kv_heads = config.integer("num_key_value_heads", 16)

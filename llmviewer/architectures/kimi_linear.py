@@ -21,12 +21,12 @@ from .blocks.attention import LatentAttention
 from .blocks.attention_residuals import sourced
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.feed_forward import Experts
-from .blocks.fields import always, decoder
+from .blocks.fields import decoder, require_true
 from .blocks.moe import (
-    costless,
     dense,
     experts_beside_shared,
     first_dense,
+    ignore_router_fields,
     integers,
     latent_attention,
     listed,
@@ -61,13 +61,15 @@ class LatentExperts(Experts):
 
 @architecture("kimi_linear")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, "moe_renormalize", "moe_router_activation_func", "num_expert_group", "use_grouped_topk")
+    ignore_router_fields(
+        config, "moe_renormalize", "moe_router_activation_func", "num_expert_group", "use_grouped_topk"
+    )
     # Keys and values are expanded for every head, and heads are as wide as their parts.
-    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     if config.get("hidden_act") == "situ":
-        config.costless("activation_situ_beta")
+        config.ignore("activation_situ_beta")
         config.number("activation_situ_linear_beta")  # where it is missing, what the gate scales is not bounded
-    always(config, "mla_use_nope", "transformers knows no rotation for this architecture")
+    require_true(config, "mla_use_nope", "transformers knows no rotation for this architecture")
     mixers: dict[str, Mixer] = {"linear_attention": _kda(config), "full_attention": _attention(config)}
     networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": _experts(config)}
     layers = [
@@ -91,8 +93,8 @@ def _kda(config: Section) -> Kda:
             taps=config.integer("linear_conv_kernel_dim", 4),
         )
     linear = config.section("linear_attn_config")
-    linear.costless("gate_lower_bound")
-    config.costless("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")  # the section goes before them
+    linear.ignore("gate_lower_bound")
+    config.ignore("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")  # the section goes before them
     return Kda(
         heads=linear.integer("num_heads", config.integer("linear_num_heads", 32)),
         head_dim=linear.integer("head_dim", config.integer("linear_head_dim", 128)),

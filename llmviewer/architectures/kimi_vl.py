@@ -35,7 +35,7 @@ _K3_KNOWN: Final = _KNOWN | {
     "norm_type": "rmsnorm",
     "pos_emb_interpolation_mode": "bilinear",
 }
-_COSTLESS: Final = "text_hidden_size projector_ln_eps pos_emb_type init_pos_emb_time video_attn_type"
+_IGNORED: Final = "text_hidden_size projector_ln_eps pos_emb_type init_pos_emb_time video_attn_type"
 
 
 @architecture("kimi_k25")
@@ -44,7 +44,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return graph
     section = _known(config, _KNOWN)
-    section.costless("mm_hidden_size")
+    section.ignore("mm_hidden_size")
     (height, width), hidden = sides(section, "merge_kernel_size", 2), section.integer("vt_hidden_size", 1152)
     mlp = Mlp(inner=section.integer("vt_intermediate_size", 4304), act="gelu_tanh", bias=True)
     heads = both_ways(heads_of(section, hidden, "vt_num_attention_heads"))
@@ -73,7 +73,7 @@ def build_k3(config: Section, fmt: Format) -> Graph:
 def _language(config: Section, fmt: Format, kinds: tuple[str, ...], build: Builder) -> tuple[Section, Graph]:
     """The text_config, whose model_type is one of `kinds`, and its graph."""
     text = language_model(config)
-    config.costless("tie_word_embeddings")  # the text_config has its own
+    config.ignore("tie_word_embeddings")  # the text_config has its own
     text.choice("model_type", kinds, kinds[0])
     return text, build(text, fmt)
 
@@ -81,7 +81,7 @@ def _language(config: Section, fmt: Format, kinds: tuple[str, ...], build: Build
 def _known(config: Section, known: dict[str, str]) -> Section:
     """The vision_config, whose fields have such values."""
     section = vision(config)
-    section.costless(*_COSTLESS.split())
+    section.ignore(*_IGNORED.split())
     for key, value in known.items():
         section.choice(key, (value,), value)
     return section

@@ -18,7 +18,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import without
+from .blocks.fields import require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
 from .blocks.resampler import FEATURES, Looking
 from .blocks.tower import PatchGrid, Tower, filled, joined, of_pictures, part, vit
@@ -39,7 +39,7 @@ _IMAGES_2_5: Final = {  # as transformers.Kosmos2_5VisionConfig has it
     "num_hidden_layers": 18, "num_attention_heads": 24, "max_num_patches": 4096,
 }  # fmt: skip
 _SEGMENTS: Final = 2  # rows of the table that marks tokens of images
-_COSTLESS: Final = "initializer_factor dropout_rate model_type layerdrop scale_embedding"
+_IGNORED: Final = "initializer_factor dropout_rate model_type layerdrop scale_embedding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def build(config: Section, fmt: Format) -> Graph:
     section = filled(part(config, "text_config"), _TEXT)
     text = _text(section, fmt, inside=True)
     given = part(config, "vision_config")
-    given.costless(*_COSTLESS.split())
+    given.ignore(*_IGNORED.split())
     tower = clip_tower(filled(given, _IMAGES))
     queries = config.integer("latent_query_num", 64)
     project = _projected(section, tower, queries, tower.parts(fmt))
@@ -84,8 +84,8 @@ def build_2_5(config: Section, fmt: Format) -> Graph:
 
 
 def _text(config: Section, fmt: Format, *, inside: bool) -> Graph:
-    config.costless(*_COSTLESS.split())
-    without(config, "add_cross_attention", "layers of cross-attention are not known for this architecture")
+    config.ignore(*_IGNORED.split())
+    require_false(config, "add_cross_attention", "layers of cross-attention are not known for this architecture")
     hidden = config.integer("embed_dim")
     heads = heads_of(config, hidden, "attention_heads")
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
@@ -106,7 +106,7 @@ def _text(config: Section, fmt: Format, *, inside: bool) -> Graph:
 
 def _flat_tower(config: Section) -> Tower:
     """The tower of Pix2Struct over flattened patches, without biases in its layers (arXiv:2210.03347)."""
-    config.costless(*_COSTLESS.split(), "patch_size", "num_channels")
+    config.ignore(*_IGNORED.split(), "patch_size", "num_channels")
     config = filled(config, instead={"hidden_act": config.text("dense_act_fn", "gelu_new")})
     count = config.integer("max_num_patches")
     return vit(

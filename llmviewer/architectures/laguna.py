@@ -18,12 +18,12 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Prediction
 from .blocks.feed_forward import Experts
-from .blocks.fields import attention, decoder, rotary_dim, sliding_layers, without
-from .blocks.moe import costless, dense, experts, for_each_layer, integers, listed
+from .blocks.fields import attention, decoder, require_false, rotary_dim, sliding_layers
+from .blocks.moe import dense, experts, for_each_layer, ignore_router_fields, integers, listed
 from .blocks.parts import NormKind, heads_of
 
 _HEAD_DIM: Final = 128
-_COSTLESS: Final = """
+_IGNORED: Final = """
     moe_routed_scaling_factor moe_router_logit_softcapping moe_apply_router_weight_on_input decoder_sparse_step
     mlp_only_layers gating_types
 """
@@ -31,8 +31,8 @@ _COSTLESS: Final = """
 
 @architecture("laguna")
 def build_laguna(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
-    without(config, "use_bidirectional_attention", "no published model of this architecture sees ahead")
+    ignore_router_fields(config, *_IGNORED.split())
+    require_false(config, "use_bidirectional_attention", "no published model of this architecture sees ahead")
     shared = config.integer("shared_expert_intermediate_size", 512)
     moe = replace(_experts(config, shared), router_bias=True)
     networks = _networks(config, ["dense"] + ["sparse"] * (config.count("num_hidden_layers") - 1))
@@ -48,7 +48,7 @@ def build_laguna(config: Section, fmt: Format) -> Graph:
 
 @architecture("mellum")
 def build_mellum(config: Section, fmt: Format) -> Graph:
-    costless(config)
+    ignore_router_fields(config)
     networks = _networks(config, ["sparse"] * config.count("num_hidden_layers"))
 
     def mixer(num_heads: int, *, slides: bool) -> SelfAttention:

@@ -12,8 +12,8 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Mixer
-from .blocks.fields import decoder, grouped_heads, sliding_window, without
-from .blocks.moe import costless, experts_beside_one, listed
+from .blocks.fields import decoder, grouped_heads, require_false, sliding_window
+from .blocks.moe import experts_beside_one, ignore_router_fields, listed
 from .blocks.parts import NormKind
 from .blocks.tower import filled
 from .qwen3_next import delta
@@ -27,8 +27,8 @@ _DELTA: Final = {
 
 @architecture("lara_mini")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config)
-    without(config, "attention_bias", "biases of this attention are not modelled")
+    ignore_router_fields(config)
+    require_false(config, "attention_bias", "biases of this attention are not modelled")
     config = filled(config, _DELTA)
     plain = SelfAttention(heads=grouped_heads(config, kv_heads=4, head_dim=128), qk_norm=NormKind.RMS)
     mixers: dict[str, Mixer] = {

@@ -12,7 +12,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
-from .blocks.moe import costless, experts, for_each_layer, integers, listed
+from .blocks.moe import experts, for_each_layer, ignore_router_fields, integers, listed
 from .blocks.parts import NormKind
 from .blocks.state_space import ShortConvMixer
 
@@ -23,8 +23,8 @@ _SLIDING = "sliding_attention"
 @architecture("lfm2")
 def build(config: Section, fmt: Format) -> Graph:
     mlp = Mlp(inner=_adjusted(config), act="silu", gated=True)
-    config.costless("conv_dim", "conv_dim_out", "block_dim", "block_mlp_init_scale", "block_out_init_scale")
-    config.costless("block_norm_eps", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init", "num_heads")
+    config.ignore("conv_dim", "conv_dim_out", "block_dim", "block_mlp_init_scale", "block_out_init_scale")
+    config.ignore("block_norm_eps", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init", "num_heads")
     return _decoder(config, [("", mlp)] * config.count("num_hidden_layers"), fmt)
 
 
@@ -34,7 +34,7 @@ def build_moe(config: Section, fmt: Format) -> Graph:
     mlp = Mlp(inner=config.integer("intermediate_size"), act=moe.act, gated=True)
     dense = config.count("num_dense_layers", 2, least=0)
     layers = config.count("num_hidden_layers")
-    costless(config, "use_expert_bias")  # a correction of the scores, which is no parameter
+    ignore_router_fields(config, "use_expert_bias")  # a correction of the scores, which is no parameter
     return _decoder(config, [("_dense", mlp) if i < dense else ("_moe", moe) for i in range(layers)], fmt)
 
 
@@ -55,7 +55,7 @@ def build_lfm3(config: Section, fmt: Format) -> Graph:
         _SLIDING: local,
     }
     names = {"conv": "conv", "full_attention": "global", _SLIDING: "local"}
-    config.costless("norm_eps")
+    config.ignore("norm_eps")
     residual = Residual.SANDWICH if config.flag("use_sandwich_norm", default=True) else Residual.PRE
     layers = [
         Layer(mixer=mixers[kind], feed_forward=gated_mlp(config), residual=residual, name=names[kind])
@@ -86,7 +86,7 @@ def _decoder(config: Section, networks: list[tuple[str, FeedForward]], fmt: Form
         Layer(mixer=mixers[kind], feed_forward=network, name=f"{kind.removeprefix('full_')}{suffix}")
         for kind, (suffix, network) in zip(_layer_kinds(config), networks, strict=True)
     ]
-    config.costless("norm_eps", "theta", "use_pos_enc")
+    config.ignore("norm_eps", "theta", "use_pos_enc")
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
@@ -102,7 +102,7 @@ def _layer_kinds(config: Section) -> list[str]:
     if not listed:
         attending = integers(config, "full_attn_idxs") if "full_attn_idxs" in config else range(layers)
         return [_KINDS[index in attending] for index in range(layers)]
-    config.costless("full_attn_idxs")
+    config.ignore("full_attn_idxs")
     for_each_layer(config, "layer_types", listed)
     unknown = [kind for kind in listed if kind not in _KINDS]
     if unknown:
@@ -113,7 +113,7 @@ def _layer_kinds(config: Section) -> list[str]:
 def _adjusted(config: Section) -> int:
     """Width of the MLP: two thirds of what is written, times a factor, rounded up, unless the config says not to."""
     inner = config.integer(config.first("block_ff_dim", "intermediate_size"))
-    config.costless("intermediate_size")  # beside block_ff_dim it says nothing
+    config.ignore("intermediate_size")  # beside block_ff_dim it says nothing
     multiple, factor = config.integer("block_multiple_of", 256), config.number("block_ffn_dim_multiplier", 1.0)
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return inner

@@ -34,7 +34,7 @@ from .siglip import without_head
 
 _PICTURES: Final = TOWERS["Siglip2VisionConfig"] | {"num_patches": 256}
 _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
-_COSTLESS: Final = """
+_IGNORED: Final = """
     encoder_patch_size do_image_splitting use_thumbnail use_image_special_tokens max_num_patches vision_feature_layer
     vision_feature_select_strategy tie_embedding tie_word_embeddings
 """
@@ -43,7 +43,7 @@ _COSTLESS: Final = """
 @architecture("lfm2_vl")
 def build(config: Section, fmt: Format) -> Graph:
     tied = config.flag(config.first("tie_embedding", "tie_word_embeddings"), default=True)
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     text, width = language(filled(config, instead={"tie_word_embeddings": tied}), fmt, "lfm2")
     if config.get("vision_config") is None:
         return text

@@ -31,7 +31,7 @@ _TOWER: Final = {
     "num_key_value_heads": 8, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "conv_kernel_size": 3,
 }  # fmt: skip
-_COSTLESS: Final = "image_token_id video_token_id vision_start_token_id vision_end_token_id"
+_IGNORED: Final = "image_token_id video_token_id vision_start_token_id vision_end_token_id"
 _KINDS: Final = ("conv", "full_attention")
 
 
@@ -59,13 +59,13 @@ class PictureConv:
 
 @architecture("lfm3_vl")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     tied = tied_of(filled(config, {"tie_word_embeddings": True}), config.section("text_config"))
     graph, width = language(filled(config, instead={"tie_word_embeddings": tied}), fmt, "lfm3")
     if config.get("vision_config") is None:
         return graph
     section = filled(vision(config), _TOWER)
-    section.costless("rope_parameters")
+    section.ignore("rope_parameters")
     merged = section.integer("spatial_merge_size")
     tower = _tower(section, merged)
     project = _projected(config, tower, tower.parts(fmt), merged**2, width)

@@ -16,7 +16,7 @@ from .blocks.decoder import FeedForward, Layer
 from .blocks.encoder import Encoder, Head, both_ways
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, gated_mlp, grouped_heads
-from .blocks.moe import costless, dense, experts, integers
+from .blocks.moe import dense, experts, ignore_router_fields, integers
 from .blocks.parts import NormKind, activation
 
 _SAMPLING = """
@@ -29,7 +29,7 @@ _SAMPLING = """
 @architecture("llada", "llada_moe", "lladamoe")
 def build(config: Section, fmt: Format) -> Graph:
     """LLaDA by the fields of OLMo, on which its code is built; LLaDA-MoE by its own."""
-    config.costless(*_SAMPLING.split())
+    config.ignore(*_SAMPLING.split())
     if config.get(config.first("expert_intermediate_size", "num_experts")) is not None:
         return _build_moe(config, fmt)
     config.choice("block_type", ("llama",), "llama")
@@ -58,7 +58,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _build_moe(config: Section, fmt: Format) -> Graph:
-    costless(
+    ignore_router_fields(
         config, "router_num_group", "router_topk_group", "routed_scaling_factor", "clip_qkv",
         "moe_router_score_function", "moe_router_enable_expert_bias", "shared_expert_intermediate_size",
     )  # fmt: skip
@@ -75,7 +75,7 @@ def _build_moe(config: Section, fmt: Format) -> Graph:
         True: experts(config, "num_experts", "num_experts_per_tok", inner=inner),
         **({} if all(sparse) else {False: dense(config, "dense_intermediate_size")}),
     }
-    config.costless("dense_intermediate_size")
+    config.ignore("dense_intermediate_size")
     layers = [Layer(mixer=mixer, feed_forward=networks[bool(each)], name="moe" if each else "dense") for each in sparse]
     tied = config.flag("tie_word_embeddings", default=False)
     return _denoiser(config.integer("hidden_size"), config.integer("vocab_size"), layers, tied=tied).graph(fmt)
@@ -84,7 +84,7 @@ def _build_moe(config: Section, fmt: Format) -> Graph:
 @architecture("Dream")
 def build_dream(config: Section, fmt: Format) -> Graph:
     """The layers of Qwen2, without a causal mask."""
-    config.costless(*_SAMPLING.split())
+    config.ignore(*_SAMPLING.split())
     heads = both_ways(grouped_heads(config))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
     layers = [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.count("num_hidden_layers")

@@ -26,7 +26,7 @@ from .blocks.family import (
     all_but_last_of,
     listed_or_every,
 )
-from .blocks.fields import always, sliding_layers
+from .blocks.fields import require_true, sliding_layers
 from .blocks.moe import first_dense, integers, sparse_layers
 from .blocks.parts import NormKind
 from .blocks.tower import filled
@@ -43,7 +43,7 @@ def _qwen_windows(config: Section) -> list[bool]:
     """Layers with a window of Qwen2 and 3, if use_sliding_window: by layer_types, or from max_window_layers on."""
     layers = config.count("num_hidden_layers")
     if not config.flag("use_sliding_window", default=False):
-        config.costless("layer_types")
+        config.ignore("layer_types")
         return [False] * layers
     full = config.integer("max_window_layers", 28, least=0)
     if config.get("layer_types") is not None:
@@ -117,7 +117,7 @@ def _check_qwen3_moe(config: Section) -> Section:
     for absent in ("shared_expert_intermediate_size", "qkv_bias"):  # some configs have them nevertheless
         if config.get(absent):
             raise config.error(absent, "must be absent, 0 or false: qwen3_moe has no such thing")
-    always(config, "use_qk_norm", "qwen3_moe always has the norms")
+    require_true(config, "use_qk_norm", "qwen3_moe always has the norms")
     return config
 
 

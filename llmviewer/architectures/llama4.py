@@ -20,7 +20,7 @@ from .blocks.decoder import FeedForward
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, check_width, decoder, grouped_heads
-from .blocks.moe import costless, dense, experts, flagged, integers, language_model, windows_and_experts
+from .blocks.moe import dense, experts, flagged, ignore_router_fields, integers, language_model, windows_and_experts
 from .blocks.parts import NormKind, heads_of, result
 from .blocks.tiles import best_fit, picture_size
 from .blocks.tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
@@ -61,7 +61,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("llama4_text")
 def build_text(config: Section, fmt: Format) -> Graph:
-    costless(config, "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
+    ignore_router_fields(config, "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
     inner = config.integer("intermediate_size")
     moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=inner, shared=inner)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config, "intermediate_size_mlp")}
@@ -72,8 +72,8 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 def _tower(section: Section) -> Tower:
     """Defaults are those of transformers.Llama4VisionConfig. The learned token stands last and is dropped."""
-    section.costless("projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
-    section.costless("vision_feature_select_strategy", "hidden_act")
+    section.ignore("projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
+    section.ignore("vision_feature_select_strategy", "hidden_act")
     hidden, seen = section.integer("hidden_size", 768), picture(section, image=448, patch=14)
     mlp = Mlp(inner=section.integer("intermediate_size", 5632), act="gelu", bias=True)
     heads = both_ways(heads_of(section, hidden, "num_attention_heads"))

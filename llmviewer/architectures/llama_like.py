@@ -44,7 +44,7 @@ def granite_swa(config: Section, fmt: Format, network: FeedForward, *, tied: boo
 
     network  feed-forward network of every layer
     """
-    config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    config.ignore("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     plain = attention(config, sinks=True)
     window = sliding_window(config, _GRANITE_WINDOW)
     layers = []
@@ -71,7 +71,7 @@ def _rotated_layers(config: Section) -> list[bool]:
 def build_baichuan(config: Section, fmt: Format) -> Graph:
     """One projection for q, k and v; the 7B rotates, the 13B has ALiBi (arXiv:2309.10305)."""
     alibi = config.integer("hidden_size") != _BAICHUAN_7B
-    config.costless("model_max_length", "_from_model_config", "gradient_checkpointing", "z_loss_weight")
+    config.ignore("model_max_length", "_from_model_config", "gradient_checkpointing", "z_loss_weight")
     heads = grouped_heads(config)
     mixer = SelfAttention(heads=heads, rotary_dim=0 if alibi else heads.head_dim, fused_qkv=True, alibi=alibi)
     return decoder(config, Layer(mixer=mixer, feed_forward=gated_mlp(config))).graph(fmt)
@@ -86,7 +86,7 @@ def build_smollm3(config: Section, fmt: Format) -> Graph:
     window = sliding_window(config) if config.flag("use_sliding_window", default=False) else inf
     unrotated = replace(mixer, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
     other = replace(rotated, mixer=unrotated, name="nope")
-    config.costless("layer_types")  # says the same
+    config.ignore("layer_types")  # says the same
     return decoder(config, [rotated if turns else other for turns in rotated_layers(config)], tied=True).graph(fmt)
 
 
@@ -114,8 +114,8 @@ class LearnedMlp(Mlp):
 @architecture("apertus1p5")
 def build_apertus_omni(config: Section, fmt: Format) -> Graph:
     """The language model; the tokenizers of images and audio are left out."""
-    config.costless("image_token_id", "audio_token_id")
-    config.costless("image_token_offset", "audio_token_offset")
+    config.ignore("image_token_id", "audio_token_id")
+    config.ignore("image_token_offset", "audio_token_offset")
     text, _ = language(config, fmt, "apertus1p5_text")
     return text
 
@@ -125,7 +125,7 @@ def build_apertus(config: Section, fmt: Format) -> Graph:
     """Norms of each query and key head, an MLP without a gate whose activation is learned (arXiv:2509.14233). The head
     of 1.5 has fewer rows than the embedding: those of text.
     """
-    config.costless("post_norm", "qk_norm", "mlp_bias")
+    config.ignore("post_norm", "qk_norm", "mlp_bias")
     act = activation(config, "hidden_act", _XIELU)
     kind = LearnedMlp if act == _XIELU else Mlp
     network = kind(inner=config.integer("intermediate_size"), act=act)

@@ -47,7 +47,7 @@ _TILE: Final = 384  # of OneVision, whose grids are of up to
 _TILES: Final = 6  # tiles to each side
 _SHRUNK: Final = 1.1  # times as many patches to a side as there may be, from which they are interpolated
 _BILINEAR: Final = 7  # OPs to weigh and add four neighbours
-_NEXT_COSTLESS: Final = """
+_NEXT_IGNORED: Final = """
     image_seq_length pad_token_id spatial_pool_stride use_image_newline_parameter video_seq_length video_token_index
     vocab_size
 """
@@ -56,7 +56,7 @@ _NEXT_COSTLESS: Final = """
 @architecture("llava")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(config, fmt, "llama")
-    config.costless("image_seq_length", "pad_token_id", "projector_hidden_size")
+    config.ignore("image_seq_length", "pad_token_id", "projector_hidden_size")
     if config.get("vision_config") is None:
         return text
     tower, taken = _tower(config)
@@ -68,7 +68,7 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("vipllava")
 def build_vip(config: Section, fmt: Format) -> Graph:
     text, width = language(config, fmt, "llama")
-    config.costless("image_seq_length", "projector_layernorm_eps")
+    config.ignore("image_seq_length", "projector_layernorm_eps")
     if config.get("vision_config") is None:
         return text
     config = filled(config, {"vision_feature_layer": _VIP_LAYERS})
@@ -84,7 +84,7 @@ def build_vip(config: Section, fmt: Format) -> Graph:
 @architecture("video_llava")
 def build_video(config: Section, fmt: Format) -> Graph:
     """A tower more, for films, is held and not run (arXiv:2311.10122)."""
-    config.costless("image_seq_length", "video_seq_length")
+    config.ignore("image_seq_length", "video_seq_length")
     seen = build(config, fmt)
     if config.get("vision_config") is None:
         return seen
@@ -145,7 +145,7 @@ def _tiled(
     put all of their patches into the prompt; 0 is any number.
     """
     text, width = language(config, fmt, kind)
-    config.costless(*_NEXT_COSTLESS.split())
+    config.ignore(*_NEXT_IGNORED.split())
     if config.get("vision_config") is None:
         return text
     tower, taken = _tower(config, layer)

@@ -19,7 +19,7 @@ from .blocks.attention import LatentAttention
 from .blocks.decoder import Layer, Prediction
 from .blocks.feed_forward import Experts
 from .blocks.fields import decoder
-from .blocks.moe import costless, dense, experts, latent_attention
+from .blocks.moe import dense, experts, ignore_router_fields, latent_attention
 from .blocks.parts import Parts, result
 
 _SECOND: Final = "second_"
@@ -59,10 +59,12 @@ def _renamed(operators: Iterable[Operator], kept: str) -> list[Operator]:
 
 @architecture("longcat_flash")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, "rope_interleave", "mla_scale_q_lora", "mla_scale_kv_lora", "router_dtype", "params_dtype")
+    ignore_router_fields(
+        config, "rope_interleave", "mla_scale_q_lora", "mla_scale_kv_lora", "router_dtype", "params_dtype"
+    )
     # Keys and values are expanded for every head, and heads are as wide as their parts. Layers are twice num_layers for
     # those who count attentions.
-    config.costless("num_key_value_heads", "head_dim", "qk_head_dim", "num_hidden_layers")
+    config.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "num_hidden_layers")
     for key in _NGRAMS:
         if config.get(key):
             raise config.error(key, "must be absent: embeddings of several tokens are not known for this architecture")

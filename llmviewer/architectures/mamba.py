@@ -27,7 +27,7 @@ def build_mamba(config: Section, fmt: Format) -> Graph:
         conv_bias=config.flag("use_conv_bias", default=True),
         bias=config.flag("use_bias", default=False),
     )
-    _costless(config)
+    _ignore_fields(config)
     return _decoder(config, mixer, hidden, fmt)
 
 
@@ -49,7 +49,7 @@ def build_mamba2(config: Section, fmt: Format) -> Graph:
         conv_bias=config.flag("use_conv_bias", default=True),
         bias=config.flag("use_bias", default=False),
     )
-    _costless(config)
+    _ignore_fields(config)
     return _decoder(config, mixer, hidden, fmt)
 
 
@@ -59,9 +59,9 @@ def _decoder(config: Section, mixer: Mamba | Mamba2, hidden: int, fmt: Format) -
     ).graph(fmt)
 
 
-def _costless(config: Section) -> None:
+def _ignore_fields(config: Section) -> None:
     config.choice("hidden_act", SILU, "silu")
-    config.costless(
+    config.ignore(
         "rms_norm", "residual_in_fp32", "rescale_prenorm_residual", "time_step_limit",
         "time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme",
         "norm_before_gate",

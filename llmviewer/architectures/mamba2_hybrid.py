@@ -12,13 +12,13 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import always, attention, decoder, gated_mlp, grouped_heads
-from .blocks.moe import at_most, costless, for_each_layer, integers
+from .blocks.fields import attention, decoder, gated_mlp, grouped_heads, require_true
+from .blocks.moe import at_most, for_each_layer, ignore_router_fields, integers
 from .blocks.parts import Parts, activation, result
 from .blocks.state_space import Mamba2
 
 # Multipliers are constants that fold into the weights next to them.
-_FALCON_H1_COSTLESS = """
+_FALCON_H1_IGNORED = """
     attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier
     mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier mlp_expansion_factor num_logits_to_keep
     time_step_rank
@@ -45,8 +45,8 @@ def build_bamba(config: Section, fmt: Format) -> Graph:
     }
     attending = integers(config, "attn_layer_indices")
     layers = [kinds[index in attending] for index in range(config.count("num_hidden_layers"))]
-    config.costless("partial_rotary_factor", "attn_rotary_emb", "num_logits_to_keep", "z_loss_coefficient")
-    config.costless("mamba_dt_rank", "use_mamba_kernels")
+    config.ignore("partial_rotary_factor", "attn_rotary_emb", "num_logits_to_keep", "z_loss_coefficient")
+    config.ignore("mamba_dt_rank", "use_mamba_kernels")
     return decoder(config, layers).graph(fmt)
 
 
@@ -67,16 +67,16 @@ def build_falcon_h1(config: Section, fmt: Format) -> Graph:
     """Attention and Mamba-2 side by side in every layer, on the same norm (arXiv:2507.22448)."""
     if config.get("attn_layer_indices") is not None:
         raise config.error("attn_layer_indices", "must be null: every layer attends")
-    always(config, "mamba_use_mlp", "every layer has an MLP")
+    require_true(config, "mamba_use_mlp", "every layer has an MLP")
     if config.flag("projectors_bias", default=False) != config.flag("mamba_proj_bias", default=False):
         raise config.error("projectors_bias", "must be as mamba_proj_bias: a bias of one projection is not modelled")
     inner = 0 if config.get("mamba_d_ssm") is None else config.integer("mamba_d_ssm")
     if inner:
-        config.costless("mamba_expand")
+        config.ignore("mamba_expand")
     mamba = _mamba2(config, inner=inner, norm=config.flag("mamba_rms_norm", default=False))
     mixer = SideBySide(mamba=mamba, attention=attention(config, grouped_heads(config, kv_heads=8)))
     layer = Layer(mixer=mixer, feed_forward=gated_mlp(config))
-    config.costless(*_FALCON_H1_COSTLESS.split())
+    config.ignore(*_FALCON_H1_IGNORED.split())
     return decoder(config, layer).graph(fmt)
 
 
@@ -88,11 +88,13 @@ def build_granite(config: Section, fmt: Format) -> Graph:
     if "mamba" in kinds:
         mixers["mamba"] = _mamba2(config)
     else:
-        config.costless(*(key for key in config if key.startswith("mamba_")))
+        config.ignore(*(key for key in config if key.startswith("mamba_")))
     network = _granite_network(config)
     layers = [Layer(mixer=mixers[kind], feed_forward=network, name=kind) for kind in kinds]
-    costless(config, "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
-    config.costless("intermediate_size", "normalization_function", "num_logits_to_keep", "init_method")
+    ignore_router_fields(
+        config, "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"
+    )
+    config.ignore("intermediate_size", "normalization_function", "num_logits_to_keep", "init_method")
     return decoder(config, layers).graph(fmt)
 
 
@@ -119,7 +121,7 @@ def _granite_network(config: Section) -> FeedForward:
     shared = Mlp(inner=config.integer("shared_intermediate_size", 1024), act=act, gated=True, fused=True)
     experts = config.integer("num_local_experts", 8, least=0)
     if not experts:
-        config.costless("num_experts_per_tok")
+        config.ignore("num_experts_per_tok")
         return shared
     chosen = config.integer("num_experts_per_tok", 2)
     return Experts(
@@ -143,7 +145,7 @@ def _mamba2(config: Section, *, inner: int = 0, norm: bool = True) -> Mamba2:
     head_dim = inner // heads if config.get("mamba_d_head") in (None, "auto") else config.integer("mamba_d_head")
     if heads * head_dim != inner:
         raise config.error("mamba_d_head", f"times {heads} heads must be the inner width {inner}; got {head_dim}")
-    config.costless("time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "mamba_norm_before_gate")
+    config.ignore("time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "mamba_norm_before_gate")
     return Mamba2(
         inner=inner,
         heads=heads,

@@ -1,7 +1,8 @@
 """MiMo-V2-Flash: five layers in six see 128 tokens before them, with twice the KV heads and a sink; values are narrower
 than keys (arXiv:2601.02780).
 
-Configs come in two dialects, that of the checkpoint and that of transformers. Scaling values by a constant is costless.
+Configs come in two dialects, that of the checkpoint and that of transformers. Values are scaled by a constant,
+which is not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Prediction
 from .blocks.fields import decoder, rotary_dim
-from .blocks.moe import costless, dense, experts, flagged, listed, listed_sparse, windows_and_experts
+from .blocks.moe import dense, experts, flagged, ignore_router_fields, listed, listed_sparse, windows_and_experts
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head
@@ -26,7 +27,7 @@ _FURTHER = 3  # layers of multi-token prediction in the published checkpoint, wh
 
 @architecture("mimo_v2_flash")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(
+    ignore_router_fields(
         config, "attention_value_scale", "swa_rope_theta", "layernorm_epsilon", "attention_chunk_size",
         "hybrid_block_size", "rope_parameters",
     )  # fmt: skip

@@ -50,14 +50,14 @@ _SIGLIP: Final = {  # timm's vit_so400m_patch14_siglip_384 without its last laye
 _WHISPER: Final = {  # openai/whisper-medium
     "num_mel_bins": 80, "encoder_layers": 24, "encoder_ffn_dim": 4096, "d_model": 1024, "max_source_positions": 1500,
 }  # fmt: skip
-_COSTLESS: Final = """
+_IGNORED: Final = """
     version drop_vision_last_layer batch_vision_input use_image_id slice_mode image_size patch_size max_slice_nums
     scale_resolution vision_encoder mm_use_im_start_end adaptive_slice slice_config vision_batch_size rope_theta
     audio_chunk_length audio_pool_step chunk_input init_audio init_tts init_vision listen_speak_type stream_input
     tts_config default_gen_scale im_start im_end im_end_token im_start_token im_patch_token mm_use_im_patch_token
     vision_hidden_size
 """
-_AUDIO_COSTLESS: Final = """
+_AUDIO_IGNORED: Final = """
     activation_function encoder_attention_heads decoder_attention_heads decoder_ffn_dim decoder_layers
     encoder_layerdrop decoder_layerdrop num_hidden_layers scale_embedding max_target_positions vocab_size
     apply_spec_augment begin_suppress_tokens classifier_proj_size mask_feature_length mask_feature_min_masks
@@ -80,17 +80,17 @@ def build_o(config: Section, fmt: Format) -> Graph:
     if not config.flag("init_audio", default=True):
         return seen
     section = part(config, "audio_config")
-    section.costless(*_AUDIO_COSTLESS.split())
+    section.ignore(*_AUDIO_IGNORED.split())
     return Graph((*_hearing(filled(section, _WHISPER), config.integer("hidden_size"), Parts(format=fmt)), *seen.blocks))
 
 
 def _built(config: Section, fmt: Format, kind: str) -> Graph:
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     language = filled(config, instead={"model_type": kind, "vision_config": None})
     text, width = builder(language)(language, fmt), config.integer("hidden_size")
     given = config.get("vision_config") is not None
     section = filled(vision(config) if given else Section(_SIGLIP, config.file), TOWERS["SiglipVisionConfig"])
-    section.costless("model_type", "attn_implementation", "_attn_implementation_autoset")
+    section.ignore("model_type", "attn_implementation", "_attn_implementation_autoset")
     queries, slices = config.integer("query_num", 64), config.get("max_slice_nums") or 9
     size = picture_size(config)
     rows, columns = nearest_slices(size, _SIDE, most=int(slices))

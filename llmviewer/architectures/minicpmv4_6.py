@@ -44,7 +44,7 @@ _SIDE: Final = 448  # pixels to a side of a slice, or as many in another shape, 
 _SLICES: Final = 9  # at most, likewise
 _MERGED: Final = 2  # patches to a side of a square that becomes one
 _SQUARE: Final = _MERGED**2
-_COSTLESS: Final = """
+_IGNORED: Final = """
     image_size image_start_id image_end_id slice_start_id slice_end_id newline_id patch_size drop_vision_last_layer
 """
 
@@ -60,7 +60,7 @@ class Seen(NamedTuple):
 @architecture("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(config, fmt, "qwen3_5_text")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     if config.get("vision_config") is None:
         return text
     inserted = {"insert_layer_id": config.integer("insert_layer_id", 6, least=0)}

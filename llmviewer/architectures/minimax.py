@@ -16,7 +16,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Mixer, Residual
 from .blocks.fields import decoder, grouped_heads, rotated, sliding_window
-from .blocks.moe import costless, experts, for_each_layer, integers, listed
+from .blocks.moe import experts, for_each_layer, ignore_router_fields, integers, listed
 from .blocks.parts import activation
 from .blocks.recurrent import LightningAttention
 
@@ -27,9 +27,9 @@ _AB = ("alpha", "beta")
 @architecture("minimax", "minimax_text_01", "minimax_m1")
 def build(config: Section, fmt: Format) -> Graph:
     # Factors of residuals: a product for each element of an addition.
-    config.costless(*(f"layernorm_{part}_{f}" for part in ("full_attention", "linear_attention", "mlp") for f in _AB))
-    config.costless(*(f"{part}_{f}_factor" for part in ("full_attn", "linear_attn", "mlp") for f in _AB))
-    costless(config, "shared_moe_mode")
+    config.ignore(*(f"layernorm_{part}_{f}" for part in ("full_attention", "linear_attention", "mlp") for f in _AB))
+    config.ignore(*(f"{part}_{f}_factor" for part in ("full_attn", "linear_attn", "mlp") for f in _AB))
+    ignore_router_fields(config, "shared_moe_mode")
     if config.get("shared_intermediate_size") not in (None, 0, [0]):
         raise config.error("shared_intermediate_size", "must be 0: no model of this architecture has a shared expert")
     after = config.flag("postnorm", default=config.text("model_type") == "minimax")

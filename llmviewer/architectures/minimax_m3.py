@@ -24,10 +24,10 @@ from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder, grouped_heads, rotary_dim, rotated
 from .blocks.moe import (
     at_most,
-    costless,
     crossed,
     flagged,
     for_each_layer,
+    ignore_router_fields,
     integers,
     language_model,
     listed,
@@ -44,7 +44,7 @@ def build(config: Section, fmt: Format) -> Graph:
     """A tower for pictures before the language model: what it leaves of each patch is brought to the model's width, and
     of four together to a token.
     """
-    config.costless(
+    config.ignore(
         "tie_word_embeddings", "video_token_index", "multimodal_projector_bias", "img_token_compression_config",
         "merged_hidden_size", "projector_hidden_size",
     )  # fmt: skip
@@ -62,7 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("minimax_m3_vl_text", "minimax_m3")
 def build_text(config: Section, fmt: Format) -> Graph:
-    costless(
+    ignore_router_fields(
         config, "swiglu_alpha", "swiglu_limit", "hidden_act", "use_gemma_norm", "use_qk_norm", "qk_norm_type",
         "partial_rotary_factor",
     )  # fmt: skip
@@ -157,7 +157,7 @@ def _mlp(inner: int) -> Mlp:
 def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
     """By the fields of the checkpoint, in a section of their own, or those of transformers."""
     section = config.section("sparse_attention_config") if config.get("sparse_attention_config") else config
-    section.costless(
+    section.ignore(
         "use_sparse_attention", "sparse_score_type", "sparse_init_block", "sparse_local_block", "index_local_blocks",
         "sparse_disable_index_value",
     )  # fmt: skip

@@ -20,10 +20,10 @@ from .blocks.decoder import Decoder, FeedForward, Layer
 from .blocks.encoder import holding
 from .blocks.fields import decoder
 from .blocks.moe import (
-    costless,
     dense,
     experts_beside_shared,
     for_each_layer,
+    ignore_router_fields,
     integers,
     latent_attention,
     sparse_layers,
@@ -92,9 +92,9 @@ class LearnedRotation(Decoder):
 
 @architecture("mistral_large4_text")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
+    ignore_router_fields(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
-    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     rotated = rotated_layers(config)

@@ -13,7 +13,7 @@ from .blocks.borrowed import BorrowedAttention
 from .blocks.decoder import Layer, Prediction
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, decoder, grouped_heads, rotated
-from .blocks.moe import Kinds, at_most, costless, experts, for_each_layer, integers
+from .blocks.moe import Kinds, at_most, experts, for_each_layer, ignore_router_fields, integers
 from .blocks.parts import NormKind, activation, heads_of
 from .llama_like import granite_swa
 
@@ -21,7 +21,7 @@ from .llama_like import granite_swa
 @architecture("minimax_m2")
 def build_minimax_m2(config: Section, fmt: Format) -> Graph:
     """All layers attend to all tokens; configs that list the kinds of their attention say so with ones."""
-    costless(config)
+    ignore_router_fields(config)
     if set(integers(config, "attn_type_list")) - {1}:
         raise config.error("attn_type_list", "must be ones, for softmax attention; linear attention is not modelled")
     if config.integer("shared_intermediate_size", 0, least=0):
@@ -46,7 +46,7 @@ def _minimax_prediction(config: Section, layer: Layer) -> Prediction | None:
 
 @architecture("granitemoe_swa")
 def build_granitemoe_swa(config: Section, fmt: Format) -> Graph:
-    costless(config)
+    ignore_router_fields(config)
     return granite_swa(config, fmt, _granite_experts(config), tied=False)
 
 
@@ -70,7 +70,7 @@ def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
     are numbers, or lists with one for each. With cross-layer attention (arXiv:2411.02265, section 2.3.2), the first of
     so many layers has keys and values for all of them.
     """
-    costless(config, "eod_token_id", "attention_head_dim", "use_mixed_mlp_moe", "cla_share_factor")
+    ignore_router_fields(config, "eod_token_id", "attention_head_dim", "use_mixed_mlp_moe", "cla_share_factor")
     for flag in ("use_mla", "mlp_bias"):
         if config.flag(flag, default=False):
             raise config.error(flag, "must be false; it is not modelled")
@@ -122,9 +122,9 @@ def build_dbrx(config: Section, fmt: Format) -> Graph:
     """One projection for q, k and v, LayerNorm without biases. Facts of attention and experts stand in attn_config and
     ffn_config.
     """
-    costless(config, "max_seq_len", "emb_pdrop")
+    ignore_router_fields(config, "max_seq_len", "emb_pdrop")
     hidden, attn = config.integer("d_model"), config.section("attn_config")
-    attn.costless("clip_qkv")
+    attn.ignore("clip_qkv")
     heads = heads_of(config, hidden, "n_heads", num_kv_heads=attn.integer("kv_n_heads", 1))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, fused_qkv=True)
     return decoder(
@@ -137,7 +137,7 @@ def build_dbrx(config: Section, fmt: Format) -> Graph:
 
 def _dbrx_experts(config: Section) -> Experts:
     ffn = config.section("ffn_config")
-    ffn.costless("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "uniform_expert_assignment")
+    ffn.ignore("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "uniform_expert_assignment")
     return Experts(
         experts=ffn.integer("moe_num_experts"),
         chosen=at_most(ffn, "moe_top_k", "moe_num_experts", ffn.integer("moe_top_k")),

@@ -56,9 +56,9 @@ _FEATURES: Final = "projector_features"
 @architecture("mllama")
 def build(config: Section, fmt: Format) -> Graph:
     section = filled(vision(config), _PICTURES)
-    section.costless("tie_word_embeddings")
+    section.ignore("tie_word_embeddings")
     text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": False})  # which the class never does
-    text.costless("model_type")
+    text.ignore("model_type")
     tiles, seen = section.count("max_num_tiles"), picture(section)
     tokens = tiles * (seen.patches + 1)
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)

@@ -29,7 +29,7 @@ _TASKS: Final = {
     "ForQuestionAnswering": "answer",
     "Model": "bare",
 }
-_COSTLESS: Final = """
+_IGNORED: Final = """
     norm_eps global_rope_theta local_rope_theta initializer_cutoff_factor embedding_dropout mlp_dropout
     classifier_dropout classifier_pooling deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
     reference_compile repad_logits_with_grad position_embedding_type cls_token_id num_labels
@@ -38,7 +38,7 @@ _COSTLESS: Final = """
 
 @architecture("modernbert")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     config.choice("classifier_pooling", ("cls", "mean"), "cls")
     hidden = config.integer("hidden_size")
     norm = NormKind.LAYER if config.flag("norm_bias", default=False) else NormKind.LAYER_NO_BIAS
@@ -72,7 +72,7 @@ class WordsAfterHead(Decoder):
 @architecture("modernbert-decoder")
 def build_decoder(config: Section, fmt: Format) -> Graph:
     """Queries, keys and values are made apart; keys stay."""
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     hidden, heads = (
         config.integer("hidden_size"),
         heads_of(config),

@@ -35,7 +35,7 @@ _NAMES: Final = {  # in the 1B: in OLMoE
     "d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads", "moe_num_experts": "num_experts", "moe_top_k": "num_experts_per_tok",
 }  # fmt: skip
-_COSTLESS: Final = """
+_IGNORED: Final = """
     additional_vocab_size clip_qkv embedding_size use_position_ids layer_norm_type layer_norm_with_affine
     attention_layer_norm_with_affine moe_dropless moe_loss_weight moe_zloss_weight moe_mlp_impl moe_shared_expert
     moe_lbl_in_fp32 moe_log_expert_assignment moe_capacity_factor moe_normalize_expert_weights image_feature_dropout
@@ -50,7 +50,7 @@ _COSTLESS: Final = """
 
 @architecture("molmo")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split(), *_NAMES, "mlp_hidden_size")
+    config.ignore(*_IGNORED.split(), *_NAMES, "mlp_hidden_size")
     named = config.with_data({_NAMES.get(key, key): value for key, value in config.data.items()})
     text, inner = _text(named, fmt)
     width = named.integer("hidden_size")

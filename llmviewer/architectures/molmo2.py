@@ -46,18 +46,18 @@ _OLDER: Final = {  # names of fields in published files
 _CROPS: Final = 8  # at most, in the processors of all published models
 _OVERLAP: Final = 8  # patches of a row or column that two crops share
 _POOLED: Final = 2  # patches to a side of a token
-_COSTLESS: Final = """
+_IGNORED: Final = """
     image_start_token_id low_res_image_start_token_id image_end_token_id image_patch_id frame_start_token_id
     frame_end_token_id image_col_id use_frame_special_tokens
 """
-_PARTS_COSTLESS: Final = "model_type float32_attention residual_dropout pooling_attention_mask"
+_PARTS_IGNORED: Final = "model_type float32_attention residual_dropout pooling_attention_mask"
 
 
 @architecture("molmo2_text")
 def build_text(config: Section, fmt: Format) -> Graph:
     """Tokens besides those of the vocabulary have a table of their own, and are never written."""
     config = filled(config, TEXT_CLASSES["Molmo2TextConfig"])
-    config.costless("rope_scaling_layers", "embedding_dropout", "residual_dropout", "use_qk_norm", "layer_norm_eps")
+    config.ignore("rope_scaling_layers", "embedding_dropout", "residual_dropout", "use_qk_norm", "layer_norm_eps")
     whole = config.choice("qk_norm_type", ("qwen3", "olmo"), "qwen3") == "olmo"
     bias = config.flag(config.first("attention_bias", "qkv_bias"), default=False)
     after = config.flag("norm_after", default=False)
@@ -76,13 +76,13 @@ def build_text(config: Section, fmt: Format) -> Graph:
 @architecture("molmo2")
 def build(config: Section, fmt: Format) -> Graph:
     text = build_text(language_model(config) if config.get("text_config") else Section({}, config.file), fmt)
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     seen = config.first("vision_config", "vit_config")
     if config.get(seen) is None:
         return text
     adapter, given = part(config, "adapter_config"), config.section(seen)
     for section in (adapter, given):
-        section.costless(*_PARTS_COSTLESS.split())
+        section.ignore(*_PARTS_IGNORED.split())
     named = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
     runs = _runs(adapter, section := filled(named, _PICTURES))
     check_width(adapter, "hidden_size", section.integer("hidden_size"), "the tower", 1152)

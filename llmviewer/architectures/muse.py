@@ -15,14 +15,14 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import decoder, grouped_heads, sliding_window, without
-from .blocks.moe import at_most, costless, for_each_layer, listed, listed_sparse
+from .blocks.fields import decoder, grouped_heads, require_false, sliding_window
+from .blocks.moe import at_most, for_each_layer, ignore_router_fields, listed, listed_sparse
 from .blocks.parts import NormKind, Parts, activation, result
 from .blocks.tower import filled
 
 _EVERY: Final = 4  # layers, counted from the last, of which one has neither window nor positions
 _WINDOW: Final = 2048
-_COSTLESS: Final = """
+_IGNORED: Final = """
     final_logit_softcapping qk_scale_factor output_multiplier post_norm_eps residual_gate_temperature
 """
 _GLIMMER: Final = {
@@ -79,7 +79,7 @@ class NormedEmbedding(Decoder):
 @architecture("muse_glimmer_text")
 def build_glimmer(config: Section, fmt: Format) -> Graph:
     config = filled(config, _GLIMMER)
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     network = Mlp(
         inner=config.integer("intermediate_size"),
         act=activation(config, config.first("hidden_activation", "hidden_act"), "silu"),
@@ -95,7 +95,7 @@ def build_glimmer(config: Section, fmt: Format) -> Graph:
 @architecture("muse_spark_text")
 def build_spark(config: Section, fmt: Format) -> Graph:
     config = filled(config, _SPARK)
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     act = activation(config, "hidden_act", "silu")
     moe = NarrowExperts(
         experts=config.integer("num_local_experts"),
@@ -119,7 +119,7 @@ def _mixers(config: Section, kind: type[SelfAttention]) -> list[tuple[str, SelfA
     """The attention of each layer and its name: with a window where layer_types says so, or in all layers but one of
     four; rotated where its theta is not 0, or likewise.
     """
-    without(config, "attention_bias", "biases of this attention are not modelled")
+    require_false(config, "attention_bias", "biases of this attention are not modelled")
     heads = grouped_heads(config)
     layers, window = config.count("num_hidden_layers"), sliding_window(config, _WINDOW)
     usual = [(layers - 1 - index) % _EVERY != 0 for index in range(layers)]

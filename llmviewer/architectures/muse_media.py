@@ -41,13 +41,13 @@ _SOUND: Final = {
 
 @architecture("muse_glimmer", "muse_spark")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     text, width = language(config, fmt, f"{config.text('model_type')}_text")
     if config.get("vision_config") is None:
-        config.costless("out_hidden_size", "projector_hidden_size", "projector_hidden_act")
+        config.ignore("out_hidden_size", "projector_hidden_size", "projector_hidden_act")
         return text
     section = filled(vision(config), _TOWER)
-    section.costless("max_position_embeddings", "layer_norm_eps")
+    section.ignore("max_position_embeddings", "layer_norm_eps")
     side = section.integer("merge_size")
     tower = _tower(section, side)
     if config.integer("out_hidden_size", side**2 * tower.hidden) != side**2 * tower.hidden:
@@ -96,7 +96,7 @@ def _projected(config: Section, tower: Tower, parts: Parts, merged: int, width: 
 def _hearing(given: Section, parts: Parts) -> tuple[Block, ...]:
     """Convolutions by channel and MLPs over ever fewer and wider samples."""
     section = filled(given, _SOUND)
-    section.costless("num_hidden_layers", "hidden_act", "sample_rate")
+    section.ignore("num_hidden_layers", "hidden_act", "sample_rate")
     widths = integers(section, "hidden_sizes")
     patches, depths = integers(section, "patch_sizes"), integers(section, "depths")
     taps, ratio, out = (

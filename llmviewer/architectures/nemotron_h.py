@@ -41,7 +41,7 @@ _LETTERS: Final = {  # words of transformers, those it writes and those it wrote
 @architecture("nemotron_h_omni")
 def build_omni(config: Section, fmt: Format) -> Graph:
     """The language model of Nemotron 3 Omni; what sees and hears is left out."""
-    config.costless(*_MEDIA.split())
+    config.ignore(*_MEDIA.split())
     text, _ = language(config, fmt, "nemotron_h", config.first("text_config", "llm_config"))
     return text
 
@@ -56,7 +56,7 @@ def build(config: Section, fmt: Format) -> Graph:
         raise config.error("num_hidden_layers", f"must be the {len(pattern)} of {key}")
     layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
     prediction = _prediction(config, kinds)
-    _costless(config)
+    _ignore_fields(config)
     untied = filled(config, instead={"tie_word_embeddings": False})  # its class ties nothing, whatever that says
     return decoder(untied, [layers[kind] for kind in pattern], prediction=prediction).graph(fmt)
 
@@ -112,7 +112,7 @@ def _mamba(config: Section) -> Layer:
         conv_bias=config.flag("use_conv_bias", default=True),
         bias=config.flag("use_bias", default=False),
     )
-    config.costless("mamba_proj_bias")
+    config.ignore("mamba_proj_bias")
     return Layer(mixer=mixer, feed_forward=None, name="mamba")
 
 
@@ -125,7 +125,7 @@ def _attention(config: Section) -> Layer:
     )
     if heads.num_heads % heads.num_kv_heads:
         raise config.error("num_attention_heads", f"must be a multiple of the {heads.num_kv_heads} key-value heads")
-    config.costless("attention_bias")  # the class has none, whatever it says
+    config.ignore("attention_bias")  # the class has none, whatever it says
     return Layer(mixer=SelfAttention(heads=heads), feed_forward=None, name="attention")
 
 
@@ -157,9 +157,9 @@ def _feed_forward(config: Section, inner: int) -> Mlp:
     return Mlp(inner=inner, act=act, bias=config.flag("mlp_bias", default=False))
 
 
-def _costless(config: Section) -> None:
+def _ignore_fields(config: Section) -> None:
     config.choice("mamba_hidden_act", SILU, "silu")
-    config.costless(
+    config.ignore(
         "expand", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "norm_eps",
         "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_limit",
         "time_step_rank", "num_logits_to_keep", "partial_rotary_factor", "n_group", "topk_group", "norm_topk_prob",

@@ -15,7 +15,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import decoder, without
+from .blocks.fields import decoder, require_false
 from .blocks.moe import for_each_layer
 from .blocks.parts import Parts, activation, heads_of
 
@@ -25,8 +25,8 @@ _ROUND = 256  # widths of MLPs are multiples of it
 @architecture("nemotron-nas", "deci")
 def build(config: Section, fmt: Format) -> Graph:
     """As `block_configs` says of each layer; what all have alike stands beside it."""
-    config.costless("intermediate_size", "num_key_value_heads", "mlp_bias")
-    without(config, "attention_bias", "biases of this attention are not modelled")
+    config.ignore("intermediate_size", "num_key_value_heads", "mlp_bias")
+    require_false(config, "attention_bias", "biases of this attention are not modelled")
     blocks = config.sections("block_configs")
     for_each_layer(config, "block_configs", blocks)
     layers = (_layer(config, block) for block in blocks)

@@ -18,7 +18,7 @@ from .blocks.state_space import GatedDeltaNet
 @architecture("olmo_hybrid")
 def build_olmo_hybrid(config: Section, fmt: Format) -> Graph:
     """Norms precede the gated delta rule; without rope_parameters no layer has rotary positions."""
-    config.costless(
+    config.ignore(
         "linear_allow_neg_eigval", "linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max",
         "linear_dt_init_floor",
     )  # fmt: skip

@@ -35,7 +35,7 @@ from .siglip import pooled_head
 
 _ACTION: Final = 7  # tokens: a position, a rotation and a gripper
 _FIRST: Final = "first_features"
-_COSTLESS: Final = """
+_IGNORED: Final = """
     arch_specifier hf_llm_id image_resize_strategy llm_backbone_id llm_max_length n_action_bins norm_stats
     output_projector_states pad_to_multiple_of timm_override_act_layers vision_backbone_id image_token_index
     use_fused_vision_backbone
@@ -74,7 +74,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("prismatic")
 def build_prismatic(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     text, width = language(filled(config, {"text_config": {}}), fmt, "llama")
     names = config.texts("timm_model_ids") or ("vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip_224")
     sizes = integers(config, "image_sizes") or (224,) * len(names)

@@ -20,7 +20,7 @@ from .blocks.tower import Tower, filled, joined, language, patches_of, picture, 
 
 _PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element
-_COSTLESS: Final = "visual_indicator_token_ids vocab_size"
+_IGNORED: Final = "visual_indicator_token_ids vocab_size"
 
 
 @architecture("ovis2")
@@ -28,12 +28,12 @@ def build(config: Section, fmt: Format) -> Graph:
     text, width = language(filled(config, {"tie_word_embeddings": True}), fmt, "qwen2")
     if not config.flag("tie_word_embeddings", default=True):
         check_width(config, "vocab_size", text.blocks[0].operators[0].weights[0].shape[0], "the language model", 151643)
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     if config.get("vision_config") is None:
         return text
     check_width(config, "hidden_size", width, "the language model", 1536)
     section = vision(config)
-    section.costless("tokenize_function")
+    section.ignore("tokenize_function")
     section = filled(section, _PICTURES)
     tower, side = _tower(section), section.integer("hidden_stride", 1)
     tokens = ceil(tower.picture.height / side) * ceil(tower.picture.width / side)

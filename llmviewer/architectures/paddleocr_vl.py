@@ -20,7 +20,7 @@ from .blocks.tiles import picture_size
 from .blocks.tower import Tower, filled, joined, merger, picture, sides, vision, vit
 from .llama import FAMILIES
 
-_COSTLESS: Final = """
+_IGNORED: Final = """
     image_token_id video_token_id vision_start_token_id vision_end_token_id compression_ratio ignored_index model_type
     max_sequence_length rope_is_neox_style use_3d_rope use_flash_attention weight_share_add_bias sliding_window
 """
@@ -32,14 +32,14 @@ _TIED: Final = "tie_word_embeddings"
 def build(config: Section, fmt: Format) -> Graph:
     given = language_model(config) if config.get("text_config") is not None else config
     for section in (config, given):
-        section.costless(*_COSTLESS.split())
+        section.ignore(*_IGNORED.split())
     tied = any(section.flag(_TIED, default=True) for section in (config, given))
     text = filled(given, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: tied})
     language = FAMILIES["ernie4_5"].graph(text, fmt)
     if config.get("vision_config") is None:
         return language
     section = filled(vision(config), TOWERS["PaddleOCRVisionConfig"])
-    section.costless("model_type", "temporal_patch_size", "tokens_per_second")
+    section.ignore("model_type", "temporal_patch_size", "tokens_per_second")
     side = section.integer("spatial_merge_size", 2)
     tower = _tower(config, section, side)
     merge = merger(tower.parts(fmt), tower, side**2, text.integer("hidden_size"), norm=NormKind.LAYER)

@@ -17,7 +17,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import alternating, decoder, grouped_heads
 from .blocks.parts import NormKind
 
-_COSTLESS = """
+_IGNORED = """
     attention_dropout_prob embedding_dropout_prob ffn_dropout_prob dummy_token_indices gegelu_limit gegelu_pad_to_256
     mup_attn_multiplier mup_embedding_multiplier mup_use_scaling mup_width_multiplier pad_sequence_to_multiple_of_64
     rope_embedding_base rope_position_scale blocksparse_triton_kernel_block_size ff_dim_multiplier
@@ -27,7 +27,7 @@ _COSTLESS = """
 @architecture("phi3small")
 def build(config: Section, fmt: Format) -> Graph:
     """GeGELU is x sigmoid(1.702 x) times another half, which counts as SiLU."""
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     config.choice("hidden_act", ("gegelu",), "gegelu")
     heads = grouped_heads(config)
     plain = SelfAttention(heads=heads, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=True, o_bias=True)

@@ -55,9 +55,9 @@ _SOUND: Final = {  # as transformers.Phi4MultimodalAudioConfig has it
     "nemo_conv_channels": 1024,
     "downsample_rate": 1,
 }
-_TEXT_COSTLESS: Final = "bos_token_id eos_token_id vision_config audio_config embd_layer audio_processor img_processor"
-_TOWER_COSTLESS: Final = "crop_size image_token_id"
-_SOUND_COSTLESS: Final = """
+_TEXT_IGNORED: Final = "bos_token_id eos_token_id vision_config audio_config embd_layer audio_processor img_processor"
+_TOWER_IGNORED: Final = "crop_size image_token_id"
+_SOUND_IGNORED: Final = """
     activation audio_token_id chunk_size conv_activation conv_glu_type dropout_rate feature_layer left_chunk
     nemo_activation nemo_final_size model_type initializer_factor initializer_range
 """
@@ -68,10 +68,10 @@ _POOLED: Final = 2  # patches to each side of what becomes a token
 @architecture("phi4_multimodal", "phi4mm")
 def build(config: Section, fmt: Format) -> Graph:
     text = filled(config, TEXT_CLASSES["Phi4MultimodalConfig"])
-    config.costless(*_TEXT_COSTLESS.split())
+    config.ignore(*_TEXT_IGNORED.split())
     language, width = FAMILIES["phi3"].graph(text, fmt), text.integer("hidden_size")
     section = filled(part(config, "vision_config"), TOWERS["Phi4MultimodalVisionConfig"])
-    section.costless(*_TOWER_COSTLESS.split())
+    section.ignore(*_TOWER_IGNORED.split())
     runs = layers_run(section, "feature_layer", section.count("num_hidden_layers"), -2)
     tower = plain_tower(section, multiple=_POOLED)
     side = tower.picture.height // _POOLED
@@ -113,7 +113,7 @@ def _projected(tower: Tower, parts: Parts, width: int, tokens: int, each: int) -
 def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
     """What reads sound, of which the weights alone matter here: layers (arXiv:2005.08100), and what is around them."""
     config = filled(section, _SOUND)
-    config.costless(*_SOUND_COSTLESS.split())
+    config.ignore(*_SOUND_IGNORED.split())
     hidden, inner, heads = (config.integer(k) for k in ("hidden_size", "intermediate_size", "num_attention_heads"))
     out, apart = config.integer("ext_pw_out_channel"), config.integer("depthwise_separable_out_channel")
     wide, channels = hidden * config.integer("depthwise_multiplier"), config.integer("nemo_conv_channels")

@@ -22,7 +22,7 @@ from .blocks.attention import scored
 from .blocks.borrowed import borrowed
 from .blocks.decoder import Layer, Mixer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import decoder, grouped_heads, sliding_window, without
+from .blocks.fields import decoder, grouped_heads, require_false, sliding_window
 from .blocks.parts import NormKind, Parts, activation, result
 from .blocks.recurrent import SIGMOID
 from .blocks.state_space import Mamba
@@ -78,12 +78,12 @@ class GatedMemory:
 
 @architecture("phi4flash")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(
+    config.ignore(
         "attention_dropout", "embd_pdrop", "resid_pdrop", "lm_head_bias", "layer_types", "mamba_dt_rank",
         "attention_bias",
     )  # fmt: skip
     for key in ("mlp_bias", "lm_head_bias", "mamba_proj_bias"):
-        without(config, key, "no published model has these biases")
+        require_false(config, key, "no published model has these biases")
     layers, hidden = config.count("num_hidden_layers"), config.integer("hidden_size")
     every, half = config.count("mb_per_layer", 2), layers // 2
     if every != 2 or layers % 4:

@@ -59,7 +59,7 @@ _SMOLVLM_TEXT: Final = {
     "num_key_value_heads": 5, "head_dim": 64, "vocab_size": 49280,
 }  # fmt: skip
 _SMOLVLM_SIDE: Final = 4  # patches to a side of a token
-_COSTLESS: Final = """
+_IGNORED: Final = """
     type n_obs_steps input_features output_features normalization_mapping device use_amp use_peft push_to_hub repo_id
     private tags license pretrained_path dtype compile_model compile_mode gradient_checkpointing train_expert_only
     freeze_vision_encoder train_state_proj optimizer_lr optimizer_betas optimizer_eps optimizer_weight_decay
@@ -128,7 +128,7 @@ def build_fast(config: Section, fmt: Format) -> Graph:
     vlm, _ = _parts_of(config)
     tokens = config.integer(config.first("max_action_tokens", "max_decoding_steps"), 256)
     actions = Actions(count=config.integer("chunk_size", 50), steps=tokens, denoising=False)
-    config.costless("max_action_dim", "action_expert_variant", "num_inference_steps")
+    config.ignore("max_action_dim", "action_expert_variant", "num_inference_steps")
     return replace(vlm(fmt), actions=actions)
 
 
@@ -137,7 +137,7 @@ def build_smolvla(config: Section, fmt: Format) -> Graph:
     """Half of SmolVLM2's layers; those of the expert attend to the prompt, and every second one also to the actions,
     which see those before them. The state is a token of the prompt.
     """
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     named = config.text("vlm_model_name", _SMOLVLM)
     if named != _SMOLVLM:
         raise config.error("vlm_model_name", f"must be {_SMOLVLM}, whose sizes are known here; got {named!r}")
@@ -186,10 +186,10 @@ def _smol_inner(hidden: int, multiple: int = 256) -> int:
 
 def _parts_of(config: Section) -> tuple[Callable[[Format], Graph], Section]:
     """Builder of the vision-language model, and config of the action expert."""
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     variant = config.choice("action_expert_variant", _GEMMA, "gemma_300m")
     expert = filled(part(config, "dit_config"), {**_GEMMA[variant], **_HEADS, "vocab_size": _VOCABULARY})
-    expert.costless("model_type")
+    expert.ignore("model_type")
     large = config.choice("paligemma_variant", _GEMMA, "gemma_2b")
     text = {"model_type": "gemma", **_GEMMA[large], **_HEADS, "vocab_size": _VOCABULARY}
     sides = config.get("image_resolution") or [_SIGLIP["image_size"]] * 2

@@ -40,14 +40,14 @@ _NAMES: Final = {  # in Voxtral: in Whisper
     "intermediate_size": "encoder_ffn_dim",
     "hidden_size": "d_model",
 }
-_COSTLESS: Final = "model_type encoder_layerdrop layerdrop scale_embedding vocab_size use_cache initializer_factor"
+_IGNORED: Final = "model_type encoder_layerdrop layerdrop scale_embedding vocab_size use_cache initializer_factor"
 _POOLED: Final = 2  # tokens of the encoder that Qwen2-Audio averages
 
 
 @architecture("qwen2_audio")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(config, fmt, "qwen2")
-    config.costless("audio_token_index")
+    config.ignore("audio_token_index")
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)
     count, hidden = section.integer("max_source_positions"), section.integer("d_model")
     pool = pooled(parts, with_rows(parts.tensor(HIDDEN, hidden), of_pictures(count)), _POOLED)
@@ -61,7 +61,7 @@ def build_voxtral(config: Section, fmt: Format) -> Graph:
     given = config.get("text_config") or {}
     said = TEXT_CLASSES["VoxtralConfig"] | given if isinstance(given, dict) else given
     text, width = language(filled(config, instead={"text_config": said}), fmt, "llama")
-    config.costless("audio_token_id", "hidden_size")
+    config.ignore("audio_token_id", "hidden_size")
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)
     count, hidden, wide = (section.integer(k) for k in ("max_source_positions", "d_model", "encoder_ffn_dim"))
     if count * hidden % wide:
@@ -76,7 +76,7 @@ def build_voxtral(config: Section, fmt: Format) -> Graph:
 def _sound(config: Section) -> Section:
     """What config says of the encoder, by the names of Whisper's config."""
     section = config.section("audio_config") if config.get("audio_config") is not None else config.with_data({})
-    section.costless(*_COSTLESS.split(), *_NAMES)
+    section.ignore(*_IGNORED.split(), *_NAMES)
     said = {new: section.get(old) for old, new in _NAMES.items() if old in section and new not in section}
     return filled(section, _SOUND, instead=said)
 

@@ -13,14 +13,14 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
 from .blocks.fields import attention, decoder, grouped_heads, sliding_layers, sliding_window
-from .blocks.moe import Kinds, costless, dense, experts
+from .blocks.moe import Kinds, dense, experts, ignore_router_fields
 from .llama import sparse_steps
 
 
 @architecture("qwen2_moe")
 def build_qwen2_moe(config: Section, fmt: Format) -> Graph:
     """Every second layer below max_window_layers has the window, where there is one, as transformers has it."""
-    costless(config)
+    ignore_router_fields(config)
     shared = config.integer("shared_expert_intermediate_size")
     moe = experts(
         config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"), shared=shared

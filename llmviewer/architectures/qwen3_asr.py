@@ -36,11 +36,11 @@ _TEXT: Final = {  # as transformers.Qwen3ASRConfig has it
 }  # fmt: skip
 _FRAMES_A_SECOND: Final = 100
 _HALVINGS: Final = 3
-_COSTLESS: Final = """
+_IGNORED: Final = """
     audio_token_id timestamp_token_id token_classification_bias audio_start_token_id audio_end_token_id
     support_languages
 """
-_SOUND_COSTLESS: Final = """
+_SOUND_IGNORED: Final = """
     model_type scale_embedding activation_dropout encoder_layerdrop conv_chunksize max_source_positions
     num_hidden_layers max_position_embeddings
 """
@@ -50,13 +50,13 @@ _SOUND_COSTLESS: Final = """
 def build(config: Section, fmt: Format) -> Graph:
     """Fields stand in thinker_config in the repositories of Qwen."""
     thinker = config.section("thinker_config") if config.get("thinker_config") is not None else config
-    config.costless(*_COSTLESS.split())
-    thinker.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
+    thinker.ignore(*_IGNORED.split())
     said = thinker.get("text_config") or {}
     whole = filled(thinker, {"tie_word_embeddings": True}, instead={"text_config": _with_sizes(said)})
     text, _ = language(whole, fmt, "qwen3")
     section = filled(part(thinker, "audio_config"), _ENCODER)
-    section.costless(*_SOUND_COSTLESS.split())
+    section.ignore(*_SOUND_IGNORED.split())
     chunk = 2 * section.integer("n_window")
     frames = sound_tokens(config, _FRAMES_A_SECOND)
     chunks, rest = divmod(frames, chunk)

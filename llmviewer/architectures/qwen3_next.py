@@ -14,7 +14,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer, Mixer, Prediction
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import attention, grouped_heads, without
+from .blocks.fields import attention, grouped_heads, require_false
 from .blocks.moe import at_most
 from .blocks.parts import NormKind, activation
 from .blocks.state_space import GatedDeltaNet
@@ -37,7 +37,7 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
     """`tied` is whether a config that this one is a part of says so: some files say it in one of the two alone."""
     tied = tied or config.flag("tie_word_embeddings", default=False)
     if "text_config" in config:
-        config.costless(
+        config.ignore(
             "image_token_id",
             "video_token_id",
             "vision_start_token_id",
@@ -53,11 +53,11 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
         Layer(mixer=kinds[kind], feed_forward=experts(config) or _mlp(config), name=kind.split("_")[0])
         for kind in _layer_types(config)
     ]
-    config.costless(
+    config.ignore(
         "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "partial_rotary_factor", "mamba_ssm_dtype",
         "mrope_section", "attn_output_gate", "output_gate_type", "mlp_only_layers",
     )  # fmt: skip
-    without(config, "mtp_use_dedicated_embeddings", "other embeddings than the model's are not known")
+    require_false(config, "mtp_use_dedicated_embeddings", "other embeddings than the model's are not known")
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
@@ -109,7 +109,7 @@ def experts(config: Section) -> Experts | None:
         return None
     if config.get("mlp_only_layers") or config.integer("decoder_sparse_step", 1) != 1:
         raise config.error("mlp_only_layers", "layers without experts are not known for this architecture")
-    config.costless("intermediate_size")
+    config.ignore("intermediate_size")
     act = activation(config, "hidden_act", "silu")
     shared = config.integer("shared_expert_intermediate_size", 512)
     return Experts(

@@ -26,7 +26,7 @@ from .blocks.attention import IndexedAttention
 from .blocks.decoder import Layer, Mixer
 from .blocks.fields import decoder
 from .blocks.hyper_connections import HyperConnections
-from .blocks.moe import costless, integers, language_model, listed
+from .blocks.moe import ignore_router_fields, integers, language_model, listed
 from .blocks.parts import Parts, result
 from .blocks.recurrent import SIGMOID
 from .blocks.state_space import kept, unfinished
@@ -36,7 +36,7 @@ from .qwen_vl import seeing
 
 _LINEAR, _INDEXED, _FULL = _KINDS = ("linear_attention", "indexed_attention", "full_attention")
 _GATE: Final = 10  # OPs of a stream's gate: scale, magnitude, bound, root, sign, product, sigmoid
-_COSTLESS: Final = """
+_IGNORED: Final = """
     seed split_ngram_parts output_gate_type mamba_ssm_dtype partial_rotary_factor decoder_sparse_step mlp_only_layers
     mtp_num_hidden_layers mtp_use_dedicated_embeddings mtp ple_embedding_dtype attn_output_gate
 """
@@ -191,7 +191,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("qwen4_exp_text")
 def build_text(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
+    ignore_router_fields(config, *_IGNORED.split())
     hyper = GatedStreams(streams=config.integer("hc_count", 4), rank=config.integer("hc_lowrank", 320))
     mixers: dict[str, Mixer] = {_LINEAR: delta(config, fused=False), _INDEXED: _indexed(config)}
     network = experts(config)

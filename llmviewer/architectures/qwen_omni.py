@@ -39,11 +39,11 @@ _MOUTH: Final = """
     talker_config token2wav_config code2wav_config enable_audio_output enable_talker im_start_token_id im_end_token_id
     tts_pad_token_id tts_bos_token_id tts_eos_token_id system_token_id assistant_token_id user_token_id
 """
-_COSTLESS: Final = """
+_IGNORED: Final = """
     audio_token_id audio_token_index video_token_index audio_start_token_id audio_end_token_id user_token_id
     position_id_per_seconds seconds_per_chunk
 """
-_SOUND_COSTLESS: Final = """
+_SOUND_IGNORED: Final = """
     encoder_attention_heads num_hidden_layers n_window n_window_infer conv_chunksize max_source_positions
     scale_embedding activation_function encoder_layerdrop
 """
@@ -73,7 +73,7 @@ def build_qwen3(config: Section, fmt: Format) -> Graph:
     """Qwen3-VL with experts."""
     config = _thinker(config)
     text = filled(language_model(config), _SPARSE_TEXT, instead={"tie_word_embeddings": _tied(config)})
-    vision(config).costless("apply_vit_abs_pos_embed")
+    vision(config).ignore("apply_vit_abs_pos_embed")
     seen = seeing(config, FAMILIES["qwen3_moe"].graph(text, fmt), fmt, deep=_DEEP_LAYERS)
     section, parts = _sound(config), Parts(format=fmt)
     hidden, out, channels = (section.integer(key) for key in ("d_model", "output_dim", "downsample_hidden_size"))
@@ -89,9 +89,9 @@ def build_qwen3(config: Section, fmt: Format) -> Graph:
 
 
 def _thinker(config: Section) -> Section:
-    config.costless(*_MOUTH.split())
+    config.ignore(*_MOUTH.split())
     thinker = config.section("thinker_config") if config.get("thinker_config") is not None else config
-    thinker.costless(*_COSTLESS.split())
+    thinker.ignore(*_IGNORED.split())
     return thinker
 
 
@@ -102,7 +102,7 @@ def _tied(config: Section) -> bool:
 
 def _sound(config: Section) -> Section:
     section = part(config, "audio_config")
-    section.costless(*_SOUND_COSTLESS.split())
+    section.ignore(*_SOUND_IGNORED.split())
     return filled(section, _SOUND)
 
 

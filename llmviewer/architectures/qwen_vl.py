@@ -43,7 +43,7 @@ from .llama import FAMILIES
 
 _SIDE: Final = 1024  # pixels of a picture to each side, down to whole windows or squares of patches
 _WHOLE_LAYERS: Final = (7, 15, 23, 31)  # in which all patches see each other, in transformers.Qwen2_5_VLVisionConfig
-_CLOVA_COSTLESS: Final = """
+_CLOVA_IGNORED: Final = """
     anyres freeze_before_sampler freeze_decoder freeze_encoder freeze_mm_projector image_token_id img_start_id
     video_token_id is_safetensor_save max_image_cnt max_num_grids mm_projector_type num_queries_vis_abstractor_image
     num_queries_vis_abstractor_video_fast num_queries_vis_abstractor_video_slow possible_resolutions proj_pos_emb
@@ -83,7 +83,7 @@ def build_hyperclovax_vision(config: Section, fmt: Format) -> Graph:
     """The tower of Qwen2.5-VL before a HyperCLOVA X, to which one more product brings its tokens; published files say
     "vlm".
     """
-    config.costless(*_CLOVA_COSTLESS.split())
+    config.ignore(*_CLOVA_IGNORED.split())
     text, width = language_of(filled(config, {"tie_word_embeddings": True}), fmt, "hyperclovax")
     if config.get("vision_config") is None:
         return text
@@ -156,21 +156,19 @@ def seeing(config: Section, language: Graph, fmt: Format, *, deep: Sequence[int]
 def _qwen2(config: Section, fmt: Format) -> Graph:
     if config.get("text_config") is not None:
         return as_qwen2(config, language_model(config), fmt)
-    config.costless(
-        "image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id"
-    )
+    config.ignore("image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id")
     return as_qwen2(config, config, fmt)
 
 
 def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
     tied = tied_of(config, text)
-    text.costless("layer_types", "model_type")
+    text.ignore("layer_types", "model_type")
     return FAMILIES["qwen2"].graph(filled(text, instead={"tie_word_embeddings": tied}), fmt)
 
 
 def _seen(section: Section, patch: int, *, unit: int) -> PatchGrid:
     """The picture, whose sides are multiples of `unit` pixels where the config does not say them."""
-    section.costless("spatial_patch_size", "in_chans", "tokens_per_second")
+    section.ignore("spatial_patch_size", "in_chans", "tokens_per_second")
     return picture(
         section,
         image=_SIDE // unit * unit,

@@ -33,7 +33,7 @@ def build(config: Section, fmt: Format) -> Graph:
     unknown = [kind for kind in kinds if kind not in mixers]
     if unknown:
         raise config.error("block_types", f"must be made of {' and '.join(mixers)}; got {unknown[0]!r}")
-    config.costless(
+    config.ignore(
         "_block_types", "logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale",
         "embeddings_scale_by_sqrt_dim", "rotary_emb_base", "hidden_act", "hidden_activation",
     )  # fmt: skip
@@ -58,7 +58,7 @@ def _attention(config: Section, hidden: int) -> SelfAttention:
         raise config.error(
             "num_attention_heads", f"must divide {hidden} and be a multiple of {kv_heads} key-value heads; got {count}"
         )
-    config.costless("head_dim")
+    config.ignore("head_dim")
     window = Causal(config.integer("attention_window_size", 2048))
     heads = Heads(num_heads=count, num_kv_heads=kv_heads, head_dim=hidden // count, mask=window)
     bias = config.flag("attention_bias", default=False)

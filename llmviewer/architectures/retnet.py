@@ -13,7 +13,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.decoder import Layer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import always, decoder, without
+from .blocks.fields import decoder, require_false, require_true
 from .blocks.parts import activation
 from .blocks.recurrent import Retention
 
@@ -34,7 +34,7 @@ def _fla(config: Section, fmt: Format) -> Graph:
         raise config.error("num_kv_heads", f"must be the {heads} of num_heads; got {config.get('num_kv_heads')}")
     if config.flag("use_short_conv", default=False) or not config.flag("use_output_gate", default=True):
         raise config.error("use_short_conv", "must be false, and use_output_gate true, as all RetNets have it")
-    config.costless(
+    config.ignore(
         "attn_mode", "conv_size", "share_conv_kernel", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
         "fuse_linear_cross_entropy", "use_l2warp", "norm_eps", "hidden_ratio",
     )  # fmt: skip
@@ -61,12 +61,12 @@ def _fla(config: Section, fmt: Format) -> Graph:
 
 def _torchscale(config: Section, fmt: Format) -> Graph:
     hidden, heads = config.integer("decoder_embed_dim"), config.integer("decoder_retention_heads", 3)
-    always(config, "use_glu", "MLPs without a gate are not known for this architecture")
-    without(config, "deepnorm", "norms before the branches are known alone")
+    require_true(config, "use_glu", "MLPs without a gate are not known for this architecture")
+    require_false(config, "deepnorm", "norms before the branches are known alone")
     subln = config.flag("subln", default=True)
     if not config.flag("decoder_normalize_before", default=True) and not subln:
         raise config.error("decoder_normalize_before", "must be true: norms before the branches are known alone")
-    config.costless(
+    config.ignore(
         "forward_impl", "no_scale_embedding", "use_lm_decay", "z_loss_coeff", "drop_path_rate", "layernorm_eps",
         "use_ffn_rms_norm", "disable_fused_ops", "output_retentions",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Residual
 from .blocks.encoder import Encoder, Head, both_ways, task
 from .blocks.feed_forward import BiasedExperts, Mlp
-from .blocks.fields import gated_mlp, grouped_heads, labels_of, without
+from .blocks.fields import gated_mlp, grouped_heads, labels_of, require_false
 from .blocks.parts import NormKind, Parts, activation, heads_of
 
 _NOMIC: Final = {  # what its published files call the fields
@@ -26,18 +26,18 @@ _NOMIC: Final = {  # what its published files call the fields
     "num_hidden_layers", "layer_norm_epsilon": "layer_norm_eps",
 }  # fmt: skip
 _GATED: Final = {"swiglu": "silu", "geglu": "gelu"}
-_NOMIC_COSTLESS: Final = """
+_NOMIC_IGNORED: Final = """
     n_positions attn_pdrop embd_pdrop resid_pdrop moe_resid_pdrop fused_bias_fc fused_dropout_add_ln
     max_trained_positions pad_vocab_size_multiple reorder_and_upcast_attn rotary_emb_base rotary_emb_interleaved
     rotary_emb_scale_base rotary_scaling_factor scale_attn_by_inverse_layer_idx scale_attn_weights
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_flash_attn
     use_rms_norm use_xentropy moe_impl ffn_div moe_normalize_expert_weights add_pooling_layer dense_seq_output
 """
-_GTE_COSTLESS: Final = """
+_GTE_IGNORED: Final = """
     pack_qkv unpad_inputs use_memory_efficient_attention layer_norm_type logn_attention_clip1 logn_attention_scale
     max_position_embeddings
 """
-_EURO_COSTLESS: Final = "classifier_pooling mask_token_id num_labels clf_pooling"
+_EURO_IGNORED: Final = "classifier_pooling mask_token_id num_labels clf_pooling"
 
 
 class BiasedDown(Mlp):
@@ -51,11 +51,11 @@ class BiasedDown(Mlp):
 @architecture("nomic_bert")
 def build_nomic(config: Section, fmt: Format) -> Graph:
     """No biases but in its mixture of experts, which stand in every second layer, and a gate where act is "swiglu"."""
-    config.costless(*_NOMIC, *_NOMIC_COSTLESS.split())
+    config.ignore(*_NOMIC, *_NOMIC_IGNORED.split())
     if config.number("rotary_emb_fraction", 1.0) != 1:
         raise config.error("rotary_emb_fraction", "must be 1: learned positions beside rotated ones are not known here")
     for key in ("prenorm", "parallel_block", "causal", "expert_choice_router"):
-        without(config, key, "no published model of this architecture is so")
+        require_false(config, key, "no published model of this architecture is so")
     gated, act = _nomic_act(config)
     named = {_NOMIC.get(key, key): value for key, value in config.data.items()} | {"hidden_act": act}
     renamed = config.with_data(named)
@@ -83,7 +83,7 @@ def _nomic_act(config: Section) -> tuple[bool, str]:
     """Whether MLPs have a gate, and their activation: published files name both in one word, transformers gates all."""
     if config.get("activation_function") is None:
         return True, activation(config, "hidden_act", "silu")
-    config.costless("hidden_act")
+    config.ignore("hidden_act")
     gate = _GATED.get(config.text("activation_function"))
     return (True, gate) if gate else (False, activation(config, "activation_function", "gelu"))
 
@@ -91,7 +91,7 @@ def _nomic_act(config: Section) -> tuple[bool, str]:
 @architecture("gte", "new")
 def build_gte(config: Section, fmt: Format) -> Graph:
     """A gated MLP with a bias at its end alone; its published files say "new"."""
-    config.costless(*_GTE_COSTLESS.split())
+    config.ignore(*_GTE_IGNORED.split())
     config.choice("position_embedding_type", ("rope",), "rope")
     mlp = BiasedDown(
         inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), gated=True
@@ -103,7 +103,7 @@ def build_gte(config: Section, fmt: Format) -> Graph:
 
 @architecture("jina_embeddings_v3")
 def build_jina(config: Section, fmt: Format) -> Graph:
-    config.costless("max_position_embeddings")
+    config.ignore("max_position_embeddings")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), bias=True)
     layers = [_layer(config, mlp, bias=True)] * config.count("num_hidden_layers")
     return encoder(config, fmt, pooler=True, positions=0, types=1, layers=layers)
@@ -111,7 +111,7 @@ def build_jina(config: Section, fmt: Format) -> Graph:
 
 @architecture("eurobert")
 def build_eurobert(config: Section, fmt: Format) -> Graph:
-    config.costless(*_EURO_COSTLESS.split())
+    config.ignore(*_EURO_IGNORED.split())
     bias = config.flag("attention_bias", default=False)
     heads = both_ways(grouped_heads(config))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)

@@ -59,7 +59,7 @@ def build_rwkv7(config: Section, fmt: Format) -> Graph:
     if not config.flag("norm_first", default=True) or not config.flag("norm_bias", default=True):
         raise config.error("norm_first", "and norm_bias must be true, as all RWKV-7 have them")
     config.choice("hidden_act", ("sqrelu", "relu2"), "sqrelu")
-    config.costless("fuse_linear_cross_entropy", "use_l2warp")
+    config.ignore("fuse_linear_cross_entropy", "use_l2warp")
     heads, head_dim = _heads(config, hidden)
     network = ChannelMix(inner=_inner(config, hidden, 4), gated=False)
 
@@ -91,10 +91,10 @@ def _heads(config: Section, width: int) -> tuple[int, int]:
     says.
     """
     # The authors' configs have a number of heads that their code does not read.
-    config.costless("num_attention_heads", "head_size_divisor")
+    config.ignore("num_attention_heads", "head_size_divisor")
     key = config.first("head_size", "head_dim", "num_heads")
     number = config.integer(key, _HEAD_DIM)
-    config.costless("num_heads")  # follows where the width of a head is given
+    config.ignore("num_heads")  # follows where the width of a head is given
     if width % number:
         raise config.error(key, f"must divide the {width} of all heads; got {number}")
     return (number, width // number) if key == "num_heads" else (width // number, number)
@@ -102,7 +102,7 @@ def _heads(config: Section, width: int) -> tuple[int, int]:
 
 def _inner(config: Section, hidden: int, ratio: float) -> int:
     """The width of the feed-forward network: a multiple of 32, above in one dialect and below in the other."""
-    config.costless("hidden_ratio")  # of use where intermediate_size is not given
+    config.ignore("hidden_ratio")  # of use where intermediate_size is not given
     if config.get("intermediate_size") is not None:
         return config.integer("intermediate_size")
     width = int(hidden * config.number("hidden_ratio", ratio))
@@ -110,7 +110,7 @@ def _inner(config: Section, hidden: int, ratio: float) -> int:
 
 
 def _decoder(config: Section, layers: list[Layer] | Layer, fmt: Format) -> Graph:
-    config.costless(
+    config.ignore(
         "context_length", "max_context_length", "rescale_every", "attn_mode", "fuse_norm", "fuse_cross_entropy",
         "norm_eps", "clamp_min", "conv_size", "share_conv_kernel", "_attn_implementation_autoset",
     )  # fmt: skip

@@ -24,7 +24,15 @@ from .blocks.class_defaults import TEXT_CLASSES, TEXTS
 from .blocks.decoder import Layer
 from .blocks.encoder import holding, stack
 from .blocks.fields import attention, decoder, gated_mlp, grouped_heads
-from .blocks.moe import Kinds, costless, dense, experts_beside_shared, integers, language_model, sparse_layers
+from .blocks.moe import (
+    Kinds,
+    dense,
+    experts_beside_shared,
+    ignore_router_fields,
+    integers,
+    language_model,
+    sparse_layers,
+)
 from .blocks.parts import HIDDEN, Parts, result, with_rows
 from .blocks.sam import neck, sam_tower
 from .blocks.tiles import closest_grid, picture_size
@@ -38,7 +46,7 @@ _LEAST, _MOST = 2, 6  # tiles, likewise
 @architecture("deepseek_ocr2_text")
 def build_text(config: Section, fmt: Format) -> Graph:
     """Grouped queries in the place of DeepSeek-V2's latents."""
-    costless(config, "use_mla", "lm_head", "rm_head", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
+    ignore_router_fields(config, "use_mla", "lm_head", "rm_head", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
              "qk_rope_head_dim", "v_head_dim", "mlp_bias")  # fmt: skip
     moe = experts_beside_shared(config, "n_routed_experts", usual=2)
     kinds = Kinds(mixer=attention(config, share=1), moe=moe, dense=dense(config))
@@ -52,7 +60,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return language
     section, size = config.section("vision_config"), picture_size(config)
-    section.costless("model_type")
+    section.ignore("model_type")
     rows, columns = closest_grid(size, (_TILE, _TILE), least=_LEAST, most=_MOST)
     tiles = rows * columns if max(size) > _TILE else 0
     blocks, project = _seen(section, fmt, _WHOLE, width)
@@ -127,11 +135,11 @@ def build_got(config: Section, fmt: Format) -> Graph:
         config, {"tie_word_embeddings": True}, instead={"text_config": TEXT_CLASSES["GotOcr2Config"] | {**given.data}}
     )
     text, width = language(whole, fmt, "qwen2")
-    config.costless("image_seq_length")
+    config.ignore("image_seq_length")
     if config.get("vision_config") is None:
         return text
     section = vision(config)
-    section.costless("num_pos_feats")
+    section.ignore("num_pos_feats")
     tower = sam_tower(section)
     parts = tower.parts(fmt)
     filters = neck(section, tower, parts, (2 * section.integer("output_channels", 256), width))

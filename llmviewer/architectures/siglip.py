@@ -24,7 +24,7 @@ from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
 from .blocks.tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
 _ACT: Final = "gelu_pytorch_tanh"
-_COSTLESS: Final = ("initializer_factor", "projection_dim")
+_IGNORED: Final = ("initializer_factor", "projection_dim")
 _TEXTS: Final = {  # as transformers.SiglipTextConfig has it
     "vocab_size": 32000,
     "hidden_size": 768,
@@ -37,9 +37,9 @@ _TEXTS: Final = {  # as transformers.SiglipTextConfig has it
 
 @architecture("siglip")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS)
+    config.ignore(*_IGNORED)
     text = config.section("text_config")
-    text.costless(*_COSTLESS)
+    text.ignore(*_IGNORED)
     section = vision(config)
     tower = plain_tower(section)
     pictures = [
@@ -53,14 +53,14 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("siglip_vision_model")
 def build_pictures(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS)
+    config.ignore(*_IGNORED)
     tower = plain_tower(config)
     return Graph((*tower.blocks(fmt, WHOLE), *pooled_head(config, tower, fmt)))
 
 
 @architecture("siglip_text_model")
 def build_texts(config: Section, fmt: Format) -> Graph:
-    config.costless(*_COSTLESS)
+    config.ignore(*_IGNORED)
     return Graph(tuple(_texts(config, fmt)))
 
 

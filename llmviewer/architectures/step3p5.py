@@ -16,14 +16,14 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Prediction
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import always, attention, decoder, without
-from .blocks.moe import costless, dense, experts, windows_and_experts
+from .blocks.fields import attention, decoder, require_false, require_true
+from .blocks.moe import dense, experts, ignore_router_fields, windows_and_experts
 from .blocks.parts import NormKind, heads_of
 
 _FULL: Final = "full_attention"
 _SLIDING: Final = "sliding_attention"
 _FIRST: Final = 3  # layers without experts, where the config does not list those that have some
-_COSTLESS: Final = """
+_IGNORED: Final = """
     max_seq_len yarn_only_types swiglu_limits swiglu_limits_shared moe_router_scaling_factor moe_router_activation
     norm_expert_weight use_moe use_moe_router_bias need_fp32_gate use_rope_layers query_pre_attn_scalar zero_centered
 """
@@ -32,8 +32,8 @@ _PRESENT: Final = ("use_head_wise_attn_gate", "use_qk_norm")
 
 @architecture("step3p5")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config, *_COSTLESS.split())
-    config.costless(
+    ignore_router_fields(config, *_IGNORED.split())
+    config.ignore(
         "n_shared_experts",
         "num_attention_groups",
         "num_key_value_heads",
@@ -42,8 +42,8 @@ def build(config: Section, fmt: Format) -> Graph:
         "share_expert_dims",
     )
     for key in _PRESENT:
-        always(config, key, "no published model of this architecture goes without")
-    without(config, "sink", "sinks of this attention are not known")
+        require_true(config, key, "no published model of this architecture goes without")
+    require_false(config, "sink", "sinks of this attention are not known")
     config.choice("att_impl_type", ("GQA",), "GQA")
     layers, further = config.count("num_hidden_layers"), config.count("num_nextn_predict_layers", 0, least=0)
     types, sparse = _types(config, layers, further), _sparse(config, layers, further)
@@ -79,7 +79,7 @@ def _types(config: Section, layers: int, further: int) -> tuple[str, ...]:
 def _sparse(config: Section, layers: int, further: int) -> list[bool]:
     """Whether each layer has experts: as listed, those that moe_layers_enum numbers, or all but the first."""
     if config.get("mlp_layer_types") is not None:
-        config.costless("moe_layers_enum")
+        config.ignore("moe_layers_enum")
         return [kind == "sparse" for kind in _listed(config, "mlp_layer_types", ("sparse", "dense"), layers, further)]
     numbers = config.get("moe_layers_enum")
     if numbers is None:
@@ -99,7 +99,7 @@ def _attention(config: Section, kind: str, types: tuple[str, ...]) -> SelfAttent
         window = config.integer("sliding_window")
         if config.get("attention_other_setting") is not None:
             section = config.section("attention_other_setting")
-            section.costless("attention_type", "true_head_dim")
+            section.ignore("attention_type", "true_head_dim")
             groups = section.integer(section.first("num_attention_groups", "num_key_value_heads"), groups)
         elif config.get("num_sliding_attention_heads") is not None:
             key = "num_sliding_attention_heads"

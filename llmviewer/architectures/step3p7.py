@@ -59,7 +59,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return graph
     section = filled(_renamed(vision(config)), _TOWER)
-    section.costless("max_position_embeddings")
+    section.ignore("max_position_embeddings")
     bias = config.flag("projector_bias", default=False)
     width, patch = text.integer("hidden_size"), section.integer("patch_size")
     side = section.integer("image_size") // patch

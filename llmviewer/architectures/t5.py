@@ -21,7 +21,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer
 from .blocks.encoder import CrossAttention, CrossLayer, Encoder, Head, both_ways, pair, task
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import labels_of, without
+from .blocks.fields import labels_of, require_false
 from .blocks.parts import NormKind, Parts
 
 TABLE: Final = "relative_attention_bias.weight"
@@ -33,7 +33,7 @@ _TASKS: Final = {
     "Model": "pair",
 }
 _ACTIVATIONS: Final = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
-_COSTLESS: Final = """
+_IGNORED: Final = """
     is_encoder_decoder relative_attention_max_distance dropout_rate initializer_factor dense_act_fn is_gated_act
     output_past classifier_dropout scale_decoder_outputs router_dtype router_jitter_noise router_type router_z_loss_coef
     router_aux_loss_coef router_ignore_padding_tokens add_router_probs expert_capacity batch_prioritized_routing
@@ -91,7 +91,7 @@ def build_switch(config: Section, fmt: Format) -> Graph:
         router_bias=config.flag("router_bias", default=False),
     )
     dense = Mlp(inner=inner, act=act)
-    config.costless("feed_forward_proj")
+    config.ignore("feed_forward_proj")
 
     def networks(layers: int, sparse: int) -> list[FeedForward]:
         step = layers // sparse if sparse else layers  # as transformers has it, the second of every `step`
@@ -117,8 +117,8 @@ def _built(
     """Layers with these networks; `tied` is what the class has where the config does not say. Every layer has a table
     of distances where there are `tables`, else they share that of their stack.
     """
-    without(config, "is_decoder", "a decoder by itself is not known here; got true")
-    config.costless(*_COSTLESS.split())
+    require_false(config, "is_decoder", "a decoder by itself is not known here; got true")
+    config.ignore(*_IGNORED.split())
     kind = task(config, _TASKS, "ForConditionalGeneration")
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     heads = Heads(
@@ -144,7 +144,7 @@ def _built(
         heads=(Head(classes=labels_of(config)),) if kind == "tokens" else (),
     )
     if kind != "pair":
-        config.costless("num_decoder_layers", "tie_word_embeddings")
+        config.ignore("num_decoder_layers", "tie_word_embeddings")
         return encoder.graph(fmt)
     cross = CrossAttention(heads=heads)
     # What transformers 5 saves is tied by its fields, and does not scale where the checkpoint has a head of its own.

@@ -26,8 +26,8 @@ from .blocks.tower import filled
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
 _WINDOW: Final = 4096
-_COSTLESS: Final = "is_encoder_decoder dropout_rate classifier_dropout_rate vocab_size"
-_SIDE_COSTLESS: Final = """
+_IGNORED: Final = "is_encoder_decoder dropout_rate classifier_dropout_rate vocab_size"
+_SIDE_IGNORED: Final = """
     query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping tie_word_embeddings dropout_rate
     cross_attention_hidden_size hidden_act
 """
@@ -36,7 +36,7 @@ _SIDE_COSTLESS: Final = """
 @architecture("t5gemma")
 def build(config: Section, fmt: Format) -> Graph:
     task(config, _TASKS, "ForConditionalGeneration")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     reading, writing = _side(config, "encoder"), _side(config, "decoder")
     read = reading.integer("hidden_size")
     encoder = Encoder(
@@ -66,7 +66,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _side(config: Section, key: str) -> Section:
     given = config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
-    given.costless(*_SIDE_COSTLESS.split())
+    given.ignore(*_SIDE_IGNORED.split())
     return filled(given, TEXT_CLASSES["T5GemmaModuleConfig"])
 
 

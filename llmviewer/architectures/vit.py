@@ -21,7 +21,7 @@ from .blocks.parts import heads_of
 from .blocks.tower import Tower, alone, picture, scaled_layer, tower_activation
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
-_COSTLESS: Final = """
+_IGNORED: Final = """
     hidden_dropout_prob attention_probs_dropout_prob encoder_stride drop_path_rate num_labels
     layerscale_value reshape_hidden_states apply_layernorm out_features out_indices stage_names
 """
@@ -30,7 +30,7 @@ _COSTLESS: Final = """
 @architecture("vit")
 def build(config: Section, fmt: Format) -> Graph:
     """The bare model has a pooler."""
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     tower = _tower(config, image=224, patch=16)
     width = config.integer("pooler_output_size", tower.hidden)
     pooler = Head(first=True, dense=width, act=config.choice("pooler_act", ("tanh",), "tanh"))
@@ -43,7 +43,7 @@ def build_dinov2(config: Section, fmt: Format) -> Graph:
     """What attention and MLP make is scaled; a token for masks is held that only training reads."""
     if task(config, {"Model": "bare"}, "Model") != "bare" or config.flag("use_swiglu_ffn", default=False):
         raise config.error("use_swiglu_ffn", "must be false: DINOv2 with gated MLPs is not modelled")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     tower = _tower(
         config, image=224, patch=14, inner=config.integer("mlp_ratio", 4) * config.integer("hidden_size", 768)
     )

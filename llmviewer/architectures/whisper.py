@@ -21,13 +21,13 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
 from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, mean_pooled, pair, task
 from .blocks.feed_forward import Mlp
-from .blocks.fields import labels_of, without
+from .blocks.fields import labels_of, require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "ForAudioClassification": "classes", "Model": "pair"}
 _TAPS: Final = 3
 _STRIDE: Final = 2  # frames of a token
-_COSTLESS: Final = """
+_IGNORED: Final = """
     is_encoder_decoder scale_embedding encoder_layerdrop decoder_layerdrop num_hidden_layers suppress_tokens
     begin_suppress_tokens forced_decoder_ids max_length apply_spec_augment
     mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks
@@ -49,7 +49,7 @@ class KeysWithoutBias:
 @architecture("whisper")
 def build(config: Section, fmt: Format) -> Graph:
     kind = task(config, _TASKS, "ForConditionalGeneration")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     act = activation(config, "activation_function", "gelu")
     own, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
@@ -83,7 +83,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _classifier(config: Section, encoder: Encoder, fmt: Format) -> Graph:
     """The encoder, a projection of every token, and classes of their mean."""
-    without(config, "use_weighted_layer_sum", "sums over layers are not known for this architecture")
+    require_false(config, "use_weighted_layer_sum", "sums over layers are not known for this architecture")
     parts, width = Parts(format=fmt), config.integer("classifier_proj_size", 256)
     project = parts.project("projector", parts.tensor(HIDDEN, encoder.hidden), width, bias=True)
     pool = mean_pooled(parts, project.result, config.integer("max_source_positions", 1500))

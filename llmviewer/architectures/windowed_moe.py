@@ -11,8 +11,15 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Residual
-from .blocks.fields import alternating, attention, decoder, grouped_heads, sliding_layers, without
-from .blocks.moe import costless, dense, experts, experts_beside_one, experts_beside_shared, windows_and_experts
+from .blocks.fields import alternating, attention, decoder, grouped_heads, require_false, sliding_layers
+from .blocks.moe import (
+    dense,
+    experts,
+    experts_beside_one,
+    experts_beside_shared,
+    ignore_router_fields,
+    windows_and_experts,
+)
 from .blocks.parts import NormKind
 from .blocks.tower import filled
 from .llama import sparse_steps
@@ -23,7 +30,7 @@ def build_gpt_oss(config: Section, fmt: Format) -> Graph:
     """Every second layer sees 128 tokens, each head has a sink, and everything has biases (arXiv:2508.10925). The
     clamped gate, x sigmoid(1.702 x), counts as SiLU.
     """
-    costless(config, "experts_per_token", "initial_context_length", "swiglu_limit", "swiglu_alpha")
+    ignore_router_fields(config, "experts_per_token", "initial_context_length", "swiglu_limit", "swiglu_alpha")
     local, everywhere = _gpt_oss_layer(config, config.integer("sliding_window", 128)), _gpt_oss_layer(config, inf)
     return decoder(config, alternating(local, everywhere, sliding_layers(config, pattern=2))).graph(fmt)
 
@@ -37,11 +44,11 @@ def _gpt_oss_layer(config: Section, window: float) -> Layer:
 @architecture("afmoe")
 def build_afmoe(config: Section, fmt: Format) -> Graph:
     """Gated attention with norms on both sides; layers without a window have no positions."""
-    costless(
+    ignore_router_fields(
         config, "mup_enabled", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale",
         "score_func", "load_balance_coeff", "use_grouped_mm",
     )  # fmt: skip
-    without(config, "attention_bias", "biases of this attention are not modelled")
+    require_false(config, "attention_bias", "biases of this attention are not modelled")
     far = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS, gated=True)
     mixers = {True: far.within(config.integer("sliding_window", 1024)), False: far}
     moe = replace(experts_beside_shared(config, "num_experts", usual=2), router_bias=True)
@@ -55,7 +62,7 @@ def build_afmoe(config: Section, fmt: Format) -> Graph:
 @architecture("flint")
 def build_flint(config: Section, fmt: Format) -> Graph:
     """Norms of each query and key head, sinks, positions where there is a window, a shared expert beside many."""
-    costless(config)
+    ignore_router_fields(config)
     config = filled(
         config, {"mlp_only_layers": [0, 1], "layer_types": _flint_layer_types(config.count("num_hidden_layers"))}
     )
@@ -77,7 +84,7 @@ def _flint_layer_types(layers: int) -> list[str]:
 @architecture("kolibri1")
 def build_kolibri1(config: Section, fmt: Format) -> Graph:
     """EXAONE 4's attention, positions where there is a window, norms on both sides, a shared expert beside many."""
-    costless(config)
+    ignore_router_fields(config)
     unrotated = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS)
     local = unrotated.within(config.integer("sliding_window", 513))
     moe = experts_beside_one(config, shared=512)

@@ -12,7 +12,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.decoder import Layer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import decoder, without
+from .blocks.fields import decoder, require_false
 from .blocks.parts import Parts
 from .blocks.recurrent import SIGMOID
 from .blocks.state_space import kept
@@ -69,8 +69,8 @@ class MatrixLstm:
 
 @architecture("xlstm")
 def build(config: Section, fmt: Format) -> Graph:
-    config.costless(*_RUNTIME.split())
-    without(config, "use_bias", "biases of these projections are not modelled")
+    config.ignore(*_RUNTIME.split())
+    require_false(config, "use_bias", "biases of these projections are not modelled")
     hidden = config.integer(config.first("hidden_size", "embedding_dim"), 4096)
     heads = config.integer("num_heads", 8)
     keys, values = (

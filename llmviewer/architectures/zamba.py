@@ -29,7 +29,7 @@ from .blocks.state_space import SILU, Mamba, Mamba2
 _MAMBA = ("mamba", "linear_attention")
 _HYBRID = "hybrid"
 _EMBEDDED = "embed_tokens"  # left by the block before the layers
-_COSTLESS = """
+_IGNORED = """
     attention_hidden_size attn_layer_offset attn_layer_period ffn_hidden_size hybrid_layer_ids
     kv_channels mamba_headdim use_associative_scan num_logits_to_keep num_query_groups
     time_step_floor time_step_limit time_step_max time_step_min use_conv_bias use_long_context use_mamba_kernels
@@ -161,7 +161,7 @@ def _decoder(
         name = "hybrid_again" if reused else "hybrid"
         layers.append(HybridLayer(mixer=mamba, feed_forward=None, shared=again if reused else first, name=name))
     config.choice("hidden_mamba_act", SILU, "silu")
-    config.costless(*_COSTLESS.split())
+    config.ignore(*_IGNORED.split())
     return Decoder(
         vocab=config.integer("vocab_size", 32000),
         hidden=hidden,

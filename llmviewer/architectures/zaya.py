@@ -22,8 +22,8 @@ from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
 from .blocks.feed_forward import Experts
-from .blocks.fields import grouped_heads, rotary_dim, without
-from .blocks.moe import at_most, costless, listed
+from .blocks.fields import grouped_heads, require_false, rotary_dim
+from .blocks.moe import at_most, ignore_router_fields, listed
 from .blocks.parts import NormKind, Parts, activation, result
 from .blocks.state_space import kept
 
@@ -161,11 +161,11 @@ def rescaled(parts: Parts, op: Elementwise, sides: int = 1) -> Elementwise:
 
 @architecture("zaya")
 def build(config: Section, fmt: Format) -> Graph:
-    costless(config)
+    ignore_router_fields(config)
     if config.get("ffn_hidden_size") is not None:
         raise config.error("ffn_hidden_size", "must be absent: its format counts each layer twice; see transformers'")
     for key in ("attention_bias", "lm_head_bias"):
-        without(config, key, "no published model of this architecture has it")
+        require_false(config, key, "no published model of this architecture has it")
     layers = config.count("num_hidden_layers", 40)
     found = listed(config, "layer_types", _KINDS) or [_WHOLE] * layers
     return ScaledDecoder(

@@ -15,7 +15,7 @@ from .quantization_methods import READERS, kv_cache
 
 MLX: Final = "quantization"  # the key of mlx-lm, the only one in older versions
 # Fields without effect on counts: calibration, and memory layouts of kernels.
-_COSTLESS_FIELDS: Final = """
+_IGNORED_FIELDS: Final = """
     quant_method quantization_status format version global_compression_ratio producer checkpoint_format pack_dtype
     desc_act act_group_aware static_groups true_sequential damp_percent damp_auto_increment meta dataset
     model_seqlen block_name_to_quantize cache_block_outputs tokenizer max_input_length use_cuda_fp16 use_exllama
@@ -39,12 +39,12 @@ _ALIASES: Final = {
     "modelopt_fp4": "modelopt",
     "nvfp4": "modelopt",
 }
-_COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
+_IGNORED: Final = frozenset(_IGNORED_FIELDS.split())
 
 
 def quantization_section(config: Section, beside: Section | None = None) -> Section | None:
     """The quantization section of a config: of the model, its text part, or hf_quant_config.json (`beside`)."""
-    config.costless(MLX)  # a copy, if both are present
+    config.ignore(MLX)  # a copy, if both are present
     for key in ("quantization_config", MLX):
         if config.get(key) is not None:
             return config.section(key)
@@ -80,7 +80,7 @@ def read_stored(q: Section, config: Section) -> Stored:
     except re.error as error:
         problem = f"{error.pattern!r} is not a regular expression: {error.msg}"
         raise InputError(f"{q.file}: {q.at.rstrip('.')}: {problem}") from None
-    unread = sorted(str(key) for key in q if key not in q.asked | _COSTLESS and q.data[key] not in (None, [], {}))
+    unread = sorted(str(key) for key in q if key not in q.asked | _IGNORED and q.data[key] not in (None, [], {}))
     fields = ", ".join(f"{q.at}{key}" for key in unread)
     notes = (f"fields of {q.file} that nothing here reads: {fields}",) if unread else ()
     return replace(stored, notes=(*stored.notes, *notes))

@@ -128,7 +128,7 @@ def _fp8(q: Section, config: Section) -> Stored:
     excluded = _excluding(q, *rules, keys=(*_SKIPPED, "ignored_layers"), matching=Matching.SKIPPED)
     if q.get("quantized_layers") is None:
         return Stored(rules=excluded, kv_cache=kv_cache(q))
-    q.costless("config_groups", "ignore", "quant_algo", "group_size")  # copies of quantized_layers
+    q.ignore("config_groups", "ignore", "quant_algo", "group_size")  # copies of quantized_layers
     return Stored(rules=(*excluded, *_listed(q)), kv_cache=kv_cache(q))
 
 
@@ -159,7 +159,7 @@ def _mxfp4(q: Section, _: Section) -> Stored:
 
 def _bitsandbytes(q: Section, _: Section) -> Stored:
     """A scale per 64 weights; with double quantization 8 bits, and 32 bits per 256 scales (arXiv:2305.14314)."""
-    q.costless("_load_in_4bit", "_load_in_8bit")
+    q.ignore("_load_in_4bit", "_load_in_8bit")
     if q.flag("load_in_8bit", default=False):
         rule = Rule(scheme(NAMED["int8"], NAMED["int8"], "LLM.int8() weights and activations"), towers=True)
     elif q.flag("load_in_4bit", default=False):
@@ -196,10 +196,10 @@ _ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # by modelopt's n
 
 def _modelopt(q: Section, _: Section) -> Stored:
     algorithm = q.text("quant_algo", "NONE").upper()
-    q.costless("config_groups", "quantized_layers")  # copies, if there is one algorithm
+    q.ignore("config_groups", "quantized_layers")  # copies, if there is one algorithm
     cache = kv_cache(q)
     if algorithm == "MIXED_PRECISION":
-        q.costless("ignore", "exclude_modules")  # unlisted modules are not quantized
+        q.ignore("ignore", "exclude_modules")  # unlisted modules are not quantized
         return Stored(rules=_listed(q), kv_cache=cache)
     if algorithm not in _ALGORITHMS:
         said = f"{q.at}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
@@ -220,7 +220,7 @@ def _listed(q: Section) -> tuple[Rule, ...]:
 def kv_cache(q: Section) -> Format | None:
     """The cache format: of a name such as "FP8", or of bits and a type."""
     value = q.get(q.first("kv_cache_scheme", "kv_cache_quant_algo"))
-    q.costless("kv_cache_scheme", "kv_cache_quant_algo")
+    q.ignore("kv_cache_scheme", "kv_cache_quant_algo")
     if isinstance(value, Mapping):
         return _tensor(Section(value, q.file, f"{q.at}kv_cache_scheme."))
     names = {"fp8": _FP8, "int8": NAMED["int8"], "nvfp4": _NVFP4}
@@ -427,7 +427,7 @@ _TORCHAO_BY_MODULE: Final = {"ModuleFqnToConfig": "module_fqn_to_config", "FqnTo
 
 def _torchao(q: Section, _: Section) -> Stored:
     """PyTorch's torchao: a config for all modules, or one for each name or expression, of which the name wins."""
-    q.costless("untie_embedding_weights")
+    q.ignore("untie_embedding_weights")
     if isinstance(q.get("quant_type"), str):
         older = q.text("quant_type")
         kind, where = _TORCHAO_OLDER.get(older, older), f"{q.at}quant_type"

@@ -18,7 +18,7 @@ from . import moe
 from .attention import SelfAttention
 from .decoder import FeedForward, Layer, Prediction, Residual
 from .feed_forward import Mlp
-from .fields import decoder, grouped_heads, rotary_dim, sliding_layers, sliding_window, without
+from .fields import decoder, grouped_heads, require_false, rotary_dim, sliding_layers, sliding_window
 from .parts import ACTIVATIONS, NormKind, activation, heads_of
 
 LayerFlags: TypeAlias = Callable[[Section], list[bool]]  # reads a flag of each layer
@@ -204,10 +204,10 @@ class DecoderFamily:
     def graph(self, config: Section, fmt: Format) -> Graph:
         config = self.config(config) if self.config else config
         for flag, reason in self.refused.items():
-            without(config, flag, reason)
-        config.costless(*self.ignored.split())
+            require_false(config, flag, reason)
+        config.ignore(*self.ignored.split())
         if self.experts:
-            moe.costless(config)
+            moe.ignore_router_fields(config)
         layers = self._layers(config)
         return decoder(
             config,

@@ -18,13 +18,13 @@ _SLIDING: Final = "sliding_attention"
 _LAYER_TYPES: Final = (_SLIDING, "full_attention")
 
 
-def without(config: Section, key: str, why: str) -> None:
+def require_false(config: Section, key: str, why: str) -> None:
     """Raises InputError, with the reason `why`, if a flag is set that is not supported."""
     if config.flag(key, default=False):
         raise config.error(key, f"must be false: {why}")
 
 
-def always(config: Section, key: str, why: str) -> None:
+def require_true(config: Section, key: str, why: str) -> None:
     """Raises InputError, with the reason `why`, if a flag is cleared that must be set."""
     if not config.flag(key, default=True):
         raise config.error(key, f"must be true: {why}")
@@ -40,7 +40,7 @@ def check_width(config: Section, key: str, width: int, of: str, default: int | N
 def labels_of(config: Section) -> int:
     """Classes that a classifier tells apart: the names that they have, or as many as transformers has by itself."""
     names = config.get("id2label")
-    config.costless("num_labels", "label2id")
+    config.ignore("num_labels", "label2id")
     return len(names) if isinstance(names, dict) and names else config.integer("num_labels", 2)
 
 
@@ -156,7 +156,7 @@ def sliding_layers(config: Section, *, pattern: int, first: bool = False) -> lis
     if len(kinds) != layers or unknown:
         given = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
         raise config.error("layer_types", f"must be {layers} of {' and '.join(_LAYER_TYPES)}; got {given}")
-    config.costless("sliding_window_pattern")
+    config.ignore("sliding_window_pattern")
     return [kind == _SLIDING for kind in kinds]
 
 

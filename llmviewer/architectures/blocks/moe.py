@@ -15,7 +15,7 @@ from .parts import activation
 
 # How scores become weights, how training balanced them, and heads of multi-token prediction, which are no part of a
 # pass: none of it changes what is counted.
-_COSTLESS_FIELDS: Final = """
+_IGNORED_FIELDS: Final = """
     output_router_logits router_aux_loss_coef router_jitter_noise input_jitter_noise norm_topk_prob aux_loss_alpha
     seq_aux routed_scaling_factor scoring_func ep_size num_nextn_predict_layers
     num_mtp_layers num_mtp_modules mtp_transformer_layers use_mtp use_routing_bias original_max_position_embeddings
@@ -31,14 +31,14 @@ _N = TypeVar("_N", bound=Hashable)
 _L = TypeVar("_L", bound=LatentAttention)
 
 
-def costless(config: Section, *more: str) -> None:
+def ignore_router_fields(config: Section, *more: str) -> None:
     """Declares fields that change no count: those of routers, and `more` of the architecture."""
-    config.costless(*_COSTLESS_FIELDS.split(), *more)
+    config.ignore(*_IGNORED_FIELDS.split(), *more)
 
 
 def language_model(config: Section, key: str = "text_config") -> Section:
     """The text_config of a model that sees, whose tower for pictures is left out."""
-    config.costless(*_MEDIA_FIELDS.split())
+    config.ignore(*_MEDIA_FIELDS.split())
     return config.section(key)
 
 

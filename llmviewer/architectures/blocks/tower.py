@@ -34,7 +34,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 _TIED: Final = "tie_word_embeddings"
 _SEEN: Final = "seen"  # name of the prompt with image features
 UNUSED: Final = images(0)  # the stream of weights that are held but never used
-_COSTLESS_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
+_IGNORED_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +272,7 @@ def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[in
 def vision(config: Section) -> Section:
     """The vision_config of a model that sees."""
     section = config.section("vision_config")
-    section.costless(*_COSTLESS_FIELDS.split())
+    section.ignore(*_IGNORED_FIELDS.split())
     return section
 
 

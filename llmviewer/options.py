@@ -25,15 +25,30 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 _O = TypeVar("_O")
 
 
-def _degree(about: str) -> Parameter:
-    return Parameter(about=about, default=1, least=1, most=MAX_DEGREE)
+def _degree(about: str, label: str, *, page_most: int = 1024) -> Parameter:
+    return Parameter(
+        about=about, default=1, least=1, most=MAX_DEGREE, label=label, term="parallelism", page_most=page_most
+    )  # fmt: skip
 
 
 class RequestOptions(TypedDict, total=False):
     """A batch of equal requests."""
 
-    batch: Annotated[int, Parameter(about="Sequences at a time.", default=1, least=1)]
-    prompt: Annotated[int, Parameter(about="Tokens of each prompt.", default=1024, unit="tokens", least=1)]
+    batch: Annotated[
+        int, Parameter(about="Sequences at a time.", default=1, least=1, label="Batch", term="batch", page_most=65_536)
+    ]
+    prompt: Annotated[
+        int,
+        Parameter(
+            about="Tokens of each prompt.",
+            default=1024,
+            unit="tokens",
+            least=1,
+            label="Prompt",
+            term="prompt",
+            page_most=4_194_304,
+        ),
+    ]
     gen: Annotated[
         "int | None",
         Parameter(
@@ -41,6 +56,9 @@ class RequestOptions(TypedDict, total=False):
             more="128, or those of one inference of a model for robots, if not given.",
             unit="tokens",
             least=1,
+            label="Generated",
+            term="generated tokens",
+            page_most=65_536,
         ),
     ]
     kv_len: Annotated[
@@ -50,10 +68,22 @@ class RequestOptions(TypedDict, total=False):
             more="If not given, those of the first step.",
             unit="tokens",
             least=1,
+            link="context",
+            label="Context",
+            term="context",
+            page_most=8_388_608,
         ),
     ]
     images: Annotated[
-        "int | None", Parameter(about="Pictures in each prompt, or audio clips of 30 s.", default=0, least=0)
+        "int | None",
+        Parameter(
+            about="Pictures in each prompt, or audio clips of 30 s.",
+            default=0,
+            least=0,
+            label="Images",
+            term="image tokens",
+            page_most=1024,
+        ),
     ]
 
 
@@ -83,6 +113,8 @@ class LibraryOptions(TypedDict, total=False):
             more="If not given, the one with most measurements on the device, which need not be the fastest.",
             default="",
             metavar="NAME",
+            label="Kernel library",
+            term="kernel library",
         ),
     ]
     profiles: Annotated[
@@ -108,6 +140,8 @@ class EngineOptions(TypedDict, total=False):
             "lightllm. It brings its kernels, in place of --library. If not given, there are no gaps between kernels.",
             default="",
             metavar="NAME",
+            label="Engine",
+            term="engine",
         ),
     ]
 
@@ -133,6 +167,8 @@ class PrecisionOptions(TypedDict, total=False):
             "file type of llama.cpp: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts may follow "
             "it.",
             metavar="SCHEME",
+            label="Precision",
+            term="precision",
         ),
     ]
 
@@ -148,6 +184,9 @@ class SkewOptions(TypedDict, total=False):
             least=0,
             metavar="S",
             link="skew",
+            label="Expert skew",
+            term="expert",
+            page_most=10,
         ),
     ]
 
@@ -163,7 +202,8 @@ class TechniqueOptions(TypedDict, total=False):
             default=(),
             flag="--with",
             metavar="TECHNIQUE",
-            link="with",
+            label="Techniques",
+            term="technique",
         ),
     ]
 
@@ -187,11 +227,11 @@ class RedundancyOptions(TypedDict, total=False):
 class DegreeOptions(TypedDict, total=False):
     """Degrees of parallelism."""
 
-    tp: Annotated[int, _degree("Tensor parallelism: weights, heads and experts are cut.")]
-    pp: Annotated[int, _degree("Pipeline parallelism: layers are divided among devices.")]
-    ep: Annotated[int, _degree("Expert parallelism: experts are divided among tp x dp devices.")]
-    dp: Annotated[int, _degree("Data parallelism: sequences are divided among devices.")]
-    cp: Annotated[int, _degree("Context parallelism: tokens of prompt and cache are divided among devices.")]
+    tp: Annotated[int, _degree("Tensor parallelism: weights, heads and experts are cut.", "Tensor")]
+    pp: Annotated[int, _degree("Pipeline parallelism: layers are divided among devices.", "Pipeline", page_most=16)]
+    ep: Annotated[int, _degree("Expert parallelism: experts are divided among tp x dp devices.", "Expert")]
+    dp: Annotated[int, _degree("Data parallelism: sequences are divided among devices.", "Data")]
+    cp: Annotated[int, _degree("Context parallelism: tokens of prompt and cache are divided among devices.", "Context")]
 
 
 class LayoutOptions(DegreeOptions, RedundancyOptions, total=False):
@@ -242,6 +282,8 @@ class AttentionOptions(TypedDict, total=False):
             about="eager: three launches with the scores in memory; flash: one launch.",
             more="If not given, flash, or eager in survey accounting.",
             choices=tuple(Attention),
+            label="Attention",
+            term="attention",
         ),
     ]
     mla: Annotated[
@@ -252,6 +294,8 @@ class AttentionOptions(TypedDict, total=False):
             "in the prefill, absorbed in decode.",
             default=Mla.AUTO.value,
             choices=tuple(Mla),
+            label="Latent attention",
+            term="latent attention",
         ),
     ]
 
@@ -266,6 +310,8 @@ class AccountingOptions(TypedDict, total=False):
             more="faithful: what kernels have to do; survey: the conventions of the paper (arXiv:2402.16363).",
             default=Accounting.FAITHFUL.value,
             choices=tuple(Accounting),
+            label="Accounting",
+            term="accounting",
         ),
     ]
 
@@ -274,7 +320,13 @@ class PassOptions(AccountingOptions, total=False):
     """What passes run, and how they are counted."""
 
     mtp: Annotated[
-        bool, Parameter(about="Also run multi-token prediction layers, where the model has some.", default=False)
+        bool,
+        Parameter(
+            about="Also run multi-token prediction layers, where the model has some.",
+            default=False,
+            label="Token prediction",
+            term="token prediction",
+        ),
     ]
     offload: Annotated[
         "str | Offload",
@@ -283,6 +335,8 @@ class PassOptions(AccountingOptions, total=False):
             more="Or on storage (@storage): weights=0.5,kv=0.2@storage.",
             default="",
             metavar="PARTS",
+            label="Offload",
+            term="offload",
         ),
     ]
     offload_sync: Annotated[

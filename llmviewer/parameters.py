@@ -79,7 +79,10 @@ class Parameter:
     choices      allowed names; (): any
     flag         option of the command line; "": the name, with dashes
     metavar      placeholder of the value in the help; "": the type, or the choices
-    link         key in links to the page; "": the name
+    link         key in links to the page, and name of its field there; "": the name
+    label        label of the control on the page; "": there is none
+    term         entry of the glossary that the label leads to
+    page_most    largest number on the page, which answers at once; inf: `most`
     """
 
     about: str
@@ -93,6 +96,9 @@ class Parameter:
     flag: str = ""
     metavar: str = ""
     link: str = ""
+    label: str = ""
+    term: str = ""
+    page_most: float = math.inf
 
     @property
     def help(self) -> str:

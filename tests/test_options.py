@@ -1,18 +1,26 @@
-"""Options of a setting: each declared once, and taken alike by Python, the command line and the page."""
+"""Options of a setting: each declared once, and taken alike by Python, the command line and the page.
+
+`python -m tests.test_options` remakes docs/options.md.
+"""
 
 import subprocess
 import sys
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 
+import click
 import pytest
 
 import llmviewer
 from llmviewer import InputError, Request, Setting, analyze, sweep
 from llmviewer.analyzing.analysis import largest_request
 from llmviewer.arguments import _hints
+from llmviewer.cli import cli
 from llmviewer.options import PARAMETERS, LayoutOptions, RequestOptions, SettingOptions, declared
 from llmviewer.parallel.layout import Layout
+from llmviewer.parameters import DEGREES, kind_of
+from llmviewer.webapp.state import KINDS, State
 
 
 def test_declarations_import_nothing_heavy():
@@ -128,3 +136,64 @@ def test_names_of_the_last_release_work_with_a_warning():
         old = llmviewer.recommend("gpt2", "t4", prompt=64, gen=8, given="eagle", without=("draft", "model"))
     now = llmviewer.advise("gpt2", "t4", prompt=64, gen=8, techniques=["eagle"], without=("draft", "model"))
     assert old.to_dict() == now.to_dict()
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "options.md"
+INTRO = """\
+# Options of a request and of a setting
+
+Each is declared once, in `llmviewer/options.py`; Python, the command line, the page and this table are made from the
+declarations (`python -m tests.test_options`). In Python an option is a keyword of the function (`tp=2`), and of
+`Setting.of()`; in a scenario file it is a key, the name of the option without dashes. JSON documents have request and
+setting under `inputs`: degrees of parallelism and how collectives run as one text, `layout`, and `offload_sync` as the
+word `sync` in `offload`.
+"""
+GROUPS = {"Of a request": RequestOptions, "Of a setting": SettingOptions}
+NOT_ON_THE_PAGE = {"profiles", "bound", "offload_sync", *LayoutOptions.__annotations__} - {*DEGREES}
+
+
+def page():
+    """The text of docs/options.md."""
+    return INTRO + "".join(f"\n## {title}\n\n{table(options)}" for title, options in GROUPS.items())
+
+
+def table(options):
+    head = ("name", "command line", "link", "unit", "values", "default", "meaning")
+    rows = [head, ("---",) * len(head)]
+    for name, each in declared(options).items():
+        key = each.link or name
+        default = {None: "", (): "", "": ""}.get(each.default, f"`{str(each.default).lower()}`")
+        limits = f"from {each.least:,.0f} to {each.most:,.0f}" if each.most < float("inf") else each.limits
+        values = limits or {bool: "true or false", float: "a number", int: "a whole number"}.get(
+            kind_of(options.__annotations__[name]), "text"
+        )
+        option = each.flag or f"--{name.replace('_', '-')}"
+        link = f"`{key}`" if key in KINDS else ""
+        rows.append((f"`{name}`", f"`{option}`", link, each.unit, values, default, each.help))
+    return "".join(f"| {' | '.join(cell.replace('|', ' or ') for cell in row)} |\n" for row in rows)
+
+
+def test_the_documentation_has_every_option():
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_the_page_has_every_option_under_its_name_with_its_default():
+    for name, each in (PARAMETERS | declared(RequestOptions)).items():
+        key = each.link or name
+        if name in NOT_ON_THE_PAGE:
+            assert key not in KINDS
+        elif each.default not in (None, (), ""):
+            assert getattr(State(), key) == each.default, name
+            assert each.label, name
+
+
+def test_commands_take_the_options_with_their_defaults():
+    command = cli.get_command(click.Context(cli), "analyze")
+    taken = {parameter.name: parameter for parameter in command.params}
+    for name, each in PARAMETERS.items():
+        assert taken[name].default == each.default, name
+        assert taken[name].opts == [each.flag or f"--{name.replace('_', '-')}"]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -814,14 +814,14 @@ def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
 
 def test_a_fault_of_our_own_is_said_and_what_was_answered_stays(app, monkeypatch, caplog):
     browser = Browser(app)
-    right = answers.analyzed
+    right = answers.analyze
 
-    def wrong(setting, **asked):
-        if asked["batch"] == 77:
+    def wrong(setting, request, **asked):
+        if request.batch == 77:
             raise KeyError("oops")
-        return right(setting, **asked)
+        return right(setting, request, **asked)
 
-    monkeypatch.setattr(answers, "analyzed", wrong)
+    monkeypatch.setattr(answers, "analyze", wrong)
     browser.set("batch", 77)
     assert "has a fault" in said(browser, "batch")
     assert browser.props["link"]["data"] == ""

@@ -589,18 +589,18 @@ def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_
         assert not faint("#answer")
         assert not faint("#content")
 
-    right, slow, wrong = answers.analyzed, threading.Event(), threading.Event()
+    right, slow, wrong = answers.analyze, threading.Event(), threading.Event()
 
-    def analyzed(*given, **asked):
-        if asked["batch"] == 5:
+    def analyzed(setting, request, **asked):
+        if request.batch == 5:
             slow.wait(30)
-        return right(*given, **asked)
+        return right(setting, request, **asked)
 
     def fail(error=None):
         if wrong.is_set():
             raise RuntimeError("of the test")
 
-    monkeypatch.setattr(answers, "analyzed", analyzed)
+    monkeypatch.setattr(answers, "analyze", analyzed)
     context = browser.new_context()
     page = context.new_page()
     with serving(lambda server: server.before_request(fail)) as url:

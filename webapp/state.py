@@ -16,7 +16,9 @@ from llmviewer.errors import InputError, suggest
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.expectation.index import index
 from llmviewer.model_files import model_names
+from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parallel.layout import Layout
+from llmviewer.parameters import declared
 
 LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
 MOST_FILES: Final = 16  # that a browser holds for a page
@@ -30,11 +32,12 @@ _LONGEST_TEXT: Final = 300
 _LONGEST_PIN: Final = 700
 _CALLED: Final = re.compile(rf"{MINE}([a-z0-9._-]+)")  # files that a pin names
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")  # a label, with no folder in it
-# What options of commands are called in links, where they differ.
-_LINK_NAMES: Final = {
-    "hw": "on", "hardware": "on", "device": "on", "devices": "on", "with": "techniques", "expert_skew": "skew",
-    "kv_len": "context", "hardware_set": "set",
-}  # fmt: skip
+_DECLARED: Final = PARAMETERS | declared(RequestOptions)
+_LINK_NAMES: Final = {  # keys in links of what options of commands are called, where they differ
+    **dict.fromkeys(("hw", "hardware", "device", "devices"), "on"),
+    **{name: each.link for name, each in _DECLARED.items() if each.link},
+    **{each.flag.lstrip("-"): each.link or name for name, each in _DECLARED.items() if each.flag},
+}
 LONGEST_READ_LINK: Final = 100_000  # before anything is made of it [characters]
 _TOLD: Final = 60  # characters of a value in an error
 
@@ -161,6 +164,24 @@ def _of(kind: Kind, default: Any) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
+def _declared(name: str, default: Any = None) -> Any:
+    """A field as the option `name` is declared; `default` is that of the page where the option has none."""
+    parameter = _DECLARED[name]
+    usual = parameter.default if default is None else default
+    most = min(parameter.most, parameter.page_most)
+    least = min(parameter.least, usual) if isinstance(usual, int | float) else parameter.least
+    kind: Kind
+    if isinstance(usual, bool):
+        kind = Flag()
+    elif isinstance(usual, str):
+        kind = _words(*dict.fromkeys((usual, *parameter.choices))) if parameter.choices else Text()
+    elif isinstance(usual, int):
+        kind = Number(least=int(least), most=int(most))
+    else:
+        kind = Fraction(least=least, most=most)
+    return _of(kind, usual)
+
+
 def _words(*words: str) -> Word:
     return Word(known=lambda: words)
 
@@ -222,23 +243,23 @@ class State:
     )
     set: tuple[str, ...] = _of(List(kind=Text(), least=0, most=64), ())
     phase: str = _of(_words("prefill", "decode"), "decode")
-    batch: int = _of(Number(least=1, most=65_536), 1)
-    prompt: int = _of(Number(least=1, most=4_194_304), 1024)
-    gen: int = _of(Number(least=1, most=65_536), 128)  # more take techniques long to step through
-    context: int = _of(Number(least=0, most=8_388_608), 0)
-    quant: str = _of(Text(), "")
-    attention: str = _of(_words("", "flash", "eager"), "")
-    tp: int = _of(Number(least=1, most=1024), 1)
-    pp: int = _of(Number(least=1, most=16), 1)  # each stage is laid out by itself
-    ep: int = _of(Number(least=1, most=1024), 1)
-    dp: int = _of(Number(least=1, most=1024), 1)
-    cp: int = _of(Number(least=1, most=1024), 1)
-    mla: str = _of(_words("auto", "naive", "absorbed"), "auto")
-    accounting: str = _of(_words("faithful", "survey"), "faithful")
-    skew: float = _of(Fraction(least=0, most=10), 0.0)
-    images: int = _of(Number(least=0, most=1024), 0)
-    offload: str = _of(Text(), "")
-    mtp: bool = _of(Flag(), default=False)
+    batch: int = _declared("batch")
+    prompt: int = _declared("prompt")
+    gen: int = _declared("gen", 128)
+    context: int = _declared("kv_len", 0)
+    quant: str = _declared("quant", "")
+    attention: str = _declared("attention", "")
+    tp: int = _declared("tp")
+    pp: int = _declared("pp")
+    ep: int = _declared("ep")
+    dp: int = _declared("dp")
+    cp: int = _declared("cp")
+    mla: str = _declared("mla")
+    accounting: str = _declared("accounting")
+    skew: float = _declared("expert_skew", 0.0)
+    images: int = _declared("images")
+    offload: str = _declared("offload")
+    mtp: bool = _declared("mtp")
     library: str = _of(Word(known=libraries), "")
     engine: str = _of(_words("", *ENGINES), "")
     measured: str = _of(Text(), "")
@@ -420,7 +441,7 @@ def _packed(file: File) -> str:
 def _setting_like(key: str) -> str:
     """The key of a link that a reader may have meant by `key`."""
     own = _LINK_NAMES.get(key.lower().replace("-", "_"))
-    return f"in a link it is {own}" if own else suggest(key[:40], KINDS)
+    return f"in a link it is {own}" if own in KINDS else suggest(key[:40], KINDS)
 
 
 def _unpacked(text: str) -> File:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from llmviewer.options import PARAMETERS, RequestOptions
+from llmviewer.parameters import declared
+
 
 class ControlWords(NamedTuple):
     """A control: its label, one line on what it does, and what it is about in the glossary."""
@@ -12,6 +15,12 @@ class ControlWords(NamedTuple):
     label: str
     about: str
     term: str
+
+
+def _declared(name: str) -> ControlWords:
+    """The words of an option, as it is declared."""
+    parameter = (PARAMETERS | declared(RequestOptions))[name]
+    return ControlWords(parameter.label, parameter.about, parameter.term)
 
 
 CONTROLS: Final[Mapping[str, ControlWords]] = {
@@ -24,63 +33,25 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "phase": ControlWords(
         "Phase", "Prefill reads the whole prompt at once; decode writes one token of each sequence.", "phase"
     ),
-    "batch": ControlWords("Batch", "Concurrent sequences.", "batch"),
-    "prompt": ControlWords("Prompt", "Tokens of each sequence that are read.", "prompt"),
-    "gen": ControlWords("Generated", "Tokens of each sequence that are written.", "generated tokens"),
-    "context": ControlWords(
-        "Context", "Tokens that the decode step shown attends to; empty: those of the first step.", "context"
-    ),
-    "quant": ControlWords(
-        "Precision", "Bits or formats of weights (W), activations (A) and KV cache, such as W4A16g128.", "precision"
-    ),
-    "attention": ControlWords(
-        "Attention", "Flash: one launch, scores stay on the chip. Eager: three, with scores in memory.", "attention"
-    ),
-    "tp": ControlWords(
-        "Tensor", "Tensor parallelism: every weight and head is cut over so many devices.", "parallelism"
-    ),
-    "pp": ControlWords("Pipeline", "Pipeline parallelism: layers are divided among so many devices.", "parallelism"),
-    "ep": ControlWords(
-        "Expert", "Expert parallelism: experts are divided among so many ranks of tensor x data.", "parallelism"
-    ),
-    "dp": ControlWords("Data", "Data parallelism: sequences are divided among so many copies.", "parallelism"),
-    "cp": ControlWords(
-        "Context", "Context parallelism: tokens of prompt and cache are divided among so many devices.", "parallelism"
-    ),
-    "mla": ControlWords(
-        "Latent attention",
-        "DeepSeek's: expand the cache (naive) or project the queries to it (absorbed).",
-        "latent attention",
-    ),
-    "accounting": ControlWords(
-        "Accounting", 'Faithful: what kernels have to do. Survey: as "LLM Inference Unveiled" counts.', "accounting"
-    ),
-    "skew": ControlWords(
-        "Expert skew",
-        "How unevenly tokens choose experts: their popularity is rank^-skew; 0 is uniform.",
-        "expert",
-    ),
-    "images": ControlWords(
-        "Images",
-        "Pictures in each prompt of a vision-language model; their tokens are part of the prompt.",
-        "image tokens",
-    ),
-    "offload": ControlWords(
-        "Offload", "Parts of weights and cache in host memory, or on storage: weights=0.5,kv=0.2@storage.", "offload"
-    ),
-    "mtp": ControlWords(
-        "Token prediction",
-        "Also run multi-token prediction layers, where the model has some.",
-        "token prediction",
-    ),
-    "library": ControlWords(
-        "Kernel library",
-        "The kernel library to expect times of; if not given, the one with most measurements on the device.",
-        "kernel library",
-    ),
-    "engine": ControlWords(
-        "Engine", "The serving engine that launches the kernels; its host may leave gaps between them.", "engine"
-    ),
+    "batch": _declared("batch"),
+    "prompt": _declared("prompt"),
+    "gen": _declared("gen"),
+    "context": _declared("kv_len"),
+    "quant": _declared("quant"),
+    "attention": _declared("attention"),
+    "tp": _declared("tp"),
+    "pp": _declared("pp"),
+    "ep": _declared("ep"),
+    "dp": _declared("dp"),
+    "cp": _declared("cp"),
+    "mla": _declared("mla"),
+    "accounting": _declared("accounting"),
+    "skew": _declared("expert_skew"),
+    "images": _declared("images"),
+    "offload": _declared("offload"),
+    "mtp": _declared("mtp"),
+    "library": _declared("library"),
+    "engine": _declared("engine"),
     "measured": ControlWords(
         "Measured", "What you timed: ttft, tpot, latency or tokens_per_s. Says how good that is.", "measured time"
     ),

@@ -15,7 +15,7 @@ from .operators.attention import QK
 from .operators.base import Role, Tensor
 from .operators.convolution import Conv1d
 from .operators.embedding import Embedding
-from .operators.linear import LatentExpansion
+from .operators.linear import LatentExpansion, LMHead
 from .operators.masks import Across, Mask
 from .operators.pictures import Patches, Place
 from .precision import Format
@@ -197,3 +197,8 @@ def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num, prompt: Num = 0, i
     images  images per prompt
     """
     return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context, prompt=prompt, images=images))
+
+
+def vocabulary(model: Model) -> int:
+    """Rows of the prediction head; 0 if there is none."""
+    return next((op.weight.shape[0] for _, op in model.graph if isinstance(op, LMHead)), 0)

@@ -517,11 +517,9 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
         return Section({**config.data, "model_type": policy}, config.file, config.at), (note,)
     if config.get("_class_name") is not None:
         return _of_diffusers(config), ()
-    from .architectures import model_types
-    from .architectures._nearest import class_name
+    from .architectures import types_of_class
 
-    named = class_name(config.data)
-    found = [kind for kind in model_types() if kind.replace("_", "").replace("-", "") == named]
+    found = types_of_class(config)
     if len(found) != 1:
         return config, ()
     note = f"no model_type in its config: counts as {found[0]}, as its class is named"

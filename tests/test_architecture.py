@@ -122,6 +122,14 @@ def test_heavy_packages_are_imported_where_they_are_used(path):
         assert at_once & HEAVY == ({"plotly"} if path in DRAWING else set())
 
 
+def test_private_modules_are_imported_within_their_package_alone():
+    for path in FILES:
+        for name, line, _ in imported(path):
+            parts = name.split(".")
+            private = parts[0] == "llmviewer" and any(part.startswith("_") for part in parts[2:])
+            assert not private or parts[1] == place(path), f"{path.relative_to(ROOT)}:{line} imports {name}"
+
+
 def test_every_module_has_a_layer():
     assert {place(path) for path in FILES} - {"__init__"} == RANK.keys()
 

@@ -105,6 +105,14 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted(_BUILDERS))
 
 
+def types_of_class(config: Section) -> list[str]:
+    """Model types by the name of the class in `architectures`: LlamaForCausalLM is llama."""
+    from ._nearest import class_name
+
+    named = class_name(config.data)
+    return [kind for kind in model_types() if kind.replace("_", "").replace("-", "") == named]
+
+
 def index_json() -> str:
     """Text of index.json as the modules register their builders, a model type a line."""
     _load(_MODULES)

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from ..forms import Num
 from ..graph import Graph
-from ..model import Model
-from ..operators.linear import LMHead
+from ..model import vocabulary
 from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import parameter
@@ -203,8 +202,3 @@ def _reads(drafter: Drafter, run: Run) -> Run:
     """The drafter's own prefill, once after the prefill `run`."""
     read = each(run.workload, lambda s: replace(s, images=0))
     return Run(name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=read, parts=run.parts, main=False)
-
-
-def vocabulary(model: Model) -> int:
-    """Rows of the prediction head; 0 if there is none."""
-    return next((op.weight.shape[0] for _, op in model.graph if isinstance(op, LMHead)), 0)

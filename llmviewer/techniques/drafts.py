@@ -9,12 +9,12 @@ from math import ceil
 from ..architectures.blocks.parts import HIDDEN, Parts
 from ..forms import LOGITS
 from ..graph import Block, Graph
-from ..model import Model
+from ..model import Model, vocabulary
 from ..operators.base import Tensor
 from ..operators.linear import Linear
 from ..roofline import Plan
 from . import technique
-from ._drafting import Drafting, vocabulary
+from ._drafting import Drafting
 from ._linears import tied
 from ._parameters import parameter
 from ._technique import Drafter, SettingView, Technique, Touches

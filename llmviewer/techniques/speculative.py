@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
-from ..model import Model
+from ..model import Model, vocabulary
 from ..model_files import load_model
 from . import technique
-from ._drafting import Drafting, vocabulary
+from ._drafting import Drafting
 from ._parameters import parameter
 from ._technique import Drafter, SettingView, Technique, Touches
 

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Final
 
 from ..errors import InputError
-from ..model import Model
+from ..model import Model, vocabulary
 from ..model_files import load_model, model_names
 from ..operators.linear import Linear
 from ..parameters import Accounting, Attention
@@ -20,7 +20,6 @@ from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_schem
 from ..resource import matrix
 from ..setting import Setting
 from ..techniques import Technique, Touches, parse_technique, techniques
-from ..techniques._drafting import vocabulary
 from ..transforms.offload import HOST
 from .evaluation import Evaluation
 from .quantization import asked_scheme

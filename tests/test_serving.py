@@ -284,20 +284,24 @@ def test_blocks_of_16_waste_less_than_a_hundredth_of_long_sequences(steps):
 # --- the closed form ---
 
 
-@pytest.mark.parametrize("policy", first_fast(ALL, "simulates thousands of requests"))
-def test_at_low_load_the_closed_form_is_what_is_simulated(steps, policy):
-    for prompt, gen in ((512, 200), (2000, 100), (64, 2)):
-        rate = 100 / (prompt + 20 * gen)  # a copy works a few hundredths of the time
-        bounds = simulate(
-            "llama-3.1-8b", "h100-sxm", rate=rate, prompt_lengths=str(prompt), gen_lengths=str(gen), policy=policy,
-            requests=1500,
-        )  # fmt: skip
-        for found, exact in ((bounds, 0.01), (bounds.expected, 0.02)):  # of kernels, parts of a prompt are no line
-            for values, mean in ((found.ttft_s, found.closed.ttft_s), (found.tpot_s, found.closed.tpot_s)):
-                error = float(np.std(values)) / len(values) ** 0.5
-                assert abs(float(np.mean(values)) - mean) < exact * mean + 4 * error
-                assert error < 0.15 * mean
-            assert found.utilization == pytest.approx(found.closed.utilization, rel=0.06)
+ALONE = [(policy, 512, 200) for policy in ("prefill-first", "chunked:128", "static")]
+ALONE += [(policy, 2000, 100) for policy in ("chunked:128", "prefill-chunks:128", "fcfs")]
+ALONE += [(policy, 64, 2) for policy in ("decode-first", "prefill-chunks:128")]
+
+
+@pytest.mark.parametrize(("policy", "prompt", "gen"), first_fast(ALONE, "simulates thousands of requests"))
+def test_at_low_load_the_closed_form_is_what_is_simulated(policy, prompt, gen):
+    rate = 100 / (prompt + 20 * gen)  # a copy works a few hundredths of the time
+    bounds = simulate(
+        "llama-3.1-8b", "h100-sxm", rate=rate, prompt_lengths=str(prompt), gen_lengths=str(gen), policy=policy,
+        requests=1500,
+    )  # fmt: skip
+    for found, exact in ((bounds, 0.01), (bounds.expected, 0.02)):  # of kernels, parts of a prompt are no line
+        for values, mean in ((found.ttft_s, found.closed.ttft_s), (found.tpot_s, found.closed.tpot_s)):
+            error = float(np.std(values)) / len(values) ** 0.5
+            assert abs(float(np.mean(values)) - mean) < exact * mean + 4 * error
+            assert error < 0.15 * mean
+        assert found.utilization == pytest.approx(found.closed.utilization, rel=0.06)
 
 
 @pytest.mark.parametrize("policy", first_fast(FLOWING, "simulates thousands of requests"))

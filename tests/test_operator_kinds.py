@@ -8,7 +8,11 @@ import pytest
 from llmviewer.operators.base import Operator, Sharding
 from llmviewer.operators.kinds import OperatorGroup, declare, kind_of, traced_kinds
 from llmviewer.operators.linear import Linear
+from llmviewer.operators.pictures import BatchedProduct
+from llmviewer.operators.state_space import CausalConv
+from llmviewer.techniques.latent import Mixing
 from llmviewer.timelines.kinds import _GROUPS
+from llmviewer.tracing.operators import TracedProduct
 
 PACKAGES = ("operators", "architectures", "techniques", "tracing", "parallel", "transforms")
 STANDING_FOR_OTHERS = {"Overlapped", "Surveyed"}  # instances have the kind of the operator that they stand for
@@ -40,6 +44,14 @@ def test_symbols_tell_kinds_apart():
 
 def test_every_group_is_a_part_of_recorded_passes():
     assert _GROUPS.keys() == set(OperatorGroup)
+
+
+def test_every_matrix_product_is_in_a_group_of_products():
+    """Of linears and products of activations, but convolutions, which are a part of recurrences."""
+    products = {one.kind for one in shipped() if issubclass(one, Linear | BatchedProduct | TracedProduct | Mixing)}
+    groups = {name: kind_of(name).group for name in products - {CausalConv.kind}}
+    assert {*groups.values()} == {OperatorGroup.LINEAR, OperatorGroup.HEAD, OperatorGroup.EXPERTS}, groups
+    assert {name for name in groups if not kind_of(name).product} == {"experts"}
 
 
 def test_an_undeclared_kind_is_elementwise_and_unmeasured():

@@ -9,7 +9,7 @@ from ..forms import Form
 from ..precision import product
 from ..resource import Resource, matrix, vector
 from .base import Operator, Sharding, Tensor
-from .kinds import declare
+from .kinds import OperatorGroup, declare
 from .linear import Linear
 
 
@@ -22,7 +22,12 @@ class Patches(Linear):
 
     sharding: ClassVar[Sharding] = Sharding.REPLICATED
 
-    kind: str = declare("patches", "Matrix product: the pixels of each patch with the weight.")
+    kind: str = declare(
+        "patches",
+        "Matrix product: the pixels of each patch with the weight.",
+        group=OperatorGroup.LINEAR,
+        product=True,
+    )
     tokens: int
 
 
@@ -61,7 +66,9 @@ class RelativePositions(Operator):
 
     head_dim: int
 
-    kind: str = declare("positions", "Queries compared with learned vectors of distances.")
+    kind: str = declare(
+        "positions", "Queries compared with learned vectors of distances.", group=OperatorGroup.LINEAR, product=True
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         dtype = product(self.inputs[0].format, self.weights[0].format)
@@ -77,7 +84,7 @@ class BatchedProduct(Operator):
 
     inner: int
 
-    kind: str = declare("product", "Matrix product of two activations.")
+    kind: str = declare("product", "Matrix product of two activations.", group=OperatorGroup.LINEAR, product=True)
 
     def arithmetic(self) -> dict[Resource, Form]:
         a, b = self.inputs[:2]

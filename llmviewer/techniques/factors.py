@@ -13,7 +13,7 @@ from ..errors import suggest
 from ..forms import SINGLE, Form, distinct_experts
 from ..graph import Block, Graph
 from ..operators.base import Operator, Role, Sharding, Tensor, Weight
-from ..operators.kinds import declare
+from ..operators.kinds import OperatorGroup, declare
 from ..operators.linear import Linear
 from ..precision import HALF, product, resolved
 from ..resource import Resource, matrix
@@ -128,7 +128,12 @@ class Thin(Linear):
     sharding: ClassVar[Sharding] = Sharding.REPLICATED
     dense: ClassVar[bool] = False
 
-    kind: str = declare("lora", "Matrix product: every new token with the thin matrix of its adapter.")
+    kind: str = declare(
+        "lora",
+        "Matrix product: every new token with the thin matrix of its adapter.",
+        group=OperatorGroup.LINEAR,
+        product=True,
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         x = self.inputs[0]

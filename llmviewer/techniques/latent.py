@@ -13,7 +13,7 @@ from ..forms import TOKENS, Form, kv_tokens, pairs
 from ..graph import Block, Graph
 from ..operators.attention import QK, Attention
 from ..operators.base import Operator, Role
-from ..operators.kinds import declare
+from ..operators.kinds import OperatorGroup, declare
 from ..operators.masks import Causal, Mask
 from ..precision import product
 from ..resource import Resource, matrix
@@ -121,7 +121,9 @@ class Mixing(Operator):
 
     rank: int
 
-    kind: str = declare("projection", "Keys or values of all tokens mixed into a few.")
+    kind: str = declare(
+        "projection", "Keys or values of all tokens mixed into a few.", group=OperatorGroup.LINEAR, product=True
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         x = self.inputs[0]

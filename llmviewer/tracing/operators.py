@@ -68,7 +68,7 @@ class TracedProduct(Operator):
     ops: Form
     mask: Mask = CAUSAL
 
-    kind: str = declare("matmul", "Matrix product.", group=OperatorGroup.LINEAR)
+    kind: str = declare("matmul", "Matrix product.", group=OperatorGroup.LINEAR, product=True)
 
     def arithmetic(self) -> dict[Resource, Form]:
         formats = [*(t.format for t in self.inputs), *(w.format for w in self.weights)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llmviewer.analyzing.analysis import Analysis
-from llmviewer.analyzing.effect import Effect
 from llmviewer.analyzing.generation import GenerationResult
 from llmviewer.analyzing.measured import RATE, Rated
 from llmviewer.memory import Memory
@@ -14,6 +13,9 @@ from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import fold, seconds, si
 
 from .operator_table import rate
+
+if TYPE_CHECKING:
+    from llmviewer.analyzing.effect import Effect  # few analyses have techniques
 
 _TYPED: Final = re.compile(r"[._=\d]")  # in words that are typed: keys, options, names of models and devices
 

@@ -268,14 +268,14 @@ def _answers(
     points = np.hstack([np.tile(batch, (len(settings), 1)), np.maximum(fitting, 1)])  # given batches, largest batch
     times = _Times.of(settings, known, points, prompt=prompt, gen=gen)
     with np.errstate(invalid="ignore", divide="ignore"):
-        rate = np.asarray(times.all.tokens_per_s)
+        rate = np.asarray(times.bounds.tokens_per_s)
         growth = np.log(rate[:, -1] / rate[:, -2]) / np.log(_MORE)
     total = np.broadcast_to(footprint.total_bytes(batch=batch, **lengths), batch.shape)
     weights = float(footprint.parts(batch=1.0, **lengths)[0])
     some, unknown = len(batch), np.full(len(batch), nan)
     for place, own in enumerate(settings):
         fits, able = fitting[place, 0] >= 1, place not in times.refused
-        given = {name: getattr(times.all, name)[place, :some] if able else unknown for name in _COLUMNS}
+        given = {name: getattr(times.bounds, name)[place, :some] if able else unknown for name in _COLUMNS}
         yield Cell(
             result=Evaluation(setting=own, batch=batch, given=Times(**given), given_bytes=total, **lengths),
             asked=asked,
@@ -300,7 +300,7 @@ class _Times:
     refused  why devices cannot run it, by index
     """
 
-    all: Times
+    bounds: Times
     waits: Mapping[str, Mapping[tuple[str, str], Column]]
     refused: Mapping[int, str]
 
@@ -334,7 +334,7 @@ class _Times:
                 continue
             for name, column in columns.items():
                 column[place] = getattr(bounds, name)
-        return cls(all=Times(**columns), waits=waits, refused=refused)
+        return cls(bounds=Times(**columns), waits=waits, refused=refused)
 
 
 def _put(into: dict[tuple[str, str], Column], fleet: Fleet, waits: Waits, points: Column) -> None:

@@ -34,7 +34,7 @@ from llmviewer._layout import data_dir
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.index import index
-from llmviewer.expectation.transfer import choose, reached
+from llmviewer.expectation.transfer import Estimator, choose
 from llmviewer.model_files import load_model, model_names
 
 START_LIMITS = {"start": 2.5, "analyze": 4.5}  # times importing numpy
@@ -173,7 +173,7 @@ def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tupl
         }
         kernel = "nccl all_reduce" if name == "collectives" else "add" if name == "elementwise" else ""
         stack = Stack(library=library, dtype=dtype, kv_dtype=kv_dtype, kernel=kernel)
-        choice = choose(name, device, stack, index().entries)
+        estimator = Estimator(choice=choose(name, device, stack, index().entries), device=device, stack=stack)
         spent, ratios = [], []
         for _ in range(5):
             start = time.process_time()
@@ -182,7 +182,7 @@ def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tupl
             between = time.process_time()
             for i in range(0, kernels, together):
                 part = {key: column[i : i + together].astype(float) for key, column in columns.items()}
-                reached(choice, family, part, device, stack)
+                estimator.expect(part)
             spent.append(time.process_time() - between)
             ratios.append(spent[-1] / (between - start))
         rates[name] = kernels / min(spent), median(ratios)

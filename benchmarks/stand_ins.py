@@ -52,7 +52,7 @@ from llmviewer.expectation.profile import (
     shipped,
 )
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import EntryChoice, choose, expect, reached, sibling, source_class, twins
+from llmviewer.expectation.transfer import EntryChoice, Estimator, choose, expect, sibling, source_class, twins
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -176,13 +176,8 @@ def beyond(groups: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
             kept, further = (rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= most, sizes >= 2 * most))
             entry = entry_of(kept)
             if entry and len(further) >= LEAST:
-                made = reached(
-                    EntryChoice(entries=(entry,), error=entry.held_out, source=""),
-                    rows.family,
-                    further.shapes,
-                    rows.device,
-                    rows.stack,
-                )
+                choice = EntryChoice(entries=(entry,), error=entry.held_out, source="")
+                made = Estimator(choice=choice, device=rows.device, stack=rows.stack).expect(further.shapes)
                 found[family].append((made.expected, further.measured))
     return {(family, BEYOND, "all"): pooled(times) for family, times in found.items()}
 
@@ -217,7 +212,7 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
         if not rows.stack.kernel.endswith("add"):
             stack = replace(rows.stack, kernel="eager add" if rows.stack.eager else "add")
             choice = choose("elementwise", rows.device, stack, shipped())
-            times = reached(choice, rows.family, rows.shapes, rows.device, stack).expected
+            times = Estimator(choice=choice, device=rows.device, stack=stack).expect(rows.shapes).expected
             found[rows.stack.kernel].append((times, rows.measured))
     kinds = {"all": [_joined(own) for kind, own in found.items() if kind != "experts"]}
     kinds |= {kind: own for kind, own in found.items() if kind.partition(" ")[0] in {"experts", *_KINDS.values()}}
@@ -235,7 +230,7 @@ def _added(device: Device, nbytes: np.ndarray, rows: np.ndarray) -> np.ndarray:
     stack = Stack(library="", dtype="fp16", kernel="add")
     shapes = {"rows": np.maximum(rows, 1), "bytes": nbytes, "cols": np.ones(len(rows)), "loop": np.ones(len(rows))}
     choice = choose("elementwise", device, stack, shipped())
-    return reached(choice, FAMILIES["elementwise"], shapes, device, stack).expected
+    return Estimator(choice=choice, device=device, stack=stack).expect(shapes).expected
 
 
 def scaled(times: Sequence[Times]) -> Error:

@@ -84,7 +84,7 @@ def test_those_who_are_worked_on_share_blocks_and_keep_them():
     assert (cache.shared_bytes, cache.idle_bytes) == (0, 2.0)
     assert cache.evict(0) == 512
     assert cache.hit_tokens(one) == 1024
-    cache.release(1, made=700)  # who is sent away while it is read
+    cache.release(1, computed=700)  # preempted during its prefill
     assert (cache.hit_tokens(one), cache.idle_bytes) == (512, 2.0)
 
 

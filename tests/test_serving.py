@@ -20,7 +20,7 @@ from llmviewer.serving.kv_cache import Blocks
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.outcome import summary
 from llmviewer.serving.policy import POLICIES, parse_policy
-from llmviewer.serving.server import _steps_in, serve
+from llmviewer.serving.server import _steps_until, serve
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
@@ -616,8 +616,8 @@ def test_steps_that_fit_into_a_time():
     for first, slope in ((0.01, 0.0), (0.01, 1e-4), (0.003, 1e-9)):
         for count in (1, 2, 17, 400):
             total = count * first + slope * count * (count - 1) / 2
-            assert _steps_in(total * 0.9999, first, slope) == count
-            assert _steps_in(total * 1.0001, first, slope) == count + 1
+            assert _steps_until(total * 0.9999, first, slope) == count
+            assert _steps_until(total * 1.0001, first, slope) == count + 1
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)

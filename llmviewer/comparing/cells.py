@@ -152,10 +152,9 @@ class Cell:
     @cached_property
     def expected(self) -> ExpectedTimes | None:
         """Expected times; None if only the bound is known."""
-        found = self.result.expected_pass("prefill") if self.prefill else None
-        if not found or not self.result.expected_ttft:
-            return None
-        return ExpectedTimes(ttft=self.result.expected_ttft, tpot=self.result.expected_tpot, source=found.source)
+        ttft = self.result.expected_ttft if self.prefill else None  # evaluates the kernels of all passes together
+        found = self.result.expected_pass("prefill") if ttft else None
+        return ExpectedTimes(ttft=ttft, tpot=self.result.expected_tpot, source=found.source) if ttft and found else None
 
     @cached_property
     def peak(self) -> float:

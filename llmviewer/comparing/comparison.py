@@ -59,7 +59,7 @@ class Comparison(Rows):
     profiles: tuple[str, ...]
     cells: tuple[Cell, ...] = field(repr=False)
 
-    @property
+    @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts given; empty if all cells are single devices."""
         found = tuple(dict.fromkeys(cell.layout for cell in self.cells))

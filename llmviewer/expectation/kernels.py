@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from ..devices.hardware import Hardware
 from ..errors import InputError
+from ..forms import Num
 from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
 from .device import Device
-from .engines import IDLE, Engine
+from .engines import IDLE, Engine, Host
 from .expected import ExpectedLaunch, ExpectedPass, together
 from .families._family import Array
 from .kinship import instructions
@@ -35,7 +36,8 @@ _NEAREST: Final = 1.05
 class Launched:
     """A pass as launches of a library.
 
-    bounds  lower bound of one launch of each operator; blocks with equal operators share one array [s]
+    bounds  lower bound of one launch of each operator, [point] or [device, point]; blocks with equal operators share
+            one array [s]
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
@@ -50,21 +52,35 @@ class Launched:
         bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
         return cls(operators=rows, launches=launches, bounds=bounds)
 
-    def alike(self) -> Iterator[list[KernelSequence]]:
-        """Groups of launches that take equally long, as they have the same kernels for operators that blocks share."""
+    @cached_property
+    def groups(self) -> list[tuple[list[KernelSequence], Sequence[Array], Array]]:
+        """Launches that take equally long, as they have the same kernels for operators that blocks share; the bounds of
+        their operators, and of all of these together.
+        """
         found: dict[object, list[KernelSequence]] = {}
         for launch in self.launches:
             same = id(launch.kernels), id(launch.beside), launch.remark
             found.setdefault((*same, *(id(self.bounds[m]) for m in launch.members)), []).append(launch)
-        yield from found.values()
+        return [(launches, *self._bounds(launches[0])) for launches in found.values()]
 
-    def whole(self, launch: KernelSequence) -> tuple[Sequence[Array], Array]:
-        """The bounds of the operators of a launch, and of all of them together."""
+    def _bounds(self, launch: KernelSequence) -> tuple[Sequence[Array], Array]:
         if len(launch.members) == 1:
             alone = self.bounds[launch.members[0]]
             return [alone], alone
         each = np.broadcast_arrays(*(self.bounds[m] for m in launch.members))
         return each, sum(each[1:], start=each[0])
+
+    def only(self, devices: list[int]) -> Launched:
+        """The same on some of several devices, by their indices."""
+        distinct = {id(bound): bound for bound in self.bounds}
+        bounds = {key: bound[devices] for key, bound in distinct.items()}
+        return replace(self, bounds=[bounds[id(bound)] for bound in self.bounds])
+
+    def asked(self, device: Any = ...) -> Iterator[KernelBounds]:
+        """Kernels whose times the launches are made of, on a device of several by its index."""
+        for same, _, whole in self.groups:
+            for kernel in same[0].every:
+                yield KernelBounds(kernel, whole[device])
 
 
 class Kernels(KernelTimes):
@@ -93,14 +109,20 @@ class Kernels(KernelTimes):
         return self._backend if isinstance(self._backend, str) else super().device
 
     @cached_property
-    def _by_query(self) -> bool:
-        """Whether kernels of latent attention read the cache for each new token of a sequence.
+    def launcher(self) -> Launcher:
+        """What launches make of the times of kernels.
 
-        Those for tcgen05 do, in all libraries: "Each CTA handles one tokenQ by default for spec-decoding generation
-        kernel" (NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/kernels/trtllmGenKernels/fmha/fmhaKernels.h). Others take tokens
-        as further rows of a tile (FlashMLA: rows are tokens times heads).
+        Kernels of latent attention for tcgen05 read the cache for each new token of a sequence, in all libraries: "Each
+        CTA handles one tokenQ by default for spec-decoding generation kernel" (NVIDIA/TensorRT-LLM,
+        cpp/tensorrt_llm/kernels/trtllmGenKernels/fmha/fmhaKernels.h). Others take tokens as further rows of a tile
+        (FlashMLA: rows are tokens times heads).
         """
-        return not isinstance(self.device, str) and instructions(self.device) == "blackwell"
+        device = None if isinstance(self.device, str) else self.device
+        return Launcher(
+            by_query=device is not None and instructions(device) == "blackwell",
+            cores=device.cores if device else np.nan,
+            factor=self.factor, host=self.host, why=self.why,
+        )  # fmt: skip
 
     @property
     def carried(self) -> bool:
@@ -129,20 +151,9 @@ class Kernels(KernelTimes):
 
     def passes(self, launched: Sequence[Launched]) -> Iterator[ExpectedPass]:
         """The same for several passes, with one evaluation of their kernels."""
-        every = [[(same, *one.whole(same[0])) for same in one.alike()] for one in launched]
-        times = self.times(
-            [KernelBounds(kernel, whole) for own in every for same, _, whole in own for kernel in same[0].every]
-        )
-        for one, own in zip(launched, every, strict=True):
-            found: list[ExpectedLaunch | None] = [None] * len(one.operators)
-            for same, bounds, whole in own:
-                each = self._launch(same[0], whole, {id(kernel): next(times) for kernel in same[0].every})
-                shares = [each.share(bound, whole) for bound in bounds]
-                for launch in same:
-                    for place, share in zip(launch.members, shares, strict=True):
-                        found[place] = share
-            made = tuple(each for each in found if each is not None)
-            yield ExpectedPass(operators=tuple(one.operators), launches=made, host=self.host)
+        times = self.times([asked for one in launched for asked in one.asked()])
+        for one in launched:
+            yield self.launcher.launch_all(one, times)
 
     def run(self, plan: Plan, workload: Workload) -> ExpectedPass:
         """Expected time of all operators of a plan."""
@@ -162,21 +173,54 @@ class Kernels(KernelTimes):
         )
         return found.taking(expected, low, high, found.often)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """What launches make of the times of their kernels, on a device or on several at once.
+
+    Several devices have bounds and times [device, point] and `cores` [device, 1]; they must be alike in all else here,
+    in the kernels that are known, and in those that were measured on the device itself.
+
+    by_query  whether kernels of latent attention read the cache for each new token of a sequence
+    cores     of the device; nan where kernels cannot be laid out on it
+    factor    of the engine, on the times of kernels
+    why       the reason why nothing is known of a kernel
+    """
+
+    by_query: bool
+    cores: Num
+    factor: float
+    host: Host
+    why: Callable[[LibraryKernel], str]
+
+    def launch_all(self, one: Launched, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
+        """A pass, from the times of `one.kernels`."""
+        launches: list[ExpectedLaunch | None] = [None] * len(one.operators)
+        for same, bounds, whole in one.groups:
+            kernel_times = {id(kernel): next(times) for kernel in same[0].every}
+            expected = self._launch(same[0], whole, kernel_times)
+            shares = [expected.share(bound, whole) for bound in bounds]
+            for launch in same:
+                for place, share in zip(launch.members, shares, strict=True):
+                    launches[place] = share
+        known = tuple(launch for launch in launches if launch is not None)
+        return ExpectedPass(operators=tuple(one.operators), launches=known, host=self.host)
+
     def _launch(
         self, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
-        """What `times` of its kernels, by their identities, make of it."""
-        if not launch.sending or isinstance(self.device, str):
-            return self._found(launch, bound, bound, times)
+        """A launch, from the times of its kernels by their identities."""
+        if not launch.sending or np.any(np.isnan(self.cores)):
+            return self._at_least(bound, launch, bound, times)
         cores, start_s, reach = launch.sending
-        found = self._found(launch, bound, np.where(bound > 0, start_s + bound / reach, 0.0), times)
-        return replace(found, taken=np.where(bound > 0, start_s, 0.0) + found.expected * cores / self.device.cores)
+        expected = self._at_least(np.where(bound > 0, start_s + bound / reach, 0.0), launch, bound, times)
+        return replace(expected, taken=np.where(bound > 0, start_s, 0.0) + expected.expected * cores / self.cores)
 
-    def _found(
-        self, launch: KernelSequence, bound: Array, least: Array, times: Mapping[int, ExpectedLaunch | None]
+    def _at_least(
+        self, least: Array, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
-        """The same, expected to take no less than `least`."""
-        known = [part for kernel in launch.kernels if (part := _run(kernel, times, by_query=self._by_query))]
+        """A launch that is expected to take no less than `least`."""
+        known = [part for kernel in launch.kernels if (part := _run(kernel, times, by_query=self.by_query))]
         if not known:
             why = launch.remark if not launch.kernels else self.why(launch.kernels[0])
             found = ExpectedLaunch.of(bound_only(bound, why), ())

@@ -47,6 +47,9 @@ class Library:
         self.entries = (*self.given.values(), *(e for e in index().entries if key_of(e) not in self.given))
         self.asked = library
         self.own = [e for e in self.entries if e.device == hardware.name]
+        self.by_family: dict[str, list[Entry]] = {}
+        for e in self.entries:
+            self.by_family.setdefault(e.family, []).append(e)
         self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
 
     @cached_property
@@ -157,7 +160,7 @@ class Library:
         if isinstance(device, str) or not stack.library:
             return ()
         like = replace(kernel, stack=replace(stack, dtype=dtype))
-        alike = [e for e in self.entries if _alike(e, like, plain=plain)]
+        alike = [e for e in self.by_family.get(kernel.family, ()) if _alike(e, like, plain=plain)]
         near = nearest([e for e in alike if not alone or e.stack.library == stack.library], device)
         libraries = {e.stack.library for e in near}
         if not self.unknown and near:

@@ -17,12 +17,12 @@ from ..errors import InputError
 from ..transforms.offload import HOST
 from .device import Device
 from .expected import ExpectedLaunch
-from .families import FAMILIES, Stack
+from .families import Stack
 from .families._family import Array
 from .launches import LibraryKernel
 from .library import ALIKE, Library, key_of
 from .profile import BEYOND, Entry, Profile
-from .transfer import EntryChoice, Expectation, choose, reached, widens_beyond
+from .transfer import EntryChoice, Estimator, Expectation, choose, widens_beyond
 
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
@@ -63,7 +63,7 @@ class KernelTimes(Library):
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         super().__init__(hardware, library, profiles)
-        self._choices: dict[tuple[str, Stack, bool], EntryChoice | str] = {}
+        self._estimators: dict[tuple[str, Stack, bool], Estimator | str] = {}
         self._known: dict[Hashable, ExpectedLaunch | None] = {}  # which layers and settings share
 
     @cached_property
@@ -131,53 +131,58 @@ class KernelTimes(Library):
         self, kernel: LibraryKernel, stack: Stack, columns: Mapping[str, Array]
     ) -> tuple[Expectation, Entry] | None:
         """Expected time of one kernel of a library, and the entry with its parameters; None if unknown."""
-        choice = self._choice(kernel, stack)
-        if isinstance(choice, str):
+        estimator = self._estimator(kernel, stack)
+        if isinstance(estimator, str):
             return None
-        device = self._elsewhere if kernel.hosted else self.device
-        assert isinstance(device, Device)
+        entries = estimator.choice.entries
         try:
-            if kernel.hosted and not any(key_of(e) in self.given for e in choice.entries):
-                found = _elsewhere(choice, columns, device, stack)
+            if kernel.hosted and not any(key_of(e) in self.given for e in entries):
+                found = _elsewhere(estimator, columns)
             else:
-                found = reached(choice, FAMILIES[kernel.family], columns, device, stack)
+                found = estimator.expect(columns)
         except InputError as error:  # of the device and the stack, whatever the shapes
-            self._choices[kernel.family, stack, kernel.hosted] = str(error)
+            self._estimators[kernel.family, stack, kernel.hosted] = str(error)
             return None
-        return found, choice.entries[0]
+        return found, entries[0]
 
     def others(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""
         kernel = self.run_as(kernel)
-        choices = [] if kernel.family in ALIKE else [self._choice(kernel, stack) for stack in self.able(kernel)]
-        libraries = {e.stack.library: None for c in choices if isinstance(c, EntryChoice) for e in c.entries}
+        choices = [] if kernel.family in ALIKE else self._choices(kernel)
+        libraries = {e.stack.library: None for choice in choices for e in choice.entries}
         return () if self.library in libraries else tuple(libraries)
 
     def types(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Data types of the measured kernels whose parameters are used."""
         kernel = self.run_as(kernel)
-        choices = (self._choice(kernel, stack) for stack in self.able(kernel))
-        return tuple(dict.fromkeys(c.entries[0].stack.dtype for c in choices if isinstance(c, EntryChoice)))
+        return tuple(dict.fromkeys(choice.entries[0].stack.dtype for choice in self._choices(kernel)))
 
     def why(self, kernel: LibraryKernel) -> str:
         """The reason for which nothing is known of it."""
-        choice = self._choice(kernel, self.able(kernel)[0])
-        return choice if isinstance(choice, str) else "not run"
+        estimator = self._estimator(kernel, self.able(kernel)[0])
+        return estimator if isinstance(estimator, str) else "not run"
 
-    def _choice(self, kernel: LibraryKernel, stack: Stack) -> EntryChoice | str:
-        """Whose parameters to use, or why there are none."""
-        family, key = kernel.family, (kernel.family, stack, kernel.hosted)
-        if key not in self._choices:
+    def _choices(self, kernel: LibraryKernel) -> list[EntryChoice]:
+        """The known parameters of the kernels that can do the work of one."""
+        estimators = (self._estimator(kernel, stack) for stack in self.able(kernel))
+        return [estimator.choice for estimator in estimators if isinstance(estimator, Estimator)]
+
+    def _estimator(self, kernel: LibraryKernel, stack: Stack) -> Estimator | str:
+        """Expected times by the parameters to use for a kernel, or why there are none."""
+        key = (kernel.family, stack, kernel.hosted)
+        if key not in self._estimators:
             device = self._elsewhere if kernel.hosted else self.device
-            try:
-                self._choices[key] = (
-                    device
-                    if isinstance(device, str)
-                    else choose(family, device, stack, self.entries, unknown=self.unknown)
-                )
-            except InputError as error:
-                self._choices[key] = str(error)
-        return self._choices[key]
+            self._estimators[key] = device if isinstance(device, str) else self._selected(kernel, stack, device)
+        return self._estimators[key]
+
+    def _selected(self, kernel: LibraryKernel, stack: Stack, device: Device) -> Estimator | str:
+        try:
+            choice = choose(
+                kernel.family, device, stack, self.by_family.get(kernel.family, ()), unknown=self.unknown
+            )  # fmt: skip
+        except InputError as error:
+            return str(error)
+        return Estimator(choice=choice, device=device, stack=stack)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,15 +260,15 @@ def _best(
     return reduce(lambda one, other: one.or_better(other, starts), libraries.values())
 
 
-def _elsewhere(choice: EntryChoice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:
+def _elsewhere(estimator: Estimator, columns: Mapping[str, Array]) -> Expectation:
     """Collectives over a host, by parameters of devices on another: how much those of one host take from each other is
     not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
     at a third of the pace, or less, at which TensorRT-LLM's tables have them serve.
     """
-    found = []
+    found, choice = [], estimator.choice
     for crowd in _CROWDS:
         entries = tuple(replace(e, parameters={**e.parameters, "crowd": crowd}) for e in choice.entries)
-        found.append(reached(replace(choice, entries=entries), FAMILIES["collectives"], columns, device, stack))
+        found.append(replace(estimator, choice=replace(choice, entries=entries)).expect(columns))
     few, some, many = found
     return replace(some, low=few.low, high=many.high, source=f"{some.source}, on another host")
 

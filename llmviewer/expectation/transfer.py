@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..errors import InputError
 from .carried import launch_us, over_host, parameters_on, replayed, same_code
 from .device import Device
 from .families import FAMILIES, Family, Stack
-from .families._family import EAGER, Array, Shapes
+from .families._family import EAGER, Array, Parameters, Shapes
 from .formats import SIMILAR, TWINS
 from .index import index, kin
 from .kinship import apart, generation, relation, slowed
@@ -31,6 +32,7 @@ from .profile import (
 )
 from .residual import NEIGHBOURS, StackResidual
 from .sources import CALIBRATED, FOR_OTHERS, NOT_MEASURED, STAND_IN, TRANSFERRED, unknown
+from .trend import Trend
 
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 _RELATIVES: Final = 5  # stacks that are asked at most
@@ -185,9 +187,10 @@ def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
 
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
     """The entries of the nearest relatives of a device, which may be itself."""
-    of_kind = [e for e in entries if kin(e.device).kind == device.kind]
-    least = min((relation(kin(e.device), device) for e in of_kind), default=())
-    return [e for e in of_kind if relation(kin(e.device), device) == least]
+    sources = {name: kin(name) for name in {e.device for e in entries}}
+    distances = {name: relation(own, device) for name, own in sources.items() if own.kind == device.kind}
+    least = min(distances.values(), default=())
+    return [e for e in entries if distances.get(e.device) == least]
 
 
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
@@ -198,22 +201,22 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
     asked last. Of kernels that one architecture has as the next, those nearest of each are asked, unless one is the
     device's own.
     """
-    telling = [e for e in entries if e.rows >= _TELLING * _count(e) or _of_line(e, device, stack)]
-    ranked = sorted(telling or entries, key=lambda e: (*_distance(e, device, stack), -e.rows))
-    best: dict[tuple[str, str], Entry] = {}
-    for entry in ranked:
-        best.setdefault((entry.device, entry.stack.library), entry)
-    chosen = list(best.values())
-    least = _distance(chosen[0], device, stack)
-    if not FAMILIES[chosen[0].family].steady or _same(chosen[0], device):
-        return [e for e in chosen if _distance(e, device, stack) == least][:_RELATIVES]
-    found: dict[str, list[Entry]] = {}
-    for entry in chosen:
-        if _distance(entry, device, stack)[:_ALIKE] == least[:_ALIKE]:
-            part = found.setdefault(generation(kin(entry.device)), [])
-            if not part or _distance(entry, device, stack) == _distance(part[0], device, stack):
-                part.append(entry)
-    return [entry for part in found.values() for entry in part[:_RELATIVES]]
+    reliable = [e for e in entries if e.rows >= _TELLING * _count(e) or _of_line(e, device, stack)] or entries
+    measured = [(_distance(e, device, stack), e) for e in reliable]
+    best: dict[tuple[str, str], tuple[tuple[float, ...], Entry]] = {}
+    for distance, entry in sorted(measured, key=lambda one: (*one[0], -one[1].rows)):
+        best.setdefault((entry.device, entry.stack.library), (distance, entry))
+    ranked = list(best.values())
+    least, first = ranked[0]
+    if not FAMILIES[first.family].steady or _same(first, device):
+        return [entry for distance, entry in ranked if distance == least][:_RELATIVES]
+    generations: dict[str, list[tuple[tuple[float, ...], Entry]]] = {}
+    for distance, entry in ranked:
+        if distance[:_ALIKE] == least[:_ALIKE]:
+            equally_near = generations.setdefault(generation(kin(entry.device)), [])
+            if not equally_near or distance == equally_near[0][0]:
+                equally_near.append((distance, entry))
+    return [entry for equally_near in generations.values() for _, entry in equally_near[:_RELATIVES]]
 
 
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
@@ -361,56 +364,79 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
         choice = choose(name, device, stack, entries)
     except InputError as error:
         return bound_only(bound, str(error))
-    found = reached(choice, family, shapes, device, stack)
+    found = Estimator(choice=choice, device=device, stack=stack).expect(shapes)
     expected = np.maximum(found.expected, bound)
     later = expected / found.expected
     return replace(found, bound=bound, expected=expected, low=np.maximum(found.low * later, bound),
                    high=found.high * later)  # fmt: skip
 
 
-def reached(choice: EntryChoice, family: Family, shapes: Shapes, device: Device, stack: Stack) -> Expectation:
-    """Expected times by the parameters of a choice, without the limit of the bound."""
-    features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
-    fitted = choice.entries[0].device == device.name
-    seconds = family.seconds if fitted else family.elsewhere
-    parameters = [parameters_on(device, e) for e in choice.entries]
-    trends = [e.trend if sibling(e, device) else None for e in choice.entries]
-    logs = [
-        np.log(seconds(p, features[e.variant])) + (trend.change(family, shapes) if trend else 0.0)
-        for p, e, trend in zip(parameters, choice.entries, trends, strict=True)
-    ]
-    fixed = [family.fixed(p, features[e.variant]) for p, e in zip(parameters, choice.entries, strict=True)]
-    expected = np.exp(_between(choice, device, logs)) * choice.error.scale
-    low, high = choice.error.interval(expected)
-    further, far = index().errors.get((family.name, "all", BEYOND)), choice.entries[0].beyond(shapes) > 0
-    if further and np.any(far):
-        ends = further.or_wider(choice.error).interval(expected)
-        low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
-    found = Expectation(
-        bound=np.zeros_like(expected),
-        expected=expected,
-        low=low,
-        high=high,
-        fixed=np.broadcast_to(_between(choice, device, np.broadcast_arrays(*fixed)), expected.shape),
-        source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
-    )
-    first = choice.entries[0]
-    own = first.residual if first.device == device.name else None
-    return _corrected(found, first, own, shapes) if own else found
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """Expected times of a stack on a device by the parameters of a choice, without the limit of the bound."""
 
+    choice: EntryChoice
+    device: Device
+    stack: Stack
 
-def _between(choice: EntryChoice, device: Device, values: Sequence[Array]) -> Array:
-    """What the entries of a choice say, one by one, together: the median of those of one architecture; and of several,
-    where each has the kernels of the next, the mean of their medians, in which what is further away counts less.
-    """
-    if not FAMILIES[choice.entries[0].family].steady:
-        return _middle(values)
-    parts: dict[str, list[int]] = {}
-    for i, entry in enumerate(choice.entries):
-        parts.setdefault(generation(kin(entry.device)), []).append(i)
-    middles = [_middle([values[i] for i in part]) for part in parts.values()]
-    counts = [_FADES ** apart(kin(choice.entries[part[0]].device), device) for part in parts.values()]
-    return np.asarray(sum(count * middle for count, middle in zip(counts, middles, strict=True)) / sum(counts))
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.choice.entries[0].family]
+
+    @cached_property
+    def _parameters(self) -> list[Parameters]:
+        """Parameters of each entry, scaled to the device."""
+        return [parameters_on(self.device, e) for e in self.choice.entries]
+
+    @cached_property
+    def _trends(self) -> list[Trend | None]:
+        return [e.trend if sibling(e, self.device) else None for e in self.choice.entries]
+
+    @cached_property
+    def _generations(self) -> tuple[tuple[list[int], float], ...]:
+        """Places of the entries of each architecture, and its weight: less for one that is further away."""
+        entries = self.choice.entries
+        if not self.family.steady:
+            return ((list(range(len(entries))), 1.0),)
+        places: dict[str, list[int]] = {}
+        for place, entry in enumerate(entries):
+            places.setdefault(generation(kin(entry.device)), []).append(place)
+        return tuple((own, _FADES ** apart(kin(entries[own[0]].device), self.device)) for own in places.values())
+
+    def expect(self, shapes: Shapes) -> Expectation:
+        choice, device, family, first = self.choice, self.device, self.family, self.choice.entries[0]
+        fitted = first.device == device.name
+        seconds = family.seconds if fitted else family.elsewhere
+        by_variant = family.features_of(shapes, device, self.stack, {e.variant for e in choice.entries})
+        features = [by_variant[e.variant] for e in choice.entries]
+        logs = [
+            np.log(seconds(p, f)) + (trend.change(family, shapes) if trend else 0.0)
+            for p, f, trend in zip(self._parameters, features, self._trends, strict=True)
+        ]
+        fixed = [family.fixed(p, f) for p, f in zip(self._parameters, features, strict=True)]
+        expected = np.exp(self._combined(logs)) * choice.error.scale
+        low, high = choice.error.interval(expected)
+        further, far = index().errors.get((family.name, "all", BEYOND)), first.beyond(shapes) > 0
+        if further and np.any(far):
+            ends = further.or_wider(choice.error).interval(expected)
+            low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
+        found = Expectation(
+            bound=np.zeros_like(expected),
+            expected=expected,
+            low=low,
+            high=high,
+            fixed=np.broadcast_to(self._combined(np.broadcast_arrays(*fixed)), expected.shape),
+            source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
+        )
+        residual = first.residual if fitted else None
+        return _corrected(found, first, residual, shapes) if residual else found
+
+    def _combined(self, values: Sequence[Array]) -> Array:
+        """The weighted mean of the medians of each architecture."""
+        if len(self._generations) == 1:
+            return _middle(values)
+        medians = (weight * _middle([values[place] for place in places]) for places, weight in self._generations)
+        return np.asarray(sum(medians) / sum(weight for _, weight in self._generations))
 
 
 def _middle(values: Sequence[Array]) -> Array:

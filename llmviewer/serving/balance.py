@@ -1,6 +1,12 @@
-"""The number of concurrently decoding sequences at which departures keep up with arrivals, by Little's law."""
+"""The decode batch at which departures keep up with arrivals, by Little's law (doi:10.1287/opre.9.3.383).
+
+The sequences that decode are the rate of requests times how long each decodes, which in turn depends on how many they
+are. The last axis of arrays runs over decode batches; those before it, if any, over devices and rates.
+"""
 
 from __future__ import annotations
+
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -8,23 +14,50 @@ import numpy.typing as npt
 from .markov_chain import Column
 
 
-def crossing(missing: Column) -> tuple[Column, npt.NDArray[np.bool_]]:
-    """Where a row of the last axis falls to 0, as a place with its fraction, and whether it does."""
-    place = np.argmax(missing <= 0, axis=-1)
-    stable = np.take_along_axis(missing, place[..., None], axis=-1)[..., 0] <= 0
-    before = np.maximum(place - 1, 0)
-    left, right = (np.take_along_axis(missing, p[..., None], axis=-1)[..., 0] for p in (before, place))
+def token_interval_s(step_s: Column, busy: Column, joined: Column | float = 0.0) -> Column:
+    """Time between two decode steps of a sequence; inf where prefills leave no time to decode. [s]
+
+    step_s  a step that only decodes [s]
+    busy    fraction of the time in which prefills run
+    joined  rate of steps with prefills in which the sequence takes part [1/s]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(busy < 1, step_s / (1 - busy + joined * step_s), inf))
+
+
+def decode_batch(
+    rate: Column, steps: float, interval_s: Column, others: Column
+) -> tuple[Column, npt.NDArray[np.bool_], Column]:
+    """The balanced batch, as an index with fraction; whether there is one; and by how much arrivals exceed each batch.
+
+    rate        of requests [1/s], with a last axis of 1
+    steps       decode steps of a request
+    interval_s  time between two of them, by batch [s]
+    others      sequences that decode beside one of them, by batch
+    """
+    with np.errstate(invalid="ignore"):
+        missing = np.where(np.isinf(interval_s), inf, rate * steps * interval_s - others)
+    index, stable = _zero_crossing(missing)
+    return index, stable, missing
+
+
+def _zero_crossing(values: Column) -> tuple[Column, npt.NDArray[np.bool_]]:
+    """Where the last axis falls to 0, as an index with fraction, and whether it does."""
+    index = np.argmax(values <= 0, axis=-1)
+    crosses = np.take_along_axis(values, index[..., None], axis=-1)[..., 0] <= 0
+    before = np.maximum(index - 1, 0)
+    left, right = (np.take_along_axis(values, i[..., None], axis=-1)[..., 0] for i in (before, index))
     between = np.where(np.isinf(left), 1.0, left / np.where(left == right, 1.0, left - right))
-    fraction = np.where(place > 0, between, 0.0)
-    return np.where(stable, before + fraction, 0.0), stable
+    fraction = np.where(index > 0, between, 0.0)
+    return np.where(crosses, before + fraction, 0.0), crosses
 
 
-def value_at(values: Column, at: Column) -> Column:
-    """Entries of the last axis at places with fractions."""
-    low = np.floor(at).astype(int)
+def value_at(values: Column, index: Column) -> Column:
+    """Entries of the last axis at indices with fractions, by linear interpolation."""
+    low = np.floor(index).astype(int)
     high = np.minimum(low + 1, values.shape[-1] - 1)
     if values.ndim == 1:
         left, right = values[low], values[high]
     else:
-        left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (low, high))
-    return np.asarray(left + (at - low) * (right - left))
+        left, right = (np.take_along_axis(values, i[..., None], axis=-1)[..., 0] for i in (low, high))
+    return np.asarray(left + (index - low) * (right - left))

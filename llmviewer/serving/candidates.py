@@ -15,7 +15,7 @@ from ..devices.hardware import Hardware
 from ..parallel.layout import Layout
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
-from .steady_grid import Steady, able_rates, most_within, sustained
+from .steady_grid import FleetSteadyState, able_rates, most_within, sustained
 
 PRICES: Final = {By.COST: "USD/h", By.ENERGY: "W at TDP", By.DEVICES: "devices"}  # the first that is known is usual
 
@@ -113,7 +113,7 @@ def judged(
     memory = needed / np.array([[device.capacity] for device in devices])
     rates = np.broadcast_to(load.rate / copies, (len(devices), len(copies)))
     able = able_rates(times, memory, load)
-    found = Steady.of(rates, times, able, memory, load)
+    found = FleetSteadyState.of(rates, times, able, memory, load)
     stable, over, fine = found.stable, found.over, found.fine
     worst = reduce(np.maximum, over.values())
     missed = np.where(stable | ~np.any(stable, axis=1, keepdims=True), worst, inf)  # more copies serve any rate

@@ -14,19 +14,19 @@ from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic
 
-_REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of prompts likewise
+_SAMPLES: Final = 128  # quantiles that stand for the lengths of all requests; groups of prompts likewise
 
 
 class Demand(NamedTuple):
-    """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
+    """Lengths of requests at even quantiles, each sorted by itself. [tokens]
 
-    new     tokens of each prompt that are to be read
-    passes  that give a token or more of each, its prompt's included
-    groups  means of prompts with about as much to read, and `shares` the part of all that are in each
-    read    what of these is to be read
-    wanted  passes of a request that decode steps are, on average
-    often   passes of decode steps for each token of an answer after the first, likewise
-    middle  what a sequence that decodes attends to on average, and `own` what it has of it that no others have
+    new     uncached tokens of each prompt
+    passes  passes of each request, its prefill included
+    groups  mean prompts of groups with similar uncached tokens, and `shares` of all prompts in each group
+    read    mean uncached tokens of these groups
+    wanted  mean decode steps of a request
+    often   mean decode steps for each output token after the first
+    middle  mean context of a decoding sequence, and `own` without the prefix that it shares with others
     """
 
     prompt: Column
@@ -43,7 +43,7 @@ class Demand(NamedTuple):
 
     @classmethod
     def of(cls, traffic: Traffic, steps: Steps) -> Demand:
-        count, passes = min(_REQUESTS, len(traffic)), traffic.progress.passes
+        count, passes = min(_SAMPLES, len(traffic)), traffic.progress.passes
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
         reads = traffic.prompt - steps.hits(traffic)
         prompt, new, gen, taken = (
@@ -63,13 +63,14 @@ class Demand(NamedTuple):
 
 
 def _grouped(lengths: Tokens, others: Tokens) -> tuple[Column, Column, Column]:
-    """Means, those of others, and shares of groups, from the shortest to the longest, that are alike in the sum of
-    their squares: what prompts wait grows with the squares, of which the few that are longest have most.
+    """Groups of prompts with equal sums of squared lengths, shortest first: mean lengths, means of others, and shares.
+
+    Waiting grows with the squares, to which the few longest prompts contribute most.
     """
     order = np.argsort(lengths, kind="stable")
     ordered, beside = lengths[order].astype(float), others[order].astype(float)
     sums = np.cumsum(ordered**2)
-    group = np.ceil(sums / sums[-1] * _REQUESTS - 1e-9).astype(int)
+    group = np.ceil(sums / sums[-1] * _SAMPLES - 1e-9).astype(int)
     counts = np.bincount(group)
     found = counts > 0
     means, further = (np.bincount(group, each)[found] / counts[found] for each in (ordered, beside))
@@ -77,14 +78,14 @@ def _grouped(lengths: Tokens, others: Tokens) -> tuple[Column, Column, Column]:
 
 
 class Prompts(NamedTuple):
-    """What reading a request takes of the device, by batch.
+    """Prefill of a request, by the number of sequences that decode.
 
-    time_s, square  of the device, mean and mean of the square [s]
-    along           steps in which those that decode take part
-    more_s          by which the last part of a prompt, in a step of its own, takes longer than its share of others
-    every_s         of the device for each prompt of steps that read as many as they take
-    each            how many such steps a prompt takes, of those in which others decode
-    together        how many prompts such a step reads, 1 where they take more than one
+    time_s, square  mean time, and mean squared time, of the device [s]
+    along           steps of the prefill in which sequences also decode
+    more_s          excess of the last chunk of a prompt, in a step of its own, over its share of others [s]
+    every_s         time of the device for each prompt of full steps [s]
+    each            full steps for a prompt, of those in which sequences also decode
+    together        prompts of a full step; 1 if a prompt takes several
     """
 
     time_s: Column
@@ -97,10 +98,9 @@ class Prompts(NamedTuple):
 
 
 def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> Prompts:
-    """Steps that read a prompt, beside `batch` sequences that decode where the policy mixes.
+    """Prefills of prompts, in steps with `batch` decoding sequences if the policy mixes.
 
-    The parts of a prompt differ in how many tokens are before them; the one in the middle stands for all, as the time
-    is a line in that.
+    The chunks of a prompt differ in the tokens before them; the middle chunk stands for all, as time is linear in that.
     """
     prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
     new = lengths.read[:, None]

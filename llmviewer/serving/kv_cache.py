@@ -17,11 +17,11 @@ from .traffic import HASHED, Traffic
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """What there is for the caches of a rank.
+    """KV memory of a rank.
 
-    room_bytes  of all of them together
+    room_bytes  KV budget [B]
     size        tokens of a block
-    taken       bytes of a sequence that has 0, 1, ... blocks
+    taken       bytes of a sequence with 0, 1, ... blocks
     """
 
     room_bytes: float
@@ -30,13 +30,13 @@ class Blocks:
 
     @classmethod
     def of(cls, steps: Steps, *, room_bytes: float, size: int, longest: int) -> Self:
-        """For sequences of up to `longest` tokens."""
+        """Blocks for sequences of up to `longest` tokens."""
         tokens = size * np.arange(1.0, -(-longest // size) + 1)
         bytes_each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
         return cls(room_bytes=room_bytes, size=size, taken=np.concatenate(([0.0], bytes_each)))
 
     def bytes_of(self, tokens: Tokens) -> float:
-        """What sequences of so many tokens each take together. [B]"""
+        """KV memory of sequences with so many tokens each. [B]"""
         return float(self.taken[-(-tokens // self.size)].sum())
 
     def bytes_of_one(self, tokens: int) -> float:
@@ -45,13 +45,13 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """Those of the requests of a traffic.
+    """KV caches of the requests of a traffic.
 
-    blocks  beside what prompts have in common, which each rank holds once, in whole blocks
-    known   tokens of each prompt that are there before it is read
-    common  those of them that it has in common with others
-    ahead   tokens that each sequence has room for beyond its own: those that a step proposes
-    prompt  tokens of each, and `names` of its blocks, where the traffic has them
+    blocks  KV memory without the prefix that all prompts share, which each rank holds once, in whole blocks
+    known   cached tokens of each prompt
+    common  tokens of that shared prefix
+    ahead   draft tokens for which each sequence also has room
+    prompt  tokens of each prompt, and `names` of its blocks, if the traffic has them
     """
 
     blocks: Blocks
@@ -63,9 +63,9 @@ class Caches:
 
     @classmethod
     def of(cls, steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Self:
-        """In the memory that weights and activations leave.
+        """Caches in the memory that weights and activations leave.
 
-        Raises InputError where that of a request does not fit alone.
+        Raises InputError if the cache of a request does not fit alone.
         """
         known = steps.hits(traffic)
         common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic)).astype(np.int64) // size * size
@@ -81,18 +81,14 @@ class Caches:
 
     @property
     def named(self) -> bool:
-        """Whether what of a prompt is there follows from the blocks that are kept."""
+        """Whether prefix-cache hits follow from the names of blocks."""
         return self.names is not None
-
-    def own(self, requests: npt.NDArray[np.int64], tokens: Tokens) -> float:
-        """What some take, with so many tokens of the cache each. [B]"""
-        return self.blocks.bytes_of(tokens - self.common[requests] + self.ahead)
 
     def own_of_one(self, request: int, tokens: int) -> float:
         return self.blocks.bytes_of_one(tokens - int(self.common[request]) + self.ahead)
 
     def of_prompt(self, request: int) -> Prompt:
-        """The blocks of a prompt that others may have too; none without names."""
+        """The shareable blocks of a prompt; none without names."""
         if self.names is None:
             return ()
         names = self.names[request]

@@ -20,18 +20,18 @@ from .step_times import going_on
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
-_GRIDS: Final = ("alone", "every", "one_by_one", "step", "unmodelled")
-POLICY: Final = "prefill-first"  # whose closed form this is
+_BY_DEVICE: Final = ("alone", "every", "one_by_one", "step", "unmodelled")
+POLICY: Final = "prefill-first"  # the scheduling policy of plans
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is asked of every setting.
+    """The requests that every setting must serve.
 
-    known   tokens of each prompt that are there before it is read; `common` are those that all have in common
-    leaves  how likely a step leaves at least 1, 2, ... tokens of a sequence that decodes
-    width   tokens of each such sequence that a step takes
-    disaggregated  whether prompts may be read on other devices than answers are written on
+    known   cached tokens of each prompt; `common` of them are a prefix that all prompts share
+    leaves  probability that a decode step gives at least 1, 2, ... tokens of a sequence
+    width   tokens of each sequence in a decode step
+    disaggregated  whether prefills may run on other devices than decode steps
     """
 
     rate: float
@@ -49,45 +49,49 @@ class Load:
 
     @property
     def writing(self) -> Load:
-        """The same of copies that write answers alone, which keep to no time to first token."""
+        """The load of copies that only decode, without a goal for the time to first token."""
         return replace(self, goals=replace(self.goals, ttft_s=inf))
 
     @property
     def together(self) -> int:
-        """Prompts that one step of a rank reads at most."""
+        """Maximum prompts that one step of a rank prefills."""
         return max(int(POLICIES[POLICY].budget // self.new), 1)
 
     @property
     def new(self) -> float:
-        """Tokens of each prompt that are to be read."""
+        """Uncached tokens of each prompt."""
         return self.prompt - self.known
 
     @cached_property
     def wanted(self) -> float:
-        """Steps of each answer, on average."""
+        """Mean decode steps of a request."""
         return mean_passes(self.gen - 1, self.leaves)
 
     def going_on(self, batch: Grid) -> Spans:
-        """What a step has of sequences that decode, in the middle of their answers."""
+        """Decoding sequences of a step, in the middle of their outputs."""
         return going_on(self.width, batch, self.middle)
 
     @property
     def middle(self) -> float:
-        """What a sequence that decodes attends to on average. [tokens]"""
+        """Mean context of a decoding sequence. [tokens]"""
         return self.prompt + self.gen / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """A step that reads one prompt in one lane, and for each of as many prompts as one reads at most, [device]; a
-    decode step, [device, batch]. [s]
+    """Times of steps, [device]; of decode steps, [device, batch]. [s]
 
-    one_by_one  for each of prompts of which a step of a lane reads one, and nobody decodes, [device]
-    unmodelled  as of Candidate
-    ranks       of a copy that wait for each other in every step, each with sequences of its own
-    turns       of each rank in a pipeline, likewise; all of them are lanes
-    apart       of a copy, sets of such ranks
-    together    prompts that one step of all these lanes reads at most
+    A lane is a running batch: that of a rank or, in a pipeline, of one of its micro-batches.
+
+    alone       a step in which one lane prefills one prompt
+    every       of each prompt, in a step with as many as it takes
+    one_by_one  of each prompt, where lanes prefill one at a time and no sequence decodes
+    step        a step that only decodes
+    unmodelled  share of decode steps for which only a bound is known
+    ranks       of a copy that wait for each other in every step, each with its own sequences
+    turns       micro-batches of each rank in a pipeline
+    apart       sets of such ranks in a copy
+    together    maximum prompts of one step of all these lanes
     """
 
     alone: Grid
@@ -102,9 +106,9 @@ class StepTimes:
 
     @classmethod
     def unknown(cls, devices: int, batches: int, *, ranks: int, turns: int, apart: int, together: int) -> StepTimes:
-        """To be filled in.
+        """Times to be filled in.
 
-        together  of one lane
+        together  maximum prompts of one step of a lane
         """
         alone, every, one_by_one, unmodelled = np.full((4, devices), nan)
         return cls(
@@ -118,18 +122,18 @@ class StepTimes:
 
     @property
     def writing(self) -> StepTimes:
-        """The same where prompts are read elsewhere: steps decode alone, and no lane waits for what another reads."""
+        """The same with prefills on other devices: all steps only decode, and no lane waits for another's prefill."""
         none = np.zeros(self.alone.shape)
         return replace(self, alone=none, every=none, one_by_one=none, ranks=1, turns=1, together=1)
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
-        return replace(self, **{name: getattr(self, name)[list(rows)] for name in _GRIDS})
+        return replace(self, **{name: getattr(self, name)[list(rows)] for name in _BY_DEVICE})
 
     def held_up(self, step: Grid) -> Grid:
-        """A step that reads one prompt where those that decode alone take `step`, [device, ...]. [s]"""
+        """A step that prefills one prompt, where those that only decode take `step`, [device, ...]. [s]"""
         return held_up_s(self.alone.reshape(-1, *[1] * (np.ndim(step) - 1)), step, self.turns)
 
     def reading(self, rate: Grid, step: Grid) -> Reading:
-        """Steps that read, where requests come at such rates and steps that decode alone take `step`, [device, ...]."""
+        """Prefill steps at rates of requests, where steps that only decode take `step`, [device, ...]."""
         every = self.every.reshape(-1, *[1] * (np.ndim(rate) - 1))
         return reading(rate, self.held_up(step), every, step, self.together)

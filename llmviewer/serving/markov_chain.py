@@ -1,4 +1,4 @@
-"""A Markov chain of steps that read prompts and steps that only decode, as prompts arrive at random."""
+"""A Markov chain of steps with prefills and steps that only decode, as prompts arrive at random."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 Column = npt.NDArray[np.float64]
 
-_AGREED: Final = 3  # times that how many prompts a step reads, and how long it takes, are worked out from each other
+_ITERATIONS: Final = 3  # of the prompts of a step and its duration, which determine each other
 
 
 class Reading(NamedTuple):
-    """Steps that read prompts, where each of them reads all that came in the one before, as far as it takes them.
+    """Prefill steps, each with all prompts that arrived during the step before, up to the maximum of a step.
 
-    read_s   how long they take, and `alone_s` one that reads a single prompt [s]
-    prompts  that they read
-    round_s  how long all steps take on average, those that decode alone included [s]
-    often    the part of all steps that they are
-    full     prompts over the most that they read; where that is 1, prompts wait for more than one step
+    read_s   mean duration, and `alone_s` with a single prompt [s]
+    prompts  mean prompts
+    round_s  mean duration of all steps, those that only decode included [s]
+    often    fraction of all steps
+    full     prompts over the maximum; at 1, prompts wait for more than one step
     """
 
     read_s: Column
@@ -32,17 +32,17 @@ class Reading(NamedTuple):
 
 
 def reading(rate: Column, alone: Column, every: Column, step: Column, most: Column | float) -> Reading:
-    """Steps as a Markov chain: one reads where a prompt came in the one before, and takes the longer the more it reads.
+    """Steps as a Markov chain: a step prefills the prompts that arrived during the step before.
 
-    rate         at which requests come [1/s]
-    alone, step  a step that reads one prompt, and one that decodes alone [s]
-    every, most  for each prompt of a step that reads as many as it takes, and how many those are [s]
+    rate         of requests [1/s]
+    alone, step  duration of a step with one prompt, and of one that only decodes [s]
+    every        duration for each prompt of a full step, with `most` prompts [s]
     """
     read, prompts = alone, np.ones(np.broadcast_shapes(np.shape(rate), np.shape(step)))
     comes = -np.expm1(-rate * step)
     several = bool(np.any(np.greater(most, 1)))
     more_s = (every * most - alone) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
-    for _ in range(_AGREED if several else 1):
+    for _ in range(_ITERATIONS if several else 1):
         often = comes / (comes + np.exp(-rate * read))
         round_s = often * read + (1 - often) * step
         if several:
@@ -53,10 +53,10 @@ def reading(rate: Column, alone: Column, every: Column, step: Column, most: Colu
 
 
 def held_up_s(read: Column, step: Column, turns: int) -> Column:
-    """A step in which one turn of a pipeline reads and the others decode, which follow it: all stages of the longest,
-    or the slowest stage for each. [s]
+    """A step in which one micro-batch of a pipeline prefills and the others decode: all stages of the longest, or the
+    slowest stage for each. [s]
 
-    read, step  where all turns read, and where all decode [s]
+    read, step  duration where all micro-batches prefill, and where all decode [s]
     """
     return np.asarray(np.maximum(read, (read + (turns - 1) * step) / turns))
 
@@ -72,13 +72,13 @@ def saturated_s(
     parts: Column | float = 1.0,
     mixes: bool = False,
 ) -> Column:
-    """For each request of a lane, where somebody always waits, who comes as another leaves, at random. What one lane
-    reads holds up the others, whether they read or not. [s]
+    """Time for each request of a lane, where a waiting request always replaces one that finishes. A prefill of one lane
+    delays all others. [s]
 
-    ends         answers of a lane that end in a step in which it decodes
-    alone, step  steps that read one prompt, in `parts`, and one that decodes alone [s]
-    every, most  as of reading(), of all lanes together
-    mixes        those that decode take part where their lane reads
+    ends         requests of a lane that finish in a decode step
+    alone, step  duration of steps with one prompt, in `parts` chunks, and of one that only decodes [s]
+    every, most  as in reading(), of all lanes together
+    mixes        whether sequences also decode in steps with a prefill of their lane
     """
     full = most / lanes
     count = np.minimum(ends / -np.expm1(-ends), full)  # prompts of a lane that are read together

@@ -10,17 +10,17 @@ from .traffic import Times
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Where the time of a copy went, and its work. [s], [tokens], [B]
+    """Time and work of a copy. [s], [tokens], [B]
 
-    reading_s, mixed_s, decoding_s  steps that read prompts alone, that read and decode, that decode alone
-    full_s                          the part of them in which the next request waits for memory
-    crowded_s                       the part in which it waits for a place in the batch
-    sequence_s                      sequences that are worked on, summed over time
-    read, reread                    tokens of prompts, and of requests that had lost their cache
-    known                           tokens of either that were there already, and are not read
-    evicted                         tokens of prompts that were kept and had to go, as memory was full
-    written                         tokens of answers
-    padding                         tokens read or written that nobody asked for
+    reading_s, mixed_s, decoding_s  steps that only prefill, that prefill and decode, that only decode
+    full_s                          part of that time in which the next request is blocked by KV memory
+    crowded_s                       part of that time in which it is blocked by the batch limit
+    sequence_s                      running sequences, summed over time
+    read, reread                    prefilled tokens, and those recomputed after preemption
+    known                           cached tokens of either, which are not computed
+    evicted                         cached prompt tokens evicted for lack of memory
+    written                         output tokens
+    padding                         tokens computed only as padding
     """
 
     reading_s: float = 0.0
@@ -40,7 +40,7 @@ class Usage:
 
     @property
     def there(self) -> float:
-        """The part of all prompts that was in a cache before it was read."""
+        """Prefix-cache hit rate over all prompt tokens."""
         return self.known / max(self.known + self.read + self.reread, 1)
 
     @property
@@ -50,15 +50,15 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What became of every request, in the order of the traffic.
+    """Times of every request, in the order of the traffic.
 
-    arrival_s  when it came [s]
-    start_s    when its prompt was taken up [s]
-    first_s    when its first token was there [s]
-    finish_s   when its answer was there: where batches are padded, with the last of its batch [s]
-    gap_s      the longest wait between two of its tokens [s]
-    preempted  times that it lost its cache, to be read again
-    known      tokens of its prompt that were there when it was first taken up
+    arrival_s  arrival [s]
+    start_s    first admission [s]
+    first_s    first output token [s]
+    finish_s   last output token; with the last of its batch, if batches are padded [s]
+    gap_s      longest time between two output tokens [s]
+    preempted  number of preemptions
+    known      cached tokens of its prompt at its first admission
     """
 
     arrival_s: Times
@@ -73,14 +73,14 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """What is served while somebody always waits.
+    """Measurements of a time span in which a request always waits.
 
-    begun        requests whose first token was written in it
-    answered     requests that were answered in it
-    decoding_s   from the first token of those to the last, on average [s]
-    tpot_s       times per token of those of more than one
-    gap_s        the longest wait between two tokens of each of these
-    preemptions  requests that lost their cache in it
+    begun        requests with their first output token in the span
+    answered     requests that finished in the span
+    decoding_s   their mean time from the first output token to the last [s]
+    tpot_s       times per output token of those with more than one
+    gap_s        longest time between two output tokens of each of these
+    preemptions  preemptions in the span
     """
 
     begun: int

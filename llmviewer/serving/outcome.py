@@ -20,7 +20,7 @@ from ..setting import Setting
 from ..units import seconds, significant
 from .metrics import Usage
 from .policy import Policy
-from .steady import Steady
+from .steady import SteadyState
 from .traffic import Times, Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -74,7 +74,7 @@ class Simulation(Rows):
     gap_s: Times = field(repr=False)
     preemptions: int
     usage: Usage
-    closed: Steady | None
+    closed: SteadyState | None
     expected: Simulation | None = None
     unknown: str = ""
     reads: Setting | None = field(default=None, repr=False)

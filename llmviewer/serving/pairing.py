@@ -27,18 +27,19 @@ from .candidates import Candidate, Readers
 from .fleet_times import Key, Placement
 from .load import Grid, Load, StepTimes
 
-_AT_ONCE: Final = 1 << 20  # pairs that are worked out together
-_HALVINGS: Final = 40  # of the rates among which the highest is looked for
+_MAX_PAIRS: Final = 1 << 20  # pairs that are evaluated together
+_BISECTIONS: Final = 40  # of the interval of rates
 Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """Which devices read for which, and how caches travel between them.
+    """Devices that prefill and that decode, and how caches are sent between them.
 
-    readers, writers  names of devices; where there are no `readers`, each kind of device reads for itself
-    overlapped        whether a cache travels while its prompt is read, layer by layer
-    link              that caches travel on
+    readers     names of devices that prefill; if empty, each kind of device prefills for itself
+    writers     names of devices that decode
+    overlapped  whether a cache is sent during its prefill, layer by layer
+    link        over which caches are sent
     """
 
     readers: frozenset[str]
@@ -54,10 +55,10 @@ class Pairing:
 
 
 class Reader(NamedTuple):
-    """A setting that reads prompts alone: one copy of it.
+    """A copy that only prefills.
 
-    read_s  of a prompt, and `each_s` until one of its `servers` may take the next one
-    memory  needed over there is
+    read_s  time of a prefill, and `each_s` until one of its `servers` may start the next [s]
+    memory  required over available
     """
 
     device: Hardware
@@ -69,7 +70,7 @@ class Reader(NamedTuple):
 
     @classmethod
     def each(cls, laid: Placement, places: Iterable[int], times: StepTimes) -> Iterator[Reader]:
-        """None where ranks wait for each other: whoever reads would hold up the others."""
+        """The copies of a placement; none if ranks wait for each other, as each prefill would delay the others."""
         for place in places if laid.ranks == 1 else ():
             device = laid.devices[place]
             yield cls(
@@ -79,7 +80,7 @@ class Reader(NamedTuple):
 
 
 def waited_s(rate: Num, each_s: Num, servers: Num) -> Grid:
-    """What a prompt waits on average for one of `servers` that take `each_s`; inf where they do not keep up. [s]"""
+    """Mean wait of a prompt for one of `servers` that take `each_s`; inf if they are overloaded. [s]"""
     busy = rate * each_s / servers
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         waits = each_s / 2 * busy ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy))
@@ -89,11 +90,12 @@ def waited_s(rate: Num, each_s: Num, servers: Num) -> Grid:
 def paired(
     readers: Sequence[Reader], writers: Sequence[Candidate], pairing: Pairing, *, moved: float, load: Load
 ) -> tuple[dict[tuple[object, ...], Candidate], set[Key]]:
-    """For each writer, and each kind of device that may read for it, the fewest readers that do, in the layout that
-    takes fewest devices, or those that come closest; and the settings that are in any pair that does.
+    """For each setting that decodes, and each kind of device that may prefill for it, the fewest prefill copies that
+    keep to the goals, in the layout with fewest devices, or those that come closest; and the settings in any pair that
+    keeps to them.
 
-    writers  judged as copies that write alone
-    moved    the cache of a prompt that travels [B]
+    writers  copies that only decode, judged by themselves
+    moved    cache of a prompt to send [B]
     """
     rows: dict[str, list[int]] = {}
     for row, reader in enumerate(readers):
@@ -105,7 +107,7 @@ def paired(
     ]
     found: dict[tuple[object, ...], Candidate] = {}
     used: set[Key] = set()
-    most = max(_AT_ONCE // max(len(readers), 1), 1)
+    most = max(_MAX_PAIRS // max(len(readers), 1), 1)
     for start in range(0, len(pairs), most):
         writes, reads = (np.concatenate(each).astype(int) for each in zip(*pairs[start : start + most], strict=True))
         if not len(writes):
@@ -118,7 +120,7 @@ def paired(
 
 
 def _sent(device: Hardware, link: KvLink) -> float:
-    """Of one device, in a second; 0 where its file does not say it. [B]"""
+    """Bandwidth of one device; 0 if unknown. [B/s]"""
     try:
         return sent_bytes_per_s(device, link)
     except InputError:
@@ -127,12 +129,12 @@ def _sent(device: Hardware, link: KvLink) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pairs:
-    """Pairs of a reader and a writer, with the fewest copies that read for it, or as many as there may be. [pair]
+    """Pairs of prefill and decode settings, with the fewest prefill copies that keep up, or the maximum. [pair]
 
-    servers   of all copies that read
-    wait_s    for a reader, which with `own_s`, what reading and the network take, is the time to first token
-    max_rate  of reading, network and writing, the lowest [1/s]
-    over      what is needed over what is allowed or there, by name; the writers' own apart
+    servers   of all prefill copies
+    wait_s    for a server; with `own_s`, of prefill and network, the time to first token [s]
+    max_rate  lowest of prefill, network and decode [1/s]
+    over      required over allowed or available, by name, without that of the decode setting
     """
 
     readers: Sequence[Reader]
@@ -201,16 +203,16 @@ class _Pairs:
 
     @property
     def worst(self) -> Grid:
-        """Over what is allowed of all of it, the writers' own included."""
+        """Highest ratio of required to allowed or available, with that of the decode setting."""
         return reduce(np.maximum, self.over.values(), np.array([one.excess for one in self.writers])[self.writes])
 
     @property
     def fine(self) -> npt.NDArray[np.bool_]:
-        """Whether it keeps to all of it."""
+        """Whether nothing required exceeds what is allowed or available."""
         return np.asarray((self.over["rate"] < 1) & (self.worst <= 1))
 
     def chosen(self) -> Iterator[Candidate]:
-        """For each writer and kind of device that reads, the one that takes fewest devices, or comes closest."""
+        """For each decode setting and kind of prefill device, the pair with fewest devices, or the closest one."""
         names: dict[str, int] = {}
         kind = np.array([names.setdefault(one.device.name, len(names)) for one in self.readers])
         group = self.writes * len(names) + kind[self.reads]
@@ -223,13 +225,13 @@ class _Pairs:
             yield self._candidate(place, most, fine=bool(fine[place]))
 
     def _within(self, places: Places) -> Grid:
-        """Up to which rate readers keep to the time to first token. [1/s]"""
+        """Highest rate at which prefill copies keep to the time to first token. [1/s]"""
         each_s, servers = self.each_s[places], self.servers[places]
         low, high = np.zeros(len(places)), servers / each_s
         if self.load.goals.ttft_s == inf:
             return high
         left_s = self.load.goals.ttft_s - self.own_s[places]
-        for _ in range(_HALVINGS):
+        for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             kept = waited_s(middle, each_s, servers) <= left_s
             low, high = np.where(kept, middle, low), np.where(kept, high, middle)
@@ -253,12 +255,12 @@ class _Pairs:
         excess = float(self.over[factor][place])
         if fine or (writer.factor and writer.excess >= excess):
             return one
-        told = replace(one, factor=factor, excess=excess)
-        return replace(told, reason=_reason(told, load))
+        missed = replace(one, factor=factor, excess=excess)
+        return replace(missed, reason=_reason(missed, load))
 
 
 def _fewest(most: Grid, keeps: Callable[[Grid], npt.NDArray[np.bool_]]) -> Grid:
-    """The fewest copies that keep to something, to which more keep where fewer do; `most` where no number does."""
+    """The fewest copies for which a condition holds, which more copies never break; `most` if none suffices."""
     low, high = np.ones(most.shape), most
     for _ in range(ceil(log2(float(np.max(most)))) + 1):
         middle = np.floor((low + high) / 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from ..graph import Graph
 from ..memory import Footprint, Shapes
 from ..operators.base import Operator
 from ..operators.collectives import Collective
-from ..parallel.layout import Network
+from ..parallel.layout import Layout, Network
 from ..parameters import Attention
 from ..setting import Setting
 from ..techniques import Drafter, altered
@@ -26,7 +27,7 @@ from .load import Load
 
 
 class _Graphs(NamedTuple):
-    """What a prefill and a decode step run, the same one where they do not differ."""
+    """The graphs of a prefill and of a decode step; one object if they are equal."""
 
     prefill: Graph
     step: Graph
@@ -38,8 +39,11 @@ class _Graphs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Excluded:
-    """A device that a setting is not laid out on: what rules it out, how far it is off at least, and why in words, ""
-    where more was not worked out.
+    """A device that a setting is not laid out on.
+
+    factor  what rules it out
+    excess  lower bound of required over available
+    reason  in words; "" if it was not worked out further
     """
 
     device: Hardware
@@ -51,61 +55,76 @@ class Excluded:
 def placements(
     one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
 ) -> Iterator[Placement | Excluded]:
-    """`one` on those devices whose links, sizes and units allow it, all at once; and the others.
+    """A setting on the devices whose links, memory and units allow it, all at once; and the excluded devices.
 
-    large  whether it is also laid out where there is no room for the smallest batch
+    large  whether devices without memory for the smallest batch are laid out too
     """
-    for some in [[device] for device in devices] if _apart(one) else [devices]:
+    for some in [[device] for device in devices] if _changes_launches(one) else [devices]:
         yield from _together(one, some, load, known, large=large)
 
 
-def _apart(one: Setting) -> bool:
-    """Whether techniques see launches, and attention as it is fused, so that each device is one by itself."""
+def _changes_launches(one: Setting) -> bool:
+    """Whether techniques change fused attention or other launches, so that each device is placed by itself."""
     return any(altered(each, "lowered") for each in one.techniques)
 
 
 def _together(
     one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
 ) -> Iterator[Placement | Excluded]:
-    """Of devices whose graphs differ in links and tiles alone."""
-    networks: list[Network] = []
+    """Placement of devices whose graphs differ in links and tiles alone."""
+    joined: list[_Joined] = []
     for device in devices:
-        try:
-            network = Network.of(device, one.layout)
-            network.linked()
-        except InputError as error:
-            yield Excluded(device=device, factor="link", reason=str(error))
+        links = _links(device, one.layout)
+        if isinstance(links, str):
+            yield Excluded(device=device, factor="link", reason=links)
         else:
-            networks.append(network)
-    if not networks:
+            joined.append(links)
+    if not joined:
         return
+    first = joined[0].network.hardware
     try:
-        lowered = _Lowered.of(one, networks[0].hardware)
+        lowered = _Lowered.of(one, first)
     except InputError as error:
-        yield from (Excluded(device=each.hardware, factor="layout", reason=str(error)) for each in networks)
+        yield from (Excluded(device=each.network.hardware, factor="layout", reason=str(error)) for each in joined)
         return
-    tiled = lowered.tiled(networks[0].hardware.on_chip_bytes)
-    needed = _needed(one, tiled, load)  # the same on all, as links hold nothing
+    needed = _needed(one, lowered.tiled(first.on_chip_bytes), load)  # the same on all, as links hold nothing
     able = []
-    for network in networks:
-        excess = needed.least(load) / network.hardware.capacity
+    for each in joined:
+        excess = needed.least(load) / each.network.hardware.capacity
         if excess > 1 and not large:
-            yield Excluded(device=network.hardware, factor="memory", excess=excess)
+            yield Excluded(device=each.network.hardware, factor="memory", excess=excess)
         else:
-            able.append(network)
+            able.append(each)
     if able:
         yield from _placed(lowered, able, needed, known)
 
 
-def _placed(
-    first: _Lowered, networks: Sequence[Network], needed: Needed, known: Known
-) -> Iterator[Placement | Excluded]:
-    """Devices that have room; and those of them that lack a unit for a data type.
+class _Joined(NamedTuple):
+    """The links of a device in a layout, the device with their rates, and what its graphs depend on of them."""
 
-    first  what those run that have the links of one of them
+    network: Network
+    linked: Hardware
+    wiring: object
+
+
+@lru_cache(maxsize=1 << 12)
+def _links(device: Hardware, layout: Layout) -> _Joined | str:
+    """The links of a device, or why it lacks them; cached, as every precision has the same."""
+    try:
+        network = Network.of(device, layout)
+        linked = network.linked()
+    except InputError as error:
+        return str(error)
+    domain, every = min(network.domain, layout.devices), network.members("", layout.devices, 1)
+    return _Joined(network, linked, (domain, every if domain < layout.devices else replace(every, outside="")))
+
+
+def _placed(first: _Lowered, joined: Sequence[_Joined], needed: Needed, known: Known) -> Iterator[Placement | Excluded]:
+    """Placement of devices with enough memory; and those of them that lack a unit for a data type.
+
+    first  graphs of one of the devices, on which those of others differ in links
     """
-    devices = [network.linked() for network in networks]
-    wirings = [_wiring(network) for network in networks]
+    networks, devices, wirings = zip(*joined, strict=True)
     distinct = dict(zip(wirings, networks, strict=True))
     linked = {wiring: first.relinked(network) for wiring, network in distinct.items()}
     keys = [(wiring, device.on_chip_bytes) for wiring, device in zip(wirings, devices, strict=True)]
@@ -124,7 +143,7 @@ def _placed(
 
 
 def _passes(graphs: Sequence[_Graphs], devices: Sequence[Hardware], known: Known) -> tuple[Passes, dict[int, str]]:
-    """Those of a network of which each device runs such graphs; and why those cannot that lack a unit, by place."""
+    """Passes of a network, by the graphs of each device; and reasons, by place, for devices that lack a unit."""
 
     def run(own: Sequence[Graph]) -> tuple[Run, dict[int, str]]:
         found, refused = fleets(own, devices, known)
@@ -138,9 +157,9 @@ def _passes(graphs: Sequence[_Graphs], devices: Sequence[Hardware], known: Known
 
 @dataclass(frozen=True, kw_only=True)
 class _Lowered:
-    """What is run: the model's graphs, and those of what drafts for it.
+    """The graphs of a model, and those of its draft model.
 
-    flash  attention is to be tiled yet, as the memory on chip of a device allows
+    flash  whether attention is still to be tiled for the on-chip memory of a device
     """
 
     model: _Graphs
@@ -151,17 +170,17 @@ class _Lowered:
     @classmethod
     def of(cls, one: Setting, device: Hardware) -> _Lowered:
         """Raises InputError where the layout does not divide a model."""
-        apart = _apart(one)
-        untiled = replace(one, attention=one.attention if apart else Attention.EAGER, hardware=device)
+        untouched = not _changes_launches(one)
+        untiled = replace(one, attention=Attention.EAGER if untouched else one.attention, hardware=device)
         drafter = next((found for each in one.techniques if (found := each.drafter(untiled))), None)
         return cls(
             model=_Graphs(untiled.graph, untiled.decode_graph), drafter=drafter,
             drafts=_Graphs(drafter.network.graph, drafter.network.decode_graph) if drafter else None,
-            flash=one.attention is Attention.FLASH and not apart,
+            flash=one.attention is Attention.FLASH and untouched,
         )  # fmt: skip
 
     def relinked(self, network: Network) -> _Lowered:
-        """The same on devices with other links, which are all that differs."""
+        """The same on devices that differ in links alone."""
         layout = network.layout
         experts = network.members("ep", layout.ep, 1 if layout.ep <= layout.tp else layout.cp)  # as parallel() places
 
@@ -174,7 +193,7 @@ class _Lowered:
         return self.then(lambda graph: graph.map(one))
 
     def tiled(self, on_chip: float) -> _Lowered:
-        """The same with tiles of attention as large as the memory on chip of a device. [B]"""
+        """The same with tiles of attention as large as the on-chip memory of a device. [B]"""
         return self.then(flash_attention(on_chip)) if self.flash else self
 
     def then(self, change: Callable[[Graph], Graph]) -> _Lowered:
@@ -182,7 +201,7 @@ class _Lowered:
 
 
 def _needed(one: Setting, lowered: _Lowered, load: Load) -> Needed:
-    """What prompts have in common is held once by each rank."""
+    """Memory of a device. Each rank holds the shared prefix of all prompts once."""
     layout, shapes = one.layout, Shapes(step=one.step)
     model, drafts = lowered.model, lowered.drafts
     beside: tuple[Footprint, ...] = ()
@@ -203,10 +222,3 @@ def _needed(one: Setting, lowered: _Lowered, load: Load) -> Needed:
         writing=np.broadcast_to(kept + writing, load.limits.shape),
         reading=float(fixed + 2 * read + once + live),
     )  # fmt: skip
-
-
-def _wiring(network: Network) -> object:
-    """What of its links the graph of a device depends on."""
-    devices = network.layout.devices
-    domain, every = min(network.domain, devices), network.members("", devices, 1)
-    return domain, every if domain < devices else replace(every, outside="")

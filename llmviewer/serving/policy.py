@@ -8,21 +8,21 @@ from typing import Final
 from ..errors import InputError
 from .lengths import LONGEST, counted
 
-_BUDGET: Final = 2048  # tokens of whole prompts that are read in one step, where more than one waits
+_BUDGET: Final = 2048  # tokens of whole prompts in one step, if more than one waits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """A scheduler, said in what it allows.
+    """A scheduling policy.
 
-    mixes   a step reads prompts and decodes at once; else it does one of them, and prompts come first
-    cuts    a prompt is read in parts
-    drains  requests are taken up only by a device that has finished all others
-    padded  all prompts are read, and all answers written, to the length of the longest in the batch
-    budget  tokens of a step: of whole prompts, of which one is always read; of parts of them where they are cut, and
-            of the sequences that decode beside them
-    hold    where ranks wait for each other, prompts are held back until each rank has one, or one has nothing to
-            decode, or it is the last of so many steps
+    mixes   a step may prefill and decode; else it does one of them, prefills first
+    cuts    prefills are chunked
+    drains  requests are admitted only when all running ones are finished
+    padded  prompts and outputs are padded to the longest of the batch
+    budget  tokens of a step: of whole prompts, one of which always runs; of chunks, and of the sequences that decode in
+            the same step
+    hold    where ranks wait for each other, prefills are held back until each rank has one, or one has nothing to
+            decode, or for this many steps
     """
 
     name: str
@@ -35,11 +35,11 @@ class Policy:
 
     @property
     def shares(self) -> bool:
-        """Whether the tokens of a step are those of parts of prompts and of sequences that decode."""
+        """Whether chunks and decoding sequences share the token budget."""
         return self.cuts and self.mixes
 
     def most_read(self, longest: int) -> int:
-        """Tokens of prompts in a step at most, where the longest has so many; a padded batch apart."""
+        """Maximum prompt tokens of a step, by the longest prompt; padded batches have more."""
         return self.budget if self.cuts else max(self.budget, longest)
 
     def __str__(self) -> str:

@@ -21,11 +21,11 @@ from .traffic import Times, Traffic
 
 @dataclass(frozen=True, kw_only=True)
 class Prefilled:
-    """What the devices that read prompts make of all requests. [s]
+    """Prefills of all requests. [s]
 
-    start_s      when its prompt is taken up
-    ready_s      when its cache is where its answer is written
-    utilization  the part of the time, until the last prompt is read, in which one that reads works
+    start_s      start of each prefill
+    ready_s      arrival of its cache at the decode devices
+    utilization  fraction of the time, until the last prefill ends, in which a prefill copy works
     """
 
     start_s: Times
@@ -34,12 +34,11 @@ class Prefilled:
 
 
 def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, overlapped: bool) -> Prefilled:
-    """Prompts in the order of their arrival, one at a time on each of `copies` of the model and of its ranks, or of its
-    stages.
+    """Prefills in the order of arrival, one at a time on each rank, or each pipeline stage, of `copies` of the model.
 
-    transfer_s  how long the cache of each prompt travels, after the prefill, or while it runs where `overlapped`
+    transfer_s  time to send the cache of each prompt, after its prefill or, if `overlapped`, during it
 
-    Raises InputError where the longest prompt does not fit, or where ranks wait for each other.
+    Raises InputError if the longest prompt does not fit, or if ranks wait for each other.
     """
     if steps.ranks > 1:
         layout = steps.setting.layout
@@ -67,14 +66,14 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
 
 
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic, link: KvLink) -> Times:
-    """How long the cache of each prompt travels, over such links of the slower side, all of its devices at once. [s]"""
+    """Time to send the cache of each prompt over the links of all devices of the slower side. [s]"""
     prompts = traffic.prompt.astype(float)
     moved = np.asarray(moved_bytes(writes, prompts), dtype=float)
     return np.broadcast_to(moved, prompts.shape) / transfer_bytes_per_s(reads, writes, link)
 
 
 def moved_bytes(writes: Setting, prompt: Num) -> Num:
-    """The cache of prompts that travels to where their answers are written; what they have in common is there. [B]"""
+    """Cache of prompts to send to the decode devices, without their shared prefix, which is there. [B]"""
     whole = Setting(
         model=writes.model, hardware=writes.hardware, quantization=writes.quantization, attention=writes.attention,
         accounting=writes.accounting, mla=writes.mla, layout=ALONE, offload=ON_DEVICE,

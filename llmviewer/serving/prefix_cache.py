@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 
 class Block(NamedTuple):
-    """Some tokens of a prompt; others that are the same up to its end have the same one. [tokens], [B]"""
+    """A block of a prompt; prompts that are equal up to its end share it. [tokens], [B]"""
 
     id: int
     tokens: int
     nbytes: float
 
 
-Prompt = Sequence[Block]  # from its first token on
+Prompt = Sequence[Block]  # from the first token on
 
 
 @dataclass(eq=False)
 class PrefixCache:
     """The prefix cache of a rank.
 
-    in_use        blocks of each request that is worked on
-    references    how many of these requests have each
-    idle          the other blocks, from the one used last longest ago
-    idle_bytes    that those take
-    shared_bytes  that sequences which have the same block would take if each had one of its own, beyond one
+    in_use        blocks of each running request
+    references    number of running requests that use each block
+    idle          cached blocks without references, least recently used first
+    idle_bytes    their memory
+    shared_bytes  memory that running requests save by sharing blocks
     """
 
     in_use: dict[int, Prompt] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class PrefixCache:
     shared_bytes: float = 0.0
 
     def hit_tokens(self, prompt: Prompt) -> int:
-        """Tokens of a prompt whose blocks are there, from the first on."""
+        """Tokens of the longest cached prefix of a prompt."""
         there = takewhile(lambda block: block.id in self.references or block.id in self.idle, prompt)
         return sum(block.tokens for block in there)
 
     def held_bytes(self, prompt: Prompt) -> float:
-        """Of what the blocks of a prompt take, what others that are worked on hold already. [B]"""
+        """Memory of the blocks of a prompt that running requests hold already. [B]"""
         return sum(block.nbytes for block in prompt if block.id in self.references)
 
     def acquire(self, request: int, prompt: Prompt) -> None:
-        """While it is worked on: those that are there and those that it makes."""
+        """References the blocks of a request that starts to run, cached or not."""
         self.in_use[request] = prompt
         for block in prompt:
             if block.id in self.references:
@@ -59,9 +59,10 @@ class PrefixCache:
                 self.idle_bytes -= block.nbytes
             self.references[block.id] = self.references.get(block.id, 0) + 1
 
-    def release(self, request: int, made: float = inf) -> None:
-        """It is worked on no more; of its prompt all is there, or so many tokens. The end of a prompt is evicted before
-        its beginning, without which nobody finds it.
+    def release(self, request: int, computed: float = inf) -> None:
+        """Releases the blocks of a request; those within its `computed` tokens become idle.
+
+        The end of a prompt is evicted before its beginning, without which it is not found.
         """
         prompt = self.in_use.pop(request)
         ends = list(accumulate(block.tokens for block in prompt))
@@ -71,15 +72,15 @@ class PrefixCache:
                 self.shared_bytes -= block.nbytes
                 continue
             del self.references[block.id]
-            if end <= made:
+            if end <= computed:
                 self.idle[block.id] = block
                 self.idle_bytes += block.nbytes
 
     def evict(self, spare_bytes: float) -> int:
-        """Leaves no more idle ones than fit `spare_bytes`; the tokens that had to go."""
+        """Evicts idle blocks until they fit `spare_bytes`, and returns the evicted tokens."""
         tokens = 0
         while self.idle and self.idle_bytes > spare_bytes:
             block = self.idle.pop(next(iter(self.idle)))
-            self.idle_bytes = self.idle_bytes - block.nbytes if self.idle else 0.0  # what rounding leaves
+            self.idle_bytes = self.idle_bytes - block.nbytes if self.idle else 0.0  # drops the rounding error
             tokens += block.tokens
         return tokens

@@ -14,16 +14,16 @@ from .lengths import Tokens
 
 Requests = npt.NDArray[np.int64]  # places in the traffic
 
-_SETTLED: Final = 64  # answers of so many times the tokens of a pass, beyond which passes are a line in the tokens
+_LINEAR_FROM: Final = 64  # passes, beyond which their mean number is linear in the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The first pass of each request reads its prompt and gives a token; the last gives no more than are wanted.
+    """Passes of each request: the first is its prefill and gives a token; the last gives no more than remain.
 
-    passes  of each
-    starts  where those of each begin in `ends`
-    ends    tokens after 0, 1, 2, ... passes, of one request after the other; None where each pass gives one
+    passes  number of passes of each request
+    starts  index of each request's first entry in `ends`
+    ends    output tokens after 0, 1, 2, ... passes, request by request; None if each pass gives one
     """
 
     passes: Tokens
@@ -32,12 +32,12 @@ class Progress:
 
     @classmethod
     def even(cls, gen: Tokens) -> Self:
-        """A token a pass."""
+        """One token per pass."""
         return cls(passes=gen, starts=np.zeros(len(gen), dtype=np.int64))
 
     @classmethod
     def drawn(cls, gen: Tokens, leaves: Sequence[float], generator: np.random.Generator) -> Self:
-        """Passes that leave at least 1, 2, ... tokens as likely as `leaves` says, each by itself."""
+        """Independent passes that give at least 1, 2, ... tokens with the probabilities `leaves`."""
         rising = -np.array(leaves)
         ends = []
         for count in gen.tolist():
@@ -48,28 +48,28 @@ class Progress:
         return cls(passes=sizes - 1, starts=np.cumsum(sizes) - sizes, ends=np.concatenate(ends))
 
     def written(self, ids: Requests, passes: Tokens) -> Tokens:
-        """Tokens of some requests after so many passes of each."""
+        """Output tokens of requests after their numbers of passes."""
         return passes if self.ends is None else self.ends[self.starts[ids] + passes]
 
     def only(self, which: npt.NDArray[np.intp]) -> Progress:
-        """Of some requests."""
+        """Passes of a selection of the requests."""
         return Progress(passes=self.passes[which], starts=self.starts[which], ends=self.ends)
 
 
 def mean_passes(tokens: int, leaves: Sequence[float]) -> float:
-    """Passes that it takes on average until there are so many more tokens, where each leaves at least 1, 2, ... as
-    likely as `leaves` says: the last often leaves more than are wanted.
+    """Mean passes to generate `tokens`, where each gives at least 1, 2, ... with the probabilities `leaves`; the last
+    often gives more than remain.
 
-    N(m) = 1 + sum over k of p(k) N(m - k), which soon is a line (renewal theorem).
+    N(m) = 1 + sum over k of p(k) N(m - k), which soon is linear in m (renewal theorem).
     """
     if tokens < 1 or len(leaves) == 1:
         return float(max(tokens, 0))
     each = np.array(leaves) - np.append(leaves[1:], 0.0)
-    settled = min(tokens, _SETTLED * len(leaves))
+    settled = min(tokens, _LINEAR_FROM * len(leaves))
     found = list(accumulate(range(settled), lambda known, _: _one_more(known, each), initial=np.zeros(len(each))))
     return float(found[-1][0]) + (tokens - settled) / sum(leaves)
 
 
 def _one_more(known: npt.NDArray[np.float64], each: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """N(m), N(m - 1), ... from N(m - 1), N(m - 2), ...: as many as a pass may leave."""
+    """N(m), N(m - 1), ... from N(m - 1), N(m - 2), ...: as many as a pass may give."""
     return np.concatenate(([1 + each @ known], known[:-1]))

@@ -24,10 +24,10 @@ from .lengths import Lengths, Tokens
 from .metrics import Span
 from .outcome import summary
 from .policy import Policy, parse_policy
-from .server import SPARE
+from .scheduler import WATERMARK
 from .server import saturate as span_of
 from .simulation import check_requests, drawn_from, scheduler
-from .steady import Steady, steady
+from .steady import SteadyState, steady
 from .steps import PARTS, Steps
 from .traffic import Traffic
 
@@ -63,7 +63,7 @@ class Sustained:
     halved: float
     span_s: float
     span: Span = field(repr=False)
-    closed: Steady | None
+    closed: SteadyState | None
 
     @property
     def limit(self) -> str:
@@ -313,11 +313,11 @@ def at_once(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
     return Traffic(arrival_s=np.zeros(count), prompt=prompts, gen=gens)
 
 
-def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None = None) -> tuple[Policy, Steady]:
+def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None = None) -> tuple[Policy, SteadyState]:
     """The smallest chunks with which about as much is served as with any, since they keep others waiting least; and the
     closed form of what is served at most with them.
     """
-    found: dict[Policy, Steady] = {}
+    found: dict[Policy, SteadyState] = {}
     for tokens in CHUNKS:
         policy = parse_policy(f"chunked:{tokens}")
         most = _fitting(steps, traffic, policy, block) if max_batch is None else max_batch
@@ -342,7 +342,7 @@ def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
     """Sequences for whose caches a rank mostly has room, each anywhere in its answer: with more, some lose theirs."""
     common = np.broadcast_to(steps.in_common(some.prompt), len(some)) // block * block
     room = steps.room_bytes(policy.most_read(int(np.max(some.prompt)))) - steps.common_bytes(some.prompt)
-    room *= 1 - SPARE
+    room *= 1 - WATERMARK
     often = some.gen / np.sum(some.gen)
     part = (np.arange(PARTS) + 0.5) / PARTS
     tokens = (some.prompt - common)[:, None] + part * some.gen[:, None] + block / 2 + steps.ahead

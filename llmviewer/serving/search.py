@@ -20,24 +20,53 @@ from .pairing import Pairing, Reader, paired
 from .placement import Excluded, placements
 from .prefill_pool import moved_bytes
 
-_AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
+_MAX_JUDGED: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
 
 
 class Timed(NamedTuple):
-    """Devices at some places of a placement, and what the steps of all of its devices take."""
+    """Times of steps on the devices of a placement, and the places of those to judge."""
 
-    laid: Placement
+    placement: Placement
     places: Sequence[int]
     times: StepTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Precision:
+    """A model in one precision, in some layouts on some devices.
+
+    candidates  by layout and devices
+    bounds      placements with their lower bounds
+    paired      settings that prefill or decode in a pair that keeps to the goals at the bound
+    """
+
+    quant: str
+    settings: Sequence[Setting]
+    candidates: dict[Any, Candidate]
+    bounds: Sequence[Timed]
+    paired: set[Key]
+
+    def keeping(self) -> Iterator[tuple[Placement, list[int]]]:
+        """Places of each placement that keep to the goals at the bound."""
+        for placement, places, _ in self.bounds:
+            keys = map(placement.key, places)
+            yield (
+                placement,
+                [
+                    p
+                    for p, key in zip(places, keys, strict=True)
+                    if not self.candidates[key].factor or key in self.paired
+                ],
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """Every setting on every device.
 
-    settings  by precision, as it was asked for, and layout
-    kernels   of a device by its name; None where all is of bounds
-    pairing   of copies that read prompts with others that write answers; None where all do both
+    settings  by precision, as given, and layout
+    kernels   of a device by its name; None for bounds only
+    pairing   of prefill copies with decode copies; None where all copies do both
     """
 
     load: Load
@@ -49,105 +78,100 @@ class Search:
 
     @property
     def tried(self) -> int:
-        """How many settings of devices, layouts, precisions, copies and batches there are."""
+        """Number of combinations of devices, layouts, precisions, copies and batches."""
         copies = sum(self.load.max_devices // layout.devices for _, layout in self.settings)
         return len(self.devices) * copies * len(self.load.limits)
 
     def candidates(self, progress: Callable[[int, int], object]) -> Iterator[Candidate]:
-        """Of every setting on every device: the fewest copies that do, or those that come closest.
+        """Of every setting on every device: the fewest copies that keep to the goals, or those that come closest.
 
-        progress  is told of settings done, and of how many there are
+        progress  called with the number of finished settings, and of all
         """
         done = count(1)
-        for quant, same in groupby(self.settings.items(), key=lambda item: item[0][0]):
-            settings = [one for _, one in same]
-            yield from self._on(self.devices, settings, quant, told=lambda: progress(next(done), len(self.settings)))
+        by_quant = groupby(self.settings.items(), key=lambda item: item[0][0])
+        wanted = [(quant, [one for _, one in same], self.devices) for quant, same in by_quant]
+        for one in self._searched(wanted, large=False):
+            for _ in one.settings:
+                progress(next(done), len(self.settings))
+            yield from one.candidates.values()
 
-    def _on(
-        self,
-        devices: Sequence[Hardware],
-        settings: Sequence[Setting],
-        quant: str,
-        *,
-        large: bool = False,
-        told: Callable[[], object] = lambda: None,
-    ) -> Iterator[Candidate]:
-        """A model in a precision and some layouts on every device: the fewest copies that do, or those that come
-        closest.
+    def _searched(
+        self, wanted: Sequence[tuple[str, Sequence[Setting], Sequence[Hardware]]], *, large: bool
+    ) -> Iterator[_Precision]:
+        """Candidates of each precision; those that keep to the goals at the bound are held to them as expected too.
 
-        Those that keep to the goals at the bound are held to them as expected too.
+        The kernels of a device are evaluated for all precisions together.
 
-        large  whether those that have no memory for it are worked out too
-        told   is called for each setting, for the last when all is done
+        large  whether devices without memory for the smallest batch are worked out too
         """
-        found: dict[tuple[object, ...], Candidate] = {}
+        bounds = [self._bounded(quant, settings, devices, large=large) for quant, settings, devices in wanted]
+        if not self.kernels:
+            yield from bounds
+            return
+        keeping = [list(one.keeping()) for one in bounds]
+        times = expected([pair for pairs in keeping for pair in pairs], self.load, self.kernels)
+        for one, pairs in zip(bounds, keeping, strict=True):
+            each = [(placement, places, next(times)) for placement, places in pairs]
+            likely = [Timed(laid, [p for p in places if isfinite(own.alone[p])], own) for laid, places, own in each]
+            again = {key: found for timed in likely for key, found in self._judged(one.quant, timed).items()}
+            if self.pairing and not large:
+                again |= self._paired(one.quant, one.settings[0], likely, self.pairing)[0]
+            least = one.candidates
+            kept = {key: replace(found, least=least[key]) for key, found in again.items() if not least[key].factor}
+            yield replace(one, candidates=least | kept)
+
+    def _bounded(
+        self, quant: str, settings: Sequence[Setting], devices: Sequence[Hardware], *, large: bool
+    ) -> _Precision:
+        found: dict[Any, Candidate] = {}
         bounds: list[Timed] = []
         for one in settings:
-            if found:
-                told()
             for each in placements(one, devices, self.load, self.known, large=large):
                 if isinstance(each, Excluded):
                     found[one.layout, each.device.name] = _excluded(each, quant, one.layout)
                 else:
                     bounds.append(Timed(each, each.able, each.bounds(self.load)))
                     found |= self._judged(quant, bounds[-1])
-        pairing = None if large else self.pairing
         used: set[Key] = set()
-        if pairing:
-            pairs, used = self._paired(quant, settings[0], bounds, pairing)
+        if self.pairing and not large:
+            pairs, used = self._paired(quant, settings[0], bounds, self.pairing)
             found |= pairs
-        if self.kernels:
-            asked = [
-                (laid, [p for p in able if not found[key := laid.key(p)].factor or key in used])
-                for laid, able, _ in bounds
-            ]
-            times = expected(asked, self.load, self.kernels)
-            likely = [
-                Timed(laid, [p for p in places if isfinite(own.alone[p])], own)
-                for (laid, places), own in zip(asked, times, strict=True)
-            ]
-            again = {key: one for each in likely for key, one in self._judged(quant, each).items()}
-            if pairing:
-                again |= self._paired(quant, settings[0], likely, pairing)[0]
-            for key, one_of in again.items():
-                if not found[key].factor:
-                    found[key] = replace(one_of, least=found[key])
-        yield from found.values()
-        told()
+        return _Precision(quant=quant, settings=settings, candidates=found, bounds=bounds, paired=used)
 
     def _judged(self, quant: str, timed: Timed, *, writing: bool = False) -> dict[Any, Candidate]:
-        """Each of them as copies that do all, or that write alone."""
-        laid, places, times = timed
-        load, needed = self.load, laid.needed.whole
+        """Each device as copies that prefill and decode, or that only decode."""
+        placement, places, times = timed
+        load, needed = self.load, placement.needed.whole
         if writing:
-            load, needed, times = load.writing, laid.needed.writing, times.writing
-        together = max(1, _AT_ONCE * laid.layout.devices // (load.max_devices * len(load.limits)))
+            load, needed, times = load.writing, placement.needed.writing, times.writing
+        together = max(1, _MAX_JUDGED * placement.layout.devices // (load.max_devices * len(load.limits)))
         found: dict[Any, Candidate] = {}
         for start in range(0, len(places), together):
             some = places[start : start + together]
-            devices = [laid.devices[place] for place in some]
-            each = judged(devices, (quant, laid.layout), times.only(some), needed, load)
-            found.update(zip(map(laid.key, some), each, strict=True))
+            devices = [placement.devices[place] for place in some]
+            each = judged(devices, (quant, placement.layout), times.only(some), needed, load)
+            found.update(zip(map(placement.key, some), each, strict=True))
         return found
 
     def _paired(
         self, quant: str, one: Setting, several: Sequence[Timed], pairing: Pairing
     ) -> tuple[dict[Any, Candidate], set[Key]]:
-        """Some of them that read for the others; and the settings that do well so."""
-        writers: dict[Any, Candidate] = {}
-        readers: list[Reader] = []
-        for laid, places, times in several:
-            writing = [place for place in places if pairing.writes(laid.devices[place])]
-            writers |= self._judged(quant, Timed(laid, writing, times), writing=True)
-            readers += Reader.each(laid, [place for place in places if pairing.reads(laid.devices[place])], times)
+        """Pairs of prefill copies and decode copies; and the settings of those that keep to the goals."""
+        decoders: dict[Any, Candidate] = {}
+        prefillers: list[Reader] = []
+        for placement, places, times in several:
+            decoding = [place for place in places if pairing.writes(placement.devices[place])]
+            decoders |= self._judged(quant, Timed(placement, decoding, times), writing=True)
+            prefilling = [place for place in places if pairing.reads(placement.devices[place])]
+            prefillers += Reader.each(placement, prefilling, times)
         moved = float(moved_bytes(one, float(self.load.prompt)))
-        return paired(readers, list(writers.values()), pairing, moved=moved, load=self.load)
+        return paired(prefillers, list(decoders.values()), pairing, moved=moved, load=self.load)
 
     def closest(self, found: Sequence[Candidate]) -> list[Candidate]:
         """For each device or pair that keeps to the goals in no setting, the candidate that comes closest; nearest
         first.
 
-        What has no reason yet is worked out where none comes closer, for then the others are as far off at least.
+        A candidate without a reason is worked out if none comes closer: the others are then at least as far off.
         """
         served = {one.kind for one in found if not one.factor}
         missed: dict[tuple[str, ...], dict[tuple[str, Layout], Candidate]] = {}
@@ -162,8 +186,9 @@ class Search:
                     further.setdefault((one.quant, one.layout), []).append(one.hardware)
             if not further:
                 return sorted(closest, key=_missed)
-            for (quant, layout), devices in further.items():
-                for one in self._on(devices, [self.settings[quant, layout]], quant, large=True):
+            wanted = [(quant, [self.settings[quant, layout]], own) for (quant, layout), own in further.items()]
+            for (quant, layout), each in zip(further, self._searched(wanted, large=True), strict=True):
+                for one in each.candidates.values():
                     missed[one.kind][quant, layout] = one
 
 
@@ -175,7 +200,7 @@ def _excluded(one: Excluded, quant: str, layout: Layout) -> Candidate:
 
 
 def _missed(one: Candidate) -> tuple[bool, bool, float]:
-    """How far off the goals: those that keep to them at the bound come closer than those that do not, and those that
-    there is memory for closer than others.
+    """Distance from the goals: candidates that keep to them at the bound come closer than those that do not, and those
+    with enough memory closer than others.
     """
     return one.least is None, not one.max_rate > 0, one.excess

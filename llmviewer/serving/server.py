@@ -1,18 +1,14 @@
-"""A discrete-event simulation of one copy of a model, on one device or several, that serves requests step by step.
+"""Discrete-event simulation of one server with continuous batching: a model on one or several devices.
 
-Decode steps between two events are simulated together: while no sequence starts or ends, only lengths grow, and the
-time of a step is linear in them.
+Decode steps between two events are simulated together: until a sequence starts or finishes only context lengths grow,
+and the time of a step is linear in them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf, sqrt
-from operator import itemgetter
-from typing import Final
 
 import numpy as np
 
@@ -21,29 +17,28 @@ from .kv_cache import Caches
 from .lengths import Tokens
 from .metrics import Served, Span, Usage
 from .policy import Policy
-from .prefix_cache import PrefixCache
 from .progress import Requests
+from .request_states import RequestStates
+from .scheduler import Chunks, RunningBatch, Scheduler
 from .step_times import Groups
 from .steps import Steps
 from .traffic import Traffic
 
-SPARE: Final = 0.01  # of the memory for caches that stays free when a request is taken up, as in vLLM ("watermark")
-
 
 def serve(
-    steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int, read_elsewhere: bool = False,
+    steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int, prefilled: bool = False,
     progress: Callable[[int], object] = lambda finished: None,
 ) -> Served:  # fmt: skip
-    """All requests of `traffic`, until the last is done.
+    """Simulates a server until all requests are finished.
 
-    max_batch       sequences at a time, of each rank that has sequences of its own
-    block           tokens of a block of the cache
-    read_elsewhere  caches and first tokens come with the requests
-    progress        called after each step with the number of finished requests
+    max_batch  maximum running sequences per rank
+    block      tokens per KV block
+    prefilled  requests arrive with their KV cache and first token, from a prefill pool
+    progress   called after each step with the number of finished requests
 
-    Raises InputError where a request does not fit alone.
+    Raises InputError if a request does not fit the KV memory alone.
     """
-    passes = np.full(len(traffic), int(read_elsewhere), dtype=np.int64)
+    passes = np.full(len(traffic), int(prefilled), dtype=np.int64)
     return _Server(steps, traffic, policy, max_batch, block, passes=passes).run(progress)
 
 
@@ -51,425 +46,246 @@ def saturate(
     steps: Steps, traffic: Traffic, passes: Tokens, *, policy: Policy, max_batch: int, block: int,
     progress: Callable[[int], object] = lambda finished: None,
 ) -> Span | None:  # fmt: skip
-    """Requests that are all there at the start, the first of which have taken so many passes; without the steps in
-    which a copy fills up or runs empty. None where they are too few to tell.
+    """Simulates a server whose requests all wait at the start, and measures it without warm-up and drain.
 
+    passes    forward passes already completed by the first requests, so that they do not all finish at once
     progress  called after each step with the number of finished requests
 
-    Raises InputError where a request does not fit alone.
+    Returns None if fewer requests finish in that time than are admitted at first. Raises InputError if a request does
+    not fit the KV memory alone.
     """
-    further = np.zeros(len(traffic) - len(passes), dtype=np.int64)
-    every = np.concatenate((passes, further))
-    return _Server(steps, traffic, policy, max_batch, block, passes=every).saturated(progress)
-
-
-@dataclass(eq=False)
-class _Lane:
-    """Sequences that one scheduler of a copy has.
-
-    rank      in whose memory they are
-    reading   taken up, their prompts not wholly read: the tokens that are, by request
-    reserved  for their caches [B]
-    ids       those that decode
-    """
-
-    rank: int
-    reading: dict[int, int] = field(default_factory=dict)
-    reserved: float = 0.0
-    ids: Requests = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-    @property
-    def held(self) -> int:
-        """Sequences that it works on."""
-        return len(self.ids) + len(self.reading)
+    not_started = np.zeros(len(traffic) - len(passes), dtype=np.int64)
+    all_passes = np.concatenate((passes, not_started))
+    return _Server(steps, traffic, policy, max_batch, block, passes=all_passes).run_saturated(progress)
 
 
 class _Server:
-    """The state between two steps.
+    """State of a server between two steps.
 
-    waiting        requests that have come, in their order; those that lost their cache are in front
-    passes         that each has taken, of its prompt and of its answer
-    written        tokens of each; its cache holds the prompt and all of them but the last, and comes with it where it
-                   has any
-    prefix_caches  blocks of prompts in the memory of each rank, where the traffic names them
-    blocks         of a prompt; the one in front is asked for again and again
-    sent           requests whose arrival is known: in a closed loop each answer brings the next
-    since          steps since prompts were last let through, or would have been
-    short          somebody has lost its cache since the last step: nobody is taken up before the next one, or who was
-                   sent away would come back to the room that it left for others
+    totals       fields of Usage so far
+    num_arrived  number of requests that have arrived
     """
 
     def __init__(
         self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, block: int, *, passes: Tokens
     ) -> None:
-        self.steps, self.policy, self.max_batch = steps, policy, max_batch
-        self.caches, self.progress = Caches.of(steps, traffic, policy, block), traffic.progress
-        self.room = self.caches.blocks.room_bytes
-        self.arrival, self.prompt, self.gen = traffic.arrival_s.copy(), traffic.prompt, traffic.gen
-        count = len(traffic)
-        self.sent = traffic.in_flight or count
-        self.start, self.first, self.finish = (np.full(count, np.nan) for _ in range(3))
-        self.last, self.gap = np.zeros(count), np.zeros(count)
-        self.preempted, self.known = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        self.passes = passes
-        self.written = self.progress.written(np.arange(count), passes).copy()
-        self.waiting: deque[int] = deque()
-        self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
-        self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]
-        self.prefix_caches = [PrefixCache() for _ in self.ranks]
-        self.blocks = lru_cache(maxsize=1)(self.caches.of_prompt)
-        self.clock, self.come, self.peak = 0.0, 0, 0.0
-        self.blocked, self.short, self.since = "", False, 0
-        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.steps, self.policy, self.requests = steps, policy, RequestStates(traffic, passes)
+        self.totals: defaultdict[str, float] = defaultdict(float)
+        caches = Caches.of(steps, traffic, policy, block)
+        self.scheduler = Scheduler(steps, policy, max_batch, caches, self.requests, totals=self.totals)
+        self.batches = self.scheduler.batches
+        self.clock_s, self.num_arrived, self.peak_bytes = 0.0, 0, 0.0
 
     @property
-    def held(self) -> int:
-        """Sequences that are worked on."""
-        return sum(lane.held for lane in self.lanes)
+    def _finished(self) -> int:
+        return self.num_arrived - len(self.scheduler.waiting) - self.scheduler.num_running
 
     def run(self, progress: Callable[[int], object]) -> Served:
-        while self.come < len(self.arrival) or self.waiting or self.held:
-            self._arrive()
-            if not (self.waiting or self.held):
-                self.clock = float(self.arrival[self.come])
+        requests, scheduler = self.requests, self.scheduler
+        while self.num_arrived < len(requests) or scheduler.waiting or scheduler.num_running:
+            self._queue_arrivals()
+            if not (scheduler.waiting or scheduler.num_running):
+                self.clock_s = float(requests.arrival_s[self.num_arrived])
                 continue
-            self._take_up()
+            scheduler.admit_waiting(self.clock_s)
             self._step()
-            progress(self.come - len(self.waiting) - self.held)
+            progress(self._finished)
         return Served(
-            arrival_s=self.arrival, start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap,
-            preempted=self.preempted, known=self.known, usage=self._usage(self.spent),
+            arrival_s=requests.arrival_s, start_s=requests.admitted_s, first_s=requests.first_token_s,
+            finish_s=requests.finish_s, gap_s=requests.max_gap_s, preempted=requests.preemptions,
+            known=requests.cached_tokens, usage=self._usage(self.totals),
         )  # fmt: skip
 
-    def saturated(self, progress: Callable[[int], object]) -> Span | None:
-        """From when all are answered that were taken up at first, until nobody waits any more."""
+    def run_saturated(self, progress: Callable[[int], object]) -> Span | None:
+        """Measures from when all requests admitted at first are finished until the waiting queue is empty."""
+        requests, scheduler = self.requests, self.scheduler
 
         def step() -> None:
             self._step()
-            self._take_up()
-            progress(self.come - len(self.waiting) - self.held)
+            scheduler.admit_waiting(self.clock_s)
+            progress(self._finished)
 
-        self._arrive()
-        self._take_up()
-        first = np.flatnonzero(~np.isnan(self.start))
-        while np.any(np.isnan(self.finish[first])):
+        self._queue_arrivals()
+        scheduler.admit_waiting(self.clock_s)
+        admitted_first = np.flatnonzero(~np.isnan(requests.admitted_s))
+        while np.any(np.isnan(requests.finish_s[admitted_first])):
             step()
-        start, spent, preempted = self.clock, dict(self.spent), int(np.sum(self.preempted))
-        while self.waiting:
+        start_s, start_totals, start_preemptions = self.clock_s, dict(self.totals), int(np.sum(requests.preemptions))
+        while scheduler.waiting:
             step()
-        done = self.finish > start
-        if np.count_nonzero(done) < len(first):
+        finished = requests.finish_s > start_s
+        if np.count_nonzero(finished) < len(admitted_first):
             return None
-        several = done & (self.gen > 1)
-        writing = self.finish - self.first
+        has_tpot = finished & (requests.gen > 1)
+        decode_s = requests.finish_s - requests.first_token_s
         return Span(
-            begun=int(np.count_nonzero(self.first > start)), answered=int(np.count_nonzero(done)),
-            decoding_s=float(np.mean(writing[done])),
-            tpot_s=writing[several] / (self.gen[several] - 1), gap_s=self.gap[several],
-            preemptions=int(np.sum(self.preempted)) - preempted,
-            usage=self._usage({name: value - spent.get(name, 0.0) for name, value in self.spent.items()}),
+            begun=int(np.count_nonzero(requests.first_token_s > start_s)), answered=int(np.count_nonzero(finished)),
+            decoding_s=float(np.mean(decode_s[finished])),
+            tpot_s=decode_s[has_tpot] / (requests.gen[has_tpot] - 1), gap_s=requests.max_gap_s[has_tpot],
+            preemptions=int(np.sum(requests.preemptions)) - start_preemptions,
+            usage=self._usage({name: value - start_totals.get(name, 0.0) for name, value in self.totals.items()}),
         )  # fmt: skip
 
-    def _usage(self, spent: Mapping[str, float]) -> Usage:
-        return Usage(**spent, peak_bytes=self.peak, room_bytes=self.room * len(self.ranks))
+    def _usage(self, totals: Mapping[str, float]) -> Usage:
+        room_bytes = self.scheduler.kv_budget_bytes * len(self.scheduler.ranks)
+        return Usage(**totals, peak_bytes=self.peak_bytes, room_bytes=room_bytes)
 
-    def _arrive(self) -> None:
-        while self.come < len(self.arrival) and self.arrival[self.come] <= self.clock:
-            self.waiting.append(self.come)
-            self.come += 1
+    def _queue_arrivals(self) -> None:
+        while self.num_arrived < len(self.requests) and self.requests.arrival_s[self.num_arrived] <= self.clock_s:
+            self.scheduler.waiting.append(self.num_arrived)
+            self.num_arrived += 1
 
     def _step(self) -> None:
+        """Runs a step, or decode steps up to the next event, or preempts a request in place of a step."""
+        scheduler = self.scheduler
         if self.policy.padded:
-            self._padded_batch()
-        elif any(parts := [self._parts(lane) for lane in self.lanes]):
-            if self._let_through(parts):
-                self._read(parts)
+            self._run_padded_batch()
+        elif any(chunks := [scheduler.prefill_chunks(batch) for batch in self.batches]):
+            if scheduler.prefills_due(chunks):
+                self._run_prefills(chunks)
             else:
-                self._decode(self.policy.hold - 1 - self.since)
-        elif self.held:
-            self._decode()
+                self._run_decode_steps(self.policy.hold - 1 - scheduler.steps_since_prefill)
+        elif scheduler.num_running:
+            self._run_decode_steps()
 
-    def _take_up(self) -> None:
-        """Those who wait, in their order, as far as there is room: each in the rank that has the fewest sequences, and
-        the lane of it that does.
-        """
-        if self.short:
-            return
-        self.blocked = ""
-        if not self.waiting or (self.policy.drains and self.held):
-            return
-        used = [self._used(rank) for rank in self.ranks]
-        while self.waiting:
-            request = self.waiting[0]
-            own = self._needs(request)
-            more = [own - each.held_bytes(self.blocks(request)) for each in self.prefix_caches]
-            counts = [sum(lane.held for lane in rank) for rank in self.ranks]
-            open_ranks = [at for at, count in enumerate(counts) if count < self.max_batch]
-            able = [at for at in open_ranks if not self._full(used[at] + more[at], counts[at], request)]
-            if not able:
-                self.blocked = "full_s" if open_ranks else "crowded_s"
-                return
-            at = min(able, key=counts.__getitem__)
-            lane = min(self.ranks[at], key=lambda lane: lane.held)
-            self.waiting.popleft()
-            used[at] += more[at]
-            there = self._there(request, at, used[at])
-            if np.isnan(self.start[request]):
-                self.start[request], self.known[request] = self.clock, there
-            if self.written[request] and not self.preempted[request]:  # its cache comes with it
-                self.first[request] = self.last[request] = self.arrival[request]
-                self._join(lane, [request])
-            else:
-                lane.reading[request] = there
-                lane.reserved += own
-                self.spent["known"] += there
+    def _advance_clock(self, time_s: float, kind: str) -> None:
+        """Adds the time of steps to the clock, and to the totals under `kind`, a field of Usage."""
+        scheduler = self.scheduler
+        self.clock_s += time_s
+        scheduler.just_preempted = False
+        self.totals[kind] += time_s
+        self.totals["sequence_s"] += time_s * scheduler.num_running
+        if scheduler.blocked_by:
+            self.totals[scheduler.blocked_by] += time_s
+        self.peak_bytes = max(self.peak_bytes, sum(scheduler.used_bytes(rank) for rank in scheduler.ranks))
 
-    def _there(self, request: int, at: int, used: float) -> int:
-        """Tokens of its prompt that are in a rank which takes it up, and whose caches take `used` with it. [B]"""
-        if not self.caches.named:
-            return int((self.caches.common if self.preempted[request] else self.caches.known)[request])
-        there = min(self.prefix_caches[at].hit_tokens(self.blocks(request)), int(self.prompt[request]) - 1)
-        self.prefix_caches[at].acquire(request, self.blocks(request))
-        self._evict(at, used)
-        return there
-
-    def _let_go(self, at: int, requests: Iterable[int], made: float = inf) -> None:
-        """A rank works on them no more. Until now their caches have grown, and others had to make room for that.
-
-        made  tokens of the prompt of each that are there, where those are not all
-        """
-        if self.caches.named:
-            self._evict(at, self._used(self.ranks[at]))
-            for request in requests:
-                self.prefix_caches[at].release(request, made)
-
-    def _evict(self, at: int, used: float) -> None:
-        """Blocks of prompts that nobody works on, where the caches of a rank take `used`. [B]"""
-        self.spent["evicted"] += self.prefix_caches[at].evict(self.room - used)
-
-    def _full(self, used: float, busy: int, request: int) -> bool:
-        """Whether a rank with so many sequences has no room for one more, with which they take `used`. [B]"""
-        if self.policy.padded and self.held:
-            return not self._fits_padded([*(one for lane in self.lanes for one in lane.reading), request])
-        return used > self.room * (1 - (SPARE if busy else 0.0))
-
-    def _fits_padded(self, batch: list[int]) -> bool:
-        prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
-        return self.steps.fitting(len(batch), prompt=prompt, gen=gen) == len(batch)
-
-    def _needs(self, request: int) -> float:
-        """Of the memory, what a request is given when it is taken up. [B]"""
-        answer = self.gen[request] if self.policy.drains else self.written[request] + 1
-        return self.caches.own_of_one(request, int(self.prompt[request] + answer))
-
-    def _used(self, rank: Sequence[_Lane], more: int = 0) -> float:
-        """What the caches of a rank take when all that decode have taken `more` steps. [B]"""
-        own = (self.caches.own(lane.ids, self.prompt[lane.ids] + self._after(lane.ids, more) - 1) for lane in rank)
-        return sum(lane.reserved for lane in rank) + sum(own) - self.prefix_caches[rank[0].rank].shared_bytes
-
-    def _after(self, ids: Requests, more: int) -> Tokens:
-        """Tokens of some that decode after so many more steps."""
-        return self.progress.written(ids, self.passes[ids] + more) if more else self.written[ids]
-
-    def _without_room(self, more: int) -> Sequence[_Lane]:
-        """The first rank that has no room for `more` steps; empty where all do."""
-        if self.policy.drains:
-            return ()
-        return next((rank for rank in self.ranks if self._used(rank, more) > self.room), ())
-
-    def _parts(self, lane: _Lane) -> list[tuple[int, int]]:
-        """Who is read in the next step, and how many tokens of each."""
-        budget = self.policy.budget - (len(lane.ids) * self.steps.width if self.policy.shares else 0)
-        found: list[tuple[int, int]] = []
-        for request, read in lane.reading.items():
-            rest = int(self.prompt[request] + self.written[request]) - read
-            take = min(rest, budget) if self.policy.cuts else rest
-            if take < 1 or (found and take > budget):
-                break
-            found.append((request, take))
-            budget -= take
-        return found
-
-    def _let_through(self, parts: Sequence[list[tuple[int, int]]]) -> bool:
-        """Whether these are read in the next step, or held back until every rank has some.
-
-        As in _balance_adp_requests() of TensorRT-LLM, which counts steps without prompts too.
-        """
-        if self.since + 1 >= self.policy.hold:
-            return True
-        reads = [any(parts[at : at + self.steps.turns]) for at in range(0, len(parts), self.steps.turns)]
-        return all(reads) or not all(any(len(lane.ids) for lane in rank) for rank in self.ranks)
-
-    def _read(self, parts: Sequence[list[tuple[int, int]]]) -> None:
-        """A step in which some lanes read; those that decode take part where the policy mixes, or they read nothing."""
-        decoding = [
-            lane.ids if self.policy.mixes or not own else lane.ids[:0]
-            for lane, own in zip(self.lanes, parts, strict=True)
+    def _run_prefills(self, chunks: Sequence[Chunks]) -> None:
+        """Runs a step in which some batches prefill; a batch that does also decodes only if the policy mixes."""
+        decode_batches = [
+            batch.decoding if self.policy.mixes or not batch_chunks else batch.decoding[:0]
+            for batch, batch_chunks in zip(self.batches, chunks, strict=True)
         ]
-        if any(map(len, decoding)) and (full := self._without_room(1)):
-            self._send_away(full)
+        decodes = any(map(len, decode_batches))
+        if decodes and (rank := self.scheduler.overflowing_rank(1)):
+            self.scheduler.preempt_newest(rank)
             return
-        self._spend(
-            "mixed_s" if any(map(len, decoding)) else "reading_s",
-            self.steps.step_s([self._groups(*each) for each in zip(self.lanes, parts, decoding, strict=True)]),
-        )
-        self.since = 0
-        for lane, own, ids in zip(self.lanes, parts, decoding, strict=True):
-            self._write(ids, 1)
-            self._have_read(lane, own)
+        work = list(zip(self.batches, chunks, decode_batches, strict=True))
+        step_s = self.steps.step_s([self._groups(*each) for each in work])
+        self._advance_clock(step_s, "mixed_s" if decodes else "reading_s")
+        self.scheduler.steps_since_prefill = 0
+        for batch, batch_chunks, ids in work:
+            self._record_passes(ids, 1)
+            self._complete_chunks(batch, batch_chunks)
 
-    def _groups(self, lane: _Lane, parts: list[tuple[int, int]], decoding: Requests) -> Groups:
-        groups = tuple(self._span(request, lane.reading[request] + take, take) for request, take in parts)
-        if not len(decoding):
+    def _groups(self, batch: RunningBatch, chunks: Chunks, decode_batch: Requests) -> Groups:
+        groups = tuple(self._chunk_group(request, batch.prefilling[request] + size, size) for request, size in chunks)
+        if not len(decode_batch):
             return groups
-        mean = _mean(self.prompt[decoding] + self.written[decoding])
-        return (self.steps.going_on(float(len(decoding)), mean), *groups)
+        kv_len = _mean(self.requests.prompt[decode_batch] + self.requests.generated[decode_batch])
+        return (self.steps.going_on(float(len(decode_batch)), kv_len), *groups)
 
-    def _span(self, request: int, end: int, take: int) -> Spans:
-        last = end == self.prompt[request] + self.written[request]
-        return Spans(batch=1.0, q_len=float(take), kv_len=float(end), logits=float(last))
+    def _chunk_group(self, request: int, end: int, size: int) -> Spans:
+        is_last = end == self.requests.num_tokens(request)
+        return Spans(batch=1.0, q_len=float(size), kv_len=float(end), logits=float(is_last))
 
-    def _have_read(self, lane: _Lane, parts: list[tuple[int, int]]) -> None:
-        done = []
-        for request, take in parts:
-            self.spent["reread" if self.preempted[request] else "read"] += take
-            lane.reading[request] += take
-            if lane.reading[request] == self.prompt[request] + self.written[request]:
-                done.append(request)
-        for request in done:
-            lane.reserved -= self._needs(request)
-            del lane.reading[request]
-        lane.reserved = lane.reserved if lane.reading else 0.0  # what rounding leaves
-        self._write(np.array(done, dtype=np.int64), 1)
-        self._join(lane, done)
+    def _complete_chunks(self, batch: RunningBatch, chunks: Chunks) -> None:
+        """Counts the computed tokens; requests whose prefill is complete start to decode."""
+        requests, complete = self.requests, []
+        for request, size in chunks:
+            self.totals["reread" if requests.preemptions[request] else "read"] += size
+            batch.prefilling[request] += size
+            if batch.prefilling[request] == requests.num_tokens(request):
+                complete.append(request)
+        for request in complete:
+            batch.reserved_bytes -= self.scheduler.admission_bytes(request)
+            del batch.prefilling[request]
+        batch.reserved_bytes = batch.reserved_bytes if batch.prefilling else 0.0  # drops the rounding error
+        self._record_passes(np.array(complete, dtype=np.int64), 1)
+        self.scheduler.start_decoding(batch, complete, self.clock_s)
 
-    def _decode(self, most: float = inf) -> None:
-        """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up;
-        `most` at most.
+    def _run_decode_steps(self, max_steps: float = inf) -> None:
+        """Runs decode steps until a sequence finishes, KV memory is full, or a request arrives that may be admitted;
+        `max_steps` at most.
         """
-        ids = np.concatenate([lane.ids for lane in self.lanes])
-        steps = int(min((self.progress.passes[ids] - self.passes[ids]).min(), most))
-        if self._without_room(steps):
-            fitting = 0
-            while steps - fitting > 1:
-                middle = (fitting + steps) // 2
-                fitting, steps = (fitting, middle) if self._without_room(middle) else (middle, steps)
-            steps = fitting
-        if not steps:
-            self._send_away(self._without_room(1))
+        requests, scheduler = self.requests, self.scheduler
+        ids = np.concatenate([batch.decoding for batch in self.batches])
+        steps = self._fitting_steps(int(min(requests.remaining_passes(ids).min(), max_steps)))
+        if not steps and (rank := scheduler.overflowing_rank(1)):
+            scheduler.preempt_newest(rank)
             return
-        first, last = (
-            self.steps.decoding_s([self._mean(lane, later) for lane in self.lanes]) for later in (0, steps - 1)
+        first_s, last_s = (
+            self.steps.decoding_s([self._decode_group(batch, done) for batch in self.batches])
+            for done in (0, steps - 1)
         )
-        slope = (last - first) / max(steps - 1, 1)
-        if not self.policy.drains and not self.waiting and self.come < self.sent:
-            steps = min(steps, _steps_in(float(self.arrival[self.come]) - self.clock, first, slope))
-        whole_s = steps * (first + slope * (steps - 1) / 2)
-        self._spend("decoding_s", whole_s)
-        self.since = (self.since + steps) % self.policy.hold
-        self._write(ids, steps, last_s=first + slope * (steps - 1), rest_s=whole_s - first)
-        for lane in self.lanes:
-            self._leave(lane)
+        slope_s = (last_s - first_s) / max(steps - 1, 1)
+        if not self.policy.drains and not scheduler.waiting and self.num_arrived < requests.sent:
+            until_arrival_s = float(requests.arrival_s[self.num_arrived]) - self.clock_s
+            steps = min(steps, _steps_until(until_arrival_s, first_s, slope_s))
+        total_s = steps * (first_s + slope_s * (steps - 1) / 2)
+        self._advance_clock(total_s, "decoding_s")
+        scheduler.steps_since_prefill = (scheduler.steps_since_prefill + steps) % self.policy.hold
+        self._record_passes(ids, steps, last_s=first_s + slope_s * (steps - 1), rest_s=total_s - first_s)
+        for batch in self.batches:
+            scheduler.finish_sequences(batch, self.clock_s)
 
-    def _mean(self, lane: _Lane, later: int) -> tuple[int, float]:
-        """Sequences that decode, and the tokens that each attends to on average so many steps later."""
-        if not len(lane.ids):
+    def _fitting_steps(self, steps: int) -> int:
+        """Decode steps, up to `steps`, after which all ranks still have KV memory."""
+        if not self.scheduler.overflowing_rank(steps):
+            return steps
+        fitting = 0
+        while steps - fitting > 1:
+            middle = (fitting + steps) // 2
+            fitting, steps = (fitting, middle) if self.scheduler.overflowing_rank(middle) else (middle, steps)
+        return fitting
+
+    def _decode_group(self, batch: RunningBatch, steps: int) -> tuple[int, float]:
+        """Sequences in a decode batch, and the tokens that each attends to on average after `steps` more steps."""
+        ids = batch.decoding
+        if not len(ids):
             return 0, 0.0
-        return len(lane.ids), _mean(self.prompt[lane.ids] + self._after(lane.ids, later))
+        return len(ids), _mean(self.requests.prompt[ids] + self.requests.generated_after(ids, steps))
 
-    def _write(self, ids: Requests, steps: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
-        """`steps` of each until now: the last took `last_s`, all but the first `rest_s`. [s]"""
-        if not len(ids):  # as of lanes that only read, or read on
-            return
-        before = np.maximum(self.clock - rest_s - self.last[ids], last_s)
-        fresh = np.isnan(self.first[ids])
-        self.first[ids[fresh]] = self.clock
-        self.gap[ids] = np.where(fresh, 0.0, np.maximum(self.gap[ids], before))
-        self.last[ids] = self.clock
-        before_them = self.written[ids]
-        self.passes[ids] += steps
-        self.written[ids] = self.progress.written(ids, self.passes[ids])
-        self.spent["written"] += int((self.written[ids] - before_them).sum())
+    def _record_passes(self, ids: Requests, passes: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
+        if len(ids):  # none decode in a batch that only prefills, and none complete where no chunk is the last
+            self.totals["written"] += self.requests.record_passes(ids, passes, self.clock_s, last_s, rest_s)
 
-    def _join(self, lane: _Lane, requests: list[int]) -> None:
-        if requests:
-            lane.ids = np.concatenate((lane.ids, np.array(requests, dtype=np.int64)))
-        self._leave(lane)
-
-    def _leave(self, lane: _Lane) -> None:
-        done = self.written[lane.ids] >= self.gen[lane.ids]
-        if done.any():
-            ids = lane.ids[done]
-            self._answer(ids)
-            self._let_go(lane.rank, ids.tolist())
-            lane.ids = lane.ids[~done]
-
-    def _answer(self, ids: Requests) -> None:
-        """Their answers are there, and in a closed loop as many requests come."""
-        self.finish[ids] = self.clock
-        self.arrival[self.sent : self.sent + len(ids)] = self.clock
-        self.sent = min(self.sent + len(ids), len(self.arrival))
-
-    def _send_away(self, rank: Sequence[_Lane]) -> None:
-        """The last that came to a rank loses its cache and waits in front, to be read again (recomputation,
-        arXiv:2309.06180).
-        """
-        lasts = (max((*lane.ids.tolist(), *lane.reading), default=-1) for lane in rank)
-        request, lane = max(zip(lasts, rank, strict=True), key=itemgetter(0))
-        self._evict(lane.rank, self.room)
-        made = lane.reading.pop(request, inf)
-        if made < inf:
-            lane.reserved -= self._needs(request)
-        self._let_go(lane.rank, (request,), made)
-        lane.ids = lane.ids[lane.ids != request]
-        self.preempted[request] += 1
-        self.waiting.appendleft(request)
-        self.short = True
-
-    def _padded_batch(self) -> None:
-        """A whole batch, all of it as long as the longest of its prompts and answers, and lanes as the fullest."""
-        held = {request: there for lane in self.lanes for request, there in lane.reading.items()}
-        batch, there = (np.array(list(each), dtype=np.int64) for each in (held.keys(), held.values()))
-        most = max(lane.held for lane in self.lanes)
-        prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
-        each = self.prompt[batch] - there
-        new = int(np.max(each))
-        read = (Spans(batch=float(most), q_len=float(new), kv_len=float(prompt)),)
-        self._spend("reading_s", self.steps.step_s([read if lane.held else () for lane in self.lanes]))
-        self._write(batch, 1)
-        last_s = float(self.steps.decode_s(batch=float(most), kv_len=prompt + gen - 1.0))
-        steps = int(np.max(self.progress.passes[batch])) - 1
-        decoding = self.steps.answers_s(most, first=prompt + 1, last=prompt + gen - 1, steps=steps)
-        self._spend("decoding_s", decoding)
-        self.gap[batch] = np.where(self.gen[batch] > 1, last_s, 0.0)
-        self.passes[batch], self.written[batch] = self.progress.passes[batch], self.gen[batch]
-        self._answer(batch)
-        asked = int(np.sum(each)), int(np.sum(self.gen[batch]))
-        self.spent["read"] += asked[0]
-        self.spent["written"] += asked[1] - len(batch)  # the first of each is counted
-        self.spent["padding"] += len(batch) * (new + gen) - sum(asked)
-        for lane in self.lanes:
-            self._let_go(lane.rank, lane.reading)
-            lane.reading, lane.reserved = {}, 0.0
-
-    def _spend(self, kind: str, time_s: float) -> None:
-        self.clock += time_s
-        self.short = False
-        self.spent[kind] += time_s
-        self.spent["sequence_s"] += time_s * self.held
-        if self.blocked:
-            self.spent[self.blocked] += time_s
-        self.peak = max(self.peak, sum(self._used(rank) for rank in self.ranks))
+    def _run_padded_batch(self) -> None:
+        """Runs a static batch, padded to its longest prompt and output; every rank takes as long as the fullest."""
+        requests, batches = self.requests, self.batches
+        cached = {request: tokens for batch in batches for request, tokens in batch.prefilling.items()}
+        ids, cached_tokens = (np.array(list(each), dtype=np.int64) for each in (cached.keys(), cached.values()))
+        size = max(batch.num_running for batch in batches)
+        prompt, gen = int(np.max(requests.prompt[ids])), int(np.max(requests.gen[ids]))
+        new_tokens = requests.prompt[ids] - cached_tokens
+        q_len = int(np.max(new_tokens))
+        prefill = (Spans(batch=float(size), q_len=float(q_len), kv_len=float(prompt)),)
+        prefill_s = self.steps.step_s([prefill if batch.num_running else () for batch in batches])
+        self._advance_clock(prefill_s, "reading_s")
+        self._record_passes(ids, 1)
+        last_s = float(self.steps.decode_s(batch=float(size), kv_len=prompt + gen - 1.0))
+        steps = int(np.max(requests.progress.passes[ids])) - 1
+        decode_s = self.steps.answers_s(size, first=prompt + 1, last=prompt + gen - 1, steps=steps)
+        self._advance_clock(decode_s, "decoding_s")
+        requests.max_gap_s[ids] = np.where(requests.gen[ids] > 1, last_s, 0.0)
+        requests.passes[ids], requests.generated[ids] = requests.progress.passes[ids], requests.gen[ids]
+        requests.finish(ids, self.clock_s)
+        input_tokens, output_tokens = int(np.sum(new_tokens)), int(np.sum(requests.gen[ids]))
+        self.totals["read"] += input_tokens
+        self.totals["written"] += output_tokens - len(ids)  # the first tokens are counted
+        self.totals["padding"] += len(ids) * (q_len + gen) - (input_tokens + output_tokens)
+        for batch in batches:
+            self.scheduler.release_prompts(self.scheduler.ranks[batch.rank], batch.prefilling)
+            batch.prefilling, batch.reserved_bytes = {}, 0.0
 
 
 def _mean(lengths: Tokens) -> float:
-    """Of the few that most steps have, in a tenth of the time that np.mean takes."""
+    """Arithmetic mean; ten times as fast as np.mean for the few sequences of most steps."""
     return float(lengths.sum(dtype=np.float64)) / len(lengths)
 
 
-def _steps_in(time_s: float, first: float, slope: float) -> int:
-    """The fewest steps that take `time_s` or longer, where the first takes `first` and each `slope` more. [s]"""
-    if slope <= 0:
-        return max(ceil(time_s / first), 1)
-    half = first - slope / 2
-    return max(ceil((sqrt(half * half + 2 * slope * max(time_s, 0.0)) - half) / slope), 1)
+def _steps_until(time_s: float, first_s: float, slope_s: float) -> int:
+    """The fewest steps that take at least `time_s`, where the first takes `first_s` and each next `slope_s` more."""
+    if slope_s <= 0:
+        return max(ceil(time_s / first_s), 1)
+    half_s = first_s - slope_s / 2
+    return max(ceil((sqrt(half_s * half_s + 2 * slope_s * max(time_s, 0.0)) - half_s) / slope_s), 1)

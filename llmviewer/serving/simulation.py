@@ -299,7 +299,7 @@ def _apart(
     servers = common["copies"] * writer.apart
     served = _shared(
         writer, ready, servers, progress, policy=policy, max_batch=common["max_batch"], block=common["block"],
-        read_elsewhere=True,
+        prefilled=True,
     )  # fmt: skip
     back = np.argsort(order)
     return Simulation(

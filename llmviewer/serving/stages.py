@@ -27,27 +27,27 @@ from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .step_times import BoundTimes, ExpectedTimes, Groups, going_on
 
-_POINTS: Final = 64  # lengths of a row of decode steps; between them it is a line
-_REMEMBERED: Final = 1 << 16  # steps that read prompts
+_LENGTHS: Final = 64  # contexts at which decode steps are tabulated, linear in between
+_MAX_CACHED_STEPS: Final = 1 << 16  # steps with prefills
 
 
 def waiting_ranks(layout: Layout) -> int:
-    """Ranks of data parallelism that wait for each other in every step, as tokens of all go to the experts of each."""
+    """Ranks of data parallelism that wait for each other in every step, as each has experts for the tokens of all."""
     return layout.dp if layout.ep > layout.tp else 1
 
 
 def among_experts(operators: Iterable[Operator]) -> list[bool]:
-    """Whether each is between tokens' way to the experts of other ranks and their way back."""
+    """Whether each operator is between the dispatch of tokens to experts of other ranks and their combination."""
     travels = [isinstance(op, AllToAll) for op in operators]
     ways = accumulate(travels)
     return [count % 2 == 1 and not travel for count, travel in zip(ways, travels, strict=True)]
 
 
 @dataclass(frozen=True)
-class _Remembered:
-    """Times of launches, remembered. [s]
+class _Cached:
+    """Cached times of launches. [s]
 
-    longest  tokens that a sequence has at most
+    longest  maximum context of a sequence
     """
 
     times: BoundTimes
@@ -59,16 +59,16 @@ class _Remembered:
         if decodes:
             return self._between(groups[0])
         if groups not in self._mixed:
-            if len(self._mixed) > _REMEMBERED:
+            if len(self._mixed) > _MAX_CACHED_STEPS:
                 self._mixed.clear()
             self._mixed[groups] = float(self.times.time_s(groups))
         return self._mixed[groups]
 
     def _between(self, group: Spans) -> float:
-        """Of a decode step, from a row of lengths that is worked out once for each batch. [s]"""
+        """Time of a decode step, from a table of contexts that is made once for each batch. [s]"""
         batch, kv_len = float(group.batch), float(group.past + 1)
         if batch not in self._decode:
-            points = np.geomspace(1, max(self.longest, 2), _POINTS)
+            points = np.geomspace(1, max(self.longest, 2), _LENGTHS)
             row = going_on(self.times.width, batch, points)
             each = np.broadcast_to(self.times.time_s((row,), decodes=True), points.shape)
             self._decode[batch] = points.tolist(), each.tolist()
@@ -81,15 +81,15 @@ class _Remembered:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One of a pipeline, or all of a model.
+    """A stage of a pipeline, or a whole model.
 
-    own     launches that each rank has for its own sequences
-    shared  those of experts, which work on the tokens of all ranks; None where no ranks wait for each other
-    sent    what travels while the other half of a step's tokens computes; None where steps are not cut in halves
-    taken   what that takes of the cores which the other half computes on; None where no more than bounds is known
-    ranks   that do
-    width   tokens of each sequence that decodes which a step takes
-    drafts  what proposes tokens for a step that decodes; None where nothing does
+    own     launches of each rank for its own sequences
+    shared  launches of experts for the tokens of all ranks; None where no ranks wait for each other
+    sent    communication that the other micro-batch's computation overlaps; None where steps are not cut in two
+    taken   core time of that communication; None at the bound
+    ranks   that wait for each other
+    width   tokens of each decoding sequence in a step
+    drafts  passes of the draft model before a decode step; None without one
     """
 
     own: BoundTimes
@@ -104,7 +104,7 @@ class Stage:
 
     @classmethod
     def each(cls, setting: Setting, kernels: Kernels | None, ranks: int, width: int) -> tuple[Stage, ...]:
-        """Those of a setting, as long as is expected of `kernels`; their lower bounds where that is None."""
+        """The stages of a setting, with expected times of `kernels`; with lower bounds if that is None."""
         longest = setting.model.max_context or 1 << 17
         of = partial(cls._of, kernels=kernels, ranks=ranks, longest=longest)
         plans: Iterable[tuple[Plan, Plan]] = zip(setting.plan.stages, setting.decode_plan.stages, strict=True)
@@ -135,9 +135,9 @@ class Stage:
         )  # fmt: skip
 
     def alike_s(self, groups: Groups, *, decodes: bool = False) -> Num:
-        """A step in which every rank has these to read, and of going_on() to decode; fields may be arrays. [s]
+        """A step in which every rank has these groups to prefill or decode; their fields may be arrays. [s]
 
-        decodes  there is nothing to read, so that it is launched as steps are that decode alone
+        decodes  nothing is prefilled, so that the launches are those of steps that only decode
         """
         halves = self._halves(_tokens(groups))
         own = self._divided(groups, halves)
@@ -145,7 +145,7 @@ class Stage:
         return whole + self.drafts.alike_s(*self._apart(groups)) if self.drafts else whole
 
     def time_s(self, ranks: Sequence[Groups], *, decodes: bool = False) -> float:
-        """The same where each rank has something else, or nothing; some numbers are lines between others. [s]"""
+        """A step in which each rank has other groups, or none; decode steps are interpolated. [s]"""
         busy = [groups for groups in ranks if groups]
         tokens = [float(_tokens(groups)) for groups in busy]
         halves = int(self._halves(max(tokens)))
@@ -154,19 +154,19 @@ class Stage:
         times = [max(own)]
         if self._shared:
             times.append(self._shared.time_s(self._evenly(sum(tokens) / halves), decodes=False))
-        times += (max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._beside)
+        times += (max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._overlapped)
         whole = float(self._whole(times, halves, busy[own.index(max(own))], decodes))
         return whole + self.drafts.time_s([self._apart(groups) for groups in busy]) if self.drafts else whole
 
     def _apart(self, groups: Groups) -> tuple[Groups, Groups]:
-        """Those that are read, and those that decode: parts of prompts want no logits but of their last token."""
+        """Groups that are prefilled, and those that decode: chunks of prompts give logits of their last token alone."""
         decode = [bool(np.all(np.equal(group.logits, self.width))) for group in groups]
         read, decoding = (tuple(compress(groups, own)) for own in ([not one for one in decode], decode))
         return read, decoding
 
     @property
     def _parts(self) -> list[BoundTimes]:
-        """Those that are launched."""
+        """Parts that are launched."""
         return [part for part in (self.own, self.shared, self.sent) if part]
 
     @property
@@ -174,16 +174,16 @@ class Stage:
         return [*self._parts, self.taken] if self.taken else self._parts
 
     def _halves(self, tokens: Num) -> Num:
-        """Micro-batches that a step of so many tokens of a rank is cut into."""
+        """Number of micro-batches of a step with this many tokens of a rank."""
         return np.where(np.greater_equal(tokens, 2), 2, 1)[()] if self.sent else 1
 
     def _divided(self, groups: Groups, halves: Num) -> Groups:
-        """One of them, which are alike."""
+        """One of equal micro-batches."""
         return tuple(group.times(1 / halves) for group in groups) if self.sent else groups
 
     def _whole(self, times: Sequence[Num], halves: Num, groups: Groups, decodes: bool) -> Num:
-        """The step of whose micro-batches each takes so long in every part, as they are in order; and what the host
-        adds to the launches of the rank that has these groups. [s]
+        """A whole step, from the times of a micro-batch in each part, with the host time of the launches for the groups
+        of a rank. [s]
         """
         kernels_s: Num = sum(times, start=0.0)
         if self.sent:
@@ -195,34 +195,34 @@ class Stage:
         return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
 
     def _evenly(self, tokens: float) -> Groups:
-        """An equal part of so many tokens of all ranks, which is what experts are told of."""
+        """An equal share of the tokens of all ranks, which the launches of experts are counted by."""
         return (Spans(batch=tokens / self.ranks, q_len=1.0, kv_len=1.0),)
 
     @cached_property
-    def _own(self) -> _Remembered:
-        return _Remembered(self.own, self.longest)
+    def _own(self) -> _Cached:
+        return _Cached(self.own, self.longest)
 
     @cached_property
-    def _shared(self) -> _Remembered | None:
-        return _Remembered(self.shared, self.longest) if self.shared else None
+    def _shared(self) -> _Cached | None:
+        return _Cached(self.shared, self.longest) if self.shared else None
 
     @cached_property
-    def _beside(self) -> list[_Remembered]:
-        return [_Remembered(part, self.longest) for part in (self.sent, self.taken) if part]
+    def _overlapped(self) -> list[_Cached]:
+        return [_Cached(part, self.longest) for part in (self.sent, self.taken) if part]
 
     @cached_property
     def _launches(self) -> tuple[Form, Form]:
-        """Of a step that reads, and of one that decodes alone."""
+        """Number of launches of a step with prefills, and of one that only decodes."""
         read, decode = ([counted(getattr(part, name)) for part in self._parts] for name in ("plan", "decode_plan"))
         return sum(read[1:], start=read[0]), sum(decode[1:], start=decode[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """The passes of a network that proposes tokens, each of which is a step of it.
+    """Passes of a draft model before a decode step, each a step of that model.
 
-    passes  and how many tokens of each sequence those before it took
-    reader  what reads prompts for it; None where nothing has to
+    passes  with the tokens of each sequence in the passes before
+    reader  prefills prompts for the draft model; None if it needs none
     """
 
     passes: tuple[tuple[Stage, int], ...]
@@ -236,7 +236,7 @@ class Drafts:
         return cls(passes=passes, reader=passes[0][0] if drafter.reads else None)
 
     def alike_s(self, read: Groups, decoding: Groups) -> Num:
-        """What every rank reads, and for those that decode, who may be less than one on average. [s]"""
+        """Time for the prefills and the decoding sequences of every rank, which may be less than one on average. [s]"""
         found: Num = self.reader.alike_s(read) if self.reader and read else 0.0
         for group in decoding:
             some, batch = np.minimum(group.batch, 1), np.maximum(group.batch, 1)
@@ -248,7 +248,7 @@ class Drafts:
         return found
 
     def time_s(self, ranks: Sequence[tuple[Groups, Groups]]) -> float:
-        """What each rank reads, and for those of it that decode. [s]"""
+        """Time for the prefills and the decoding sequences of each rank. [s]"""
         read = [groups for groups, _ in ranks if groups]
         found = self.reader.time_s(read) if self.reader and read else 0.0
         decoding = [group for _, groups in ranks for group in groups]
@@ -259,8 +259,10 @@ class Drafts:
 
 
 def _part(plan: Plan, experts: bool | None, beside: bool) -> Plan:
-    """The launches of experts that tokens travel to, or all others; all where None. Of them, those that run beside
-    another micro-batch, or all others.
+    """A part of a plan.
+
+    experts  launches of experts between dispatch and combination, or all others; None for both
+    beside   launches that overlap with the other micro-batch, or all others
     """
     inside = among_experts([row.operator for row in plan.operators])
     rows = (row for row, own in zip(plan.operators, inside, strict=True) if experts in (None, own))

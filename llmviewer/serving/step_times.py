@@ -21,7 +21,7 @@ from ..operators.attention import Attention
 from ..roofline import Plan, PlannedOperator
 from ..workload import Spans, Workload
 
-# Tiles, and kernels for few rows, end at powers of two: what is expected is another just above them.
+# Tiles, and kernels for few rows, end at powers of two: expected times jump just above them.
 _BATCHES: Final = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 96, 128, 129, 192, 193, 256, 257, 384, 512)
 _LENGTHS: Final = (16, 64, 128, 255, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _TOKENS: Final = (
@@ -33,8 +33,8 @@ Groups = tuple[Spans, ...]
 
 
 class _Shares(NamedTuple):
-    """The launches of a step that reads beside what decodes: those of all its tokens, and those that prompts and single
-    tokens have of their own, such as latent attention, which expands the latents of prompts alone.
+    """Launches of a step with prefills and decoding sequences: those for all its tokens, and those only for chunks of
+    prompts or only for single tokens, such as latent attention, which expands the latents of prompts alone.
     """
 
     all: Plan
@@ -44,10 +44,10 @@ class _Shares(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundTimes:
-    """Launches that follow each other.
+    """Lower bounds of steps whose launches follow each other.
 
-    plan, decode_plan  of steps that read, and of those that decode alone
-    width              tokens of each sequence that decodes which a step takes
+    plan, decode_plan  of steps with prefills, and of those that only decode
+    width              tokens of each decoding sequence in a step
     """
 
     plan: Plan
@@ -55,7 +55,7 @@ class BoundTimes:
     width: int
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
-        """A step that reads parts of prompts beside what decodes; one that `decodes` alone has a group of that. [s]"""
+        """A step with chunks of prompts and decoding sequences; if it only `decodes`, one group of them. [s]"""
         if decodes:
             return self.decode_plan.time_s(Workload(groups))
         found = self._shares.all.time_s(Workload(groups))
@@ -67,7 +67,7 @@ class BoundTimes:
         return found
 
     def _few(self, group: Spans) -> Any:
-        """Whether so few tokens of a sequence are new that kernels for decoding take them."""
+        """Whether a sequence has so few new tokens that it runs on kernels for decoding."""
         return np.less_equal(group.q_len, self.width)
 
     def _decodes(self, group: Spans) -> bool:
@@ -86,25 +86,25 @@ class BoundTimes:
 
 
 def _key(row: PlannedOperator) -> object:
-    """What is the same where a step that reads and one that decodes launch the same."""
+    """Identity of a launch that steps with and without prefills share."""
     return row.block.name, row.operator.name, frozenset(row.busy_s.items())
 
 
 def going_on(width: int, batch: Num, kv_len: Num) -> Spans:
-    """Sequences that decode and take so many tokens each, of which the first attends to `kv_len`."""
+    """Decoding sequences with `width` new tokens each, the first of which attends to `kv_len`."""
     return Spans(batch=batch, q_len=float(width), kv_len=kv_len + width - 1, logits=float(width))
 
 
 def _if_any(groups: Groups, time_s: Num) -> Num:
-    """The time of launches that are left out where there are no sequences for them. [s]"""
+    """Time of launches that do not run without sequences. [s]"""
     return np.where(np.greater(sum(group.batch for group in groups), 0), time_s, 0.0)
 
 
 @dataclass(frozen=True)
 class ExpectedTimes(BoundTimes):
-    """The same as expected of the kernels of a setting.
+    """Expected times of the kernels of a setting.
 
-    sought  what of each pass
+    sought  the time that is read from each pass
     """
 
     kernels: Kernels
@@ -112,13 +112,11 @@ class ExpectedTimes(BoundTimes):
 
     @property
     def of_cores(self) -> ExpectedTimes:
-        """What it takes of cores that compute something else."""
+        """Core time that it takes from overlapped computation."""
         return replace(self, sought=attrgetter("taken"))
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
-        """Attention to each of the groups by itself, all else by the tokens of all together. It is never below its
-        bound, as no part is. [s]
-        """
+        """Attention of each group by itself, others by the tokens of all groups; never below the bound. [s]"""
         if decodes:
             (group,) = groups
             return super().time_s(groups, decodes=True) * self._decode(group.batch, group.past + 1)
@@ -130,9 +128,7 @@ class ExpectedTimes(BoundTimes):
         return found
 
     def _attention(self, group: Spans) -> Num:
-        """What is expected of attention to it, and of all else that its kind has alone: single tokens have kernels of
-        their own. [s]
-        """
+        """Attention of a group, and the launches only for its kind: single tokens have kernels of their own. [s]"""
         once = self._few(group)
         alone = once.all()
         own = self._apart.decode if alone else self._apart.read
@@ -144,7 +140,7 @@ class ExpectedTimes(BoundTimes):
 
     @cached_property
     def _apart(self) -> _Shares:
-        """As _shares, with attention apart."""
+        """The shares, with attention among those only for prompts and only for single tokens."""
         every, read, decode = self._shares
         own, rest = (
             tuple(row for row in every.operators if isinstance(row.operator, Attention) is attends)
@@ -176,7 +172,7 @@ class ExpectedTimes(BoundTimes):
     def _grid(
         self, plan: Plan, rows: Sequence[int], columns: Sequence[int], of: Callable[[Num, Num], Spans]
     ) -> Callable[[Num, Num], Num]:
-        """What is expected over the bound, by two numbers, between whose logarithms it is a line."""
+        """Ratio of expected time to bound, by two numbers, linear between their logarithms."""
         axes = tuple(np.array(axis, dtype=float) for axis in (rows, columns))
         first, second = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
         workload = Workload((of(first, second),))
@@ -199,7 +195,7 @@ class ExpectedTimes(BoundTimes):
 
 
 def _between(at: Num, places: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """The place on the left of each number, and how far it is from there to the next; the ends go no further."""
+    """The index to the left of each number, and its fraction of the way to the next; clamped at the ends."""
     column = np.asarray(np.interp(at, places, np.arange(len(places))))
     left = np.minimum(np.floor(column).astype(np.intp), len(places) - 2)
     return left, column - left

@@ -1,4 +1,4 @@
-"""Times of single steps and memory of a device: all that a scheduler needs of the cost model."""
+"""Times of single steps and memory of a device: the cost model as a scheduler sees it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .stages import Stage, waiting_ranks
 from .step_times import Groups, going_on
 from .traffic import Traffic
 
-PARTS: Final = 16  # of an answer, whose middles stand for it
+PARTS: Final = 16  # parts of an output, whose middles stand for it
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A setting as steps of any mixture: sequences that decode, parts of prompts, or both.
+    """A setting as steps of decoding sequences, chunks of prompts, or both.
 
-    Ranks of data parallelism whose tokens go to the experts of each wait for each other in every step, and the turns of
-    a pipeline for the slowest stage; each has a scheduler and sequences of its own, which are called a lane here.
+    Ranks of data parallelism whose tokens go to the experts of each wait for each other in every step, and the
+    micro-batches of a pipeline for the slowest stage. Each of them is a lane: a running batch with its own sequences.
 
-    expected  whether they take as long as is expected of the setting's kernels and engine; else their lower bounds
+    expected  whether times are those expected of the setting's kernels and engine; else lower bounds
 
-    Raises InputError for models whose steps do not follow each other one by one.
+    Raises InputError for models that do not generate token by token.
     """
 
     setting: Setting
@@ -56,41 +56,41 @@ class Steps:
 
     @cached_property
     def leaves(self) -> tuple[float, ...]:
-        """How likely a step leaves at least 1, 2, ... tokens of a sequence that decodes."""
+        """Probability that a decode step gives at least 1, 2, ... tokens of a sequence."""
         return max((one.leaves for one in self.setting.techniques), key=len, default=(1.0,))
 
     @cached_property
     def width(self) -> int:
-        """Tokens of each sequence that decodes which a step takes: those that are proposed are verified with it."""
+        """Tokens of each decoding sequence in a step: its last one, and the draft tokens to verify."""
         (group,) = self.setting.step(Workload((Spans(batch=1.0, q_len=1.0, kv_len=1.0),))).groups
         return int(group.q_len)
 
     @property
     def ahead(self) -> int:
-        """Of them, those whose keys and values a cache has room for beyond its own."""
+        """Draft tokens, for whose keys and values a cache also has room."""
         return self.width - 1
 
     def going_on(self, batch: Num, kv_len: Num) -> Spans:
-        """What a step has of `batch` sequences that decode, whose next tokens attend to `kv_len`."""
+        """Decoding sequences of a step, whose next tokens attend to `kv_len`."""
         return going_on(self.width, batch, kv_len)
 
     def known(self, prompt: Num) -> Num:
-        """Tokens of a prompt whose keys and values are there before it is read."""
+        """Cached tokens of a prompt."""
         return sum((one.known(prompt) for one in self.setting.techniques), start=0.0)
 
     def hits(self, traffic: Traffic) -> Tokens:
-        """Those of each prompt of a traffic: as a file says, or else techniques."""
+        """Cached tokens of each prompt, from the trace file or else from techniques."""
         if traffic.cached is not None:
             return traffic.cached
         return np.broadcast_to(self.known(traffic.prompt), len(traffic)).astype(np.int64)
 
     def in_common(self, prompt: Num) -> Num:
-        """Those of them that all prompts have in common."""
+        """Cached tokens that all prompts share."""
         return sum((one.in_common(prompt) for one in self.setting.techniques), start=0.0)
 
     @property
     def turns(self) -> int:
-        """Lanes of a rank that follow each other through the stages of a pipeline."""
+        """Micro-batches of a rank that follow each other through the stages of a pipeline."""
         return self.setting.layout.pp
 
     @cached_property
@@ -100,51 +100,47 @@ class Steps:
 
     @property
     def apart(self) -> int:
-        """Sets of ranks that do not wait for each other, each with requests of its own."""
+        """Sets of ranks that do not wait for each other, each with its own requests."""
         return self.setting.layout.dp // self.ranks
 
     @property
     def lanes(self) -> int:
-        """Sets of sequences that take steps together, each with a scheduler: those of the first rank first."""
+        """Running batches that take steps together; those of the first rank come first."""
         return self.ranks * self.turns
 
     def decode_s(self, *, batch: Num, kv_len: Num, filled: Num = 1.0) -> Num:
-        """A step in which `batch` sequences of every lane attend to `kv_len` tokens each on average, the new one
-        included. [s]
+        """A decode step with `batch` sequences in every lane that attend to `kv_len` tokens each on average, the new
+        one included. [s]
 
-        filled  part of the turns that have any
+        filled  fraction of the micro-batches that have any sequence
         """
         groups = (self.going_on(batch, kv_len),)
         return self._alike([stage.alike_s(groups, decodes=True) for stage in self._stages], filled)
 
     def mixed_s(self, groups: Groups) -> Num:
-        """A step in which every lane has these to read, and of going_on() to decode; fields may be arrays. [s]"""
+        """A step in which every lane has these groups to prefill or decode; their fields may be arrays. [s]"""
         return self._alike([stage.alike_s(groups) for stage in self._stages])
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
-        """Whole prompts, all alike, in a step of their own. [s]"""
+        """A prefill of equal prompts. [s]"""
         return self.mixed_s((Spans(batch=batch, q_len=prompt - self.known(prompt), kv_len=prompt),))
 
     def reading_s(self, prompt: Num, known: Num) -> tuple[Num, Num]:
-        """How long a prompt is read, and how long until the next may follow it. [s]"""
+        """Time of a prefill, and time until the next may follow it. [s]"""
         read = (Spans(batch=1.0, q_len=prompt - known, kv_len=prompt),)
         stages = [stage.alike_s(read) for stage in self._stages]
         return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
 
     def decoding_s(self, lanes: Sequence[tuple[int, float]]) -> float:
-        """A step in which all decode: of each lane how many sequences, and the tokens that each attends to on average.
-        Sums of lengths that are worked out once for each number. [s]
-        """
+        """A decode step, from the number of sequences of each lane and their mean context; tabulated. [s]"""
         return self._round([(self.going_on(*lane),) if lane[0] else () for lane in lanes], decodes=True)
 
     def step_s(self, lanes: Sequence[Groups]) -> float:
-        """A step in which some read parts of prompts, beside whatever decodes: what each lane has. [s]"""
+        """A step with prefills, from the groups of each lane. [s]"""
         return self._round(lanes, decodes=False)
 
     def answers_s(self, batch: int, *, first: int, last: int, steps: int) -> float:
-        """All `steps` of `batch` sequences of every lane, from where their next tokens attend to `first` up to `last`,
-        evenly. [s]
-        """
+        """All `steps` of `batch` sequences in every lane, whose contexts grow evenly from `first` to `last`. [s]"""
         if last < first:
             return 0.0
         if not self.expected and not self.setting.layout.cuts and self.lanes == 1 and self.width == 1:
@@ -153,13 +149,13 @@ class Steps:
         return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * steps
 
     def _alike(self, stages: Sequence[Num], filled: Num = 1.0) -> Num:
-        """The time between two steps, where every turn takes so long in each stage, or that part of them. [s]"""
+        """Time between two steps of equal micro-batches, `filled` of which have sequences. [s]"""
         if self.turns == 1:
             return stages[0]
         return np.maximum(sum(stages), filled * self.turns * reduce(np.maximum, stages))
 
     def _round(self, lanes: Sequence[Groups], *, decodes: bool) -> float:
-        """The time between two steps of several turns: all stages of the longest, or the slowest stage for each. [s]"""
+        """Time between two steps of several micro-batches: all stages of the longest, or the slowest of each. [s]"""
         turns = [turn for at in range(self.turns) if any(turn := lanes[at :: self.turns])]
         each = [[stage.time_s(turn, decodes=decodes) for stage in self._stages] for turn in turns]
         return max(*map(sum, each), sum(map(max, each)))
@@ -170,7 +166,7 @@ class Steps:
 
     @property
     def unknown(self) -> str:
-        """Why nothing above the bounds is expected; "" where something is."""
+        """The reason why there are no expected times; "" if there are."""
         kernels, plan = self._kernels, self.setting.decode_plan
         if isinstance(kernels.device, str):
             return kernels.device
@@ -185,24 +181,24 @@ class Steps:
         return kernels
 
     def cache_bytes(self, tokens: Num) -> Num:
-        """What the cache of a sequence of so many tokens takes. [B]"""
+        """KV cache of a sequence. [B]"""
         return sum((one.cache_bytes(tokens) for one in (self._narrowest, *self._narrowest.beside)), start=0.0)
 
     @cached_property
     def _narrowest(self) -> Footprint:
-        """What is held, by the tokens of a step and of a sequence themselves."""
+        """Memory, by the tokens of a step and of a sequence."""
         longest = float(self.setting.model.max_context or 1 << 17)
         whole = self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
         return replace(whole, shapes=Shapes(), beside=tuple(replace(one, shapes=Shapes()) for one in whole.beside))
 
     def common_bytes(self, prompt: Num) -> float:
-        """What the cache of all that prompts have in common takes. [B]"""
+        """KV cache of the longest shared prefix. [B]"""
         most = float(np.max(self.in_common(prompt)))
         return float(self.cache_bytes(most)) if most else 0.0
 
     def check_fits(self, longest: int, read: int, cache_bytes: float) -> None:
-        """Raises InputError where the cache of a request of `longest` tokens has no room beside weights and a step that
-        reads `read` of prompts. [B]
+        """Raises InputError if the cache of a request of `longest` tokens does not fit beside weights and a step that
+        prefills `read` tokens. [B]
         """
         room = self.room_bytes(read)
         if cache_bytes <= room:
@@ -221,17 +217,17 @@ class Steps:
         )
 
     def fitting(self, most: int, *, prompt: int, gen: int) -> int:
-        """Sequences of one copy that are read together and have memory to the end, up to `most`."""
+        """Sequences of one copy, up to `most`, that fit with all of their outputs."""
         batch = np.arange(1.0, most + 1) * self.apart
         total = self.setting.footprint.total_bytes(batch=batch, prompt=float(prompt), gen=float(gen))
         return int(np.count_nonzero(np.less_equal(total, self.setting.hardware.capacity)))
 
     def room_bytes(self, tokens: int) -> float:
-        """What weights, and the activations of a step that reads `tokens`, leave to the caches of a rank. [B]"""
+        """KV budget of a rank, beside weights and the activations of a step that prefills `tokens`. [B]"""
         weights, live = self._held(tokens)
         return self.setting.hardware.capacity - weights - live
 
     def _held(self, tokens: int) -> tuple[float, float]:
-        """Weights, and the activations of a step that reads `tokens` of prompts. [B]"""
+        """Weights, and the activations of a step that prefills `tokens`. [B]"""
         weights, _, live = self._narrowest.parts(batch=1.0, prompt=float(tokens), gen=0.0)
         return float(weights), float(live)

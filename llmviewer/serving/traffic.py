@@ -1,4 +1,4 @@
-"""Requests: arrival times, prompts and lengths of answers."""
+"""Requests: arrival times, prompts and output lengths."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from .progress import Progress
 Times = npt.NDArray[np.float64]
 
 HASHED: Final = 512  # tokens of a block in Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
-_DRAWN: Final = 1  # beside the seed, for what is drawn of answers: others than arrivals and lengths
+_OUTPUT_STREAM: Final = 1  # with the seed, for random numbers other than those of arrivals and lengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """Requests in the order of their arrival.
 
-    arrival_s  when each arrives, the first at 0 or later; inf while that is not known, in a closed loop [s]
-    prompt     tokens that each brings
-    gen        tokens that are written for each, of which its prefill gives the first
-    empty      rows of the file that generate nothing, and are not among them
-    later      requests of the file that come after these, of which no more were asked for
-    cached     tokens of each prompt that are in a cache before it is read, where a file says so; where it names blocks,
-               those that any prompt before it had
-    blocks     their names, of HASHED tokens each, the last of a prompt maybe fewer, where a file has them: prompts that
-               are alike up to the end of one have the same
-    drafted    how their answers grow, where a pass may give several tokens
-    in_flight  of a closed loop: so many come at 0, and each other one when one before it is answered
+    arrival_s  arrival, the first at 0 or later; inf in a closed loop until a client sends the request [s]
+    prompt     input tokens of each
+    gen        output tokens of each, the first of which comes with its prefill
+    empty      rows of the trace file that generate nothing, and are left out
+    later      requests of the trace file beyond the number that was wanted
+    cached     cached tokens of each prompt, if the trace file has them; if it names blocks, those of any prompt before
+    blocks     names of the blocks of each prompt, of HASHED tokens each but for the last, if the trace file has them;
+               prompts that are equal up to the end of a block have the same name there
+    drafted    output tokens by pass, if a pass may give several
+    in_flight  concurrency of a closed loop: as many arrive at 0, and each other request when one before it finishes
     """
 
     arrival_s: Times
@@ -51,37 +50,37 @@ class Traffic:
 
     @property
     def rate(self) -> float:
-        """Requests over the time in which they arrive; inf where all come at once. [1/s]"""
+        """Mean arrival rate; inf if all arrive at once. [1/s]"""
         span = float(np.max(self.arrival_s))
         return len(self) / span if span > 0 else inf
 
     @property
     def repeated(self) -> float:
-        """The part of all prompts that prompts before them had, up to there alike; nan where nothing names blocks."""
+        """Share of prompt tokens in a prefix of an earlier prompt; nan without names of blocks."""
         if self.blocks is None or self.cached is None:
             return nan
         return float(np.sum(self.cached)) / float(np.sum(self.prompt))
 
     @property
     def progress(self) -> Progress:
-        """How their answers grow."""
+        """Output tokens by pass."""
         return self.drafted or Progress.even(self.gen)
 
     @property
     def tokens_per_step(self) -> float:
-        """That each decode step leaves of a sequence, on average; nan where there is none."""
+        """Mean output tokens of a sequence per decode step; nan without decode steps."""
         steps = float(np.sum(self.progress.passes)) - len(self)
         return (float(np.sum(self.gen)) - len(self)) / steps if steps else nan
 
     def leaving(self, leaves: Sequence[float], seed: int) -> Traffic:
-        """The same where each pass leaves at least 1, 2, ... tokens as likely as `leaves` says."""
+        """The same with at least 1, 2, ... tokens per pass, at the probabilities `leaves`."""
         if len(leaves) == 1:
             return self
-        generator = np.random.default_rng((seed, _DRAWN))
+        generator = np.random.default_rng((seed, _OUTPUT_STREAM))
         return replace(self, drafted=Progress.drawn(self.gen, leaves, generator))
 
     def only(self, which: npt.NDArray[np.intp]) -> Traffic:
-        """Some of them."""
+        """A selection of the requests."""
         return Traffic(
             arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which],
             cached=None if self.cached is None else self.cached[which],
@@ -92,8 +91,8 @@ class Traffic:
 
 
 def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator) -> Traffic:
-    """`requests` that come at random over as long as so many take at `rate` a second. Without that, a rate near what is
-    served at most may be drawn beyond it.
+    """`requests` that arrive at random in exactly the time of that many at `rate` per second: a rate near the maximum
+    could otherwise be drawn beyond it.
     """
     moments = np.cumsum(generator.exponential(size=requests))
     return Traffic(
@@ -106,7 +105,7 @@ def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, gene
 def closed_loop(
     *, in_flight: int, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator
 ) -> Traffic:
-    """`requests` of clients that each send the next when theirs is answered, so that `in_flight` are on the way."""
+    """`requests` of `in_flight` clients that each send the next when theirs is finished."""
     return Traffic(
         arrival_s=np.where(np.arange(requests) < in_flight, 0.0, inf),
         prompt=prompts.draw(generator, requests),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, ClassVar, Final
@@ -125,6 +125,12 @@ class Family(ABC):
     @abstractmethod
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         """Everything that does not depend on parameters."""
+
+    def features_of(
+        self, shapes: Shapes, device: Device, stack: Stack, variants: Collection[str]
+    ) -> dict[str, Features]:
+        """Features of several variants, which may share what they have in common."""
+        return {variant: self.features(shapes, device, stack, variant) for variant in variants}
 
     @abstractmethod
     def seconds(self, p: Parameters, features: Features) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Final
 
 import numpy as np
@@ -122,10 +123,29 @@ class Gemm(Family):
     )
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+        return self.features_of(shapes, device, stack, (variant,))[variant]
+
+    def features_of(
+        self, shapes: Shapes, device: Device, stack: Stack, variants: Collection[str]
+    ) -> dict[str, Features]:
+        """Features of several variants; those with the same tiles share theirs."""
+        tiled: dict[str, Features] = {}
+        found: dict[str, Features] = {}
+        for variant in variants:
+            way, _, word = (variant or self.variants[0]).partition(" ")
+            tiles = word.removesuffix("gemv")
+            if tiles not in tiled:
+                tiled[tiles] = self._tiled(shapes, device, stack, tiles)
+            kind = kernel_type(stack.dtype)
+            few = _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None
+            found[variant] = {**tiled[tiles], "waves": way == "waves", "gemv": few}
+        return found
+
+    def _tiled(self, shapes: Shapes, device: Device, stack: Stack, word: str) -> Features:
+        """Features of all variants whose tiles are those of `word`."""
         kind = kernel_type(stack.dtype)
         m, n, k = (np.asarray(shapes[c], dtype=np.float32)[:, None] for c in self.columns)
         batch = np.asarray(shapes["batch"], dtype=np.float32)[:, None]
-        way, _, word = (variant or self.variants[0]).partition(" ")
         whole, reach = _reach(device, kind.arithmetic)
         tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
         tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
@@ -151,8 +171,6 @@ class Gemm(Family):
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
             "rows": (batch * m)[:, 0] / device.cores,
             "cache": device.l2,
-            "waves": way == "waves",
-            "gemv": _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None,
             "single": None
             if device.tiled(kind.arithmetic)
             else 2 * np.where(m <= _FEW_ROWS, np.minimum(tile_m, m), tile_m) * tile_n * part * device.cores / whole,

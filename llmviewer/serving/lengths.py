@@ -1,4 +1,4 @@
-"""Distributions of the lengths of prompts and answers, in whole tokens."""
+"""Distributions of input and output lengths, in whole tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIGITS: Final = 1000  # of a number, zeros before it included: Python refuses t
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What was published of the lengths of a data set: the median and the 90th percentile. [tokens]"""
+    """Published lengths of a data set: median and 90th percentile. [tokens]"""
 
     prompt: tuple[int, int]
     gen: tuple[int, int]
@@ -57,8 +57,8 @@ _NOTATION: Final = (
 class Lengths:
     """A distribution of lengths. [tokens]
 
-    mean  of what it draws, before rounding
-    draw  gives so many, independent of each other, none below 1
+    mean  before rounding
+    draw  gives independent lengths, at least 1
     """
 
     mean: float
@@ -70,14 +70,14 @@ def _constant(tokens: int) -> Lengths:
 
 
 def _uniform(least: int, most: int) -> Lengths:
-    """Every length from `least` to `most`, both included."""
+    """Uniform lengths from `least` to `most`, both included."""
     return Lengths(
         mean=(least + most) / 2, draw=lambda generator, count: generator.integers(least, most, count, endpoint=True)
     )
 
 
 def _normal_logarithms(location: float, scale: float) -> Lengths:
-    """Rounded to whole tokens; exp(location) is the median and `scale` the deviation of the logarithm."""
+    """Lognormal lengths: exp(location) is the median, `scale` the standard deviation of the logarithm."""
 
     def draw(generator: np.random.Generator, count: int) -> Tokens:
         drawn = np.rint(generator.lognormal(location, scale, size=count))
@@ -87,7 +87,7 @@ def _normal_logarithms(location: float, scale: float) -> Lengths:
 
 
 def _seen(lengths: Sequence[int]) -> Lengths:
-    """One of them, each as likely."""
+    """A random one of given lengths."""
     those = np.array(lengths, dtype=np.int64)
     return Lengths(mean=float(np.mean(those)), draw=lambda generator, count: generator.choice(those, size=count))
 
@@ -96,9 +96,9 @@ def parse_lengths(text: str, name: str) -> Lengths:
     """Read "512", "uniform:100-900", "lognormal:mean=512,p95=2048", a name in PUBLISHED or the path of a file with one
     length a line.
 
-    name  of what is read, for what is said where it is wrong
+    name  of the argument, for messages
 
-    Raises InputError where the text is none of these.
+    Raises InputError if the text is none of these.
     """
     if not isinstance(text, str) or not text.strip():
         raise _wrong(text, name)
@@ -178,7 +178,7 @@ def _file(path: Path, name: str) -> Lengths:
 
 
 def counted(digits: str, least: int = 1) -> int | None:
-    """Tokens as they are written; None where that is no whole number from `least` to LONGEST."""
+    """A number of tokens from text; None unless it is a whole number from `least` to LONGEST."""
     if not digits.isdecimal() or len(digits) > _DIGITS:
         return None
     return found if least <= (found := int(digits)) <= LONGEST else None

@@ -92,7 +92,7 @@ class LoadCurve(Rows):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The arguments, as in the JSON document."""
         own = {name: value for name, value in self.runs[0].inputs.items() if name not in _PER_POINT}
         return own | {name: [run.inputs[name] for run in self.runs] for name in _PER_POINT}
 

@@ -26,13 +26,13 @@ from .traffic import Times, Traffic
 SCHEMA_VERSION: Final = 1  # of to_dict()
 PERCENTILES: Final = (50, 90, 95, 99)
 _POINTS: Final = 400  # of a line over time
-_FEW: Final = 0.05  # a share of the time that is worth a word
+_NOTABLE: Final = 0.05  # share of the time from which it is mentioned
 _STALLED: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goals:
-    """What an answer has to keep to; inf where anything goes. [s]"""
+    """Latency goals of a request; inf without one. [s]"""
 
     ttft_s: float = inf
     tpot_s: float = inf
@@ -92,7 +92,7 @@ class Simulation(Rows):
 
     @property
     def tpot_s(self) -> Times:
-        """Of requests with more than one token."""
+        """Times per output token of requests with more than one. [s]"""
         several = self.traffic.gen > 1
         return (self.finish_s - self.first_s)[several] / (self.traffic.gen[several] - 1)
 
@@ -102,7 +102,7 @@ class Simulation(Rows):
 
     @property
     def wait_s(self) -> Times:
-        """Until the prompt is taken up."""
+        """Time in the waiting queue. [s]"""
         return self.start_s - self.traffic.arrival_s
 
     @property
@@ -115,18 +115,18 @@ class Simulation(Rows):
 
     @cached_property
     def span_s(self) -> float:
-        """From the first arrival to the last answer."""
+        """Time from the first arrival to the last output token. [s]"""
         return float(np.max(self.finish_s) - np.min(self.traffic.arrival_s))
 
     @property
     def decoding(self) -> float:
-        """Sequences that decode at a time in each copy, by Little's law."""
+        """Mean decode batch of a copy, by Little's law."""
         return float(np.sum(self.finish_s - self.first_s)) / (self.copies * self.span_s)
 
     @property
     def drained(self) -> float:
-        """The part of the span after the last arrival, where rates over it are lower for that: nan where they are not,
-        as requests came faster than they were served, or all at once.
+        """Share of the span after the last arrival, which lowers rates; nan where it does not, as requests arrived
+        faster than they were served, or all at once.
         """
         if self.traffic.rate == inf or (self.closed and not self.closed.stable):
             return nan
@@ -142,7 +142,7 @@ class Simulation(Rows):
 
     @cached_property
     def good(self) -> float:
-        """The part of the requests that keep to both goals; those of one token have no time per token."""
+        """Share of the requests within both goals; those of one token have no time per token."""
         several = self.traffic.gen > 1
         tpot = np.zeros(len(self.traffic))
         tpot[several] = self.tpot_s
@@ -150,18 +150,18 @@ class Simulation(Rows):
 
     @property
     def utilization(self) -> float:
-        """The part of the time in which a copy works; of those that decode, where others read the prompts."""
+        """Fraction of the time in which a copy works; a decode copy, if prefills run on separate copies."""
         return self.usage.busy_s / (self.servers * self.span_s)
 
     @property
     def sides(self) -> tuple[tuple[Setting, int], ...]:
-        """Settings and how many copies there are of each."""
+        """Settings, with the number of copies of each."""
         others = ((self.reads, self.readers),) if self.reads else ()
         return ((self.setting, self.copies), *others)
 
     @property
     def _devices(self) -> tuple[tuple[Hardware, int], ...]:
-        """Devices of each side, and how many there are."""
+        """Devices of each side, with their number."""
         return tuple((setting.hardware, count * setting.layout.devices) for setting, count in self.sides)
 
     @property
@@ -170,44 +170,44 @@ class Simulation(Rows):
 
     @property
     def tokens_per_joule(self) -> float:
-        """At the TDP of all devices all the time; nan where a file does not say it. [1/J]"""
+        """Output tokens per joule at the TDP of all devices; nan if unknown. [1/J]"""
         return float(per_joule(self.tokens_per_s, self._devices))
 
     @property
     def tokens_per_dollar(self) -> float:
-        """Of a cloud's prices, or of purchases spread over the years; nan where a file has none. [1/USD]"""
+        """Output tokens per dollar at cloud prices, or at purchase prices over the years; nan if unknown. [1/USD]"""
         return float(per_dollar(self.tokens_per_s, self._devices, self.years))
 
     @cached_property
     def in_system(self) -> tuple[Times, Times]:
-        """Moments, and the requests that have arrived but are not answered from then on."""
+        """Moments, and the number of unfinished requests from then on."""
         return _counted(self.traffic.arrival_s, self.finish_s)
 
     @cached_property
     def waiting(self) -> tuple[Times, Times]:
-        """Moments, and the requests that have arrived but are not taken up from then on."""
+        """Moments, and the number of waiting requests from then on."""
         return _counted(self.traffic.arrival_s, self.start_s)
 
     @property
     def limit(self) -> str:
-        """What holds requests up most, in words."""
+        """Bottleneck, in words."""
         return next(self._limits())
 
     def _limits(self) -> Iterator[str]:
         usage, busy = self.usage, max(self.usage.busy_s, 1e-300)
         wait, read = float(np.mean(self.wait_s)), float(np.mean(self.first_s - self.start_s))
         full, crowded, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
-        if self.reads and self.reading_utilization > max(self.utilization, 1 - _FEW):
+        if self.reads and self.reading_utilization > max(self.utilization, 1 - _NOTABLE):
             yield f"The devices that read prompts, which work {self.reading_utilization:.0%} of the time."
         if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
-            cause = f", as memory has room for {self.closed.max_batch} caches on average" if full > _FEW else ""
+            cause = f", as memory has room for {self.closed.max_batch} caches on average" if full > _NOTABLE else ""
             yield (
                 f"Load: {significant(self.traffic.rate / self.copies)} requests a second come to each copy, which "
                 f"serves {significant(self.closed.max_rate)} at most{cause}. The queue grows for as long as they come."
             )
-        if full > max(crowded, _FEW):
+        if full > max(crowded, _NOTABLE):
             yield f"Memory: in {full:.0%} of the busy time the next request waits for room for its cache."
-        if crowded > _FEW:
+        if crowded > _NOTABLE:
             yield f"The batch: in {crowded:.0%} of the busy time all {self.max_batch} places of it are taken."
         if self.policy.drains and wait > read:
             yield f"Batches that end together: a request waits {seconds(wait)} on average for the one before its own."
@@ -222,7 +222,7 @@ class Simulation(Rows):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The arguments, as in the JSON document."""
         kernels = self.setting.kernels
         return finite({
             "quant": str(self.setting.quantization), "layout": str(self.setting.layout),
@@ -255,7 +255,7 @@ class Simulation(Rows):
         })  # fmt: skip
 
     def numbers(self) -> dict[str, Any]:
-        """What became of the requests."""
+        """Results of the requests, for the JSON document."""
         return {
             "times": {name: summary(values) for name, values in self.metrics.items()},
             "span_s": self.span_s,

@@ -188,7 +188,7 @@ def _load(
     years: float | None,
     disaggregated: bool,
 ) -> Load:
-    """Raises InputError where a number is not one that can be asked for."""
+    """Raises InputError for a number out of range."""
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     tokens, steps = whole("prompt", prompt), Steps(base)
@@ -200,9 +200,9 @@ def _load(
 
 
 def _limits(batches: Sequence[int]) -> Grid:
-    """Of sequences at a time, from 1 on.
+    """Batch limits, from 1 on.
 
-    Raises InputError where none is of sequences that decode together.
+    Raises InputError if none is above 1.
     """
     limits = np.array(sorted({1, *(whole("batches", batch) for batch in arguments.counts(batches))}), dtype=np.float64)
     if limits[-1] < 2:
@@ -211,7 +211,7 @@ def _limits(batches: Sequence[int]) -> Grid:
 
 
 def _most(devices: int) -> int:
-    """Raises InputError where so many devices are none, or more than are tried."""
+    """Raises InputError unless the number of devices is from 1 to the maximum."""
     count = whole("max_devices", devices)
     if count > _MOST_DEVICES:
         raise InputError(f"max_devices must be at most {_MOST_DEVICES}; got {count}")
@@ -219,7 +219,7 @@ def _most(devices: int) -> int:
 
 
 def _check_disaggregated(disaggregated: bool, gen: int, apart: Mapping[str, object]) -> None:
-    """Raises InputError where something is given that would change nothing, or where there is nothing to write."""
+    """Raises InputError for arguments that would change nothing, or if no decode step follows the prefill."""
     if disaggregated and gen == 1:
         raise InputError("gen must be at least 2 with disaggregated: the first token is of those that read; got 1")
     for name, value in apart.items():
@@ -232,8 +232,8 @@ def _devices(
     prefill_hardware: Sequence[str | Hardware] | None,
     changes: Sequence[str],
 ) -> tuple[list[Hardware], list[Hardware], tuple[str, ...]]:
-    """Those that were named, each once, or all that can be bought; those that read for them; and the names of those
-    that were left out.
+    """Devices that decode: those named, each once, or all for sale; devices that prefill for them; and names of those
+    left out.
     """
     arguments.listed(hardware_set=changes)
     named = tuple(hardware_names()) if hardware is None else _some("hardware", hardware)
@@ -254,7 +254,7 @@ def _some(name: str, values: Any) -> tuple[Any, ...]:
 
 
 def usual_layouts(graph: Graph) -> tuple[str, ...]:
-    """Those that are tried where none are given: with experts, also on so many devices as divide them."""
+    """Default layouts; models with experts are also divided over numbers of devices that divide these."""
     linears = (op for block in graph.blocks for op in block.operators if isinstance(op, ExpertsLinear))
     experts = {op.weight.shape[0] for op in linears}
     parts = [n for n in EXPERTS_ON if experts and not any(count % n for count in experts)]
@@ -262,9 +262,9 @@ def usual_layouts(graph: Graph) -> tuple[str, ...]:
 
 
 def _laid(base: Setting, named: Sequence[str] | None, max_devices: int) -> list[Layout]:
-    """Those that there are devices for, each once: the usual ones in which techniques make sense, where none are named.
+    """Layouts with enough devices, each once: those named, or the default ones to which the techniques apply.
 
-    Raises InputError where there are for none.
+    Raises InputError if there are none.
     """
     every = list(dict.fromkeys(map(parse_layout, usual_layouts(base.graph) if named is None else named)))
     if named is None:
@@ -279,7 +279,7 @@ def _laid(base: Setting, named: Sequence[str] | None, max_devices: int) -> list[
 
 
 def _agrees(one: Setting) -> bool:
-    """Whether its techniques make sense in its layout."""
+    """Whether its techniques apply in its layout."""
     try:
         one.agreed()
     except InputError:
@@ -288,7 +288,7 @@ def _agrees(one: Setting) -> bool:
 
 
 def _settings(base: Setting, quants: Sequence[str], layouts: Sequence[Layout]) -> dict[tuple[str, Layout], Setting]:
-    """In every precision and layout."""
+    """The base setting in every precision and layout."""
     return {
         (quant, layout): replace(base if quant == PUBLISHED else base.having(quant=quant), layout=layout)
         for quant in dict.fromkeys(quants)
@@ -297,7 +297,7 @@ def _settings(base: Setting, quants: Sequence[str], layouts: Sequence[Layout]) -
 
 
 def _check_divides(found: Sequence[Candidate], layouts: Sequence[Layout]) -> None:
-    """Raises InputError where the model does not lie in one of the layouts in any precision."""
+    """Raises InputError if a layout does not divide the model in any precision."""
     for layout in layouts:
         able = [one for one in found if one.layout == layout and one.factor != "link"]
         if able and all(one.factor == "layout" for one in able):
@@ -307,7 +307,7 @@ def _check_divides(found: Sequence[Candidate], layouts: Sequence[Layout]) -> Non
 def _lowest(
     found: Sequence[Candidate], order: Callable[[Candidate], tuple[Any, ...]], *, apart: bool
 ) -> Candidate | None:
-    """At the bound, of those with readers or of those without."""
+    """The cheapest candidate at the bound, with or without separate prefill copies."""
     least = (one.least or one for one in found if bool(one.readers) is apart and (one.least or not one.factor))
     return min(least, key=order, default=None)
 
@@ -318,6 +318,6 @@ def _order(by: By, one: Candidate) -> tuple[float, int, tuple[float, ...], float
 
 @cache
 def _bits_less(quant: str) -> tuple[float, ...]:
-    """Bits of weights, operands and cache, below 0; the fewer there are, the more answers may suffer."""
+    """Negative bits of weights, activations and cache, as a sort key: fewer bits may lower quality."""
     scheme = parse_quantization(quant).scheme
     return tuple(-(fmt.bits if fmt else inf) for fmt in (scheme.weight, scheme.activation, scheme.kv_cache))

@@ -67,7 +67,7 @@ class Sustained:
 
     @property
     def limit(self) -> str:
-        """What holds the throughput back, in words."""
+        """Bottleneck, in words."""
         usage, busy = self.span.usage, self.span_s
         full, crowded = usage.full_s / busy, usage.crowded_s / busy
         if self.policy.drains:
@@ -96,7 +96,7 @@ class Sustained:
         return f"{room}. Of the time {steps}."
 
     def numbers(self) -> dict[str, Any]:
-        """For the JSON document."""
+        """Results, for the JSON document."""
         closed = {"max_rate": self.closed.max_rate, "max_batch": self.closed.max_batch} if self.closed else None
         return {
             "span_s": self.span_s,
@@ -138,7 +138,7 @@ class Saturation(Rows):
 
     @property
     def likely(self) -> Sustained:
-        """What is expected, where something is."""
+        """Expected throughput, or that at the bound if unknown."""
         return self.expected or self.bound
 
     @property
@@ -146,16 +146,16 @@ class Saturation(Rows):
         return self.setting.layout.devices * self.copies
 
     def tokens_per_joule(self, run: Sustained) -> float:
-        """At the TDP of all devices; nan where the file does not say it. [1/J]"""
+        """Output tokens per joule at the TDP of all devices; nan if unknown. [1/J]"""
         return float(per_joule(run.tokens_per_s, [(self.setting.hardware, self.devices)]))
 
     def tokens_per_dollar(self, run: Sustained) -> float:
-        """Of a cloud's prices, or of purchases spread over the years; nan where the file has none. [1/USD]"""
+        """Output tokens per dollar at cloud prices, or at purchase prices over the years; nan if unknown. [1/USD]"""
         return float(per_dollar(run.tokens_per_s, [(self.setting.hardware, self.devices)], self.years))
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The arguments, as in the JSON document."""
         setting = self.setting
         return finite({
             "rate": "max", "quant": str(setting.quantization), "layout": str(setting.layout),
@@ -327,9 +327,9 @@ def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None
 
 
 def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
-    """Those of the traffic after `count` more, and how many passes these have taken: as somebody finds a busy server
-    who looks at it at any time, where long answers are met more often. If all began together, those alike would end
-    together, again and again.
+    """The traffic after `count` running requests, with the passes that these have completed: the state of a busy server
+    at a random time, in which long outputs are more frequent. Equal requests that all started together would also
+    finish together, again and again.
     """
     generator = np.random.default_rng(seed)
     passes = traffic.progress.passes
@@ -339,7 +339,7 @@ def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
 
 
 def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
-    """Sequences for whose caches a rank mostly has room, each anywhere in its answer: with more, some lose theirs."""
+    """Sequences that mostly fit the KV budget of a rank, each anywhere in its output; with more, some are preempted."""
     common = np.broadcast_to(steps.in_common(some.prompt), len(some)) // block * block
     room = steps.room_bytes(policy.most_read(int(np.max(some.prompt)))) - steps.common_bytes(some.prompt)
     room *= 1 - WATERMARK
@@ -356,8 +356,8 @@ def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
 def _sustained(
     steps: Steps, span: Span, traffic: Traffic, policy: Policy, *, max_batch: int, copies: int, capped: bool
 ) -> Sustained:
-    """What the reading of a prompt takes, with what is written beside it, and what steps that decode alone take for an
-    answer: of each as many as there are, since a span that ends within a wave has more of one than of the other.
+    """Throughput from the time of prefills per prompt, mixed steps included, and of other decode steps per output: a
+    span that ends within a wave has more of one than of the other.
     """
     usage, gen = span.usage, float(np.mean(traffic.gen))
     busy, answers = usage.busy_s, usage.written / gen

@@ -72,7 +72,7 @@ class ServicePlan(Rows):
 
     @property
     def unit(self) -> str:
-        """Of what is to be low."""
+        """Unit of the measure to minimize."""
         return PRICES[self.by]
 
     @property
@@ -115,7 +115,7 @@ class ServicePlan(Rows):
 
     @property
     def front(self) -> tuple[Candidate, ...]:
-        """Those that no other beats in all of cost, power, devices, both times and the most that it serves so well."""
+        """Pareto front of cost, power, devices, both times and the rate within the goals."""
         if not self.able:
             return ()
         least = np.array([
@@ -147,7 +147,7 @@ class ServicePlan(Rows):
         return {"hardware": one.hardware.name, **given}
 
     def _readers(self, one: Candidate, readers: Readers) -> dict[str, Any]:
-        """What is otherwise where those read the prompts."""
+        """Arguments of simulate() that differ with separate prefill copies."""
         others = {}
         if readers.hardware.name != one.hardware.name:
             changes = tuple(f"{kind.name}:{change}" for kind in one.kinds for change in kind.changes)
@@ -178,7 +178,7 @@ class ServicePlan(Rows):
             })  # fmt: skip
 
     def _ways(self, one: Candidate, least: Candidate) -> dict[str, Any]:
-        """What a row has besides where prompts may be read apart."""
+        """Columns of a row if prefills may run on separate copies."""
         return {
             **_of_readers(one), "bound_readers_copies": least.readers and least.readers.copies,
             "tokens_per_dollar": self.per_dollar(one), "tokens_per_joule_at_tdp": self.per_joule(one),
@@ -186,7 +186,7 @@ class ServicePlan(Rows):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The arguments, as in the JSON document."""
         return finite({
             "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
             "max_devices": self.max_devices, "quants": list(self.quants),
@@ -224,7 +224,7 @@ class ServicePlan(Rows):
 
 
 def _of_readers(one: Candidate) -> dict[str, Any]:
-    """Those that read prompts for it, and what the time to first token is made of; None where it does so itself."""
+    """Prefill copies of a candidate, and the parts of its time to first token; None without separate ones."""
     read = one.readers
     own = (read.hardware.name, str(read.layout), read.copies, read.memory) if read else (None,) * 4
     times = (read.wait_s, read.read_s, read.transfer_s) if read else (None,) * 3
@@ -241,5 +241,5 @@ def first_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def unknown_last(price: float) -> float:
-    """For an order in which what has no price comes last."""
+    """Sort key that puts unknown prices last."""
     return inf if isnan(price) else price

@@ -159,9 +159,9 @@ def _traffic(
     requests: int | None,
     seed: int,
 ) -> Traffic:
-    """Requests that arrive at random, those of a file, or those of a closed loop.
+    """Random arrivals, the requests of a trace file, or a closed loop.
 
-    Raises InputError where not one of them is asked for, and where something is given that would change nothing.
+    Raises InputError unless exactly one of them is given, and for arguments that would change nothing.
     """
     if sum(one is not None for one in (rate, arrivals, concurrency)) != 1:
         raise InputError(
@@ -196,7 +196,7 @@ def _traffic(
 
 
 def _check_span(traffic: Traffic, name: str) -> None:
-    """Raises InputError where requests come over so long that times of steps are rounded off; `name` says when."""
+    """Raises InputError if arrivals span so long that times of steps are rounded off; `name` is the argument."""
     if not traffic.in_flight and (span := float(traffic.arrival_s[-1])) > _LONGEST_S:
         must = (
             f"{name} must have all requests within {_LONGEST_S:.0e} s, in which steps of milliseconds can be told apart"
@@ -205,7 +205,7 @@ def _check_span(traffic: Traffic, name: str) -> None:
 
 
 def _check_hits(setting: Setting, traffic: Traffic) -> None:
-    """Raises InputError where a file and a technique both say what of prompts is in a cache."""
+    """Raises InputError if a trace file and a technique both set cached tokens."""
     for one in setting.techniques:
         if traffic.cached is not None and altered(one, "known"):
             raise InputError(
@@ -216,10 +216,10 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
 def scheduler(
     engine: str, policy: str | None, block: int | None, hardware: Hardware, layout: Layout
 ) -> tuple[Policy, int, int | None]:
-    """The policy and the tokens of a block that were given, or those of the engine on that device; and the sequences
-    that the engine has at a time at most, None where it has no such limit.
+    """Policy and tokens of a block, as given or those of the engine on the device; and the engine's limit of running
+    sequences, None without one.
 
-    Raises InputError where prompts are to be held back for ranks that do not wait.
+    Raises InputError if prefills are to be held back for ranks that do not wait.
     """
     made = find_engine(engine) if engine else None
     usual, size = (made.default_on(hardware), made.block) if made else (Default(_POLICY), _BLOCK)
@@ -234,7 +234,7 @@ def scheduler(
 
 
 def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:
-    """The lengths of prompts and answers that were given, or the usual ones."""
+    """Input and output lengths, as given or by default."""
     asked = {"prompt_lengths": prompts, "gen_lengths": gens}
     texts = {name: str(value) if isinstance(value, int) else value for name, value in asked.items()}
     found = [parse_lengths(_LENGTHS[name] if text is None else text, name) for name, text in texts.items()]
@@ -242,14 +242,14 @@ def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengt
 
 
 def check_requests(count: int) -> int:
-    """Raises InputError where so many requests are none, or too many."""
+    """Raises InputError unless the number of requests is from 1 to the maximum."""
     if whole("requests", count) > _MOST_REQUESTS:
         raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {count}")
     return count
 
 
 def _check_readers(readers: int, apart: Mapping[str, object], policy: object) -> None:
-    """Raises InputError where something is given that would change nothing."""
+    """Raises InputError for arguments that would change nothing."""
     for name, value in apart.items():
         if not readers and value is not None:
             raise InputError(
@@ -262,7 +262,7 @@ def _check_readers(readers: int, apart: Mapping[str, object], policy: object) ->
 def _alone(
     setting: Setting, policy: Policy, common: dict[str, Any], *, expected: bool, progress: Callable[[int], object]
 ) -> Simulation:
-    """Every copy reads and decodes."""
+    """Simulation of copies that prefill and decode."""
     steps, traffic = Steps(setting, expected), common["traffic"]
     most: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
     servers, offered = common["copies"] * steps.apart, traffic.rate / common["copies"]
@@ -289,7 +289,7 @@ def _apart(
     expected: bool,
     progress: Callable[[int], object],
 ) -> Simulation:
-    """Prompts are read by some, and answered by others."""
+    """Simulation of separate prefill and decode copies."""
     traffic: Traffic = common["traffic"]
     policy = POLICIES["prefill-first"]  # of what lost its cache and is read again
     reader, writer = (Steps(side, expected) for side in (reads, writes))
@@ -311,7 +311,7 @@ def _apart(
 
 
 def _shared(steps: Steps, traffic: Traffic, copies: int, progress: Callable[[int], object], **how: Any) -> Served:
-    """What several copies make of the requests, which they get in turn."""
+    """Requests served by several copies, in turn."""
     used = min(copies, traffic.in_flight or len(traffic))
     each = [np.arange(copy, len(traffic), used) for copy in range(used)]
     before = (0, *accumulate(map(len, each)))

@@ -45,7 +45,7 @@ class _TraceRow(NamedTuple):
 
 
 class _TraceLine(NamedTuple):
-    """Where it is, its texts by our names, and the blocks of its prompt."""
+    """A row: its place in the file, texts by column, and blocks of its prompt."""
 
     where: str
     texts: Mapping[str, str]
@@ -93,7 +93,7 @@ def _table(path: Path) -> Iterator[_TraceLine]:
 
 
 def _lines(path: Path) -> Iterator[_TraceLine]:
-    """Of a trace. What is cached of a prompt are the blocks that those before it had, as if none were ever dropped."""
+    """Rows of a trace. Blocks of earlier prompts count as cached, as if none were ever evicted."""
     seen: set[object] = set()
     for number, text in enumerate(read_text(path).splitlines(), 1):
         if not text.strip():

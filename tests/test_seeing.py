@@ -12,6 +12,7 @@ import pytest
 from llmviewer import analyze
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
+from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.convolution import Convolution
@@ -544,8 +545,6 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
          "audio_config.intermediate_size: must be a width that 20 tokens of 12 can be put into"),
         ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},
          "text_config.moe_intermediate_size: must be the widths of experts for text and for pictures; got [24]"),
-        ("blip-2", {"text_config": {"model_type": "t5"}},
-         "text_config: must be that of a decoder, such as opt; got t5"),
         ("lfm2_vl", {"vision_config": TOWER},
          "vision_config.vision_use_head: must be false beside a language model; got true"),
         ("muse_glimmer", {"audio_config": {"hidden_sizes": [16, 24]}},
@@ -558,3 +557,20 @@ def test_what_they_cannot_be(kind, changes, message):
     with pytest.raises(InputError) as caught:
         _graph(kind, **changes)
     assert str(caught.value) == f"config.json: {message}"
+
+
+def test_an_encoder_reads_the_pictures_of_blip_2_where_its_language_model_has_one(tmp_path):
+    """Of 100 tokens of a prompt 32 are queries; the decoder has the caches of all 100, of 10 tokens and a first one."""
+    t5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 200,
+          "feed_forward_proj": "gated-gelu"}  # fmt: skip
+    tower = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+    config = {"model_type": "blip-2", "torch_dtype": "bfloat16", "text_config": t5, "vision_config": tower,
+              "qformer_config": {"num_hidden_layers": 4}}  # fmt: skip
+    path = tmp_path / "blip.json"
+    path.write_text(json.dumps(config))
+    model = load_model(str(path))
+    assert model.parameters == 34_743_744  # as transformers counts Blip2ForConditionalGeneration
+    assert model.image_tokens == 32
+    placed = [block.name for block, op in model.graph if isinstance(op, Place)]
+    assert placed == ["encoder_embedding"]
+    assert kv_cache_bytes(model.graph, batch=1, context=110, prompt=100) == 2 * 2 * 2 * 64 * (100 + 10 + 1)

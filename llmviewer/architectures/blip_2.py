@@ -1,5 +1,5 @@
 """BLIP-2: 32 learned queries of a small BERT attend to the patches of a tower in every second layer and stand for the
-image before a decoder such as OPT (arXiv:2301.12597).
+image before a decoder such as OPT, or an encoder and decoder such as Flan-T5 (arXiv:2301.12597).
 
 InstructBLIP's queries also see the instruction (arXiv:2305.06500). Its length, which no config has, is that of the
 field instruction_tokens, _INSTRUCTION tokens without it. InstructBLIP for video reads each frame as an image.
@@ -42,7 +42,6 @@ _TEXT: Final = {  # as transformers.OPTConfig has it
     "max_position_embeddings": 2048,
     "num_attention_heads": 12,
 }
-_PAIRS: Final = ("t5", "mt5")
 _IGNORED: Final = "image_text_hidden_size num_query_tokens use_decoder_only_language_model is_encoder_decoder"
 _INSTRUCTION: Final = 32  # tokens of an instruction
 _WORDS: Final = {
@@ -175,14 +174,9 @@ def _instructed_layer(layer: Layer, queries: int, words: int, reading: Named) ->
 
 
 def _with_text(config: Section) -> Section:
-    """What the config of the language model leaves out, where that is OPT.
-
-    Raises InputError where it has an encoder of its own.
-    """
+    """What the config of the language model leaves out, where that is OPT."""
     said = {} if config.get("text_config") is None else config.get("text_config")
     kind = said.get("model_type", "opt") if isinstance(said, dict) else ""
-    if kind in _PAIRS:
-        raise config.error("text_config", f"must be that of a decoder, such as opt; got {kind}")
     return filled(config, instead={"text_config": {**_TEXT, **said}}) if kind == "opt" else config
 
 

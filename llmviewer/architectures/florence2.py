@@ -127,9 +127,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text = builder(section)(section, fmt)
     config.ignore("projection_dim", "is_encoder_decoder", "vocab_size")
     seen, tokens, project = _davit(config, fmt)
-    (embedding,) = (block for block in text.blocks if block.name == "encoder_embedding")
-    before = joined(seen, project, Graph((embedding,)), tokens=tokens)
-    return Graph((*before.blocks, *(block for block in text.blocks if block is not embedding)))
+    return joined(seen, project, text, tokens=tokens)
 
 
 def _davit(config: Section, fmt: Format) -> tuple[list[Block], int, tuple[Operator, ...]]:

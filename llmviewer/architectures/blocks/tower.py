@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from ...documents import Section
-from ...forms import SEQUENCES, TOKENS, WHOLE, Form, Stream, images, table_rows
+from ...forms import SEQUENCES, TARGET, TOKENS, WHOLE, Form, Stream, images, table_rows
 from ...graph import Block, Graph
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
@@ -370,7 +370,8 @@ def joined(
     given: tuple[str, ...] = (),
     name: str = "vision",
 ) -> Graph:
-    """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`.
+    """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`; that
+    of a model with an encoder is what the encoder reads.
 
     blocks     of the tower, which is called `name`
     tokens     that one picture puts into the prompt
@@ -380,7 +381,10 @@ def joined(
     """
     project_block = replace(feature_block("projector", project, projected or tokens), given=given)
     features = with_rows(result(project_block.operators), of_pictures(tokens))
-    after = [_placed(b, features, adds=False) if not b.input else _given_seen(b, language) for b in language.blocks]
+    after = [
+        _placed(b, features, adds=False) if not b.input and b.stream != TARGET else _given_seen(b, language)
+        for b in language.blocks
+    ]
     for place, block in enumerate(deep):
         added = with_rows(result(block.operators), of_pictures(tokens))
         after = [piece for one in after for piece in _deepened(one, place, added)]

@@ -228,7 +228,7 @@ def build_text_of_unified(config: Section, fmt: Format) -> Graph:
 def _text_of(config: Section) -> Section:
     """The text_config, whose head is tied as the config says it of the whole, or else as it says itself."""
     text = config.section("text_config")
-    return filled(text, instead={"tie_word_embeddings": tied_of(config, text)})
+    return filled(text, instead={"tie_word_embeddings": tied_of(config, filled(text, {"tie_word_embeddings": True}))})
 
 
 def _decoder(config: Section) -> Gemma4Decoder:

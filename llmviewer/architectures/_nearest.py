@@ -46,7 +46,7 @@ def nearest_family(config: Mapping[str, object]) -> tuple[str, tuple[str, ...]] 
 
 
 def class_name(config: Mapping[str, object]) -> str:
-    """What a config calls the class of its model, as model types are written: LlamaForCausalLM is llama."""
+    """Class of the model in `architectures`, spelt as a model type: LlamaForCausalLM is llama."""
     named = config.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
     for suffix in _SUFFIXES:

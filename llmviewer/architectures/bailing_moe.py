@@ -97,7 +97,7 @@ class NormedLightningAttention:
 
     @classmethod
     def of(cls, config: Section) -> NormedLightningAttention:
-        """As many heads of keys and values as of queries, whatever num_key_value_heads says."""
+        """Linear attention of a config, with a key and value head for each query head."""
         if config.get("use_linear_silu") or config.get("linear_silu"):
             key = config.first("use_linear_silu", "linear_silu")
             raise config.error(key, "must be false: no published model of this architecture has it")

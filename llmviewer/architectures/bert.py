@@ -165,7 +165,7 @@ def _layer(config: Section, *, act: str) -> Layer:
 
 
 def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: str, act: str) -> tuple[Head, ...]:
-    """What the class that the config names puts out."""
+    """Prediction head of the class in `architectures`."""
     act = activation(config, "hidden_act", act)
     words = Head(
         dense=width,

@@ -174,7 +174,7 @@ def _instructed_layer(layer: Layer, queries: int, words: int, reading: Named) ->
 
 
 def _with_text(config: Section) -> Section:
-    """What the config of the language model leaves out, where that is OPT."""
+    """Adds defaults of OPT to the config of the language model, if it is one."""
     said = {} if config.get("text_config") is None else config.get("text_config")
     kind = said.get("model_type", "opt") if isinstance(said, dict) else ""
     return filled(config, instead={"text_config": {**_TEXT, **said}}) if kind == "opt" else config

@@ -113,7 +113,7 @@ def _texts(config: Section, fmt: Format, width: int) -> list[Block]:
 
 
 def _head(parts: Parts, before: tuple[Operator, ...], width: int) -> Block:
-    """What brings the token that stands for a sequence to `width`, after what comes `before` it."""
+    """Projection of the pooled token of a sequence to `width`, after the operators `before`."""
     made = before
     if width:
         x = with_rows(result(before), SEQUENCES)

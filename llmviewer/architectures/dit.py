@@ -118,7 +118,7 @@ class _Dit:
         return (*made, self.parts.project("final_linear", result(made), out, bias=True))
 
     def _modulation(self, count: int) -> tuple[tuple[Operator, ...], Tensor]:
-        """What makes `count` numbers for each element of a token, which all tokens of a sequence share."""
+        """Modulation (adaLN): `count` numbers per element, shared by all tokens of a sequence."""
         act = self.parts.activate("modulation_act", "silu", self._each(_CONDITION, self.hidden))
         numbers = self._each("modulation", count * self.hidden)
         return (act, self.parts.linear("modulation", act.result, numbers, bias=True)), numbers

@@ -143,7 +143,7 @@ def _paired(config: Section) -> Section:
 
 
 def _runs(config: Section) -> list[tuple[int, bool]]:
-    """Which layer runs, in order, and whether it has run before."""
+    """Layers in the order in which they run, and whether each has run before."""
     layers = config.count("num_hidden_layers")
     first, last = (config.count(f"n_{end}_layers", 8, least=0) for end in ("input", "output"))
     middle = config.count("n_recurrent_layers", max(layers - first - last, 0), least=0)

@@ -116,7 +116,7 @@ class Gemma3nLayer(Gemma4Layer):
         return (norm, left, right, low_norm, low, *attention, after, add, *mlp)
 
     def _correct(self, parts: Parts, predictions: Tensor, computed: Tensor) -> tuple[Operator, ...]:
-        """What was computed, less what was predicted of it, goes to all streams by a coefficient for each."""
+        """Correction: the computed minus the predicted stream is added to all streams, with a coefficient for each."""
         n = self.streams
         norm = parts.norm("router_norm_again", computed).with_weights(again)
         router = parts.project("modality_router_again", norm.result, n).with_weights(again)

@@ -220,13 +220,13 @@ def build_text_of(config: Section, fmt: Format) -> Graph:
 
 @architecture("gemma4_unified")
 def build_text_of_unified(config: Section, fmt: Format) -> Graph:
-    """The same without the projections that make tokens of patches and of sound."""
+    """Text part alone, without projections of patches and audio."""
     config.ignore(*_MEDIA.split())
     return build_unified(_text_of(config), fmt)
 
 
 def _text_of(config: Section) -> Section:
-    """The text_config, whose head is tied as the config says it of the whole, or else as it says itself."""
+    """Section text_config; its head is tied as the config, or else text_config, has it."""
     text = config.section("text_config")
     return filled(text, instead={"tie_word_embeddings": tied_of(config, filled(text, {"tie_word_embeddings": True}))})
 

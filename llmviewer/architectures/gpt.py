@@ -217,7 +217,7 @@ def build_biogpt(config: Section, fmt: Format) -> Graph:
 def _with_gelu(
     config: Section, fmt: Format, *, heads: str, hidden: str, layers: str, inner: str, act: str, positions: int = 0
 ) -> Graph:
-    """What fields of these names describe."""
+    """Graph by fields of these names."""
     width = config.integer(hidden)
     mixer = SelfAttention(heads=heads_of(config, width, heads), qkv_bias=True, o_bias=True)
     mlp = Mlp(inner=config.integer(inner), act=activation(config, act, "gelu"), bias=True)

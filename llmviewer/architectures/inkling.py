@@ -68,7 +68,7 @@ def filtered(
 
 @dataclass(frozen=True, kw_only=True)
 class Filtered:
-    """What a part of a layer makes, through a filter."""
+    """Causal convolution over the result of a branch."""
 
     part: Mixer | FeedForward
     name: str
@@ -79,7 +79,7 @@ class Filtered:
         return self.after(parts, self.part.operators(parts, x))
 
     def after(self, parts: Parts, made: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        """What the part has made, and the filter over it."""
+        """Operators of the branch, and the convolution over its result."""
         return (*made, filtered(parts, self.name, result(made), self.taps, scaled=self.scaled))
 
 

@@ -31,7 +31,7 @@ _GATE_OPS: Final = 6  # of an element: two hyperbolic tangents, and (1 - forget)
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Which layers run several times, `passes` of them, from `start` to before `end`.
+    """Layers from `start` to before `end` that run `passes` times.
 
     run    layers whose results are one source
     rank   of the gates of messages
@@ -85,7 +85,7 @@ class Loop:
         return tuple(self.source(place, turn - 1) for place in places) if turn else ()
 
     def runs(self) -> list[tuple[int, int]]:
-        """Which layer runs, in order, and in which pass; layers after the loop count as of its last one."""
+        """Layers in the order in which they run, with their pass; layers after the loop are of its last pass."""
         inner = [(index, turn) for turn in range(self.passes) for index in range(self.start, self.end)]
         after = [(index, self.passes - 1) for index in range(self.end, self.count)]
         return [*((index, 0) for index in range(self.start)), *inner, *after]

@@ -68,7 +68,7 @@ def _experts(config: Section, shared: int = 0) -> Experts:
 
 
 def _networks(config: Section, default: list[str]) -> list[str]:
-    """Which network each layer has."""
+    """Feed-forward network of each layer."""
     return listed(config, "mlp_layer_types", ("dense", "sparse")) or default
 
 
@@ -96,7 +96,7 @@ def _build(
 
 
 def _heads(config: Section) -> Sequence[int]:
-    """How many each layer has."""
+    """Number of heads of each layer."""
     key, usual = "num_attention_heads_per_layer", config.integer("num_attention_heads")
     if config.get(key) is None:
         return [usual] * config.count("num_hidden_layers")

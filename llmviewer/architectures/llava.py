@@ -94,7 +94,7 @@ def build_video(config: Section, fmt: Format) -> Graph:
 
 
 def _selected(config: Section, default: str = _WITHOUT_LEARNED) -> str:
-    """Which tokens of the tower become features: all, or those that are no class token."""
+    """Tokens of the tower that become features: all, or all but the class token."""
     return config.choice("vision_feature_select_strategy", (_WITHOUT_LEARNED, "full"), default)
 
 

@@ -147,7 +147,7 @@ def _embedding(config: Section, parts: Parts, seen: PatchGrid, tiles: int, token
 
 
 def _between(config: Section, parts: Parts, tiles: int) -> tuple[Operator, ...]:
-    """What stands between local layers and global ones: a norm, and which tile it is."""
+    """Operators between local and global layers: a norm, and the embedding of the tile."""
     hidden = config.integer("hidden_size")
     norm = parts.norm("post_norm", parts.tensor(HIDDEN, hidden))
     weights = _of_shapes(config, parts, "tiles_after", tiles * hidden)

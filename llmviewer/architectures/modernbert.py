@@ -120,7 +120,7 @@ def _head(config: Section, hidden: int) -> Head:
 
 
 def _heads(config: Section, hidden: int) -> tuple[Head, ...]:
-    """What the class that the config names puts out; a classifier pools its tokens before the head."""
+    """Prediction head of the class in `architectures`; a classifier pools tokens before it."""
     head = _head(config, hidden)
     words = replace(
         head,

@@ -100,7 +100,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
-    """How many layers run up to each that features are taken from, which are given by their places."""
+    """Number of layers that run up to each layer whose features are used."""
     key = adapter.first("vision_feature_layer", "vit_layers")
     places = integers(adapter, key) or (24, 18)
     after = adapter.with_data({**adapter.data, key: [place + 1 if place >= 0 else place for place in places]})

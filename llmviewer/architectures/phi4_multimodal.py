@@ -111,7 +111,7 @@ def _projected(tower: Tower, parts: Parts, width: int, tokens: int, each: int) -
 
 
 def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
-    """What reads sound, of which the weights alone matter here: layers (arXiv:2005.08100), and what is around them."""
+    """Weights of the audio encoder: Conformer layers (arXiv:2005.08100), and those around them."""
     config = filled(section, _SOUND)
     config.ignore(*_SOUND_IGNORED.split())
     hidden, inner, heads = (config.integer(k) for k in ("hidden_size", "intermediate_size", "num_attention_heads"))

@@ -74,7 +74,7 @@ def build_voxtral(config: Section, fmt: Format) -> Graph:
 
 
 def _sound(config: Section) -> Section:
-    """What config says of the encoder, by the names of Whisper's config."""
+    """Section of the audio encoder, with the field names of Whisper's config."""
     section = config.section("audio_config") if config.get("audio_config") is not None else config.with_data({})
     section.ignore(*_IGNORED.split(), *_NAMES)
     said = {new: section.get(old) for old, new in _NAMES.items() if old in section and new not in section}

@@ -107,7 +107,7 @@ def _sound(config: Section) -> Section:
 
 
 def _layer(section: Section) -> Shapes:
-    """What a layer of the encoder of sound has learned."""
+    """Weights of a layer of the audio encoder."""
     hidden, inner = section.integer("d_model"), section.integer("encoder_ffn_dim")
     return {
         **{f"{name}_norm.{of}": (hidden,) for name in ("attn", "mlp") for of in ("weight", "bias")},

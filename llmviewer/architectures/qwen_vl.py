@@ -115,7 +115,7 @@ def build_qwen2_text(config: Section, fmt: Format) -> Graph:
 
 @architecture("qwen3_vl", "qwen3_vl_moe")
 def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
-    """What some layers of the tower leave is added too, after the first layers of the language model."""
+    """DeepStack: features of some layers of the tower are added after the first layers of the language model."""
     sparse = config.text("model_type") == "qwen3_vl_moe"
     text = language_model(config)
     language = FAMILIES["qwen3_moe" if sparse else "qwen3"].graph(

@@ -93,7 +93,7 @@ def _torchscale(config: Section, fmt: Format) -> Graph:
 
 
 def _of_head(config: Section, key: str, heads: int, width: float) -> int:
-    """What each of the heads has of `width`."""
+    """Width of a head, `width` shared by all heads."""
     if width % heads:
         raise config.error(key, f"must divide the {width:g} of all heads; got {heads}")
     return int(width) // heads

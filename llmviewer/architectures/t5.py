@@ -163,7 +163,7 @@ def _built(
 
 
 def _kind(network: FeedForward, among: Sequence[FeedForward]) -> str:
-    """What tells a layer from others of its stack, where there are several kinds."""
+    """Suffix of a layer's name where a stack has several kinds of layers."""
     if len(set(among)) == 1:
         return ""
     return "_moe" if isinstance(network, Experts) else "_dense"

@@ -40,7 +40,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("dinov2")
 def build_dinov2(config: Section, fmt: Format) -> Graph:
-    """What attention and MLP make is scaled; a token for masks is held that only training reads."""
+    """Results of attention and MLP are scaled (LayerScale); the mask token is held, but only training reads it."""
     if task(config, {"Model": "bare"}, "Model") != "bare" or config.flag("use_swiglu_ffn", default=False):
         raise config.error("use_swiglu_ffn", "must be false: DINOv2 with gated MLPs is not modelled")
     config.ignore(*_IGNORED.split())

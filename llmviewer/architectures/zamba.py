@@ -178,7 +178,7 @@ def _pattern(config: Section, layers: int) -> tuple[str, ...]:
 
 
 def _kinds(config: Section, layers: int) -> tuple[str, ...]:
-    """What each layer is."""
+    """Kind of each layer."""
     kinds = config.texts("layers_block_type")
     unknown = [kind for kind in kinds if kind not in (*_MAMBA, _HYBRID)]
     if len(kinds) != layers or unknown:

@@ -45,7 +45,7 @@ class SelfAttention:
     gates: int = 0
 
     def within(self, window: float) -> SelfAttention:
-        """The same with a window of `window` keys and rotation of whole heads."""
+        """Adds a window of `window` keys and rotation of whole heads."""
         heads = replace(self.heads, mask=Causal(window))
         return replace(self, heads=heads, rotary_dim=heads.head_dim)
 

@@ -24,7 +24,7 @@ _TANH_OPS: Final = 1  # of an element, as every special function
 
 
 def both_ways(heads: Heads, reach: float | None = None) -> Heads:
-    """The same heads with bidirectional attention, to at most `reach` tokens on each side if given."""
+    """Makes attention of `heads` bidirectional, to at most `reach` tokens on each side if given."""
     return replace(heads, mask=Bidirectional() if reach is None else Bidirectional(reach))
 
 

@@ -139,7 +139,7 @@ def of_each_layer(config: Section, key: str) -> list[int]:
 
 
 def sliding_window(config: Section, default: float = inf) -> float:
-    """How many keys a layer with a window sees; null says all."""
+    """Number of keys in a sliding window; inf if the field is null."""
     if config.get("sliding_window") is None:
         return inf if "sliding_window" in config else default
     return config.integer("sliding_window", int(default) if default < inf else None)

@@ -22,7 +22,7 @@ class HyperConnections:
     iterations: int
 
     def taken(self, parts: Parts, name: str, x: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
-        """What gives a mixer or network its part of the streams, and the weights by which its result comes back."""
+        """Operators that mix the streams into the input of a branch, and the weights that return its result."""
         mixes = bool(self.iterations)
         mixture = self.streams * (1 + self.streams) if mixes else self.streams
         back = replace(parts.tensor(f"{name}_hc_mix", mixture), format=FP32)
@@ -41,7 +41,7 @@ class HyperConnections:
         )
 
     def last(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        """What makes of the streams what the last norm is given."""
+        """Operators that mix the streams into the input of the last norm."""
         return (self._collapsed(parts, "hc_head", x, self.streams, scales=1),)
 
     def joined(self, parts: Parts, x: Tensor, embedded: Tensor) -> tuple[Operator, ...]:

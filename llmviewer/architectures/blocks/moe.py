@@ -85,7 +85,7 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
 
 
 def groups(config: Section, number: int, chosen: int) -> Groups:
-    """Those of so many experts, of which a token takes as many as are `chosen`."""
+    """Groups of `number` experts, of which each token uses `chosen`."""
     count = config.integer("n_group", 1, least=0) or 1
     reached = min(config.integer("topk_group", count, least=0) or count, count)
     if config.get("topk_method") == "greedy":
@@ -239,7 +239,7 @@ def kinds(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
 
 
 def listed(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
-    """The same where the field is there; empty where it is not."""
+    """Kind of each layer by field `key`; empty if the field is absent."""
     return [] if config.get(key) is None else kinds(config, key, allowed)
 
 

@@ -68,7 +68,7 @@ def heads_of(
 
 
 class NormKind(StrEnum):
-    """How a norm is computed and what it has learned."""
+    """Computation of a norm and its weights."""
 
     RMS = "rms"  # a weight
     LAYER = "layer"  # a weight and a bias

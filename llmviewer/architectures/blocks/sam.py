@@ -73,7 +73,7 @@ def sam_tower(config: Section) -> Tower:
 
 
 def _attention(config: Section, seen: PatchGrid, window: int) -> SelfAttention | PlacedAttention:
-    """Of windows of so many patches to a side, or 0 for all."""
+    """Attention within windows of `window` x `window` patches; 0: among all patches."""
     heads = both_ways(heads_of(config))
     if window:
         heads = replace(heads, mask=Tiled(seen.patches * window**2))

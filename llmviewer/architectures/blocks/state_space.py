@@ -20,7 +20,7 @@ def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:
 
 
 def unfinished(name: str, width: int, parts: Parts) -> Tensor:
-    """What every sequence keeps of tokens whose group is not full; that it is read now and then is not counted."""
+    """State of each sequence for tokens whose group is not full. Its occasional reads are not counted."""
     return replace(kept(name, width, parts), rows=Form(), held=SEQUENCES)
 
 

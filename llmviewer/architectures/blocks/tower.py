@@ -132,7 +132,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What a part of a layer makes, each element times a number that is learned (arXiv:2103.17239).
+    """LayerScale: the result of a branch, times a learned number per element (arXiv:2103.17239).
 
     alike  the number is one for all elements
     """
@@ -257,7 +257,7 @@ def picture(
 
 
 def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[int, ...]:
-    """How many layers run up to each that field `key` takes features from, one or a list of them.
+    """Number of layers that run for each entry of field `key`, a layer whose features are used or a list of them.
 
     0 is what the first layer reads; numbers below 0 count from the end, -1 is what the last one leaves.
     """
@@ -312,7 +312,7 @@ def tied_of(config: Section, text: Section) -> bool:
 
 
 def patches_of(tower: Tower, parts: Parts) -> Tensor:
-    """What a tower leaves of the patches, in a block that has fewer tokens for a picture."""
+    """Patch features of a tower, as input of a block with fewer tokens per image."""
     return with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
 
 

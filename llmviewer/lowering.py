@@ -16,7 +16,7 @@ from .operators.linear import LatentExpansion
 from .parallel import parallel
 from .parallel.layout import Layout, Network
 from .parallel.overlap import overlapped
-from .parameters import Accounting, Attention, Mla
+from .parameters import Accounting, AttentionMode, Mla
 from .roofline import Plan, plan
 from .techniques import Technique
 from .transforms.absorb import absorb
@@ -34,7 +34,7 @@ class Lowering:
     model: Model
     hardware: Hardware
     quantization: Quantization
-    attention: Attention
+    attention: AttentionMode
     accounting: Accounting
     mla: Mla
     expert_skew: float
@@ -100,7 +100,7 @@ class Lowering:
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
         """The lowered graph."""
         latent = (absorb,) if absorbed else ()
-        flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
+        flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is AttentionMode.FLASH else ()
         away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
         if self.accounting is Accounting.SURVEY:
             self._check_one_precision()
@@ -134,7 +134,7 @@ class Lowering:
         base = replace(
             self,
             quantization=AS_IT_IS,
-            attention=Attention.FLASH,
+            attention=AttentionMode.FLASH,
             accounting=Accounting.FAITHFUL,
             mla=Mla.AUTO,
             offload=ON_DEVICE,

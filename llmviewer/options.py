@@ -11,7 +11,7 @@ from inspect import Parameter as Argument
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar, cast
 
-from .parameters import MAX_DEGREE, Accounting, Algorithm, Attention, Mla, Parameter, declared, kind_of
+from .parameters import MAX_DEGREE, Accounting, Algorithm, AttentionMode, Mla, Parameter, declared, kind_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -281,7 +281,7 @@ class AttentionOptions(TypedDict, total=False):
         Parameter(
             about="eager: three launches with the scores in memory; flash: one launch.",
             more="If not given, flash, or eager in survey accounting.",
-            choices=tuple(Attention),
+            choices=tuple(AttentionMode),
             label="Attention",
             term="attention",
         ),

@@ -15,7 +15,7 @@ MAX_DEGREE: Final = 1 << 20  # of parallelism; no machine has as many devices
 _FEW: Final = 8  # names that fit into one line
 
 
-class Attention(StrEnum):
+class AttentionMode(StrEnum):
     """eager: three launches with scores in memory; flash: one launch with scores on the chip."""
 
     EAGER = "eager"

@@ -29,7 +29,7 @@ from .model_files import load_model
 from .operators.linear import Linear
 from .options import LayoutOptions, PassOptions, SettingOptions
 from .parallel.layout import ALONE, Layout, parse_layout
-from .parameters import Accounting, Algorithm, Attention, Mla
+from .parameters import Accounting, Algorithm, AttentionMode, Mla
 from .precision import own_group
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, altered, parse_techniques
@@ -58,7 +58,7 @@ class Setting:
     model: Model
     hardware: Hardware
     quantization: Quantization
-    attention: Attention
+    attention: AttentionMode
     accounting: Accounting
     mla: Mla = Mla.AUTO
     expert_skew: float = 0
@@ -100,7 +100,7 @@ class Setting:
             model=network,
             hardware=device,
             quantization=quantization,
-            attention=arguments.among("attention", attention, Attention),
+            attention=arguments.among("attention", attention, AttentionMode),
             accounting=accounting,
             mla=arguments.among("mla", given["mla"], Mla),
             expert_skew=given["expert_skew"],
@@ -302,7 +302,7 @@ class Setting:
         if quant := options.get("quant"):
             changed["quantization"] = _precision(quant, self.model, self.engine, self.hardware)
         if attention := options.get("attention"):
-            changed["attention"] = arguments.among("attention", attention, Attention)
+            changed["attention"] = arguments.among("attention", attention, AttentionMode)
         if "tp" in options:
             changed["layout"] = replace(self.layout, tp=options["tp"])
         if "offload" in options:
@@ -374,8 +374,8 @@ def offload_of(options: PassOptions) -> Offload:
     return replace(offload, waits=True) if waits else offload
 
 
-def _default_attention(accounting: Accounting) -> Attention:
-    return Attention.EAGER if accounting is Accounting.SURVEY else Attention.FLASH
+def _default_attention(accounting: Accounting) -> AttentionMode:
+    return AttentionMode.EAGER if accounting is Accounting.SURVEY else AttentionMode.FLASH
 
 
 def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:

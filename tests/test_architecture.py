@@ -130,6 +130,16 @@ def test_private_modules_are_imported_within_their_package_alone():
             assert not private or parts[1] == place(path), f"{path.relative_to(ROOT)}:{line} imports {name}"
 
 
+def test_names_of_classes_are_unique():
+    """Prefix a class with its domain if another has the name: two of one name are hard to follow and to find."""
+    places = {}
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_every_module_has_a_layer():
     assert {place(path) for path in FILES} - {"__init__"} == RANK.keys()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmviewer.cli import main
 from llmviewer.serving.policy import parse_policy
-from llmviewer.serving.prefix_cache import Block, PrefixCache
+from llmviewer.serving.prefix_cache import PrefixBlock, PrefixCache
 from llmviewer.serving.server import serve
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
@@ -39,7 +39,7 @@ def hits(requests, room):
     """Blocks that requests find that are worked on one after the other, in memory for so many."""
     cache, found = PrefixCache(), []
     for request, names in enumerate(requests):
-        prompt = [Block(name, 1, 1.0) for name in names]
+        prompt = [PrefixBlock(name, 1, 1.0) for name in names]
         found.append(cache.hit_tokens(prompt))
         cache.acquire(request, prompt)
         cache.evict(room - len(prompt))
@@ -75,7 +75,7 @@ def test_more_room_never_has_fewer_hits(requests, room, more):
 
 def test_those_who_are_worked_on_share_blocks_and_keep_them():
     cache = PrefixCache()
-    one, other = ([Block(name, 512, 2.0) for name in names] for names in ((1, 2, 3), (1, 2, 4)))
+    one, other = ([PrefixBlock(name, 512, 2.0) for name in names] for names in ((1, 2, 3), (1, 2, 4)))
     cache.acquire(0, one)
     assert (cache.hit_tokens(other), cache.held_bytes(other)) == (1024, 4.0)
     cache.acquire(1, other)

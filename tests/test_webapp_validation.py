@@ -133,7 +133,11 @@ def _nested():
         ("a.csv", b"\xff\xfe\x00\x01\n1", "a.csv: is not a table: "),
         ("a.csv", b"M" + b",x" * 300 + b"\n", "a.csv: must have at most 200 columns; got 301"),
         ("a.csv", b"M\n" + b"1\n" * 20_001, "a.csv: must have at most 20,000 rows; got 20,001"),
-        ("a.csv", _csv(GEMM.assign(gpu="/etc/h100.yaml")), "a.csv: gpu: no device '/etc/h100.yaml'; the nearest are h100-sxm"),
+        (
+            "a.csv",
+            _csv(GEMM.assign(gpu="/etc/h100.yaml")),
+            "a.csv: gpu: no device '/etc/h100.yaml'; the nearest are h100-sxm",
+        ),
         ("a.csv", b"x" * 5_000_001, "a.csv: must have at most 5,000,000 bytes; got 5,000,001"),
         ("a.csv", _csv(pd.concat([GEMM.assign(gpu=f"d{i}") for i in range(101)])), "a.csv: must have at most 100 devi"),
         ("a.csv", _csv(GEMM.assign(family="os.system")), "a.csv: family: must be one of gemm, "),

@@ -14,7 +14,7 @@ from ..devices.hardware import Hardware
 from ..forms import Num
 from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.overlap import overlapped
-from ..parameters import Attention
+from ..parameters import AttentionMode
 from ..setting import Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Workload
@@ -90,7 +90,7 @@ def fleets_of(
         wiring = _wiring(device) if one.layout.devices > 1 else None
         alike.setdefault(place if apart else wiring, []).append(place)
     after = (overlapped,) if one.layout.overlap else ()
-    bare = one if apart else replace(one, attention=Attention.EAGER, layout=replace(one.layout, overlap=False))
+    bare = one if apart else replace(one, attention=AttentionMode.EAGER, layout=replace(one.layout, overlap=False))
     found: list[Fleet] = []
     refused: dict[int, str] = {}
     for places in alike.values():

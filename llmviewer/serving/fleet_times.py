@@ -49,7 +49,7 @@ class Needed(NamedTuple):
         return min(whole, float(np.min(self.writing)), self.reading) if load.disaggregated else whole
 
 
-class Run(NamedTuple):
+class FleetRun(NamedTuple):
     """The graph of each place of a Placement, and the fleets of devices that run them."""
 
     fleets: Sequence[Fleet]
@@ -59,10 +59,10 @@ class Run(NamedTuple):
 class Passes(NamedTuple):
     """Passes of a network that prefill and that decode."""
 
-    prefills: Run
-    steps: Run
+    prefills: FleetRun
+    steps: FleetRun
 
-    def points(self, read: Spans | None, step: Spans) -> Iterator[tuple[Run, Spans, int]]:
+    def points(self, read: Spans | None, step: Spans) -> Iterator[tuple[FleetRun, Spans, int]]:
         """Each graph with the points to evaluate it at, and the number of these, the first, that are prefills."""
         if read is None:
             yield self.steps, _joined(step), 0
@@ -95,7 +95,7 @@ class _Part(NamedTuple):
     drafting  whether the network is a draft model, whose bounds count where no kernel is known
     """
 
-    run: Run
+    run: FleetRun
     points: Spans
     reads: int
     turns: Grid

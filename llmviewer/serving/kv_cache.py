@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .lengths import Tokens
 from .policy import Policy
-from .prefix_cache import Block, Prompt
+from .prefix_cache import PrefixBlock, Prompt
 from .steps import Steps
 from .traffic import HASHED, Traffic
 
@@ -94,4 +94,4 @@ class Caches:
         names = self.names[request]
         ends = np.minimum(HASHED * np.arange(len(names) + 1), self.prompt[request])
         nbytes = np.diff(self.blocks.taken[-(-ends // self.blocks.size)])
-        return tuple(map(Block, names, np.diff(ends).tolist(), nbytes.tolist()))
+        return tuple(map(PrefixBlock, names, np.diff(ends).tolist(), nbytes.tolist()))

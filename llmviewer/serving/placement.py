@@ -18,11 +18,11 @@ from ..memory import Footprint, Shapes
 from ..operators.base import Operator
 from ..operators.collectives import Collective
 from ..parallel.layout import Layout, Network
-from ..parameters import Attention
+from ..parameters import AttentionMode
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention
-from .fleet_times import Needed, Passes, Placement, Run
+from .fleet_times import FleetRun, Needed, Passes, Placement
 from .load import Load
 
 
@@ -145,9 +145,9 @@ def _placed(first: _Lowered, joined: Sequence[_Joined], needed: Needed, known: K
 def _passes(graphs: Sequence[_Graphs], devices: Sequence[Hardware], known: Known) -> tuple[Passes, dict[int, str]]:
     """Passes of a network, by the graphs of each device; and reasons, by place, for devices that lack a unit."""
 
-    def run(own: Sequence[Graph]) -> tuple[Run, dict[int, str]]:
+    def run(own: Sequence[Graph]) -> tuple[FleetRun, dict[int, str]]:
         found, refused = fleets(own, devices, known)
-        return Run(found, own), refused
+        return FleetRun(found, own), refused
 
     prefills, refused = run([one.prefill for one in graphs])
     if graphs[0].step is graphs[0].prefill:
@@ -171,12 +171,12 @@ class _Lowered:
     def of(cls, one: Setting, device: Hardware) -> _Lowered:
         """Raises InputError where the layout does not divide a model."""
         untouched = not _changes_launches(one)
-        untiled = replace(one, attention=Attention.EAGER if untouched else one.attention, hardware=device)
+        untiled = replace(one, attention=AttentionMode.EAGER if untouched else one.attention, hardware=device)
         drafter = next((found for each in one.techniques if (found := each.drafter(untiled))), None)
         return cls(
             model=_Graphs(untiled.graph, untiled.decode_graph), drafter=drafter,
             drafts=_Graphs(drafter.network.graph, drafter.network.decode_graph) if drafter else None,
-            flash=one.attention is Attention.FLASH and untouched,
+            flash=one.attention is AttentionMode.FLASH and untouched,
         )  # fmt: skip
 
     def relinked(self, network: Network) -> _Lowered:

@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 
-class Block(NamedTuple):
+class PrefixBlock(NamedTuple):
     """A block of a prompt; prompts that are equal up to its end share it. [tokens], [B]"""
 
     id: int
@@ -20,7 +20,7 @@ class Block(NamedTuple):
     nbytes: float
 
 
-Prompt = Sequence[Block]  # from the first token on
+Prompt = Sequence[PrefixBlock]  # from the first token on
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class PrefixCache:
 
     in_use: dict[int, Prompt] = field(default_factory=dict)
     references: dict[int, int] = field(default_factory=dict)
-    idle: dict[int, Block] = field(default_factory=dict)
+    idle: dict[int, PrefixBlock] = field(default_factory=dict)
     idle_bytes: float = 0.0
     shared_bytes: float = 0.0
 

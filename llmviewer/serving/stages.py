@@ -25,7 +25,7 @@ from ..roofline import Plan, in_parts
 from ..setting import Setting
 from ..techniques import Drafter
 from ..workload import Spans, Workload
-from .step_times import BoundTimes, ExpectedTimes, Groups, going_on
+from .step_times import BoundTimes, ExpectedStepTimes, Groups, going_on
 
 _LENGTHS: Final = 64  # contexts at which decode steps are tabulated, linear in between
 _MAX_CACHED_STEPS: Final = 1 << 16  # steps with prefills
@@ -123,14 +123,14 @@ class Stage:
         def some(experts: bool | None, *, beside: bool = False) -> BoundTimes:
             one = _part(plan, experts, beside)
             other = one if decode_plan is plan else _part(decode_plan, experts, beside)
-            return ExpectedTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
+            return ExpectedStepTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
 
         sent = some(None, beside=True) if any(row.operator.beside for row in plan.operators) else None
         return cls(
             own=some(None if ranks == 1 else False),
             shared=None if ranks == 1 else some(True),
             sent=sent,
-            taken=sent.of_cores if isinstance(sent, ExpectedTimes) else None,
+            taken=sent.of_cores if isinstance(sent, ExpectedStepTimes) else None,
             ranks=ranks, host=host, longest=longest, width=width,
         )  # fmt: skip
 

@@ -101,7 +101,7 @@ def _if_any(groups: Groups, time_s: Num) -> Num:
 
 
 @dataclass(frozen=True)
-class ExpectedTimes(BoundTimes):
+class ExpectedStepTimes(BoundTimes):
     """Expected times of the kernels of a setting.
 
     sought  the time that is read from each pass
@@ -111,7 +111,7 @@ class ExpectedTimes(BoundTimes):
     sought: Callable[[ExpectedPass], Num] = attrgetter("kernels.expected")
 
     @property
-    def of_cores(self) -> ExpectedTimes:
+    def of_cores(self) -> ExpectedStepTimes:
         """Core time that it takes from overlapped computation."""
         return replace(self, sought=attrgetter("taken"))
 

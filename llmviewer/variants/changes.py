@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..model import Model, vocabulary
 from ..model_files import load_model, model_names
 from ..operators.linear import Linear
-from ..parameters import Accounting, Attention
+from ..parameters import Accounting, AttentionMode
 from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
 from ..resource import matrix
 from ..setting import Setting
@@ -52,7 +52,7 @@ def precisions(setting: Setting) -> Iterator[Change]:
 
 def flash_attention(setting: Setting) -> Iterator[Change]:
     """Flash attention, if attention is eager."""
-    if setting.attention is Attention.EAGER:
+    if setting.attention is AttentionMode.EAGER:
         yield Change(name="flash attention", about="scores stay on the chip", group=ATTENTION,
                      options={"attention": "flash"})  # fmt: skip
 

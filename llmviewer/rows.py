@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from math import isnan
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,26 @@ def csv_cell(value: Any) -> Any:
 
 
 class Rows(ABC):
-    """A result of several rows with the same keys, in SI units."""
+    """A result of several rows with the same keys, in SI units: a few lines as repr(), the text report as str().
+
+    report  module of llmviewer.reports that shows it, without which no result of the package is
+    """
+
+    report: ClassVar[str]
+
+    def __repr__(self) -> str:
+        return str(self._shown().brief(self))
+
+    def __str__(self) -> str:
+        return str(self._shown().text(self))
+
+    def _repr_html_(self) -> str:
+        """The summary and the first figure, for notebooks."""
+        return str(self._shown().notebook(self))
+
+    def _shown(self) -> Any:
+        """The report, which is imported when it is needed."""
+        return import_module(f".reports.{self.report}", __package__).REPORT
 
     @abstractmethod
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from llmviewer.analyzing.disaggregation import Disaggregated
 from llmviewer.parameters import KvTransfer
@@ -95,3 +95,6 @@ def _balance(result: Disaggregated) -> str:
         return "no decode step is taken"
     many, of_one = ("decode", "prefill") if ratio >= 1 else ("prefill", "decode")
     return f"{max(ratio, 1 / ratio):.3g} {many} devices for each {of_one} device keep both busy at the bound"
+
+
+REPORT: Final = report()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from llmviewer import __version__
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _TEMPLATES: Final = Path(__file__).with_name("templates")
+_FRAME: Final = 20  # height around a figure in a frame [px]
 
 
 @cache
@@ -97,3 +98,17 @@ def _plotly_js() -> Markup:
     from plotly.offline import get_plotlyjs
 
     return Markup(get_plotlyjs())  # noqa: S704 - a library's own text
+
+
+def notebook_cell(headline: str, summary: Sequence[tuple[str, str]], figure: Picture | None) -> str:
+    """A headline, a summary and a figure, which stands in a frame of its own as its scripts must run in order."""
+    lines = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in summary)
+    cell = f"<p><b>{escape(headline)}</b></p><table>{lines}</table>"
+    if figure is None:
+        return cell
+    from plotly.offline import get_plotlyjs_version
+
+    script = f'<script src="https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"></script>'
+    framed = f'{script}<div style="height: {figure.wide}px">{figure.drawing}</div>'
+    style = f"width: 100%; height: {figure.wide + _FRAME}px; border: 0"
+    return f'{cell}<p>{escape(figure.title)}</p><iframe srcdoc="{escape(framed)}" style="{style}"></iframe>'

@@ -76,6 +76,18 @@ class Report(Generic[_R]):
         text = "\n".join(parts)
         return text if colored else click.unstyle(text)
 
+    def brief(self, result: _R) -> str:
+        """The headline and the summary."""
+        return click.unstyle(f"{filled(self.headline(result), WIDTH)}\n{_lines(self.summary(result), WIDTH)}").rstrip()
+
+    def notebook(self, result: _R) -> str:
+        """The headline, the summary and the first figure as part of a page that loads plotly.js from its network."""
+        from .page import notebook_cell
+
+        drawn = [one for row in self.pictures(result) for one in row if not isinstance(one, Table)]
+        lines = [(line.label, line.text) for line in self.summary(result)]
+        return notebook_cell(self.headline(result), lines, drawn[0] if drawn else None)
+
     def markdown(self, result: _R) -> str:
         summary, tables = self.summary(result), self.tables(result)
         commands = (f"{one.purpose} `{' '.join(one.words)}`" for one in self.more(result))

@@ -22,3 +22,19 @@ def test_a_frame_has_the_rows_of_the_csv_file(name):
     frame, rows = found.to_frame(), list(found.rows())
     assert len(frame) == len(rows) > 0
     assert list(frame.columns) == list(rows[0])
+
+
+def test_a_result_is_a_few_lines_its_report_or_a_part_of_a_notebook():
+    shown = [
+        llmviewer.analyze("gpt2", "t4"), llmviewer.disaggregate("gpt2", "t4", "l4"), RESULTS["comparison"](),
+        RESULTS["simulation"](),
+    ]  # fmt: skip
+    for found in shown:
+        lines, cell = repr(found).splitlines(), found._repr_html_()
+        assert 1 <= len(lines) <= 16
+        assert max(map(len, lines)) <= 80
+        assert str(found).startswith(lines[0])
+        assert len(str(found)) > len(repr(found))
+        assert lines[0].partition(" ")[0] in cell
+        assert cell.count("<iframe") == 1
+        assert len(cell) < 1_000_000  # plotly.js is not in it

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import isnan, nan
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ class Expected:
     high: Busy
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ExpertDisaggregation(Rows):
     """Decode steps for every batch: lower bounds, and expected times if kernels of both sides are known.
 
@@ -110,6 +110,8 @@ class ExpertDisaggregation(Rows):
     attention_batch, expert_batch  largest batch that fits the memory of a side; None: unlimited
     years               years over which the purchase price is spread, for devices without a cloud price
     """
+
+    report: ClassVar = "afd"
 
     attention: Setting
     experts: Setting

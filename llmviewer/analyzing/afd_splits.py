@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 
@@ -49,11 +49,13 @@ class Split:
         return layouts | list(self.found.rows())[self.at]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Splits(Rows):
     """Splits of `devices` that fit and take at most `tpot` [s] per step, the fastest first; `tried` is how many splits
     were tried.
     """
+
+    report: ClassVar = "afd_splits"
 
     devices: int
     tpot: float | None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from math import isclose
-from typing import TYPE_CHECKING, Any, Final, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, overload
 
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
@@ -38,7 +38,7 @@ MAX: Final = "max"  # the value of batch that asks for the largest that fits
 _CONTEXT: Final = 1e9  # upper end of the memory of a CUDA context [B]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Analysis(Rows):
     """Result of analyze(), in OPs, bytes and seconds.
 
@@ -50,6 +50,8 @@ class Analysis(Rows):
     fixes     computes `memory_fixes` likewise
     evaluation  of the generation, the base of variants; None for devices of two kinds
     """
+
+    report: ClassVar = "analysis"
 
     setting: Setting = field(repr=False, compare=False)
     model: Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from .. import arguments
 from ..devices.files import each_changed
@@ -26,7 +26,7 @@ from .generation import GenerationResult
 from .phases import Phases
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Disaggregated(Rows):
     """Result of disaggregate().
 
@@ -35,6 +35,8 @@ class Disaggregated(Rows):
     kv_transfer_bytes        KV cache of the prompts, without copies of ranks [B]
     kv_transfer_bytes_per_s  links of all devices of the slower side together [B/s]
     """
+
+    report: ClassVar = "disaggregated"
 
     prefill: Analysis
     decode: Analysis

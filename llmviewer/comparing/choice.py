@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 from .. import __version__, arguments
 from .._layout import data_dir
@@ -47,12 +47,14 @@ class Ranked:
     merit: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Choice(Rows):
     """The result of choose(). `comparison` has a cell for every device, allowed precision and number of devices.
 
     left_out  devices that are not for sale and were not named
     """
+
+    report: ClassVar = "choice"
 
     model: Model
     users: int

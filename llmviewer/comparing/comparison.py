@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from .fleet import Known
 SCHEMA_VERSION: Final = 1  # of to_dict()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(Rows):
     """Cells of all models, precisions, layouts and devices, in that order; times are lower bounds.
 
@@ -46,6 +46,8 @@ class Comparison(Rows):
     engine        serving engine given; "": none
     profiles      profiles given; files by path
     """
+
+    report: ClassVar = "comparison"
 
     batches: tuple[int, ...]
     prompt: int

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 from .. import __version__
 from ..arguments import among, several, with_defaults
@@ -41,7 +41,7 @@ _EXPECTED: Final = 24  # combinations with the largest gains at the bound, whose
 _TIMES: Final = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Advice(Rows):
     """The result of advise(). `alone` and `together` are in groups: changes for the same weights that leave outputs
     as they are, those that change them, changes that need a draft, and changes that need other weights; each group has
@@ -51,6 +51,8 @@ class Advice(Rows):
     large    changes with which it does not fit the memory
     refused  changes that are not possible, with the reason
     """
+
+    report: ClassVar = "advice"
 
     wanted: Objective
     batch: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -67,9 +67,11 @@ class Point:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LoadCurve(Rows):
     """Closed loops of ever more requests in flight, each simulated by itself."""
+
+    report: ClassVar = "load_curve"
 
     runs: tuple[Simulation, ...] = field(repr=False)
 

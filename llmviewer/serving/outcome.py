@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import inf, nan
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Goals:
                 raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {getattr(self, name):g}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Simulation(Rows):
     """Times of all requests, with steps at their lower bounds.
 
@@ -57,6 +57,8 @@ class Simulation(Rows):
     closed    closed-form means for one copy; None with separate prefill copies, or if ranks wait for each other
     reading_utilization  share of the time until the last prefill ends in which a prefill copy is busy
     """
+
+    report: ClassVar = "serving"
 
     setting: Setting = field(repr=False)
     traffic: Traffic = field(repr=False)

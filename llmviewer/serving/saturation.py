@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import sqrt
-from typing import Any, Final, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class Sustained:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Saturation(Rows):
     """Maximum throughput of copies: at the bound, and as expected if expected times are known.
 
@@ -122,6 +122,8 @@ class Saturation(Rows):
     traffic   requests of one server (a copy, or a rank that takes steps independently), which stands for all
     unknown   why there are no expected times; "" if there are, or if only bounds were requested
     """
+
+    report: ClassVar = "saturation"
 
     setting: Setting = field(repr=False)
     policy: Policy

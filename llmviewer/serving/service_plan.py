@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ _WAYS: Final = {"together": False, "apart": True}  # of reading prompts and writ
 _BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ServicePlan(Rows):
     """The result of plan(). Every candidate has the fewest copies that meet the goals, or come closest to them.
 
@@ -46,6 +46,8 @@ class ServicePlan(Rows):
     tried        number of combinations of devices, layouts, precisions, copies and batches
     common       arguments of plan() that simulate() has too
     """
+
+    report: ClassVar = "plans"
 
     model: Model = field(repr=False)
     rate: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,9 +80,16 @@ def summary(analysis: Analysis) -> list[Line]:
     times = [
         *_time_lines(analysis),
         *(Line(measured_label(one), sentence(one.said), on_page=True) for one in analysis.measured),
-        *(Line(label, text) for label, text in (effect_lines(analysis.effect) if analysis.effect else ())),
+        *_effect_lines(analysis),
     ]
     return [*times, *memory] if analysis.memory.fits else [*memory, *times]
+
+
+def _effect_lines(analysis: Analysis) -> list[Line]:
+    """Passes and gains of techniques, which cards have too, and the conditions under which they pay."""
+    lines = effect_lines(analysis.effect) if analysis.effect else ()
+    cards = len(effect_cards(analysis))
+    return [Line(label, text, on_page=i >= cards) for i, (label, text) in enumerate(lines)]
 
 
 def _time_lines(analysis: Analysis) -> list[Line]:
@@ -211,7 +217,7 @@ def cards(analysis: Analysis) -> list[Card]:
         return [*times, *memory]
     verdict, *largest = memory
     about = "; ".join(filter(None, (verdict.about, memory_fix(analysis))))
-    return [replace(verdict, about=about), *largest, *times]
+    return [verdict._replace(about=about), *largest, *times]
 
 
 def time_cards(analysis: Analysis) -> list[Card]:
@@ -251,11 +257,11 @@ def effect_cards(analysis: Analysis) -> list[Card]:
     """Gain and passes of techniques."""
     if not analysis.effect:
         return []
-    passes, gain, *conditions = (text for _, text in effect_lines(analysis.effect))
-    about = "; ".join((gain, *conditions))
+    lines = dict(effect_lines(analysis.effect))
+    gain = lines.get("techniques gain", "")
     return [
-        Card(label="techniques", value=f"{fold(analysis.effect.speed_up)} as fast", about=about),
-        Card(label="passes", value=str(len(analysis.effect.runs)), about=passes),
+        Card(label="passes", value=str(len(analysis.effect.runs)), about=lines["passes"]),
+        *([Card(label="techniques", value=f"{fold(analysis.effect.speed_up)} as fast", about=gain)] if gain else []),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isinf
 from typing import Final
 
@@ -16,12 +16,13 @@ from llmviewer.comparing.limits import MEMORY, Rejected
 from llmviewer.expectation.expected import Interval
 from llmviewer.units import counted, fold, seconds
 
+from .columns import WIDTH
 from .comparison import BOUNDS_BASIS, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item, prices_of
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
-from .tables import Grouped, Item, Table, number_item, time_item
+from .tables import Item, Table, filled, number_item, time_item
 
 _FIRST: Final = 6  # of the ranking, to see first
 _MOST: Final = 20  # rows of a table in words, and devices of a reason
@@ -202,7 +203,7 @@ def _bound(cell: Cell, phase: str) -> Item:
 
 
 def _rejected(choice: Choice) -> Table:
-    return Grouped(
+    return _Grouped(
         title="Devices that do not qualify",
         about="In the allowed precision that comes closest.",
         head=("device", "precision", "why"),
@@ -210,6 +211,27 @@ def _rejected(choice: Choice) -> Table:
         body=tuple(map(_reason, choice.rejected)),
         groups=tuple(_groups(choice.rejected)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grouped(Table):
+    """A table of which a text shows only `groups`: (reason, names of the rows with that reason).
+
+    most  names of each group that a text has; None for all
+    """
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def text(self, width: int = WIDTH) -> str:
+        lines = (filled(f"{reason}: {self._named(names)}", width, others="  ") for reason, names in self.groups)
+        return "\n".join((filled(self.title, width), *lines, self.below(width)))
+
+    def _named(self, names: Sequence[str]) -> str:
+        more = len(names) - len(names[: self.most])
+        return f"{', '.join(names[: self.most])}{f' and {more} more' if more else ''}"
+
+    def _left_out(self) -> int:
+        return sum(len(names) - len(names[: self.most]) for _, names in self.groups)
 
 
 def _groups(rejected: Sequence[Rejected]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -50,7 +50,7 @@ _NAME_ROOM: Final = 12  # columns left for names, below which numbers are writte
 _MIN_NAME: Final = 8  # columns of names, however little room there is
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # which would slow down the start of analyze
 class OperatorTable(Table):
     """The operators of a phase.
 
@@ -93,8 +93,7 @@ class OperatorTable(Table):
         return names, cells
 
 
-@dataclass(frozen=True, kw_only=True)
-class Merged:
+class Merged(NamedTuple):
     """An operator whose launches are the same in several blocks.
 
     parts  the operator in each block

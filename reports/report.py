@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import click
 
@@ -33,8 +32,7 @@ def _none(_: object) -> list[Any]:
     return []
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report(Generic[_R]):
+class Report(NamedTuple, Generic[_R]):
     """Functions of a result, one for each part.
 
     name      stem of the files in a folder of several formats

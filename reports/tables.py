@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any, Final, NamedTuple
@@ -20,8 +20,7 @@ _MIN_WORDS: Final = 24  # columns of a text for words to the right of others
 BOUND_COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}  # on a terminal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Item:
+class Item(NamedTuple):
     """A cell of a table.
 
     key    value that the page sorts by; the text if not given
@@ -162,27 +161,6 @@ class Reasons(Table):
             room = max(width, indent + _MIN_WORDS)
             texts.append(filled(line[-1], room, first=start.ljust(indent), others=" " * indent))
         return "\n".join((*texts, self.below(width)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grouped(Table):
-    """A table of which a text shows only `groups`: (reason, names of the rows with that reason).
-
-    most  names of each group that a text has; None for all
-    """
-
-    groups: tuple[tuple[str, tuple[str, ...]], ...]
-
-    def text(self, width: int = WIDTH) -> str:
-        lines = (filled(f"{reason}: {self._named(names)}", width, others="  ") for reason, names in self.groups)
-        return "\n".join((filled(self.title, width), *lines, self.below(width)))
-
-    def _named(self, names: Sequence[str]) -> str:
-        more = len(names) - len(names[: self.most])
-        return f"{', '.join(names[: self.most])}{f' and {more} more' if more else ''}"
-
-    def _left_out(self) -> int:
-        return sum(len(names) - len(names[: self.most]) for _, names in self.groups)
 
 
 def filled(text: str, width: int = WIDTH, *, first: str = "", others: str = "") -> str:

@@ -182,7 +182,7 @@ def test_a_model_that_does_not_fit_raises_the_alarm():
     words = Tags(page).words
     assert words[words.index("memory") + 1 : words.index("memory") + 3] == [
         "does not fit",
-        "142 GB of 85.5 GB, 56.2 GB too much",
+        "142 GB of 85.5 GB, 56.2 GB too much; fits with --tp 2 or --quant fp8 or --offload weights=0.4",
     ]
     assert words[words.index("largest batch") + 1] == words[words.index("longest context") + 1] == "none"
     assert page.count('<dd class="alarm">') == 3

@@ -78,12 +78,12 @@ def _bound_and_expected(label: str, key: str, text: Callable[[float], str]) -> I
 
 
 def _tokens_a_pass(found: Analysis) -> float | None:
-    """Of each sequence, in a decode pass; None where techniques leave it at one."""
+    """Tokens per sequence and decode pass; None without techniques."""
     return found.effect.tokens_per_step if found.effect else None
 
 
 def _context(found: Analysis) -> int | None:
-    """What the decode step shown attends to, where that was asked for."""
+    """Context of the decode step, if the user gave one."""
     asked = found.request
     return None if asked.kv_len in (None, asked.prompt + 1) else asked.kv_len
 
@@ -146,14 +146,15 @@ def compared(found: Sequence[Answer], state: State) -> tuple[list[Compared], tup
 
 
 def _name(short: str, apart: str, device: str) -> str:
-    """What a setting is called and what sets it apart, of which its device may be a part already."""
+    """Name of a setting with its differences, which may include its device."""
     between = ", " if short == device else ": "
     return apart if short in apart.split(", ") else between.join(filter(None, (short, apart)))
 
 
 def _apart(every: Sequence[Answer]) -> list[str]:
-    """What the first of some settings is where others are not, and what sets each of these apart from it, in short; the
-    device where nothing does.
+    """Arguments of the first setting that differ in others, and those of each other setting that differ from the first.
+
+    Names of devices, if nothing differs.
     """
     each = [[said(one.analysis) for one in every] for said in _APART]
     each.append([one.setting.library or "kernels measured most" for one in every])  # as asked, not what stands in
@@ -196,7 +197,7 @@ def raw(settings: Sequence[Compared]) -> list[tuple[Any, ...]]:
 
 
 def words(settings: Sequence[Compared]) -> list[str]:
-    """How each differs from the first, a sentence for each pass."""
+    """Differences of each setting from the first, a sentence per phase."""
     first, *others = settings
     return [
         f"{first.short} to {other.short}: {said}"
@@ -254,7 +255,7 @@ def _faster(speed: float, name: str = "") -> str:
 
 
 def _paces(one: Analysis, other: Analysis, name: str) -> tuple[float, float | None]:
-    """What tells how fast a pass is beside that of another setting, at least and as expected. [s]
+    """Times of a phase to compare with those of another setting, at the bound and as expected. [s]
 
     A token is what counts of decode, for passes may yield several; the step where there is only one, or one was asked
     for.
@@ -272,7 +273,7 @@ def _batches(a: Answer, b: Answer) -> float:
 
 
 def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Iterator[str]:
-    """What changes of that which either pass waits for, on one device."""
+    """Changes of the amounts and rates that bound either pass, on one device."""
     pairs: list[tuple[str, float, float]] = []
     devices = a.analysis.setting.layout.devices, b.analysis.setting.layout.devices
     if devices[0] != devices[1]:
@@ -301,7 +302,7 @@ def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Itera
 
 
 def _waited(one: Phase, other: Phase) -> set[str]:
-    """What most of either pass waits for, and what makes much of the difference between them."""
+    """Bounds of both passes, and bounds that make up much of the difference between them."""
     times = [p.total.time_by_bound_s for p in (one, other)]
     changes = {bound: abs(times[0].get(bound, 0) - times[1].get(bound, 0)) for bound in (*times[0], *times[1])}
     much = _TELLING * sum(changes.values())

@@ -66,7 +66,7 @@ def formula(form: Form, workload: Workload) -> str:
 
 
 def words(feature: Feature) -> str:
-    """What a feature is called, such as "query-key pairs in a window of 4,096"."""
+    """The name of a feature, such as "query-key pairs in a window of 4,096"."""
     name = FEATURES[feature.name].format(*feature.arguments)
     if feature.name == "distinct_experts" and feature.arguments[0] == 1:
         name = "experts that some token chose"

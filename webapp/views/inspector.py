@@ -131,7 +131,7 @@ def _times(result: OperatorResult, phase: Phase) -> tuple[tuple[str, str], ...]:
 
 
 def _position(answer: Answer, op: OperatorResult) -> str:
-    """Where it is on the roofline, in words."""
+    """Place of an operator on the roofline, in words."""
     hardware = answer.analysis.hardware
     if op.bound == "link":
         return f"Waits for the {op.limited_by.removeprefix('link ')} link; under no roof."
@@ -153,7 +153,7 @@ def _called(resource: Resource) -> str:
 
 
 def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, str, str]]:
-    """What crosses the memory bus in one launch."""
+    """Tensors that one launch moves from and to memory."""
     stream = row.block.stream
 
     def moved(tensor: Tensor) -> str:

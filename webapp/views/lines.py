@@ -44,7 +44,7 @@ class SweepCurve:
     x: Array
 
     def pass_(self, phase: str, x: Num) -> Workload:
-        """What one device runs at a time."""
+        """Sequences on one device."""
         share = self.setting.layout.share(self._batch(x))
         read = {"prompt": self._prompt(x), "images": self.state.images}
         if phase == "prefill":
@@ -57,7 +57,7 @@ class SweepCurve:
         return np.broadcast_to(found, np.shape(x))
 
     def expected_s(self, phase: str, x: Array) -> Array | None:
-        """What to expect of real kernels; None where only bounds are known."""
+        """Expected times; None where only bounds are known."""
         found = self.setting.expected_pass(phase, self.pass_(phase, x))
         if not found:
             return None
@@ -65,7 +65,7 @@ class SweepCurve:
         return np.asarray(np.broadcast_to(whole.expected, np.shape(x)))
 
     def bounds(self, phase: str, x: Array) -> list[str]:
-        """What most of the time of a pass is bound by."""
+        """Bound of most of a pass's time."""
         times = waits(self.setting.plan_of(phase), self.pass_(phase, x))
         names = list(times)
         stacked = np.stack([np.broadcast_to(time, np.shape(x)) for time in times.values()])
@@ -136,7 +136,7 @@ def lines(found: Sequence[Answer], state: State) -> tuple[list[SweepCurve], tupl
 
 
 def _places(setting: Setting, state: State) -> Array:
-    """Where curves are worked out, the present setting's place among them."""
+    """Points at which curves are computed, including the present setting."""
     if state.sweep == "batch":
         low, high, now = *_BATCHES, state.batch
     else:
@@ -148,7 +148,7 @@ def _places(setting: Setting, state: State) -> Array:
 
 @lru_cache(maxsize=64)
 def turns(line: SweepCurve, phase: str) -> list[tuple[float, float, str]]:
-    """Where a pass starts to be bound by something else, to the sequence or token."""
+    """Points at which the bound of a pass changes, to the sequence or token."""
     seen = line.bounds(phase, line.x)
     found = []
     for i in range(len(seen) - 1):
@@ -165,7 +165,7 @@ def turns(line: SweepCurve, phase: str) -> list[tuple[float, float, str]]:
 
 
 def meets(own: Sequence[SweepCurve], phase: str) -> list[tuple[float, float, str]]:
-    """Where one line gets faster than another."""
+    """Points at which one line becomes faster than another."""
     found = []
     for a, b in combinations(own, 2):
         times = a.time_s(phase, a.x), b.time_s(phase, b.x)

@@ -1,4 +1,4 @@
-"""What a request takes of each device's memory, and how far batch and context can grow."""
+"""Memory of a request on each device, and the largest batch and context that fit."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def drawing(answer: Answer, phase: str) -> Drawing:
 
 
 def _said(name: str, result: OperatorResult | None, most: float) -> dict[str, Any]:
-    """What a node says, its colour and outline by bound, and its part of the largest share of time."""
+    """Label, color and outline of a node, and its share of time over the largest."""
     if _LETTER * len(name) > WIDTH:
         name = name.replace("_", "_\N{ZERO WIDTH SPACE}")  # where it may be broken
     if result is None:
@@ -112,7 +112,7 @@ def _places(graph: Graph) -> dict[str, Place]:
 
 
 def _depths(block: Block, reads: dict[str, dict[str, None]]) -> dict[str, int]:
-    """How many operators of the block come before each, one after another."""
+    """Depth of each operator: the longest chain of operators of its block before it."""
     depths: dict[str, int] = {}
     for op in block.operators:
         key = f"{block.name}.{op.name}"
@@ -158,7 +158,7 @@ def _length(places: dict[str, Place], source: str, target: str) -> float:
 
 
 def _around(places: dict[str, Place], source: str, target: str) -> list[Place]:
-    """Where a line bends so that it crosses no operator; nothing where it need not."""
+    """Bends of a line around operators; none if it crosses none."""
     (x0, y0), (x1, y1) = places[source], places[target]
     between = [place for place in places.values() if y0 < place[1] < y1]
     if not any(abs(x0 + (y - y0) / (y1 - y0) * (x1 - x0) - x) < WIDTH / 2 + _MARGIN / 2 for x, y in between):

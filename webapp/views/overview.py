@@ -1,4 +1,4 @@
-"""What bounds a phase and where its time goes: the answer in words, totals, figures and the operator table."""
+"""The overview: bound and advice of a phase, totals, figures and the operator table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
 def asked(found: Sequence[Answer]) -> tuple[str, str]:
-    """What was asked, of the first device and how many more: of what, and how."""
+    """The request: its first device with the number of others, and its arguments."""
     first = found[0].analysis
     more = f" and {len(found) - 1} more" * (len(found) > 1)
     return f"{subject(first)}{more}", below(subject(first), headline(first))
@@ -37,7 +37,7 @@ def _in_controls(said: str) -> str:
 
 
 def sources(found: Sequence[Answer]) -> str:
-    """Where what is expected comes from, in a line; why only bounds are known where nothing is."""
+    """Sources of expected times in a line, or why only bounds are known."""
     said = {one.name: _source(one) for one in found}
     if len(said) == 1:
         return f"Expected: {said.popitem()[1]}"
@@ -94,18 +94,18 @@ def _more(card: Card) -> str:
 
 
 def expected(card: Card) -> str:
-    """What is expected beside a bound, to be broken only before the interval."""
+    """The expected value of a card; a line may break only before its interval."""
     value, bracket, interval = f"expected {card.expected}".replace(" ", _SPACE).partition("(")
     return f"{value.rstrip(_SPACE)} {bracket}{interval}".rstrip()
 
 
 def effects(answer: Answer) -> tuple[tuple[str, str], ...]:
-    """What techniques make of the generation, where any are asked for."""
+    """Passes and gains of techniques."""
     return effect_lines(answer.analysis.effect) if answer.analysis.effect else ()
 
 
 def verdicts(found: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
-    """What the user measured, and how good that is, on each device."""
+    """Verdicts on the measurements of the user, for each device."""
     of = [f" on {one.name}" * (len(found) > 1) for one in found]
     return tuple(
         (f"{measured_label(each)}{device}", _in_controls(sentence(each.said)))
@@ -130,14 +130,14 @@ def roofline(found: Sequence[Answer], phase: str) -> PageFigure:
 
 
 def marked(found: Sequence[Answer], phase: str, op: str) -> tuple[list[float], list[float]]:
-    """Where an operator is on the rooflines of those devices under whose roofs it is."""
+    """Intensity and performance of an operator on each device where it is under a roof."""
     results = [one for each in found for one in each.phase(phase).operators if operator_id(one) == op]
     under = [one for one in results if one.ops and one.bound != "link"]
     return [one.intensity for one in under], [one.attainable_ops_per_s for one in under]
 
 
 def times(found: Sequence[Answer], phase: str) -> PageFigure:
-    """How long the operators of a phase take: on one device each by itself, on several as parts of the whole."""
+    """Times of the operators of a phase: bars for each on one device, parts of a bar on several."""
     name = found[0].phase_name(phase)
     if len(found) == 1:
         return page_figure(figures.operator_bars(found[0].analysis, name))
@@ -167,6 +167,6 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
 
 
 def names(found: Sequence[Answer], phase: str) -> dict[str, str]:
-    """What the operators of a phase are called, by BLOCK.NAME, largest share of time first."""
+    """Names of the operators of a phase by BLOCK.NAME, the largest share of time first."""
     ranked = sorted(merged(found[0].phase(phase)), key=lambda row: -row.whole.share)
     return {operator_id(part): row.title for row in ranked for part in row.parts}

@@ -57,7 +57,7 @@ def pictures(own: Sequence[SweepCurve], state: State) -> dict[str, PageFigure]:
 
 
 def _sizes(own: Sequence[SweepCurve]) -> dict[str, Curve]:
-    """What a request takes of memory, once where it is the same on all devices."""
+    """Memory of a request; one curve if it is the same on all devices."""
     sizes = {line.name: Curve(x=line.x, y=line.memory(line.x)) for line in own}
     first, *others = sizes.values()
     return {"needed": first} if others and all(np.array_equal(first.y, one.y) for one in others) else sizes
@@ -80,7 +80,7 @@ def points(own: Sequence[SweepCurve]) -> list[tuple[Any, ...]]:
 
 
 def crossing_table(own: Sequence[SweepCurve], state: State) -> list[tuple[str, ...]]:
-    """Where bounds change and where curves cross: heads, then a line for each."""
+    """Points where bounds change and where curves cross: heads, then a line for each."""
     axis = "batch" if state.sweep == "batch" else "prompt"
     rows: list[tuple[str, ...]] = [(axis, "pass", "what changes")]
     for phase in _phases(own):
@@ -92,7 +92,7 @@ def crossing_table(own: Sequence[SweepCurve], state: State) -> list[tuple[str, .
 
 
 def maps(found: Sequence[Answer], state: State) -> list[PageFigure]:
-    """What bounds the phase over batch and length, for each of the first devices."""
+    """Maps of the bound over batch and length, for each of the first devices."""
     return [_map(one, state) for one in found[:_MAPS]]
 
 

@@ -1,4 +1,4 @@
-"""How far to trust a number: errors of the profiles behind it, and expectations against a user's own measurements."""
+"""Accuracy: errors of profiles, and expected times against measurements of the user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_REASONS = 10
 
 
 def rests_on(found: Sequence[Answer]) -> list[tuple[str, ...]]:
-    """What is expected of each phase on each device, how sure, and of what: heads, then a line for each."""
+    """Expected time of each phase on each device, its interval and its source: heads, then a line for each."""
     lines: list[tuple[str, ...]] = [("device", "phase", "at least", "expected", "80 % interval", "rests on")]
     for one in found:
         for name, phase in one.analysis.phases:

@@ -4,14 +4,22 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
+import click
 import pytest
 
+from llmviewer import cli
 from llmviewer.cli import main
 from llmviewer.writing import write_text
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(capsys, *arguments):
@@ -451,3 +459,16 @@ def test_the_command_line_loads_nothing_heavy():
     lines = done.stdout.splitlines()
     assert lines[1] == "[]"
     assert lines[-1] == "[]"
+
+
+def test_every_command_is_listed_and_in_the_readme():
+    modules = {name: import_module(f"{cli.__name__}.{name}") for _, name, _ in iter_modules(cli.__path__)}
+    defined = {
+        one.name: name
+        for name, module in modules.items()
+        for one in vars(module).values()
+        if isinstance(one, click.Command) and one.callback and one.callback.__module__ == module.__name__
+    }
+    assert defined == cli._MODULES, "llmviewer/cli/__init__.py has the module of each command"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in defined if not re.search(rf"llmviewer {name}\b", readme)] == []

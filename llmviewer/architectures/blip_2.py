@@ -22,10 +22,10 @@ from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import CrossLayer, both_ways, stack
 from .blocks.feed_forward import Mlp
-from .blocks.fields import require_false
+from .blocks.fields import filled, require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from .blocks.resampler import FEATURES, Looking, queried
-from .blocks.tower import Tower, filled, joined, language, of_pictures, part, picture, vision, vit
+from .blocks.tower import Tower, joined, language, of_pictures, part, picture, vision, vit
 
 QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
     "hidden_size": 768,

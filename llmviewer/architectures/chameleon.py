@@ -21,12 +21,12 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Residual
-from .blocks.fields import attention, decoder, gated_mlp
+from .blocks.fields import attention, decoder, filled, gated_mlp
 from .blocks.image_codes import ImageEncoder
 from .blocks.moe import integers
 from .blocks.parts import NormKind, Parts, with_rows
 from .blocks.tiles import picture_size
-from .blocks.tower import beside, filled, held, linears, of_pictures, part
+from .blocks.tower import beside, held, linears, of_pictures, part
 
 _CHAMELEON: Final = {  # as transformers.ChameleonConfig has it
     "vocab_size": 65536,

@@ -19,9 +19,9 @@ from . import architecture
 from .blocks.class_defaults import TOWERS
 from .blocks.encoder import Encoder, Head, holding, task
 from .blocks.feed_forward import Mlp
-from .blocks.fields import labels_of
+from .blocks.fields import filled, labels_of
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, alone, beside, filled, layer, picture, tower_activation, vision, vit
+from .blocks.tower import Tower, alone, beside, layer, picture, tower_activation, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _IGNORED: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")

@@ -16,10 +16,11 @@ from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, Parts
 from .blocks.tiles import best_fit, closest_grid, picture_size
-from .blocks.tower import UNUSED, Tower, filled, joined, layers_run, sides, tied_of, vision
+from .blocks.tower import UNUSED, Tower, joined, layers_run, sides, tied_of, vision
 from .blocks.tower import language as language_of
 from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head

@@ -17,7 +17,7 @@ from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer, Prediction
 from .blocks.feed_forward import Experts
-from .blocks.fields import decoder, gated_mlp, require_false
+from .blocks.fields import decoder, filled, gated_mlp, require_false
 from .blocks.moe import (
     dense,
     experts_beside_shared,
@@ -29,7 +29,6 @@ from .blocks.moe import (
     sparse_layers,
 )
 from .blocks.parts import Parts, result
-from .blocks.tower import filled
 
 
 @architecture("deepseek_v2")

@@ -15,9 +15,10 @@ from ..operators.convolution import Conv2d
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, again, result, with_rows
 from .blocks.sam import sam_tower
-from .blocks.tower import UNUSED, Tower, filled, joined, language, of_pictures, part, projector, vision
+from .blocks.tower import UNUSED, Tower, joined, language, of_pictures, part, projector, vision
 from .siglip import plain_tower, pooled_head
 
 _HIGH: Final = "high_features"

@@ -17,9 +17,10 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture, builder
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, Parts, with_rows
 from .blocks.tiles import best_resolution, picture_size
-from .blocks.tower import UNUSED, Tower, filled, joined, of_pictures, part, projector
+from .blocks.tower import UNUSED, Tower, joined, of_pictures, part, projector
 from .siglip import plain_tower, pooled_head
 
 _SO400M: Final = {"width": 1152, "layers": 27, "heads": 16, "mlp_ratio": 3.7362, "patch_size": 14, "image_size": 384}

@@ -23,10 +23,10 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import attention, decoder
+from .blocks.fields import attention, decoder, filled
 from .blocks.moe import dense, experts, ignore_router_fields, integers, language_model, sparse_layers
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result
-from .blocks.tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
+from .blocks.tower import Tower, joined, layer, picture, projector, tower_activation, vision
 
 _TEXT: Final = TEXT_CLASSES["Ernie4_5_VLMoeTextConfig"] | {
     "moe_k": 6,

@@ -24,10 +24,11 @@ from . import architecture, builder
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import picture_size
-from .blocks.tower import filled, joined, of_pictures, part
+from .blocks.tower import joined, of_pictures, part
 
 _SIDE: Final = 768  # pixels to a side, by the processors of all published models
 _SIZES: Final = {  # as transformers.Florence2VisionConfig has it

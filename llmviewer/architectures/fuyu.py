@@ -13,9 +13,10 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, Parts
 from .blocks.tiles import picture_size
-from .blocks.tower import filled, joined, language
+from .blocks.tower import joined, language
 
 _MOST: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
 _IGNORED: Final = "image_size num_attention_heads"

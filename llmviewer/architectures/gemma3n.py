@@ -20,9 +20,9 @@ from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer, Residual
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import for_each_layer, integers
 from .blocks.parts import HIDDEN, Parts, activation, again, result
-from .blocks.tower import filled
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
 _TEXT = TEXT_CLASSES["Gemma3nTextConfig"] | {"num_kv_shared_layers": 15}

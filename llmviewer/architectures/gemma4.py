@@ -19,14 +19,14 @@ from ..operators.elementwise import ACTIVATION_OPS, Elementwise, Norm, Rope, Rou
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from .blocks.attention import scored
+from .blocks.attention import query_rope, scored
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Decoder, Layer, Residual
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import gated_mlp, of_each_layer, sliding_layers
+from .blocks.fields import filled, gated_mlp, of_each_layer, sliding_layers
 from .blocks.moe import at_most
 from .blocks.parts import NormKind, Parts, result
-from .blocks.tower import filled, tied_of
+from .blocks.tower import tied_of
 
 _UNIFIED = TEXT_CLASSES["Gemma4TextConfig"] | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
 _GLOBAL_HEAD_DIM = 512  # of layers that see all
@@ -88,27 +88,6 @@ class Gemma4Attention:
             rotary_dim=self.rotary_dim,
         )
         return (k_proj, *v_proj, q_norm, k_norm, v_norm, rope)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryRope(Elementwise):
-    """Rotation of queries alone: three OPs for each of the `turned` elements, and the others stay where they are."""
-
-    turned: int
-
-    kind: str = Rope.kind
-
-    def reads(self) -> tuple[Tensor, ...]:
-        return (replace(self.inputs[0], width=self.turned),)
-
-    def writes(self) -> tuple[Tensor, ...]:
-        return (replace(self.outputs[0], width=self.turned),)
-
-
-def query_rope(parts: Parts, q: Tensor, turned: int) -> QueryRope:
-    """The rotation of `turned` elements of each row of queries."""
-    out = parts.tensor("q_rope", q.width)
-    return QueryRope(name="rope", inputs=(q,), outputs=(out,), ops_per_element=3 * turned / q.width, turned=turned)
 
 
 class OwnEmbeddings(Elementwise):

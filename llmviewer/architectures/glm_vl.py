@@ -21,10 +21,11 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, heads_of
 from .blocks.tiles import picture_size
-from .blocks.tower import PatchGrid, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
+from .blocks.tower import PatchGrid, Tower, joined, layer, picture, sides, tied_of, tower_activation, vision
 from .glm5_next import build as build_glm5_next_text
 from .llama import FAMILIES
 

@@ -33,8 +33,9 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
 from .blocks.encoder import ENCODED, CrossAttention, both_ways, leaving, stack
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
-from .blocks.tower import UNUSED, beside, filled, held, joined, part, patches_of, projector
+from .blocks.tower import UNUSED, beside, held, joined, part, patches_of, projector
 from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
 

@@ -26,9 +26,10 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.encoder import leaving, stack
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
 from .blocks.resampler import FEATURES, queried
-from .blocks.tower import filled, joined, language, of_pictures, part
+from .blocks.tower import joined, language, of_pictures, part
 
 _TOKENS_A_SECOND: Final = 50
 _SECONDS: Final = 30

@@ -16,9 +16,10 @@ from ..operators.base import Operator
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import NormKind, Parts, activation, result, with_rows
-from .blocks.tower import Tower, filled, joined, language, of_pictures, patches_of, picture, tied_of, vision, vit
+from .blocks.tower import Tower, joined, language, of_pictures, patches_of, picture, tied_of, vision, vit
 from .llama import FAMILIES
 
 _SIDE: Final = 1024

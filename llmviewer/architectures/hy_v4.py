@@ -15,7 +15,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer
-from .blocks.fields import decoder, require_true
+from .blocks.fields import decoder, filled, require_true
 from .blocks.hyper_connections import HyperConnections
 from .blocks.moe import (
     dense,
@@ -26,7 +26,6 @@ from .blocks.moe import (
     listed,
     listed_sparse,
 )
-from .blocks.tower import filled
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _IGNORED: Final = """

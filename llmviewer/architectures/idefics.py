@@ -17,11 +17,12 @@ from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of
 from .blocks.resampler import FEATURES, Looking, queried
 from .blocks.tiles import longest_side, picture_size
-from .blocks.tower import PatchGrid, Tower, filled, joined, language, part, patches_of, sides, vision
+from .blocks.tower import PatchGrid, Tower, joined, language, part, patches_of, sides, vision
 from .siglip import plain_tower
 
 _LONGEST, _SHORTEST = 980, 378  # pixels to a side, in the processor

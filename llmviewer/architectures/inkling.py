@@ -25,13 +25,13 @@ from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import FeedForward, Mixer
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import check_width, decoder
+from .blocks.fields import check_width, decoder, filled
 from .blocks.moe import at_most, ignore_router_fields, integers, listed, listed_sparse, windows_and_experts
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.patch_folding import fold_layers, scales_of
 from .blocks.state_space import kept
 from .blocks.tiles import picture_size
-from .blocks.tower import Scaled, beside, filled, held, joined, of_pictures, vision
+from .blocks.tower import Scaled, beside, held, joined, of_pictures, vision
 
 _WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _EVERY: Final = 6  # layers, of which the last one has no window

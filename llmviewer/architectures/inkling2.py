@@ -24,7 +24,7 @@ from .blocks.attention import gated, scored
 from .blocks.attention_residuals import SourcedDecoder, SourcedLayer, mixed, sourced
 from .blocks.decoder import Decoder, Layer, Mixer
 from .blocks.feed_forward import Experts
-from .blocks.fields import check_width, decoder
+from .blocks.fields import check_width, decoder, filled
 from .blocks.moe import at_most, ignore_router_fields
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.state_space import kept
@@ -32,7 +32,6 @@ from .blocks.tiles import picture_size
 from .blocks.tower import (
     PatchGrid,
     Tower,
-    filled,
     joined,
     language,
     of_pictures,

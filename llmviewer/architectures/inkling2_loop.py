@@ -16,8 +16,8 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention_residuals import SourcedDecoder, given, mixed
 from .blocks.decoder import Layer, Mixer
+from .blocks.fields import filled
 from .blocks.parts import NormKind, Parts, again, result
-from .blocks.tower import filled
 from .inkling2 import ClippedLayer, attended, attention_of, plain_decoder
 
 _FIELDS: Final = {

@@ -20,13 +20,12 @@ from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways, holding
 from .blocks.feed_forward import Mlp
-from .blocks.fields import require_false, require_true
+from .blocks.fields import filled, require_false, require_true
 from .blocks.parts import HIDDEN, NormKind, activation, heads_of
 from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import (
     Scaled,
     Tower,
-    filled,
     joined,
     language,
     layers_run,

@@ -14,14 +14,13 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
-from .blocks.fields import require_false
+from .blocks.fields import filled, require_false
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN
 from .blocks.tower import (
     UNUSED,
     Tower,
     beside,
-    filled,
     held,
     joined,
     language,

@@ -21,7 +21,7 @@ from .blocks.attention import LatentAttention
 from .blocks.attention_residuals import sourced
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.feed_forward import Experts
-from .blocks.fields import decoder, require_true
+from .blocks.fields import decoder, filled, require_true
 from .blocks.moe import (
     dense,
     experts_beside_shared,
@@ -33,7 +33,6 @@ from .blocks.moe import (
 )
 from .blocks.parts import Parts
 from .blocks.recurrent import Kda
-from .blocks.tower import filled
 
 _KINDS = ("linear_attention", "full_attention")
 _NETWORKS = ("dense", "sparse")

@@ -18,10 +18,10 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
 from .blocks.feed_forward import Mlp
-from .blocks.fields import require_false
+from .blocks.fields import filled, require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
 from .blocks.resampler import FEATURES, Looking
-from .blocks.tower import PatchGrid, Tower, filled, joined, of_pictures, part, vit
+from .blocks.tower import PatchGrid, Tower, joined, of_pictures, part, vit
 from .clip import clip_tower
 
 _TEXT: Final = {  # as transformers.Kosmos2TextConfig has it

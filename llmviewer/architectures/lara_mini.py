@@ -12,10 +12,9 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Mixer
-from .blocks.fields import decoder, grouped_heads, require_false, sliding_window
+from .blocks.fields import decoder, filled, grouped_heads, require_false, sliding_window
 from .blocks.moe import experts_beside_one, ignore_router_fields, listed
 from .blocks.parts import NormKind
-from .blocks.tower import filled
 from .qwen3_next import delta
 
 _PATTERN: Final = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")

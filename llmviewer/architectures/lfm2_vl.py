@@ -17,19 +17,10 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
+from .blocks.fields import filled
 from .blocks.parts import NormKind, Parts, activation, result
 from .blocks.tiles import closest_grid, picture_size
-from .blocks.tower import (
-    PatchGrid,
-    Tower,
-    filled,
-    joined,
-    language,
-    patches_of,
-    projector,
-    vision,
-    vit,
-)
+from .blocks.tower import PatchGrid, Tower, joined, language, patches_of, projector, vision, vit
 from .siglip import without_head
 
 _PICTURES: Final = TOWERS["Siglip2VisionConfig"] | {"num_patches": 256}

@@ -20,10 +20,10 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Mixer
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
-from .blocks.fields import grouped_heads
+from .blocks.fields import filled, grouped_heads
 from .blocks.moe import listed
 from .blocks.parts import NormKind, Parts, activation
-from .blocks.tower import Tower, filled, joined, language, patches_of, picture, projector, tied_of, vision
+from .blocks.tower import Tower, joined, language, patches_of, picture, projector, tied_of, vision
 
 _SIDE: Final = 1024
 _TOWER: Final = {

@@ -26,10 +26,9 @@ from .blocks.family import (
     all_but_last_of,
     listed_or_every,
 )
-from .blocks.fields import require_true, sliding_layers
+from .blocks.fields import filled, require_true, sliding_layers
 from .blocks.moe import first_dense, integers, sparse_layers
 from .blocks.parts import NormKind
-from .blocks.tower import filled
 
 
 def sparse_steps(config: Section) -> list[bool]:

@@ -20,21 +20,10 @@ from ..operators.base import Operator
 from ..operators.elementwise import Elementwise, Permute
 from ..precision import Format
 from . import architecture
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import best_resolution, picture_size
-from .blocks.tower import (
-    UNUSED,
-    Tower,
-    beside,
-    filled,
-    joined,
-    language,
-    layers_run,
-    of_pictures,
-    projector,
-    sides,
-    vision,
-)
+from .blocks.tower import UNUSED, Tower, beside, joined, language, layers_run, of_pictures, projector, sides, vision
 from .clip import clip_tower
 from .mistral3 import pixtral_tower
 from .siglip import siglip_tower

@@ -19,6 +19,7 @@ from ..precision import Format
 from . import architecture, builder
 from .blocks.class_defaults import TOWERS
 from .blocks.encoder import both_ways
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
 from .blocks.resampler import FEATURES, Looking
 from .blocks.tiles import nearest_slices, picture_size
@@ -28,7 +29,6 @@ from .blocks.tower import (
     Tower,
     beside,
     feature_block,
-    filled,
     held,
     joined,
     linears,

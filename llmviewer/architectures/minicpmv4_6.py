@@ -22,6 +22,7 @@ from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer
 from .blocks.encoder import stack
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 from .blocks.tiles import nearest_slices, picture_size
 from .blocks.tower import (
@@ -29,7 +30,6 @@ from .blocks.tower import (
     PatchGrid,
     Tower,
     feature_block,
-    filled,
     joined,
     language,
     merger,

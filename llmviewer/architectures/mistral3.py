@@ -12,18 +12,9 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
+from .blocks.fields import filled
 from .blocks.parts import NormKind, activation
-from .blocks.tower import (
-    Tower,
-    filled,
-    joined,
-    language,
-    patches_of,
-    picture,
-    projector,
-    vision,
-    vit,
-)
+from .blocks.tower import Tower, joined, language, patches_of, picture, projector, vision, vit
 
 
 @architecture("mistral3")

@@ -15,7 +15,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
-from .blocks.attention import Index, LatentAttention
+from .blocks.attention import Index, LatentAttention, query_rope
 from .blocks.decoder import Decoder, FeedForward, Layer
 from .blocks.encoder import holding
 from .blocks.fields import decoder
@@ -30,7 +30,6 @@ from .blocks.moe import (
 )
 from .blocks.parts import NormKind, Parts, result
 from .deepseek import own_index
-from .gemma4 import query_rope
 from .llama_like import rotated_layers
 
 

@@ -25,20 +25,10 @@ from .blocks.class_defaults import TEXT_CLASSES, TOWERS
 from .blocks.decoder import Layer
 from .blocks.encoder import CrossAttention, both_ways, stack
 from .blocks.feed_forward import Mlp
-from .blocks.fields import attention, decoder, gated_mlp
+from .blocks.fields import attention, decoder, filled, gated_mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
-from .blocks.tower import (
-    PatchGrid,
-    Scaled,
-    beside,
-    feature_block,
-    filled,
-    of_pictures,
-    picture,
-    tower_activation,
-    vision,
-)
+from .blocks.tower import PatchGrid, Scaled, beside, feature_block, of_pictures, picture, tower_activation, vision
 
 _TEXT: Final = TEXT_CLASSES["MllamaTextConfig"] | {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
 _PICTURES: Final = TOWERS["MllamaVisionConfig"] | {

@@ -17,10 +17,10 @@ from . import architecture, builder
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import holding
 from .blocks.feed_forward import Mlp
-from .blocks.fields import attention, decoder
+from .blocks.fields import attention, decoder, filled
 from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
 from .blocks.tiles import best_fit, picture_size
-from .blocks.tower import filled, joined, of_pictures, picture, vit
+from .blocks.tower import joined, of_pictures, picture, vit
 from .molmo2 import grid_tokens, pooled_patches
 
 _CLIP: Final = {  # openai/clip-vit-large-patch14-336, up to the layer before the last

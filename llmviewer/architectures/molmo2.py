@@ -20,22 +20,11 @@ from .blocks.attention import scored
 from .blocks.class_defaults import TEXT_CLASSES, TOWERS
 from .blocks.decoder import Layer, Residual
 from .blocks.encoder import holding
-from .blocks.fields import attention, check_width, decoder, gated_mlp
+from .blocks.fields import attention, check_width, decoder, filled, gated_mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import best_fit, picture_size
-from .blocks.tower import (
-    PatchGrid,
-    Tower,
-    filled,
-    joined,
-    layers_run,
-    of_pictures,
-    part,
-    picture,
-    sides,
-    vit,
-)
+from .blocks.tower import PatchGrid, Tower, joined, layers_run, of_pictures, part, picture, sides, vit
 
 _PICTURES: Final = TOWERS["Molmo2VisionConfig"] | {"head_dim": 72}
 _OLDER: Final = {  # names of fields in published files

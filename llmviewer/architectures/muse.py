@@ -15,10 +15,9 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import decoder, grouped_heads, require_false, sliding_window
+from .blocks.fields import decoder, filled, grouped_heads, require_false, sliding_window
 from .blocks.moe import at_most, for_each_layer, ignore_router_fields, listed, listed_sparse
 from .blocks.parts import NormKind, Parts, activation, result
-from .blocks.tower import filled
 
 _EVERY: Final = 4  # layers, counted from the last, of which one has neither window nor positions
 _WINDOW: Final = 2048

@@ -20,9 +20,10 @@ from ..precision import Format
 from . import architecture
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import integers, listed
 from .blocks.parts import NormKind, Parts, activation, heads_of, result
-from .blocks.tower import Tower, filled, held, joined, language, layer, linears, patches_of, picture, projector, vision
+from .blocks.tower import Tower, held, joined, language, layer, linears, patches_of, picture, projector, vision
 from .qwen_vl import within
 
 _MEDIA: Final = "image_token_id video_token_id audio_token_id tie_word_embeddings"

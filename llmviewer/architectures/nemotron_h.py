@@ -16,11 +16,11 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Prediction
 from .blocks.feed_forward import Experts, Mlp
-from .blocks.fields import decoder
+from .blocks.fields import decoder, filled
 from .blocks.moe import at_most, groups
 from .blocks.parts import activation
 from .blocks.state_space import SILU, Mamba2
-from .blocks.tower import filled, language
+from .blocks.tower import language
 
 _MEDIA: Final = """
     force_image_size downsample_ratio projector_hidden_size vision_hidden_size

@@ -17,20 +17,10 @@ from ..precision import Format
 from . import architecture
 from .blocks.encoder import both_ways, leaving
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN, with_rows
-from .blocks.tower import (
-    UNUSED,
-    PatchGrid,
-    Tower,
-    filled,
-    joined,
-    language,
-    layer,
-    of_pictures,
-    projector,
-    scaled_layer,
-)
+from .blocks.tower import UNUSED, PatchGrid, Tower, joined, language, layer, of_pictures, projector, scaled_layer
 from .siglip import pooled_head
 
 _ACTION: Final = 7  # tokens: a position, a rotation and a gripper

@@ -14,9 +14,9 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
-from .blocks.fields import check_width
+from .blocks.fields import check_width, filled
 from .blocks.parts import NormKind, Parts
-from .blocks.tower import Tower, filled, joined, language, patches_of, picture, vision, vit
+from .blocks.tower import Tower, joined, language, patches_of, picture, vision, vit
 
 _PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element

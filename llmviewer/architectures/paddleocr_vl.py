@@ -14,10 +14,11 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import NormKind
 from .blocks.tiles import picture_size
-from .blocks.tower import Tower, filled, joined, merger, picture, sides, vision, vit
+from .blocks.tower import Tower, joined, merger, picture, sides, vision, vit
 from .llama import FAMILIES
 
 _IGNORED: Final = """

@@ -20,12 +20,12 @@ from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES, TOWERS
+from .blocks.fields import filled
 from .blocks.parts import Parts, with_rows
 from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import (
     UNUSED,
     Tower,
-    filled,
     held,
     joined,
     layers_run,

@@ -33,9 +33,9 @@ from .blocks.actions import (
 from .blocks.decoder import Layer
 from .blocks.encoder import leaving, stack
 from .blocks.feed_forward import Mlp
-from .blocks.fields import grouped_heads
+from .blocks.fields import filled, grouped_heads
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
-from .blocks.tower import beside, filled, held, part
+from .blocks.tower import beside, held, part
 from .idefics import behind_squares
 from .siglip import plain_tower
 

@@ -22,8 +22,9 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways, stack
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
-from .blocks.tower import filled, joined, language, of_pictures, pooled, projector
+from .blocks.tower import joined, language, of_pictures, pooled, projector
 from .whisper import KeysWithoutBias, front
 
 _SOUND: Final = {  # as transformers.Qwen2AudioEncoderConfig and VoxtralEncoderConfig have it

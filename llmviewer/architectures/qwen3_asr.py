@@ -22,8 +22,9 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways, stack
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
-from .blocks.tower import filled, joined, language, of_pictures, part, projector
+from .blocks.tower import joined, language, of_pictures, part, projector
 from .granite_speech import sound_tokens
 
 _ENCODER: Final = {  # as transformers.Qwen3ASREncoderConfig has it

@@ -24,13 +24,13 @@ from ..precision import FP32, Format
 from . import architecture
 from .blocks.attention import IndexedAttention
 from .blocks.decoder import Layer, Mixer
-from .blocks.fields import decoder
+from .blocks.fields import decoder, filled
 from .blocks.hyper_connections import HyperConnections
 from .blocks.moe import ignore_router_fields, integers, language_model, listed
 from .blocks.parts import Parts, result
 from .blocks.recurrent import SIGMOID
 from .blocks.state_space import kept, unfinished
-from .blocks.tower import filled, tied_of
+from .blocks.tower import tied_of
 from .qwen3_next import delta, experts, gated_attention
 from .qwen_vl import seeing
 

@@ -14,9 +14,10 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import Parts
-from .blocks.tower import Shapes, filled, held, linears, part, vision
+from .blocks.tower import Shapes, held, linears, part, vision
 from .llama import FAMILIES
 from .qwen_vl import as_qwen2, behind_qwen2_5_tower, seeing
 

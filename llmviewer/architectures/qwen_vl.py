@@ -20,13 +20,13 @@ from .blocks.class_defaults import TEXTS
 from .blocks.decoder import Layer
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.moe import integers, language_model
 from .blocks.parts import NormKind, heads_of, result
 from .blocks.tower import (
     PatchGrid,
     Tower,
     feature_block,
-    filled,
     joined,
     layer,
     merger,

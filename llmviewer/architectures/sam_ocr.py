@@ -23,7 +23,7 @@ from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TEXT_CLASSES, TEXTS
 from .blocks.decoder import Layer
 from .blocks.encoder import holding, stack
-from .blocks.fields import attention, decoder, gated_mlp, grouped_heads
+from .blocks.fields import attention, decoder, filled, gated_mlp, grouped_heads
 from .blocks.moe import (
     Kinds,
     dense,
@@ -36,7 +36,7 @@ from .blocks.moe import (
 from .blocks.parts import HIDDEN, Parts, result, with_rows
 from .blocks.sam import neck, sam_tower
 from .blocks.tiles import closest_grid, picture_size
-from .blocks.tower import Tower, feature_block, filled, joined, language, of_pictures, part, seen_again, vision
+from .blocks.tower import Tower, feature_block, joined, language, of_pictures, part, seen_again, vision
 
 _WHOLE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
 _QUERIES: Final = {_WHOLE: 256, _TILE: 144}

@@ -20,8 +20,9 @@ from .blocks.attention import scored
 from .blocks.class_defaults import TOWERS
 from .blocks.encoder import Encoder, both_ways, holding
 from .blocks.feed_forward import Mlp
+from .blocks.fields import filled
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
+from .blocks.tower import Tower, beside, layer, picture, tower_activation, vision, vit
 
 _ACT: Final = "gelu_pytorch_tanh"
 _IGNORED: Final = ("initializer_factor", "projection_dim")

@@ -16,13 +16,13 @@ from ..operators.convolution import Conv2d
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
+from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import Parts, result, with_rows
 from .blocks.tiles import picture_size
 from .blocks.tower import (
     PatchGrid,
     feature_block,
-    filled,
     joined,
     of_pictures,
     patches_of,

@@ -20,9 +20,8 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Decoder, Layer, Residual
 from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
 from .blocks.feed_forward import Mlp
-from .blocks.fields import attention, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from .blocks.fields import attention, filled, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from .blocks.parts import NormKind
-from .blocks.tower import filled
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
 _WINDOW: Final = 4096

@@ -11,7 +11,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Residual
-from .blocks.fields import alternating, attention, decoder, grouped_heads, require_false, sliding_layers
+from .blocks.fields import alternating, attention, decoder, filled, grouped_heads, require_false, sliding_layers
 from .blocks.moe import (
     dense,
     experts,
@@ -21,7 +21,6 @@ from .blocks.moe import (
     windows_and_experts,
 )
 from .blocks.parts import NormKind
-from .blocks.tower import filled
 from .llama import sparse_steps
 
 

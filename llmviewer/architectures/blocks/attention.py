@@ -277,6 +277,27 @@ class Index:
         return (*made, index)
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueryRope(Elementwise):
+    """Rotation of queries alone: three OPs for each of the `turned` elements, and the others stay where they are."""
+
+    turned: int
+
+    kind: str = Rope.kind
+
+    def reads(self) -> tuple[Tensor, ...]:
+        return (replace(self.inputs[0], width=self.turned),)
+
+    def writes(self) -> tuple[Tensor, ...]:
+        return (replace(self.outputs[0], width=self.turned),)
+
+
+def query_rope(parts: Parts, q: Tensor, turned: int) -> QueryRope:
+    """The rotation of `turned` elements of each row of queries."""
+    out = parts.tensor("q_rope", q.width)
+    return QueryRope(name="rope", inputs=(q,), outputs=(out,), ops_per_element=3 * turned / q.width, turned=turned)
+
+
 def gated(parts: Parts, x: Tensor, attended: Tensor, gates: int) -> tuple[Operator, ...]:
     """The scaled result of attention: a multiplication per element, and four OPs per sigmoid of a gate."""
     gate = parts.project("g_proj", x, gates)

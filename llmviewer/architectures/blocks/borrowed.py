@@ -7,8 +7,7 @@ from dataclasses import replace
 from ...forms import Form
 from ...operators.base import Operator, Tensor
 from ...operators.masks import Mask
-from ..gemma4 import query_rope
-from .attention import SelfAttention, scored
+from .attention import SelfAttention, query_rope, scored
 from .parts import Parts, result
 
 

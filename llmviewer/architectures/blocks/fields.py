@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Final
@@ -35,6 +35,16 @@ def check_width(config: Section, key: str, width: int, of: str, default: int | N
     given = config.integer(key, width if default is None else default)
     if given != width:
         raise config.error(key, f"must be the {width} of {of}; got {given}")
+
+
+def filled(
+    config: Section, fields: Mapping[str, Any] | None = None, *, instead: Mapping[str, Any] | None = None
+) -> Section:
+    """`config` with `fields` where it says nothing, such as the defaults of its class; `instead` holds in any case."""
+    fields = fields or {}
+    said = {key: value for key, value in config.data.items() if value is not None or key not in fields}
+    left_out = {key: value for key, value in fields.items() if not config.has(key)}
+    return config.with_data({**left_out, **said, **(instead or {})})
 
 
 def labels_of(config: Section) -> int:

@@ -21,9 +21,10 @@ from .class_defaults import TOWERS
 from .decoder import Layer
 from .encoder import both_ways
 from .feed_forward import Mlp
+from .fields import filled
 from .moe import integers
 from .parts import NormKind, Parts, heads_of, result, with_rows
-from .tower import PatchGrid, Tower, filled, of_pictures, patches_of, picture, tower_activation
+from .tower import PatchGrid, Tower, of_pictures, patches_of, picture, tower_activation
 
 _PICTURES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
 

@@ -26,6 +26,7 @@ from .class_defaults import TEXTS
 from .decoder import FeedForward, Layer, Mixer
 from .encoder import Head, both_ways, holding, leaving, stack
 from .feed_forward import Mlp
+from .fields import filled
 from .moe import language_model
 from .parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result, with_rows
 
@@ -279,16 +280,6 @@ def vision(config: Section) -> Section:
 def part(config: Section, key: str) -> Section:
     """A section of the config, or one with the defaults of its class."""
     return config.section(key) if config.get(key) is not None else config.empty(key)
-
-
-def filled(
-    config: Section, fields: Mapping[str, Any] | None = None, *, instead: Mapping[str, Any] | None = None
-) -> Section:
-    """`config` with `fields` where it says nothing, such as the defaults of its class; `instead` holds in any case."""
-    fields = fields or {}
-    said = {key: value for key, value in config.data.items() if value is not None or key not in fields}
-    left_out = {key: value for key, value in fields.items() if not config.has(key)}
-    return config.with_data({**left_out, **said, **(instead or {})})
 
 
 def language(config: Section, fmt: Format, kind: str, key: str = "text_config") -> tuple[Graph, int]:

@@ -110,7 +110,7 @@ class Kernels(KernelTimes):
 
     @cached_property
     def launcher(self) -> Launcher:
-        """What launches make of the times of kernels.
+        """Times of launches from those of kernels.
 
         Kernels of latent attention for tcgen05 read the cache for each new token of a sequence, in all libraries: "Each
         CTA handles one tokenQ by default for spec-decoding generation kernel" (NVIDIA/TensorRT-LLM,
@@ -176,7 +176,7 @@ class Kernels(KernelTimes):
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """What launches make of the times of their kernels, on a device or on several at once.
+    """Times of launches from those of their kernels, on a device or on several at once.
 
     Several devices have bounds and times [device, point] and `cores` [device, 1]; they must be alike in all else here,
     in the kernels that are known, and in those that were measured on the device itself.

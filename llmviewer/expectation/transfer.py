@@ -155,8 +155,8 @@ def _carried_over(found: Sequence[Entry], device: Device, stack: Stack, *, unkno
 
 
 def _launched(entry: Entry, found: Sequence[Entry], stack: Stack) -> Entry:
-    """With the launch of the median of all hosts that were measured, as it is not the device's; without one, where what
-    is asked for is launched by none.
+    """An entry with the median launch time of all measured hosts, as it is not the device's; without one, if the stack
+    is not launched by a host.
     """
     if FAMILIES[entry.family].aged:
         return entry
@@ -194,12 +194,12 @@ def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
 
 
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
-    """Those of the same kernel, maker, kind of memory and nearest architecture.
+    """The entries at the least distance, one of each device and library.
 
-    What a host launches each time says little of what is replayed from a graph, whichever device it was measured on.
-    One of each device and library. Few rows do not tell all parameters, so those of another library or architecture are
-    asked last. Of kernels that one architecture has as the next, those nearest of each are asked, unless one is the
-    device's own.
+    Kernels that a host launches each time say little of those replayed from a graph, whichever device they were
+    measured on. Fits on few rows are unreliable and rank last, unless they are of the same library and architecture.
+    Of families that cut work alike from one architecture to the next, the nearest entries of each are used, unless one
+    is on the device itself.
     """
     reliable = [e for e in entries if e.rows >= _TELLING * _count(e) or _of_line(e, device, stack)] or entries
     measured = [(_distance(e, device, stack), e) for e in reliable]
@@ -220,8 +220,8 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 
 
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
-    """Whether few rows of it tell more than many of others: of the same kernel, or of what only sends, which is told by
-    links, which go with memory.
+    """Whether few rows of an entry are more reliable than many of others: of the same kernel on the same architecture,
+    or of communication on the same kind of memory, with which links go.
     """
     other, computes = kin(entry.device), FAMILIES[entry.family].computes
     own, asked = (generation(d) if computes else d.stacked for d in (other, device))
@@ -233,9 +233,9 @@ def _count(entry: Entry) -> int:
 
 
 def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
-    """How far away an entry is, what counts most first. Kernels that are written for matrix instructions are told by
-    the same ones first, whatever memory they were measured with. But on siblings, what a library runs by another kernel
-    says no more than other libraries' do.
+    """Distance of an entry, the most important term first. For kernels written for matrix instructions, a kernel in the
+    same ones is nearest, whatever memory it was measured with. On a sibling device, a fit of another kernel of this
+    library ranks no better than another library's.
     """
     other, family = kin(entry.device), FAMILIES[entry.family]
     maker, *near = relation(other, device, computes=family.computes)
@@ -253,7 +253,7 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
 
 
 def _of_name(entry: Entry, stack: Stack) -> bool:
-    """Whether it is of the library's kernel of that name, or of the beginning of it, as later versions add to names."""
+    """Whether one kernel name of the library begins with the other, as later versions add to names."""
     own, asked = entry.stack.kernel, stack.kernel
     return entry.stack.library == stack.library and (own.startswith(asked) or asked.startswith(own))
 
@@ -263,7 +263,7 @@ def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
 
 
 def twins(entry: Entry, stack: Stack) -> bool:
-    """Of types that take as long: as wide, as fast, and multiplied by the same kernels."""
+    """Whether data types take equally long: as wide, as fast, and multiplied by the same kernels."""
     if entry.family == "elementwise":
         return True
     pairs = (entry.stack.dtype, stack.dtype), (entry.stack.kv_dtype, stack.kv_dtype)
@@ -271,7 +271,7 @@ def twins(entry: Entry, stack: Stack) -> bool:
 
 
 def _alike(entry: Entry, stack: Stack) -> bool:
-    """Of the same operation or kind of attention, which is the last word of a kernel's name."""
+    """Whether an entry is of the same operation or kind of attention, the last word of a kernel's name."""
     if entry.family in ("elementwise", "collectives"):
         own, other = (name.rpartition(" ")[2] for name in (stack.kernel, entry.stack.kernel))
         return own == other or not own
@@ -446,7 +446,7 @@ def _middle(values: Sequence[Array]) -> Array:
 
 
 def _corrected(found: Expectation, entry: Entry, residual: StackResidual, shapes: Shapes) -> Expectation:
-    """By what parameters left of measurements nearby."""
+    """An expectation corrected by the residuals of measurements nearby."""
     nearness = residual.apply(shapes)
     expected = found.expected * nearness.factor
     low, high = residual.interval

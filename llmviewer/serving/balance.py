@@ -42,7 +42,7 @@ def decode_batch(
 
 
 def _zero_crossing(values: Column) -> tuple[Column, npt.NDArray[np.bool_]]:
-    """Where the last axis falls to 0, as an index with fraction, and whether it does."""
+    """Zero crossing of the last axis, as an index with fraction, and whether there is one."""
     index = np.argmax(values <= 0, axis=-1)
     crosses = np.take_along_axis(values, index[..., None], axis=-1)[..., 0] <= 0
     before = np.maximum(index - 1, 0)

@@ -83,7 +83,7 @@ class Search:
         return len(self.devices) * copies * len(self.load.limits)
 
     def candidates(self, progress: Callable[[int, int], object]) -> Iterator[Candidate]:
-        """Of every setting on every device: the fewest copies that keep to the goals, or those that come closest.
+        """Candidates of every setting on every device: the fewest copies that keep to the goals, or the closest ones.
 
         progress  called with the number of finished settings, and of all
         """

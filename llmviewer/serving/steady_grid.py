@@ -51,7 +51,7 @@ class FleetSteadyState:
 
     @classmethod
     def of(cls, rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> FleetSteadyState:
-        """At rates of requests to one copy, [device, rate]. [1/s]
+        """The steady state at rates of requests to one copy, [device, rate]. [1/s]
 
         able    from able_rates()
         memory  required over available, [device, batch]
@@ -102,7 +102,7 @@ class _Steps(NamedTuple):
 
     @classmethod
     def of(cls, rate: Grid, step: Grid, times: StepTimes) -> _Steps:
-        """At rates of requests to ranks that wait for each other, or to one that does not. [1/s]
+        """Steps at rates of requests to ranks that wait for each other, or to one that does not. [1/s]
 
         step  duration of a step that only decodes [s]
         """

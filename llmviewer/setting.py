@@ -348,6 +348,23 @@ def whole(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
+def setting_of(
+    model: str | Model | Setting, hardware: str | Hardware | None, **options: Unpack[SettingOptions]
+) -> Setting:
+    """`model` if it is a Setting, else that of a model, a device and options.
+
+    Raises InputError if a Setting comes with a device or with options, or a model without a device.
+    """
+    if isinstance(model, Setting):
+        given = ["hardware"] * (hardware is not None) + list(options)
+        if given:
+            raise InputError(f"{given[0]} must be left out after a Setting, which has it")
+        return model
+    if hardware is None:
+        raise InputError("hardware must be given with a model; or give a Setting in place of both")
+    return Setting.of(model, hardware, **options)
+
+
 def layout_of(options: LayoutOptions) -> Layout:
     """The layout of `layout`, or of degrees of parallelism and how collectives run.
 

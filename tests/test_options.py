@@ -138,6 +138,22 @@ def test_names_of_the_last_release_work_with_a_warning():
     assert old.to_dict() == now.to_dict()
 
 
+def test_functions_of_requests_over_time_take_a_setting_as_analyze_does():
+    options = {"quant": "fp8", "tp": 2}
+    setting = Setting.of("gpt2", "l4", **options)
+    requests = {"prompt_lengths": 64, "gen_lengths": 8}
+    for run, given in (
+        (llmviewer.simulate, {"rate": 5, "requests": 20, **requests}),
+        (llmviewer.saturate, {**requests, "max_batch": 8}),
+        (llmviewer.advise, {"prompt": 64, "gen": 8, "without": ("answers", "draft", "model")}),
+    ):
+        assert run(setting, **given).to_dict() == run("gpt2", "l4", **options, **given).to_dict()
+        with pytest.raises(InputError, match=r"^tp must be left out after a Setting, which has it$"):
+            run(setting, tp=2, **given)
+        with pytest.raises(InputError, match=r"^hardware must be given with a model; or give a Setting in place of"):
+            run("gpt2", **given)
+
+
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 INTRO = """\
 # Options of a request and of a setting

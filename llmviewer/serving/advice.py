@@ -10,13 +10,13 @@ from math import comb
 from typing import Any, ClassVar, Final, Unpack
 
 from .. import __version__
-from ..arguments import among, several, with_defaults
+from ..arguments import among, check_options, several
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
 from ..options import ServedOptions, document_options
 from ..rows import Rows
-from ..setting import Setting, check_countable, whole
+from ..setting import Setting, check_countable, setting_of, whole
 from ..techniques import Touches
 from ..variants.changes import (
     DEGREES,
@@ -105,8 +105,8 @@ class Advice(Rows):
 
 @document_options(ServedOptions)
 def advise(
-    model: str | Model,
-    hardware: str | Hardware,
+    model: str | Model | Setting,
+    hardware: str | Hardware | None = None,
     *,
     wanted: str = "latency",
     batch: int = 1,
@@ -125,16 +125,18 @@ def advise(
                  heads, "model" those that need other weights
     progress     called with the number of finished options and combinations, and of all at most
 
-    The options describe the setting that changes are compared with: `techniques` are those already in use.
+    The options describe the setting that changes are compared with: `techniques` are those already in use. A Setting
+    may stand in place of model, hardware and options.
 
     Raises InputError if an argument is invalid, or the model does not generate.
     """
     objective = among("wanted", wanted, Objective)
-    used = tuple(map(str, with_defaults(options, ServedOptions)["techniques"]))
+    check_options(options, ServedOptions)
     left_out = tuple(among("without", one, Touches) for one in several("without", without))
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     most = whole("max_devices", max_devices)
-    setting = Setting.of(model, hardware, **options)
+    setting = setting_of(model, hardware, **options)
+    used = tuple(map(str, options.get("techniques", setting.techniques)))
     check_countable(batch, prompt + gen)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")

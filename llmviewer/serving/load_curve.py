@@ -119,8 +119,8 @@ class LoadCurve(Rows):
 
 
 def load_curve(
-    model: str | Model,
-    hardware: str | Hardware,
+    model: str | Model | Setting,
+    hardware: str | Hardware | None = None,
     *,
     concurrency: Iterable[int],
     progress: Callable[[int, int], object] = lambda finished, points: None,

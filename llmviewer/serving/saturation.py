@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..model import Model
 from ..options import ServedOptions, document_options
 from ..rows import Rows
-from ..setting import Setting, whole
+from ..setting import Setting, setting_of, whole
 from .lengths import Lengths, Tokens
 from .metrics import Span
 from .outcome import summary
@@ -203,8 +203,8 @@ class Saturation(Rows):
 
 @document_options(ServedOptions)
 def saturate(
-    model: str | Model,
-    hardware: str | Hardware,
+    model: str | Model | Setting,
+    hardware: str | Hardware | None = None,
     *,
     prompt_lengths: int | str | None = None,
     gen_lengths: int | str | None = None,
@@ -227,18 +227,19 @@ def saturate(
     requests   requests per copy; None: at least six times the concurrent sequences, and at least 1000
     max_batch  most concurrent sequences; None: as many as fit the memory, up to the limit of the engine, or 2048
     progress   called with the number of finished requests, and of all; they are served twice unless `bound`
-    The other arguments and the options are as in simulate().
+    The other arguments and the options are as in simulate(); a Setting may replace model, hardware and options.
 
     Raises InputError if an argument is invalid, a request does not fit the memory, or there are too few requests.
     """
     arguments.positive(years=years)
-    given = arguments.with_defaults(options, ServedOptions)
-    bound, engine = given["bound"], given["engine"]
-    free = policy is None and not engine
+    arguments.check_options(options, ServedOptions)
     max_batch = None if max_batch is None else whole("max_batch", max_batch)
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)
-    setting = Setting.of(model, hardware, **options)
-    chosen, block, limit = scheduler(engine, policy, block, loaded(hardware), setting.layout)
+    setting = setting_of(model, hardware, **options)
+    engine, bound = setting.engine.name if setting.engine else "", setting.bound
+    free = policy is None and not engine
+    device = loaded(hardware) if hardware is not None else setting.hardware
+    chosen, block, limit = scheduler(engine, policy, block, device, setting.layout)
     steps = Steps(setting)
     lengths = drawn_from(prompt_lengths, gen_lengths)
     some = at_once(lengths, _LEAST, seed).leaving(steps.leaves, seed)

@@ -21,7 +21,7 @@ from ..model import Model
 from ..options import ServedOptions, document_options
 from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, layout_of, whole
+from ..setting import Setting, layout_of, setting_of, whole
 from ..techniques import altered
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
@@ -47,8 +47,8 @@ _LONGEST_S: Final = 1e9  # of all arrivals: a clock that far on still tells a te
 
 @document_options(ServedOptions)
 def simulate(
-    model: str | Model,
-    hardware: str | Hardware,
+    model: str | Model | Setting,
+    hardware: str | Hardware | None = None,
     *,
     rate: float | None = None,
     arrivals: str | Path | None = None,
@@ -94,15 +94,14 @@ def simulate(
     years             time of use over which a purchase price is spread, for devices without a cloud price
     progress          called with the number of finished requests, and of all; requests are served twice unless `bound`
 
-    The options are as in analyze(). `hardware_set` changes both kinds of device, or one, as in
-    "h100-sxm:memory.bandwidth=2x"; `engine` also sets policy, block and max_batch.
+    The options are as in analyze(); a Setting may replace model, hardware and options. `hardware_set` changes both
+    kinds of device, or one, as in "h100-sxm:memory.bandwidth=2x"; `engine` also sets policy, block and max_batch.
 
     Raises InputError if an argument is invalid, or a request does not fit the memory.
     """
     arguments.number(ttft=ttft, tpot=tpot)
     arguments.positive(years=years)
     given = arguments.with_defaults(options, ServedOptions)
-    bound, engine = given["bound"], given["engine"]
     apart = {
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
@@ -116,13 +115,21 @@ def simulate(
     _check_span(traffic, "arrivals" if rate is None else "rate")
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
-    kinds = (hardware, hardware if prefill_hardware is None else prefill_hardware)
-    for kind in kinds:
-        arguments.check(hardware=kind)
-    own, others = each_changed(kinds, given["hardware_set"])
-    setting = Setting.of(model, hardware, **options | {"hardware_set": own})
+    if isinstance(model, Setting) or hardware is None:
+        setting = setting_of(model, hardware, **options)
+        device = setting.hardware
+        reads = replace(setting, hardware=loaded(prefill_hardware or device)).agreed()
+    else:
+        other = hardware if prefill_hardware is None else prefill_hardware
+        for each in (hardware, other):
+            arguments.check(hardware=each)
+        device = loaded(hardware)
+        own, others = each_changed((hardware, other), given["hardware_set"])
+        setting = Setting.of(model, hardware, **options | {"hardware_set": own})
+        reads = Setting.of(model, other, **options | {"hardware_set": others}) if readers else setting
     _check_hits(setting, traffic)
-    chosen, block, most = scheduler(engine, policy, block, loaded(hardware), setting.layout)
+    engine, bound = setting.engine.name if setting.engine else "", setting.bound
+    chosen, block, most = scheduler(engine, policy, block, device, setting.layout)
     usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
     common: dict[str, Any] = {
         "traffic": traffic.leaving(Steps(setting).leaves, seed), "copies": whole("copies", copies),
@@ -130,7 +137,6 @@ def simulate(
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
     }  # fmt: skip
     if readers:
-        reads = Setting.of(model, kinds[1], **options | {"hardware_set": others})
         if prefill_layout is not None:
             reads = replace(reads, layout=layout_of({"layout": prefill_layout})).agreed()
         run = partial(

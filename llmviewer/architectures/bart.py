@@ -6,7 +6,7 @@ all the same where the checkpoint has one. The bias of the logits, zeros in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,12 +38,14 @@ Network = Callable[[Section, str, int], FeedForward]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
-    """residual      where norms stand; before the branches, a last norm follows the layers
-    positions     the checkpoint has a table of them
-    offset        rows of that table that stand for padding
-    embed_norm    a norm follows the embedding
-    act           where the config does not say
+class TranslatorFamily:
+    """Differences between encoders and decoders of BART's build.
+
+    residual    placement of norms; if they precede the branches, a last norm follows the layers
+    positions   whether the checkpoint has a table of positions
+    offset      rows of that table for padding
+    embed_norm  whether a norm follows the embedding
+    act         activation function where the config has none
     """
 
     residual: Residual
@@ -53,51 +55,40 @@ class Build:
     act: str = "gelu"
 
 
-@architecture("bart", "plbart")
-def build_bart(config: Section, fmt: Format) -> Graph:
-    """Norms after the additions (arXiv:1910.13461)."""
-    return _built(config, fmt, Build(residual=Residual.POST, offset=2, embed_norm=True))
+_MARIAN: Final = TranslatorFamily(residual=Residual.POST)  # arXiv:1804.00344, such as the OPUS-MT models
+_M2M_100: Final = TranslatorFamily(  # NLLB's dense models too: arXiv:2010.11125, arXiv:2207.04672
+    residual=Residual.PRE, positions=False, act="relu"
+)
+_FAMILIES: Final[Mapping[tuple[str, ...], TranslatorFamily]] = {  # by model types
+    ("bart", "plbart"): TranslatorFamily(residual=Residual.POST, offset=2, embed_norm=True),  # arXiv:1910.13461
+    ("mbart",): TranslatorFamily(residual=Residual.PRE, offset=2, embed_norm=True),  # arXiv:2001.08210
+    ("pegasus",): TranslatorFamily(residual=Residual.PRE),  # arXiv:1912.08777
+    ("blenderbot",): TranslatorFamily(residual=Residual.PRE),  # arXiv:2004.13637
+    ("blenderbot-small",): TranslatorFamily(residual=Residual.POST, embed_norm=True),
+    ("m2m_100",): _M2M_100,
+}
 
 
-@architecture("mbart")
-def build_mbart(config: Section, fmt: Format) -> Graph:
-    """Norms before the branches (arXiv:2001.08210)."""
-    return _built(config, fmt, Build(residual=Residual.PRE, offset=2, embed_norm=True))
+def _register(model_types: tuple[str, ...], family: TranslatorFamily) -> None:
+    @architecture(*model_types)
+    def build(config: Section, fmt: Format) -> Graph:
+        return _built(config, fmt, family)
+
+
+for _model_types, _family in _FAMILIES.items():
+    _register(_model_types, _family)
 
 
 @architecture("marian")
 def build_marian(config: Section, fmt: Format) -> Graph:
-    """Translators of Marian (arXiv:1804.00344), such as the OPUS-MT models."""
+    """One table of words for both sides."""
     require_true(config, "share_encoder_decoder_embeddings", "two tables of words are not known here")
     vocab = config.integer("vocab_size")
     if (other := config.integer("decoder_vocab_size", vocab)) != vocab:
         raise config.error(
             "decoder_vocab_size", f"must be the vocab_size {vocab}, as both sides share one table; got {other}"
         )
-    return _built(config, fmt, Build(residual=Residual.POST))
-
-
-@architecture("pegasus")
-def build_pegasus(config: Section, fmt: Format) -> Graph:
-    """A summarizer (arXiv:1912.08777)."""
-    return _built(config, fmt, Build(residual=Residual.PRE))
-
-
-@architecture("blenderbot")
-def build_blenderbot(config: Section, fmt: Format) -> Graph:
-    """Norms before the branches (arXiv:2004.13637)."""
-    return _built(config, fmt, Build(residual=Residual.PRE))
-
-
-@architecture("blenderbot-small")
-def build_small_blenderbot(config: Section, fmt: Format) -> Graph:
-    return _built(config, fmt, Build(residual=Residual.POST, embed_norm=True))
-
-
-@architecture("m2m_100")
-def build_m2m_100(config: Section, fmt: Format) -> Graph:
-    """Translators between many languages, NLLB's dense ones among them (arXiv:2010.11125, arXiv:2207.04672)."""
-    return _built(config, fmt, Build(residual=Residual.PRE, positions=False, act="relu"))
+    return _built(config, fmt, _MARIAN)
 
 
 @architecture("nllb-moe")
@@ -120,35 +111,35 @@ def build_nllb_moe(config: Section, fmt: Format) -> Graph:
             router_bias=router_bias,
         )
 
-    return _built(config, fmt, Build(residual=Residual.PRE, positions=False, act="relu"), network)
+    return _built(config, fmt, _M2M_100, network)
 
 
-def _built(config: Section, fmt: Format, build: Build, network: Network | None = None) -> Graph:
+def _built(config: Section, fmt: Format, family: TranslatorFamily, network: Network | None = None) -> Graph:
     """`network` is that of a side's layer, which is dense if it is not given."""
     kind = task(config, _TASKS, "ForConditionalGeneration")  # a classifier runs its decoder over all of the input
     config.ignore(*_IGNORED.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
-    positions = config.integer("max_position_embeddings", 1024) + build.offset if build.positions else 0
+    positions = config.integer("max_position_embeddings", 1024) + family.offset if family.positions else 0
 
     def networks(side: str) -> list[FeedForward]:
         layers = range(config.count(f"{side}_layers"))
         if network:
             return [network(config, side, index) for index in layers]
-        return [_mlp(config, side, build.act)] * len(layers)
+        return [_mlp(config, side, family.act)] * len(layers)
 
     own, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
     ahead, behind = (SelfAttention(heads=heads, qkv_bias=True, o_bias=True) for heads in (both_ways(own), other))
     cross = CrossAttention(heads=other, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-    last = build.residual is Residual.PRE
+    last = family.residual is Residual.PRE
     encoder = Encoder(
         vocab=vocab,
         hidden=hidden,
         layers=[
-            Layer(mixer=ahead, feed_forward=each, residual=build.residual, name=f"encoder{_kind(each)}")
+            Layer(mixer=ahead, feed_forward=each, residual=family.residual, name=f"encoder{_kind(each)}")
             for each in networks("encoder")
         ],
         positions=positions,
-        embed_norm=build.embed_norm,
+        embed_norm=family.embed_norm,
         final_norm=last,
     )
     decoder = Decoder(
@@ -156,14 +147,14 @@ def _built(config: Section, fmt: Format, build: Build, network: Network | None =
         hidden=hidden,
         layers=[
             CrossLayer(
-                mixer=behind, cross=cross, feed_forward=each, residual=build.residual, name=f"decoder{_kind(each)}"
+                mixer=behind, cross=cross, feed_forward=each, residual=family.residual, name=f"decoder{_kind(each)}"
             )
             for each in networks("decoder")
         ],
         norm=NormKind.LAYER,
         tied=config.flag("tie_word_embeddings", default=True),
         positions=positions,
-        embed_norm=build.embed_norm,
+        embed_norm=family.embed_norm,
         final_norm=last,
     )
     if kind == "decoder":

@@ -179,6 +179,11 @@ class Gemm(Family):
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
+        tiled_s, moved, gone = self._on_tiles(p, features)
+        return self._quantized_s(p, features, gone, self._few_rows_s(p, features, moved, tiled_s))
+
+    def _on_tiles(self, p: Parameters, features: Features) -> tuple[Array, Array, Array]:
+        """Time on tiles [s]; time of its bytes at the memory bandwidth [s]; and the uncached share of activations."""
         f = features
         tiles = f["tiles"]
         gone = cold(f["reuse"], f["cache"], p["eta_x"] or p["eta"], p["width"])
@@ -203,18 +208,26 @@ class Gemm(Family):
         place = best(rough)
         terms = [np.maximum(take(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
         time = smooth_max(p["sharp"], *terms) + take(extra, place)
-        time = time + p["start_us"] * MICROSECOND
-        if f["gemv"] is not None:
-            few, tried, vectors, steps, blocks = f["gemv"].T
-            steps = steps * p["gemv_step_ns"] * 1e-3 * MICROSECOND
-            terms = [vectors / p["gemv_alpha"], moved / p["gemv_beta"], steps]
-            own = (p["gemv_us"] + p["gemv_tau_us"] * blocks) * MICROSECOND + smooth_max(p["sharp"], *terms)
-            time = np.where(few, own, np.where(tried, np.minimum(own, time), time))
+        return time + p["start_us"] * MICROSECOND, moved, gone
+
+    def _few_rows_s(self, p: Parameters, features: Features, moved: Array, tiled_s: Array) -> Array:
+        """Time with few rows on vector units, if the variant has a kernel for them. [s]"""
+        if features["gemv"] is None:
+            return tiled_s
+        few, tried, vectors, steps, blocks = features["gemv"].T
+        steps = steps * p["gemv_step_ns"] * 1e-3 * MICROSECOND
+        terms = [vectors / p["gemv_alpha"], moved / p["gemv_beta"], steps]
+        own_s = (p["gemv_us"] + p["gemv_tau_us"] * blocks) * MICROSECOND + smooth_max(p["sharp"], *terms)
+        return np.where(few, own_s, np.where(tried, np.minimum(own_s, tiled_s), tiled_s))
+
+    def _quantized_s(self, p: Parameters, features: Features, gone: Array, time_s: Array) -> Array:
+        """Time with the quantization of activations before, if there is one. [s]"""
+        f = features
         if f["quantized"] is not None:
-            time = time + (p["quantize_us"] + p["row_us"] * f["rows"]) * MICROSECOND
+            time_s = time_s + (p["quantize_us"] + p["row_us"] * f["rows"]) * MICROSECOND
             kept = (1 - gone) * (p["eta_x"] > 0)
-            time = time + p["passes"] * f["quantized"] * (1 - kept + kept / p["lambda"])
-        return np.asarray(time, dtype=float)
+            time_s = time_s + p["passes"] * f["quantized"] * (1 - kept + kept / p["lambda"])
+        return np.asarray(time_s, dtype=float)
 
     def elsewhere(self, p: Parameters, features: Features) -> Array:
         """For few rows no more than with tiles, since the part of their peak that vector units reach differs by
@@ -222,9 +235,9 @@ class Gemm(Family):
         """
         if features["single"] is not None:
             features = {**features, "tile_ops": features["single"]}
-        found = self.seconds(p, features)
-        tiled = found if features["gemv"] is None else self.seconds(p, {**features, "gemv": None})
-        return np.asarray(np.minimum(found, tiled))
+        tiled_s, moved, gone = self._on_tiles(p, features)
+        few_rows_s = self._few_rows_s(p, features, moved, tiled_s)
+        return self._quantized_s(p, features, gone, np.minimum(few_rows_s, tiled_s))
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:
         start: Array | float = p["start_us"] + p["tau_us"]

@@ -42,7 +42,6 @@ ELEMENTWISE: Final = {
     "softmax": ("softmax", 2),
     "quantize": ("quantize", 1.5),  # 16 bits to 8
 }
-_KINDS: Final[Mapping[type[Operator], str]] = {Add: "add", Activation: "activation"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +169,8 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
             heads = {"heads": op.heads.num_heads, "kv_heads": op.heads.num_kv_heads, "dim": op.heads.head_dim}
             whole = op.rotary_dim == op.heads.head_dim
             yield from _elementwise("rope", dtype, cols=sum(t.width for t in op.outputs), **heads) if whole else ()
-        elif type(op) in _KINDS:
-            yield from _elementwise(_KINDS[type(op)], dtype, cols=op.outputs[0].width)
+        elif type(op) in (Add, Activation):
+            yield from _elementwise(op.kind, dtype, cols=op.outputs[0].width)
 
 
 def _asked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
+from warnings import warn
 
 from .documents import LARGEST
 from .errors import InputError
@@ -11,6 +12,16 @@ from .model import Model
 from .setting import check_images, whole
 
 _GENERATED: Final = 128  # tokens generated, if their number is not given
+
+
+class Inputs(dict[str, Any]):
+    """Arguments by name, as in JSON documents; attributes, as in the last release, still work with a warning."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        warn(f"inputs.{name} is now inputs[{name!r}]", DeprecationWarning, stacklevel=2)
+        return self[name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,6 +130,9 @@ def test_a_setting_needs_a_request_and_a_request_a_setting():
 def test_names_of_the_last_release_work_with_a_warning():
     with pytest.warns(DeprecationWarning, match=r"^llmviewer\.estimate_kernel is now llmviewer\.kernel$"):
         assert llmviewer.estimate_kernel is llmviewer.kernel
+    inputs = analyze("gpt2", "l4").inputs
+    with pytest.warns(DeprecationWarning, match=r"^inputs\.batch is now inputs\['batch'\]$"):
+        assert inputs.batch == inputs["batch"] == 1
     with pytest.warns(DeprecationWarning, match=r"^llmviewer\.recorded is now llmviewer\.timeline$"):
         assert llmviewer.recorded is llmviewer.timeline
     with pytest.warns(DeprecationWarning, match=r"^llmviewer\.recommend is now llmviewer\.advise, and given is "):

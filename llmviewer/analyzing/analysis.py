@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..memory import Memory, largest_batch
 from ..model import Model
 from ..options import SettingOptions, document_options
-from ..request import Request
+from ..request import Inputs, Request
 from ..rows import Rows
 from ..setting import Setting
 from ..units import counted, fold, seconds, si
@@ -68,10 +68,10 @@ class Analysis(Rows):
     fixes: Callable[[], MemoryFixes | None] = field(default=lambda: None, repr=False, compare=False)
 
     @cached_property
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Inputs:
         """The arguments, as in the JSON document."""
         goal = {"batch_found": self.request.largest, "tpot_goal_s": self.request.tpot_s}
-        return {**self.request.inputs(), **self.setting.inputs(), **goal}
+        return Inputs({**self.request.inputs(), **self.setting.inputs(), **goal})
 
     @cached_property
     def faster(self) -> tuple[FasterLibrary, ...]:

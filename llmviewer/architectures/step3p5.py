@@ -50,7 +50,7 @@ def build(config: Section, fmt: Format) -> Graph:
     mixers = {kind == _SLIDING: _attention(config, kind, types) for kind in types}
     networks: dict[bool, FeedForward] = {True: _experts(config)}
     if not all(sparse):
-        networks[False] = dense(config)
+        networks[False] = replace(dense(config), bias=config.flag("mlp_bias", default=False))
     each = zip((kind == _SLIDING for kind in types), sparse, strict=True)
     every = windows_and_experts(mixers, networks, each)
     return decoder(config, every[:layers], prediction=Prediction.each(every[layers:])).graph(fmt)
@@ -134,4 +134,5 @@ def _experts(config: Section) -> Experts:
     chosen = config.first("moe_top_k", "num_experts_per_tok")
     plain = experts(config, count, chosen, inner=inner)
     shared = config.integer(config.first("share_expert_dim", "share_expert_dims"))
-    return replace(plain, shared=Mlp(inner=shared, act=plain.act, gated=True))
+    bias = config.flag("mlp_bias", default=False)
+    return replace(plain, shared=Mlp(inner=shared, act=plain.act, gated=True, bias=bias))

@@ -147,7 +147,7 @@ from llmviewer.kernels import aot, gemm, load_kernel
 
 kernel = load_kernel("gemm")
 inputs = kernel.make(kernel.full_size[0], "meta", 0)
-tile = gemm.Tiling(block_m=256, block_n=256, block_k=64, num_warps=4, num_stages=5)
+tile = gemm.GemmTiling(block_m=256, block_n=256, block_k=64, num_warps=4, num_stages=5)
 (launch,) = kernel.plan(aot.TARGETS[1], **inputs, tile=tile).launches
 found = aot.compiled(launch, 90, look=False)
 print(found.fits, found.spills > 100)

@@ -249,3 +249,8 @@ def test_windows_are_those_of_the_listed_layers_or_none_where_null(read, model_t
 def test_a_word_that_selects_another_structure_is_refused(read, model_type, field, value, known):
     with pytest.raises(InputError, match=f"{field}: must be one of {known}; got '{value}'"):
         read(model_type=model_type, **{field: value})
+
+
+def test_a_list_of_counts_is_limited_as_a_count_is(read):
+    with pytest.raises(InputError, match=r"depths: must be from 0 to 10000 each; got \(900000000000, 1, 9, 1\)"):
+        read(model_type="florence2", vision_config={"depths": [900_000_000_000, 1, 9, 1]})

@@ -25,7 +25,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
-from .blocks.moe import integers, language_model
+from .blocks.moe import counts, integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import picture_size
 from .blocks.tower import joined, of_pictures, part
@@ -138,6 +138,7 @@ def _davit(config: Section, fmt: Format) -> tuple[list[Block], int, tuple[Operat
     section = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     sizes = {key: integers(section, key) or usual for key, usual in _SIZES.items()}
+    counts(section, "depths")
     stages = len(sizes["embed_dim"])
     if odd := next((key for key, values in sizes.items() if len(values) != stages), None):
         raise section.error(odd, f"must have an entry for each of the {stages} stages; got {len(sizes[odd])}")

@@ -21,7 +21,7 @@ from . import architecture
 from .blocks.encoder import both_ways
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
-from .blocks.moe import integers, listed
+from .blocks.moe import counts, integers, listed
 from .blocks.parts import NormKind, Parts, activation, heads_of, result
 from .blocks.tower import Tower, held, joined, language, layer, linears, patches_of, picture, projector, vision
 from .qwen_vl import within
@@ -99,7 +99,7 @@ def _hearing(given: Section, parts: Parts) -> tuple[Block, ...]:
     section = filled(given, _SOUND)
     section.ignore("num_hidden_layers", "hidden_act", "sample_rate")
     widths = integers(section, "hidden_sizes")
-    patches, depths = integers(section, "patch_sizes"), integers(section, "depths")
+    patches, depths = integers(section, "patch_sizes"), counts(section, "depths")
     taps, ratio, out = (
         section.integer("conv_kernel_size", 7),
         section.number("mlp_ratio", 4.0),

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ...documents import Section
+from ...documents import MAX_COUNT, Section
 from ...operators.routing import UNGROUPED, Groups
 from .attention import LatentAttention, SelfAttention
 from .decoder import FeedForward, Layer, Mixer, Residual
@@ -219,6 +219,14 @@ def integers(config: Section, key: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
         raise config.error(key, f"must be a list of whole numbers; got {value!r}")
     return tuple(value)
+
+
+def counts(config: Section, key: str) -> tuple[int, ...]:
+    """A list of numbers of layers, which are made one by one; none where the key is absent."""
+    found = integers(config, key)
+    if any(not 0 <= number <= MAX_COUNT for number in found):
+        raise config.error(key, f"must be from 0 to {MAX_COUNT} each; got {found}")
+    return found
 
 
 def flagged(config: Section, key: str) -> list[bool]:

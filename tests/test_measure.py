@@ -933,7 +933,7 @@ from llmviewer.kernels import load_kernel
 from llmviewer.kernels.base import Target
 from llmviewer.measuring import triton_backend
 
-part = triton_backend._Part("gemv", "bf16", {"M": 1, "N": 4096, "K": 4096})
+part = triton_backend._KernelPart("gemv", "bf16", {"M": 1, "N": 4096, "K": 4096})
 kernel, target = load_kernel("gemv"), Target(sm=90, multiprocessors=132)
 tilings = kernel.tilings(target, triton_backend._case(part))[:2]
 triton_backend._compile(part, target, [replace(tilings[0], num_warps=3), *tilings])

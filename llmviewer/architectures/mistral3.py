@@ -24,9 +24,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("mistral_large4")
 def build_large4(config: Section, fmt: Format) -> Graph:
-    given = config.get("vision_config")
-    seen = {"vision_config": TOWERS["MistralLarge4Config"] | given} if isinstance(given, dict) else None
-    return _build(filled(config, instead=seen), fmt, "mistral_large4_text")
+    return _build(config, fmt, "mistral_large4_text")
 
 
 @architecture("lighton_ocr")

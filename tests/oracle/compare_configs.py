@@ -88,6 +88,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "step3p5": ("num_local_experts",),  # another name of n_routed_experts, whose default the class prefers to it
     "mpt": ("no_bias", "attn_config", "expansion_ratio"),  # llm-foundry reads them, the class in transformers does not
     "switch_transformers": ("tie_word_embeddings",),  # untied, it unties the tables of both sides, which files share
+    "mt5": ("tie_word_embeddings",),  # as umt5
     "umt5": ("tie_word_embeddings",),  # its class ties a head that the file says is the checkpoint's own
     "zamba": ("attention_hidden_size", "tie_word_embeddings"),  # twice hidden_size; untied, it unties shared blocks too
 }

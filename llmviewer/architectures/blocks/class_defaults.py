@@ -68,7 +68,6 @@ TOWERS: Final = _table(  # by class
         "InternVLVisionConfig": (1024, 4096, 24, 16, 448, 14),
         "InternVisionConfig": (3200, 12800, 48, 25, 224, 14),  # of the repositories of OpenGVLab
         "JanusVisionConfig": (1024, None, 24, 16, 384, 16),
-        "MistralLarge4Config": (2048, 6144, 30, None, 1540, 14),
         "MllamaVisionConfig": (1280, 5120, 32, None, 448, 14),
         "Molmo2VisionConfig": (1152, 4304, 25, 16, [378, 378], 14),
         "Ovis2VisionConfig": (1024, 2816, 24, 8, 224, 14),

@@ -339,6 +339,7 @@ def test_of_many_that_lack_the_same_a_text_has_the_first_and_how_many_more():
     assert all(f"| {name} |" in table.markdown() for name in unknown)
 
 
+@pytest.mark.slow("ranks all devices")
 def test_json_and_csv_have_every_device(capsys, novel):
     document = json.loads(json.dumps(novel.to_dict(), allow_nan=False))
     assert len(document["devices"]) + len(document["left_out"]) == len(hardware_names())

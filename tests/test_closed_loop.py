@@ -13,6 +13,8 @@ from llmviewer.reports.load_curve import REPORT
 from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.steps import Steps
 
+from .cases import first_fast
+
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 ASKED = {"prompt_lengths": 800, "gen_lengths": 100, "requests": 80, "tpot": 0.01}
 SPREAD = {"prompt_lengths": "uniform:200-1200", "gen_lengths": "uniform:1-300"}
@@ -41,7 +43,7 @@ def test_so_many_are_in_flight_until_nobody_comes_any_more(policy, layout):
     assert np.sort(found.traffic.arrival_s)[12:][half] == pytest.approx(np.sort(found.finish_s)[half])
 
 
-@pytest.mark.parametrize("clients", [1, 7, 40])
+@pytest.mark.parametrize("clients", first_fast([1, 7, 40], "simulates thousands of requests"))
 def test_littles_law(clients):
     """Requests in flight are their rate times how long each takes."""
     found = simulate(MODEL, DEVICE, concurrency=clients, requests=60 * clients, **SPREAD).likely

@@ -132,6 +132,7 @@ def test_without_end_of_memory_all_that_came_before_is_found(trace, policy):
     assert 0.4 < traffic.repeated == found.usage.there
 
 
+@pytest.mark.slow("simulates thousands of requests")
 def test_more_memory_finds_more(trace):
     """Of each request, where they are worked on one at a time; together, where many are."""
     traffic = read_traffic(trace)

@@ -52,6 +52,7 @@ def test_published_speeds_are_expected(found):
     assert np.mean(np.abs(expectation.expected / times - 1)) < found["within"]
 
 
+@pytest.mark.slow("fits many rows")
 @pytest.mark.parametrize("path", MEASURED, ids=[f"{path.parent.name}-{path.stem}" for path in MEASURED])
 def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path, monkeypatch):
     pytest.importorskip("scipy")

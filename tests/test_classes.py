@@ -254,3 +254,7 @@ def test_a_word_that_selects_another_structure_is_refused(read, model_type, fiel
 def test_a_list_of_counts_is_limited_as_a_count_is(read):
     with pytest.raises(InputError, match=r"depths: must be from 0 to 10000 each; got \(900000000000, 1, 9, 1\)"):
         read(model_type="florence2", vision_config={"depths": [900_000_000_000, 1, 9, 1]})
+    with pytest.raises(
+        InputError, match=rf"embed_dim: must be at most {2**53} each, the largest that is counted exactly"
+    ):
+        read(model_type="florence2", vision_config={"embed_dim": [10**400, 256, 512, 1024]})

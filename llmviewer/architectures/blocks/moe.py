@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ...documents import MAX_COUNT, Section
+from ...documents import LARGEST, MAX_COUNT, Section
 from ...operators.routing import UNGROUPED, Groups
 from .attention import LatentAttention, SelfAttention
 from .decoder import FeedForward, Layer, Mixer, Residual
@@ -218,6 +218,8 @@ def integers(config: Section, key: str) -> tuple[int, ...]:
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
         raise config.error(key, f"must be a list of whole numbers; got {value!r}")
+    if any(abs(n) > LARGEST for n in value):
+        raise config.error(key, f"must be at most {LARGEST} each, the largest that is counted exactly")
     return tuple(value)
 
 

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from llmviewer.records import frozen
 
 from . import kernel_names, load_kernel
 from .base import SHARED, Case, Kernel, Launch, Target
@@ -39,7 +40,7 @@ _LINE: Final = re.compile(r"^(?:(?P<label>\.L_x_\d+):|\s*/\*[0-9a-f]+\*/\s+(?P<i
 _BRANCH: Final = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Compiled:
     """Resources and instructions of one launch.
 

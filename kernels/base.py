@@ -7,11 +7,12 @@ device; for signatures alone, tensors without memory (device "meta") suffice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmviewer.records import frozen
 
 from ..forms import evaluate, total
 from ..operators.base import Operator
@@ -41,7 +42,7 @@ SHARED: Final = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 
 EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # from 1 to the next number
 
 
-@dataclass(frozen=True)
+@frozen
 class Case:
     """Sizes and data type of one call."""
 
@@ -71,7 +72,7 @@ def case(dtype: str, **sizes: int) -> Case:
     return Case(dtype, tuple(sizes.items()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Target:
     """The GPU that launches are tiled for.
 
@@ -110,7 +111,7 @@ class Target:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Launch:
     """A jitted function with its grid, arguments by name and compiler options."""
 
@@ -149,7 +150,7 @@ class Launch:
         return types, constants, tuple(aligned)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LaunchPlan:
     """Launches in order, and their outputs. A plan can be launched repeatedly."""
 
@@ -170,7 +171,7 @@ def cloned(inputs: Inputs, number: int) -> Inputs:  # noqa: ARG001 - they are al
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Kernel:
     """One kernel, or a sequence of kernels that belong together.
 
@@ -223,7 +224,7 @@ class Kernel:
         return float(evaluate(total(op.work().nbytes for op in self.operators(case)), self.workload(case)))
 
 
-@dataclass(frozen=True)
+@frozen
 class Random:
     """Makes random tensors on a device; on "meta", tensors without values."""
 

@@ -18,12 +18,14 @@ int4    code * scale + zero, both in fp16 for each `group` of a token's key or v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import e, log2, prod
 
 import torch
 import triton
 import triton.language as tl
+
+from llmviewer.records import frozen
 
 from ..errors import InputError
 from ..operators.attention import FlashAttention, Heads
@@ -246,7 +248,7 @@ def _decode_int4(
         _merge_last(part_ptr, weight_ptr, o_ptr, done_ptr, 2 * half, splits, GROUP, 2 * HALF, BLOCK_S, ROWS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DecodeTiling:
     """Keys that a program takes at a time, and programs that share those of a sequence."""
 
@@ -256,7 +258,7 @@ class DecodeTiling:
     num_stages: int = 5
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PartialResults:
     """What programs that share the keys of a sequence leave for the whole.
 

@@ -12,12 +12,14 @@ A step allocates nothing, waits for nothing and reads its lengths from the devic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Final
 
 import torch
+
+from llmviewer.records import frozen
 
 from ..architectures.blocks.attention import SelfAttention
 from ..architectures.blocks.decoder import Layer
@@ -69,7 +71,7 @@ _NORMED: Final = {"attn_norm": HIDDEN, "q_norm": "q_proj", "k_norm": "k_proj", "
 Weights = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LayerShape:
     """What a layer's launches are made for, read from its operators.
 
@@ -192,7 +194,7 @@ def _known(op: Operator, head_dim: int) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Pages:
     """Where the tokens of each sequence are in the caches of all layers, and how many there are, the new ones counted.
 
@@ -296,7 +298,7 @@ def layer_reference(
     return (y.float(), between.float(), k.float(), v.float())
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DecodeStep:
     """A decode step: one new token of each of `batch` sequences, to the next of each, the one of the largest logit.
 

@@ -9,7 +9,6 @@ chunk of one with a past, and a few drafted tokens are the same call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import e, log2
 from typing import Final
 
@@ -17,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmviewer.records import frozen
 
 from ..errors import InputError
 from ..operators.attention import FlashAttention, Heads
@@ -182,7 +183,7 @@ def _specialized(
         tl.store(o_at, out.to(o_ptr.dtype.element_ty), rows[:, None] < q_len)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FlashTiling:
     """Queries that a program has, and keys that it takes at a time. Its warps may be specialized in loads."""
 

@@ -11,12 +11,14 @@ fp8 has a scale for each whole operand; int8 one for each row of x and of w (LLM
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmviewer.records import frozen
 
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import Linear
@@ -174,7 +176,7 @@ def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor |
     return {"y_ptr": y, "parts_ptr": sums, "count_ptr": torch.zeros(tiles, dtype=torch.int32, device=y.device)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GemmTiling:
     """How a product is cut up. `parts` of k are summed by programs of their own; a persistent program may have warps
     that are specialized in loads.

@@ -6,11 +6,13 @@ rows are split between programs where there are few of them, and added in a fixe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
+
+from llmviewer.records import frozen
 
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned
 from .gemm import linear, partial, put, reference, tolerance, workload
@@ -19,7 +21,7 @@ _RESIDENT = 7  # programs of 4 warps that a multiprocessor has room for at 72 re
 _WAVES = 4  # of resident programs: the last, which may be few, is then a small part of all
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GemvTiling:
     """How w is cut up: a program takes `block_n` rows, `block_k` elements of each at a time.
 

@@ -6,11 +6,12 @@ An operator states its OPs and bytes as a `Form` once; phases, batches and lengt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from .records import frozen
 
 Num: TypeAlias = float | npt.NDArray[Any]  # every formula takes numbers and arrays
 
@@ -112,7 +113,7 @@ def _call(name: str, arguments: tuple[float, ...]) -> str:
     return f"{name}({', '.join(texts)})" if texts else name
 
 
-@dataclass(frozen=True)
+@frozen
 class Form:
     """Sum of coefficient x feature, sorted and without zeros. Supports + with forms and * with numbers."""
 

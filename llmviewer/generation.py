@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, pairwise
 from math import inf
@@ -13,13 +12,14 @@ import numpy as np
 
 from .forms import PERIODIC, STEADY, TARGET, WHOLE, Feature, Num
 from .parallel.layout import ALONE, Layout
+from .records import frozen
 from .roofline import Plan
 from .workload import Workload
 
 _AT_ONCE: Final = 1 << 16  # points of a workload that are computed together
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Generation:
     """Lower bounds for `gen` tokens of each of `batch` sequences.
 

@@ -5,16 +5,16 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from .precision import BF16, FP16, FP32, NAMED, Format
+from .records import frozen
 
 _WIDE: Final = {"f32": FP32, "f16": FP16, "bf16": BF16, "f64": NAMED["fp64"]}
 
 
-@dataclass(frozen=True)
+@frozen
 class Type:
     """A block type: `elements` consecutive elements of a row take `nbytes`."""
 

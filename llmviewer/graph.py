@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
 from .forms import TARGET, WHOLE, Stream
 from .operators.base import KEPT, Operator, Tensor
+from .records import frozen
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Block:
     """Operators that run in sequence, once per layer of the block.
 
@@ -48,7 +49,7 @@ class Block:
         return replace(self, operators=tuple(map(f, self.operators)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Actions:
     """The actions of a robot that one inference makes.
 
@@ -66,7 +67,7 @@ class Actions:
         return "denoising step" if self.denoising else "token"
 
 
-@dataclass(frozen=True)
+@frozen
 class Graph:
     """Blocks in the order of their first layers.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 
 from .devices.hardware import Hardware
@@ -17,6 +17,7 @@ from .parallel import parallel
 from .parallel.layout import Layout, Network
 from .parallel.overlap import overlapped
 from .parameters import Accounting, AttentionMode, Mla
+from .records import frozen
 from .roofline import Plan, plan
 from .techniques import Technique
 from .transforms.absorb import absorb
@@ -27,7 +28,7 @@ from .transforms.skew import skew
 from .transforms.survey import survey
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lowering:
     """Everything that graphs and plans depend on; `techniques` are those that change them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -13,13 +13,14 @@ from .graph import Block, Graph
 from .model import kv_cache, kv_cache_away
 from .operators.base import Role
 from .parallel.layout import ALONE, Layout
+from .records import frozen
 from .transforms.offload import HOST, ON_DEVICE, STORAGE, Offload
 from .workload import Workload
 
 _MOST = 1 << 40  # limit of the search for the largest batch or context: unlimited
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Memory:
     """Bytes at the peak of a request, and the largest batch and context that fit.
 
@@ -93,7 +94,7 @@ def activation_bytes(graph: Graph, workload: Workload) -> Num:
     return _largest_of(peaks(graph), workload)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Stage:
     """Memory of one pipeline stage. [B]"""
 
@@ -122,7 +123,7 @@ def _as_asked(workload: Workload) -> Workload:
     return workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Shapes:
     """Changes of techniques to passes, and to the sequences whose cache is held at the end."""
 
@@ -131,7 +132,7 @@ class Shapes:
     kept: Callable[[Workload], Workload] = _as_asked
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Footprint:
     """Memory of a graph on a device, for any workload; in a pipeline, on the fullest device. [B]
 

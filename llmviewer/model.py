@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import inf
 
@@ -19,11 +19,12 @@ from .operators.linear import LatentExpansion, LMHead
 from .operators.masks import Across, Mask
 from .operators.pictures import Patches, Place
 from .precision import Format
+from .records import frozen
 from .transforms.quantize import AS_IT_IS, Quantization, quantize
 from .workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Model:
     """A network as published, before any technique is applied.
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any, Final
 
 from ._layout import data_dir
+from .records import frozen
 
 PATH: Final = data_dir("models") / "index.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ModelFacts:
     """What lists say of a model.
 

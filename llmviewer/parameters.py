@@ -6,9 +6,10 @@ Imports nothing heavy: the command line declares its options with it before anyt
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from .records import frozen
 
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 MAX_DEGREE: Final = 1 << 20  # of parallelism; no machine has as many devices
@@ -67,7 +68,7 @@ class KvLink(StrEnum):
     SCALE_UP = "scale-up"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Parameter:
     """Declaration of one parameter.
 

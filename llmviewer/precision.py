@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Final
 
 from .errors import InputError
+from .records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Format:
     """Storage format of the elements of a tensor.
 
@@ -100,7 +101,7 @@ def product(a: Format, b: Format) -> str:
     return min(own or common, key=tuple(WIDER).index)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Scheme:
     """Formats of a quantization; None: that of the model. `text`: as the user wrote it.
 

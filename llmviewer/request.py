@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 from warnings import warn
 
 from .documents import LARGEST
 from .errors import InputError
 from .model import Model
+from .records import frozen
 from .setting import check_images, whole
 
 _GENERATED: Final = 128  # tokens generated, if their number is not given
@@ -24,7 +25,7 @@ class Inputs(dict[str, Any]):
         return self[name]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Request:
     """A batch of equal requests.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, reduce
 from math import inf
 from typing import Any, TypeAlias
@@ -16,11 +16,12 @@ from .forms import Feature, Form, Num, Stream, total
 from .graph import Block, Graph
 from .operators.base import Operator, Work
 from .operators.transfer import EXPOSED
+from .records import frozen
 from .resource import MEMORY, Resource, Unit, link, vector
 from .workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PlannedOperator:
     """An operator on a device, for any workload."""
 
@@ -43,7 +44,7 @@ def lane(row: PlannedOperator | OperatorEstimate) -> Lane:
     return row.block.stage, row.operator.beside
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class OperatorEstimate:
     """One of `repeat` launches of an operator in a pass; numbers, or arrays over the workload."""
 
@@ -105,7 +106,7 @@ class OperatorEstimate:
         return resources[np.argmax(np.stack(np.broadcast_arrays(*self.busy_s.values())), axis=0)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Estimate:
     """Lower bounds of one pass, operator by operator.
 
@@ -142,7 +143,7 @@ class Estimate:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """A graph on a device, for any workload."""
 

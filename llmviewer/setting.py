@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any, Final, Self, TypedDict, Unpack
 
@@ -31,6 +31,7 @@ from .options import LayoutOptions, PassOptions, SettingOptions
 from .parallel.layout import ALONE, Layout, parse_layout
 from .parameters import Accounting, Algorithm, AttentionMode, Mla
 from .precision import own_group
+from .records import frozen
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, altered, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
@@ -51,7 +52,7 @@ class ChangedOptions(TypedDict, total=False):
     library: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """A model on a device with techniques, for any workload."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, reduce
 from operator import add
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from .errors import InputError
 from .forms import Num
+from .records import frozen
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Spans:
     """`batch` equal sequences, or a part of them. Fields are numbers, or arrays that broadcast.
 
@@ -122,7 +123,7 @@ class Spans:
         return np.where(np.greater(self.q_len, 1), points * np.log2(points), 0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sequences(Spans):
     """Validated spans; all fields become floats, because products of integers overflow in numpy.
 
@@ -148,7 +149,7 @@ class Sequences(Spans):
         return Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)}).times(number)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Thinned(Spans):
     """Spans of which only the fraction `share` of all tokens, new and cached, takes part."""
 
@@ -168,7 +169,7 @@ class Thinned(Spans):
         return self.share * super()._kv_tiled(tile / self.share, window)
 
 
-@dataclass(frozen=True)
+@frozen
 class Workload:
     """One forward pass. Operators use the features below and never a phase, so each needs one formula.
 
@@ -377,7 +378,7 @@ class _PartialPass(Workload):
         return self._sum(lambda s: np.minimum(s.q_len, 1.0))
 
 
-@dataclass(frozen=True)
+@frozen
 class _Sampled(Workload):
     """Some tokens of a pass; amounts once per pass count with the probability that there is one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isinf
 from typing import Final
 
@@ -14,6 +14,7 @@ from llmviewer.comparing.cells import Cell
 from llmviewer.comparing.choice import Choice, Ranked
 from llmviewer.comparing.limits import MEMORY, Rejected
 from llmviewer.expectation.expected import Interval
+from llmviewer.records import frozen
 from llmviewer.units import counted, fold, seconds
 
 from .columns import WIDTH
@@ -213,7 +214,7 @@ def _rejected(choice: Choice) -> Table:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Grouped(Table):
     """A table of which a text shows only `groups`: (reason, names of the rows with that reason).
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil, floor, log2, log10
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
+
+from llmviewer.records import frozen
 
 from .drawing import INK, PAPER, frame, lines, plain, ticks
 
@@ -20,7 +22,7 @@ _MEET: Final = "curves cross"
 _DOTTED: Final = {"color": INK, "width": 1, "dash": "dot"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Curve:
     """A curve.
 

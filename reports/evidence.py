@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import inf
 from typing import Any, Final
 
 from llmviewer.analyzing.analysis import Analysis, analyze
+from llmviewer.records import frozen
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -20,7 +21,7 @@ _TABLE_4: Final = f"{_S4}, table 4"
 _TABLE_5: Final = f"{_S4}, table 5"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Evidence:
     """A published number and ours.
 

@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -16,6 +16,7 @@ import click
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import OperatorResult, PerCall, Phase, Total
 from llmviewer.parameters import Accounting
+from llmviewer.records import frozen
 from llmviewer.units import seconds, si
 
 from .columns import WIDTH, columns
@@ -50,7 +51,7 @@ _NAME_ROOM: Final = 12  # columns left for names, below which numbers are writte
 _MIN_NAME: Final = 8  # columns of names, however little room there is
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # which would slow down the start of analyze
+@frozen(kw_only=True, eq=False, repr=False)  # which would slow down the start of analyze
 class OperatorTable(Table):
     """The operators of a phase.
 

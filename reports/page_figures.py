@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from llmviewer.records import frozen
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,7 +37,7 @@ class PageFigure(NamedTuple):
     narrow: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Picture:
     """A PageFigure as HTML."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from math import isclose
 from typing import Final, NamedTuple, Self
 
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.devices.hardware import Hardware
+from llmviewer.records import frozen
 from llmviewer.resource import Resource, Unit
 from llmviewer.units import seconds, si
 
@@ -56,7 +56,7 @@ def roofs(phase: Phase, device: Hardware) -> list[Roof]:
     return [main, *(roof for roof in others if roof.rate != main.rate)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RooflinePoint:
     """Operators of one kind that coincide on a roofline."""
 
@@ -180,7 +180,7 @@ def joined(names: Iterable[str]) -> str:
     return ", ".join("/".join(firsts) + tail for tail, firsts in heads.items())
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Piece:
     """A part of a phase's bar, `share` long from `start`: operators of one name, or small ones together.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import isnan
 from typing import Any, Final, NamedTuple
 
 import click
 
+from llmviewer.records import frozen
 from llmviewer.rows import csv_text
 from llmviewer.units import seconds, si
 
@@ -74,7 +75,7 @@ class Conclusion(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Table:
     """A table that each format arranges.
 

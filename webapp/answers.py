@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from llmviewer.documents import parse_object, parse_yaml, read_yaml
 from llmviewer.errors import InputError, suggest
 from llmviewer.model import Model
 from llmviewer.model_files import load_model, model_names, parse_model
+from llmviewer.records import frozen
 from llmviewer.request import Request
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, techniques
@@ -43,7 +44,7 @@ _UNBOUNDED: Final = re.compile(r"[*+]|\{\d*,\d*\}")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Answer:
     """What was found for one device; `name` is what the state calls it."""
 

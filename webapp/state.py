@@ -7,7 +7,7 @@ import binascii
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -19,6 +19,7 @@ from llmviewer.model_files import model_names
 from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import declared
+from llmviewer.records import frozen
 
 LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
 MOST_FILES: Final = 16  # that a browser holds for a page
@@ -55,7 +56,7 @@ def _number(text: str, kind: Callable[[str], float]) -> object:
         return text
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Number:
     """A whole number of a range."""
 
@@ -73,7 +74,7 @@ class Number:
         return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fraction:
     """A number of a range."""
 
@@ -89,7 +90,7 @@ class Fraction:
         return float(value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Word:
     """One of a few words, or a name of what ships; `dropped` where it may be one of what was dropped in."""
 
@@ -106,7 +107,7 @@ class Word:
         return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Flag:
     """Yes or no."""
 
@@ -119,7 +120,7 @@ class Flag:
         return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Text:
     """A short text, which is understood elsewhere."""
 
@@ -135,7 +136,7 @@ class Text:
         return value.strip()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class List:
     """Several of a kind, of which none stands twice."""
 
@@ -190,7 +191,7 @@ def _names_file(value: str) -> bool:
     return value.startswith(MINE) and _NAME.fullmatch(value.removeprefix(MINE)) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class File:
     """A file that a user dropped in: a config.json, or a YAML of a model or a device. It exists in memory only.
 
@@ -218,7 +219,7 @@ class File:
         return self.name.endswith(".json") or re.search(r"^config:", self.text, re.MULTILINE) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class State:
     """What is asked, and what of the answer is looked at. Names of fields are those of controls, and keys of the link.
 

@@ -7,7 +7,7 @@ every layer. A batch is cut into micro-batches, so that one is with the experts 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from math import isnan, nan
 from typing import Any, ClassVar, Final, Unpack
@@ -33,6 +33,7 @@ from ..options import ExpertOptions, document_options
 from ..parallel import expert_places
 from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
 from ..parameters import KvLink
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, whole
 from ..workload import Workload
@@ -44,7 +45,7 @@ MOST_MICRO_BATCHES: Final = 8  # that are tried
 Array = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Busy:
     """Busy time of each part in a decode step of the whole batch. Arrays over batches.
 
@@ -84,7 +85,7 @@ _PARTS: Final = ("attention", "experts", "dispatch", "collect", "alone")
 _ENDS: Final = ("expected", "low", "high")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Expected:
     """Expected times of a step and their 80 % interval.
 
@@ -96,7 +97,7 @@ class Expected:
     high: Busy
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class ExpertDisaggregation(Rows):
     """Decode steps for every batch: lower bounds, and expected times if kernels of both sides are known.
 
@@ -320,7 +321,7 @@ def expert_operators(block: Block) -> tuple[Operator, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Crossing:
     """Traffic per token between the sides in equal layers.
 

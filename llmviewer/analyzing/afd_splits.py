@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Final, Unpack
 
@@ -18,6 +17,7 @@ from ..model_files import load_model
 from ..operators.linear import ExpertsLinear
 from ..options import ExpertOptions, document_options
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, whole
 from .afd import SCHEMA_VERSION, ExpertDisaggregation, afd
@@ -29,7 +29,7 @@ _BETWEEN: Final = 24  # batches in the fine search around the best of the coarse
 _OF_ONE: Final = ("attention layout", "expert devices")  # inputs that differ between splits
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Split:
     """Decode steps of one split, and the index of its best batch."""
 
@@ -49,7 +49,7 @@ class Split:
         return layouts | list(self.found.rows())[self.at]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Splits(Rows):
     """Splits of `devices` that fit and take at most `tpot` [s] per step, the fastest first; `tried` is how many splits
     were tried.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from functools import cache, cached_property, partial
 from math import isclose
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, overload
@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..memory import Memory, largest_batch
 from ..model import Model
 from ..options import SettingOptions, document_options
+from ..records import frozen
 from ..request import Inputs, Request
 from ..rows import Rows
 from ..setting import Setting
@@ -38,7 +39,7 @@ MAX: Final = "max"  # the value of batch that asks for the largest that fits
 _CONTEXT: Final = 1e9  # upper end of the memory of a CUDA context [B]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Analysis(Rows):
     """Result of analyze(), in OPs, bytes and seconds.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, ClassVar, Unpack
 
@@ -16,6 +16,7 @@ from ..model_files import load_model
 from ..options import DisaggregatedOptions, document_options
 from ..parallel.layout import ALONE, Layout
 from ..parameters import KvLink, KvTransfer
+from ..records import frozen
 from ..request import Request
 from ..rows import Rows
 from ..setting import Setting
@@ -26,7 +27,7 @@ from .generation import GenerationResult
 from .phases import Phases
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Disaggregated(Rows):
     """Result of disaggregate().
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import isclose
 from typing import Final
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..forms import Num
+from ..records import frozen
 from ..setting import Setting
 from ..techniques import Run
 from ..variants.evaluation import Evaluation
@@ -27,7 +28,7 @@ _AMOUNTS: Final = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
 _WHOLE: Final = ("ops", "bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RunResult:
     """Passes of one kind in a generation.
 
@@ -43,7 +44,7 @@ class RunResult:
     bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Whole:
     """Totals of a generation. Times are lower bounds; tpot_s is None if one token is generated.
 
@@ -70,7 +71,7 @@ class Whole:
         return all(ours == theirs or isclose(ours, theirs, rel_tol=_AS_LONG) for ours, theirs in pairs)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Effect:
     """Effect of techniques on a generation.
 
@@ -120,7 +121,7 @@ def effect(evaluation: Evaluation) -> Effect:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Changes:
     """Quantities that techniques lower (-), leave unchanged (=) or raise (+), one sign each.
 

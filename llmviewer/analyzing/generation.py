@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import add
 from typing import Any
 
 from ..expectation.expected import Interval
+from ..records import frozen
 from ..variants.evaluation import Evaluation
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GenerationResult:
     """Lower bounds of a generation, and expected times, which are None if only bounds are known. [s], [1/s]
 

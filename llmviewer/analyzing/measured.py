@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from .. import arguments, units
 from ..errors import InputError, suggest
+from ..records import frozen
 from ..setting import Setting
 from ..units import fold, seconds, significant
 from .generation import GenerationResult
@@ -32,7 +32,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # above the bound, which is all that is known
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rated:
     """A measured time, or rate of tokens, and what it means. [s], [1/s]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from itertools import product
 from math import inf
 from typing import Any, Final, Unpack
@@ -29,6 +29,7 @@ from ..operators.fused import Fused
 from ..operators.masks import Causal
 from ..options import KernelOptions, document_options
 from ..precision import NAMED
+from ..records import frozen
 from ..resource import matrix
 from ..roofline import plan
 from ..setting import Setting
@@ -40,7 +41,7 @@ _MOST: Final = 10_000  # estimates of one call
 _OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their maximum
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelKind:
     """A kernel that kernel() knows.
 
@@ -60,7 +61,7 @@ class KernelKind:
     workload: Callable[[Mapping[str, Num]], Workload]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelEstimate:
     """One launch of a kernel. [OP], [B], [s]
 

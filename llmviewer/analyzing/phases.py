@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from functools import cached_property
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interval
 from ..expectation.sources import unknown, why_unknown
+from ..records import frozen
 from ..roofline import Estimate, OperatorEstimate
 from ..variants.evaluation import Evaluation
 from ..workload import Workload
@@ -22,7 +23,7 @@ _INNER: Final = ("workload", "advises")  # fields of a Phase that are not in its
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PerCall:
     """One launch of an operator."""
 
@@ -34,7 +35,7 @@ class PerCall:
     bound_time_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class OperatorResult:
     """One operator of a phase. OPs, bytes and times are totals of its `repeat` launches; `per_call` is one launch.
 
@@ -76,7 +77,7 @@ class OperatorResult:
     per_call: PerCall
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Total:
     """Totals of a phase.
 
@@ -107,7 +108,7 @@ class Total:
     time_by_regime_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Phase:
     """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len tokens.
 
@@ -146,7 +147,7 @@ class Phase:
         return {**own, **parts, "advice": self.advice}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Phases:
     """Both phases; iterates over (name, phase). A model that does not generate has only a prefill."""
 

@@ -8,7 +8,7 @@ themselves, by `blocks.encoder.task`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -22,6 +22,7 @@ from ..operators.elementwise import Rope
 from ..operators.linear import LMHead
 from ..operators.masks import Bidirectional, Causal, Mask, UncachedCausal
 from ..precision import Format
+from ..records import frozen
 from ._names import draft_type
 from .blocks.fields import labels_of, require_false
 from .blocks.parts import Parts, result, with_rows
@@ -45,7 +46,7 @@ _GEMMA_FLAG: Final = "use_bidirectional_attention"
 _BOTH_WAYS: Final = ("Bidirectional", "EncoderModel", "BiForMNTP", "BiModel")  # in names: arXiv:2404.05961
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class OutputHead:
     """The head that stands in for the one of words.
 

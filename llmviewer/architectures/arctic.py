@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.decoder import FeedForward, Layer
 from .blocks.feed_forward import Experts, Mlp
@@ -16,7 +15,7 @@ from .blocks.moe import dense, experts, ignore_router_fields
 from .blocks.parts import Parts, result
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DenseAndExperts(Layer):
     """a = x + attention(n(x)); a + mlp(n(a)) + experts(n(x)).
 

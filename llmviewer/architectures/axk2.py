@@ -4,13 +4,14 @@ makes numbers too by whose sigmoids what was attended to is scaled; it reads the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import LatentAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
@@ -41,7 +42,7 @@ class GatedLatentAttention(LatentAttention):
         return (*made, _scaled("gated_attention", result(made), self._gate(parts)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gated:
     """`run` of x scaled by the sigmoids of what two products of low `rank` make of it."""
 

@@ -7,7 +7,7 @@ correction bias of the router is a buffer and no parameter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -15,6 +15,7 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Rope
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Mixer, Prediction
@@ -81,7 +82,7 @@ def linear_layers(config: Section) -> list[bool]:
     return [(index + 1) % group != 0 and index < layers // group * group for index in range(layers)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class NormedLightningAttention:
     """Lightning attention whose queries and keys have norms of their heads and are rotated; gated after a norm of
     groups of heads. It leaves "o_proj".

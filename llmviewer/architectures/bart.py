@@ -7,12 +7,13 @@ all the same where the checkpoint has one. The bias of the logits, zeros in ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Residual
@@ -37,7 +38,7 @@ _IGNORED: Final = """
 Network = Callable[[Section, str, int], FeedForward]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TranslatorFamily:
     """Differences between encoders and decoders of BART's build.
 

@@ -7,7 +7,7 @@ field instruction_tokens, _INSTRUCTION tokens without it. InstructBLIP for video
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -16,6 +16,7 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Permute
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TOWERS
@@ -87,7 +88,7 @@ def build_instruct(config: Section, fmt: Format) -> Graph:
     return joined(blocks, (project,), text, tokens=queries)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Named:
     """An MLP beside another one, whose names begin with `prefix`."""
 
@@ -98,7 +99,7 @@ class Named:
         return self.mlp.operators(parts, x, prefix=self.prefix, act_name=f"{self.prefix}act")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class InstructedLayer(Layer):
     """A layer over queries and the words behind them: all see each other, and each side has an MLP of its own.
 

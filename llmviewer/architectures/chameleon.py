@@ -8,7 +8,7 @@ and the VQ decoder that draws them is held and not run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -18,6 +18,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Norm
 from ..operators.pictures import Place
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Residual
@@ -54,7 +55,7 @@ _TEMPORAL_TAPS: Final = 4 * 9  # of a convolution that halves the frames
 _FRAME_TAPS: Final = 3 * 9
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class HeadNorms:
     """Attention whose norms of queries and keys have weights of their own for each head."""
 

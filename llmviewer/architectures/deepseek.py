@@ -7,12 +7,13 @@ further tokens (num_nextn_predict_layers) are not in the count of 671 billion, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import NAMED, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer, Prediction
@@ -51,7 +52,7 @@ def build_sarvam_mla(config: Section, fmt: Format) -> Graph:
     return _graph(config, fmt, first_dense(config, default=1))
 
 
-@dataclass(frozen=True)
+@frozen
 class Normed:
     """A norm follows what experts have made together."""
 

@@ -6,7 +6,7 @@ That choice is a table of ids, in training no parameter and in a pass a few byte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -14,6 +14,7 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Route
 from ..precision import NAMED, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import Index
 from .blocks.compressed_attention import CompressedAttention
@@ -54,7 +55,7 @@ def build(config: Section, fmt: Format) -> Graph:
     return decoder(config, made, hyper=hyper, prediction=prediction).graph(fmt)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class HashedExperts:
     """Experts that a table chooses by the token's id: logits weigh them, and none are compared."""
 

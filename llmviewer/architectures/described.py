@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..documents import MAX_COUNT, Section
@@ -28,6 +28,7 @@ from ..operators.attention import Heads
 from ..operators.elementwise import ACTIVATION_OPS
 from ..operators.masks import CAUSAL, Causal, Chunked, Mask
 from ..precision import NAMED, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import Index, LatentAttention, SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer, Prediction, Residual
@@ -116,7 +117,7 @@ def _prediction(config: Section, hidden: int, last: Layer) -> Prediction | None:
     return Prediction.of(section, "repeat", described or last, default=1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Key:
     """A key of a described part.
 
@@ -152,7 +153,7 @@ def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T
     return kind(**{field.name: _READERS[_type_of(field)].read(section, field) for field in every})
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _FieldReader:
     """Reads fields of one type.
 

@@ -13,7 +13,7 @@ one launch for both. Fixed positions are not counted as parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -24,6 +24,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise, Rope
 from ..operators.masks import Beside, Bidirectional, FixedKeys
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
@@ -175,7 +176,7 @@ def _indices(config: Section, key: str, layers: int) -> Sequence[int]:
     return listed
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Net:
     """Makes the blocks of a denoising transformer.
 

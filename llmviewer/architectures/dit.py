@@ -7,7 +7,6 @@ github.com/facebookresearch/DiT. Positions are fixed waves, computed on the fly 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from ..documents import Section
@@ -16,6 +15,7 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Mixer
@@ -50,7 +50,7 @@ def build(config: Section, fmt: Format) -> Graph:
     ).graph(depth, patches=(side // patch) ** 2, numbers=patch**2 * channels, out=patch**2 * out)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Dit:
     """adaLN-Zero (section 3.2): norms without weights, whose results are scaled and shifted, and the branches gated, by
     numbers made of the time and the class of each sequence.

@@ -6,7 +6,7 @@ it has made. Each run of a middle layer has a cache of its own. Published files 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -16,6 +16,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Rope
 from ..operators.masks import Causal
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Decoder, Layer
@@ -28,7 +29,7 @@ _WINDOW: Final = 1024
 _BLOCKS: Final = ("num_hidden_layers", "n_input_layers", "n_recurrent_layers", "n_output_layers")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SphereAttention:
     """Attention whose queries, after their rotation, and gates are scaled by learned channels; what it has attended to
     is gated, and has a norm.
@@ -62,7 +63,7 @@ class SphereAttention:
         return (q, k, v, g, q_norm, k_norm, rope, scale, *attended, gated, norm, o_proj)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SphereMlp:
     """A gated MLP with learned scales of both its halves, and a norm before it comes down."""
 
@@ -78,7 +79,7 @@ class SphereMlp:
         return (gate, up, act, norm, parts.project("down_proj", norm.result, x.width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SphereLayer(Layer):
     """h = n(x); h + rate (n(made(h)) - h), for attention and MLP.
 

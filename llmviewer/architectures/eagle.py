@@ -7,13 +7,14 @@ every token here; later steps of one draft read the draft's own hidden state, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.decoder import Decoder, Layer, UnnormedLayer
 from .blocks.fields import attention, gated_mlp
@@ -46,7 +47,7 @@ class FusingLayer(Layer):
         return (both, *mixed, o_proj, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fusing(Decoder):
     """A decoder whose first layer reads hidden states of another model.
 

@@ -9,7 +9,7 @@ joined in one token, and a picture stands for both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -18,6 +18,7 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Permute
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
@@ -48,7 +49,7 @@ _IGNORED: Final = """
 _MARKS: Final = 2  # tokens that begin and end a picture
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TwoKinds:
     """Experts for text, others for the `seen` tokens of each picture, and a shared MLP for all tokens."""
 

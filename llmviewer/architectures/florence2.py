@@ -6,7 +6,7 @@ Tokens of the image stand before the words of the prompt, which the encoder read
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -20,6 +20,7 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..operators.pictures import BatchedProduct
 from ..precision import Format
+from ..records import frozen
 from . import architecture, builder
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
@@ -47,7 +48,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Depthwise:
     """A convolution of 3 x 3 positions of each channel."""
 
@@ -57,7 +58,7 @@ class Depthwise:
         return (Conv2d(name=name, inputs=(x,), outputs=(out,), weights=weights),)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Windows:
     """Attention within windows of `padded` positions in all, `window` in each."""
 
@@ -78,7 +79,7 @@ class Windows:
         return (*made, replace(out, outputs=(with_rows(out.result, TOKENS),)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Channels:
     """Attention between the channels of a group over `positions` positions (arXiv:2204.03645, section 3.2)."""
 
@@ -100,7 +101,7 @@ class Channels:
         return (qkv, qk, softmax, sv, parts.project("o_proj", out, x.width, bias=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DualLayer(Layer):
     """A depthwise convolution before each branch, added to its input; windows first, then channels."""
 

@@ -6,7 +6,7 @@ The streams stand side by side in one tensor, the computed one first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Block, Graph
@@ -16,6 +16,7 @@ from ..operators.elementwise import Activation, Elementwise, Norm
 from ..operators.linear import BlockLinear
 from ..operators.masks import Causal
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer, Residual
@@ -56,7 +57,7 @@ class OtherStreamsAdd(Elementwise):
         return (replace(self.outputs[0], width=self.outputs[0].width - self.inputs[1].width),)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gemma3nLayer(Gemma4Layer):
     """A layer on `streams` streams.
 
@@ -142,7 +143,7 @@ class Gemma3nLayer(Gemma4Layer):
         return (scale, *made, add)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gemma3nDecoder(Gemma4Decoder):
     """Streams are made of the embedding by a projection each, and become one again before the head."""
 

@@ -8,7 +8,7 @@ A layer's learned factor folds into the norms and is not counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..forms import Form
@@ -18,6 +18,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Elementwise, Norm, Rope, Route
 from ..operators.masks import Causal
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import query_rope, scored
 from .blocks.class_defaults import TEXT_CLASSES
@@ -42,7 +43,7 @@ _MEDIA = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gemma4Attention:
     """Attention with norms of query, key and value heads; leaves "o_proj".
 
@@ -98,7 +99,7 @@ class OwnEmbeddings(Elementwise):
         return (gate, replace(of_all, width=gate.width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gemma4Layer(Layer):
     """A layer whose MLP has experts beside it, or that adds embeddings of its own at its end.
 
@@ -149,7 +150,7 @@ class Gemma4Layer(Layer):
         return (gate, act, projection, norm, parts.add("per_layer_add", x, norm.result))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gemma4Decoder(Decoder):
     """A decoder that also makes the embeddings of all its layers before the first: `added` wide for each."""
 

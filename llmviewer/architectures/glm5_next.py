@@ -4,7 +4,7 @@ that an indexer chooses; residual streams that are mixed, whose mean goes to the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -16,6 +16,7 @@ from ..operators.compression import Compress
 from ..operators.linear import Router
 from ..operators.masks import Compressed
 from ..precision import FP32, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import Index, LatentAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
@@ -35,7 +36,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PooledIndex(Index):
     """An indexer that chooses groups of `pool` tokens, by one key for each: a mean of theirs, weighted by gates.
 

@@ -7,7 +7,7 @@ encoder stands for two frames of 10 ms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -20,6 +20,7 @@ from ..operators.convolution import Conv1d
 from ..operators.masks import Tiled
 from ..operators.pictures import RelativePositions
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blip_2 import QUERIES, Named, qformer_layers
 from .blocks.attention import SelfAttention
@@ -73,7 +74,7 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(blocks, project, text, tokens=queries * windows, name="audio")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ShawAttention:
     """Attention within blocks of `context` tokens, with learned scores of distances (arXiv:1803.02155).
 
@@ -109,7 +110,7 @@ class ShawAttention:
         return (*inner, parts.project("o_proj", attended, x.width, bias=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ConvolutionModule:
     """The convolution of a conformer: a gated projection, `taps` taps over each channel, a batch norm, SiLU and a
     projection back (arXiv:2005.08100, section 2.2).
@@ -130,7 +131,7 @@ class ConvolutionModule:
         return (up, gated, depth, norm, act, parts.project("conv_down", act.result, x.width, bias=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Conformer(Layer):
     """x + half an MLP, + attention, + a convolution, + half an MLP, and a norm."""
 

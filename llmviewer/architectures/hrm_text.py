@@ -6,7 +6,7 @@ runs, as the embedding is named here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -14,6 +14,7 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.masks import Prefix
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
@@ -25,7 +26,7 @@ _OTHER: Final = "embed_tokens"  # the state of the stack that does not run
 _IGNORED: Final = "L_bp_cycles embedding_scale num_hidden_layers num_key_value_heads"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StackLayer(Layer):
     """A layer of a stack.
 

@@ -7,7 +7,7 @@ counted; the layers that predict further tokens are left out. Of several devices
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf
 from typing import Final
 
@@ -21,6 +21,7 @@ from ..operators.linear import Router
 from ..operators.masks import Causal
 from ..operators.pictures import RelativePositions
 from ..precision import FP32, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import FeedForward, Mixer
@@ -66,7 +67,7 @@ def filtered(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Filtered:
     """Causal convolution over the result of a branch."""
 
@@ -83,7 +84,7 @@ class Filtered:
         return (*made, filtered(parts, self.name, result(made), self.taps, scaled=self.scaled))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DistantAttention:
     """Attention whose scores have biases by distance, which each token makes for each head.
 
@@ -123,7 +124,7 @@ class DistantAttention:
         return (q, k, v, r, k_conv, v_conv, q_norm, k_norm, biases, *attended, o_proj)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class WeighedExperts(Experts):
     """Experts whose router weighs those that every token takes, too; as many as `always`, in one MLP."""
 

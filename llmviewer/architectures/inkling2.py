@@ -7,7 +7,7 @@ A tower reads pictures in patches of their own size, after a class token; square
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf
 from typing import Final
 
@@ -19,6 +19,7 @@ from ..operators.elementwise import Activation, Elementwise, Norm
 from ..operators.masks import Causal
 from ..operators.pictures import RelativePositions
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import gated, scored
 from .blocks.attention_residuals import SourcedDecoder, SourcedLayer, mixed, sourced
@@ -60,7 +61,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ClippedAttention:
     """Attention whose scores have biases by distance and a logit for nothing, both made by each token; gated.
 

@@ -6,13 +6,14 @@ with messages: mixtures of what the pass before has left. Each run of a layer ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention_residuals import SourcedDecoder, given, mixed
 from .blocks.decoder import Layer, Mixer
@@ -29,7 +30,7 @@ _READS: Final = ("q", "k", "v")
 _GATE_OPS: Final = 6  # of an element: two hyperbolic tangents, and (1 - forget) h + gate m
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Loop:
     """Layers from `start` to before `end` that run `passes` times.
 
@@ -91,7 +92,7 @@ class Loop:
         return [*((index, 0) for index in range(self.start)), *inner, *after]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LoopedLayer(ClippedLayer):
     """A layer in a pass after the first.
 

@@ -4,7 +4,7 @@ that all of them share (arXiv:2404.07413, section 2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -15,6 +15,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Rope, Route
 from ..operators.linear import ChosenLinear, Router
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Layer
@@ -26,7 +27,7 @@ from .blocks.parts import Parts, activation, result
 _IGNORED: Final = "num_attention_heads aux_loss_coef glu rotary_percent bias applied_layer_norm moe_num_experts"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MixtureOfAttention:
     """Attention whose heads are those of the experts that a token chooses; leaves "attn_combine". Of several devices
     each has all of it.

@@ -7,13 +7,14 @@ columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
@@ -42,7 +43,7 @@ _SEGMENTS: Final = 2  # rows of the table that marks tokens of images
 _IGNORED: Final = "initializer_factor dropout_rate model_type layerdrop scale_embedding"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class NormInside:
     """A branch with a norm before its last projection."""
 

@@ -7,7 +7,7 @@ published config.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -15,6 +15,7 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Mixer
@@ -35,7 +36,7 @@ _IGNORED: Final = "image_token_id video_token_id vision_start_token_id vision_en
 _KINDS: Final = ("conv", "full_attention")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PictureConv:
     """A filter of each channel over squares of `side` x `side` patches between two gates, all three of one product."""
 

@@ -7,13 +7,14 @@ As many of a token's experts have matrices as would if all were alike likely: wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import LatentAttention
 from .blocks.decoder import Layer, Prediction
@@ -26,7 +27,7 @@ _SECOND: Final = "second_"
 _NGRAMS: Final = ("ngram_vocab_size_ratio", "emb_neighbor_num", "emb_split_num")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ShortcutLayer(Layer):
     """Two layers with an attention and an MLP each; `experts` read what the first MLP does, and their result is added
     after the second.

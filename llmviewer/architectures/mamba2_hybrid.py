@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
@@ -50,7 +51,7 @@ def build_bamba(config: Section, fmt: Format) -> Graph:
     return decoder(config, layers).graph(fmt)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SideBySide:
     """Two mixers of the same x, their results added; leaves "mixers_add"."""
 

@@ -6,7 +6,7 @@ A query's own block is among those chosen and counts as full. The clamped gate, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -16,6 +16,7 @@ from ..operators.block_sparse import BlockIndexer
 from ..operators.elementwise import Rope
 from ..operators.masks import Chosen
 from ..precision import FP32, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import IndexedAttention, SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer, Prediction
@@ -86,7 +87,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
     return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BlockIndex:
     """Heads that choose blocks of keys and share a key for each token.
 

@@ -6,7 +6,7 @@ Queries have no latent of their own, and a learned line in the logarithm of thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..forms import Form
@@ -14,6 +14,7 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import Index, LatentAttention, query_rope
 from .blocks.decoder import Decoder, FeedForward, Layer
@@ -44,7 +45,7 @@ class ScaledIndex(Index):
         return (norm, *made, scale, replace(indexer, inputs=(scale.result, *others)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ScaledLatentAttention(LatentAttention):
     """Latent attention whose queries are scaled by their position; where `rope_dim` is 0, nothing is rotated.
 
@@ -79,7 +80,7 @@ def _scaled(parts: Parts, name: str, query: Tensor, num_heads: int) -> Elementwi
     return Elementwise(name=name, inputs=(query,), outputs=(out,), weights=held, ops_per_element=ops)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LearnedRotation(Decoder):
     """A decoder whose positions have a learned number for each pair that is rotated."""
 

@@ -4,7 +4,7 @@ than 64 tokens to either side (arXiv:2412.13663). Its decoder sees what is befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -14,6 +14,7 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.masks import Causal
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer, UnnormedLayer
@@ -55,7 +56,7 @@ def build(config: Section, fmt: Format) -> Graph:
     ).graph(fmt)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class WordsAfterHead(Decoder):
     """A decoder that makes words of norm(act(dense(x)))."""
 

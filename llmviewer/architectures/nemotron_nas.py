@@ -5,12 +5,11 @@ A layer may have no attention, or a matrix in its place, and an MLP of any width
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
@@ -33,7 +32,7 @@ def build(config: Section, fmt: Format) -> Graph:
     return decoder(config, [one for one in layers if one.mixer or one.feed_forward]).graph(fmt)  # others do nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Matrix:
     """A matrix in the place of a mixer or a network; leaves `name`."""
 

@@ -6,7 +6,7 @@ The features are those of the layer before the last. An action is seven tokens o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -14,6 +14,7 @@ from ..graph import Actions, Block, Graph
 from ..operators.attention import Heads
 from ..operators.elementwise import Permute
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.encoder import both_ways, leaving
 from .blocks.feed_forward import Mlp
@@ -32,7 +33,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Vit:
     """A vision transformer of timm.
 

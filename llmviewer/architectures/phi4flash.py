@@ -7,7 +7,7 @@ logits are needed, as a prompt leaves nothing in them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from ..documents import Section
@@ -17,6 +17,7 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.masks import CAUSAL, Causal
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.borrowed import borrowed
@@ -30,7 +31,7 @@ from .blocks.state_space import Mamba
 _AFTER = ("cross", "gated")  # names of the layers that process tokens with logits alone
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Phi4FlashAttention:
     """Each head sees the values of two; the results of one half, scaled, are subtracted from the other, and normalized.
 
@@ -60,7 +61,7 @@ class Phi4FlashAttention:
         return (projection, *made, difference, parts.project("o_proj", difference.result, x.width, bias=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GatedMemory:
     """The output of an earlier scan, gated by a projection of x.
 

@@ -8,7 +8,7 @@ rest by their type. Images are those of the cameras (--images 3 for most robots 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -17,6 +17,7 @@ from ..forms import SEQUENCES, SOURCE, acting
 from ..graph import Actions, Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture, builder
 from .blocks.actions import (
     CONDITION,
@@ -206,7 +207,7 @@ def _mlp(config: Section) -> Mlp:
     return Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Chunk:
     """The actions that an inference makes: `count` of `dims` numbers each."""
 

@@ -6,7 +6,7 @@ Before it stands the tower of Qwen3-VL, as before Qwen3.5. The layer that predic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, isqrt
 from typing import Final
 
@@ -21,6 +21,7 @@ from ..operators.embedding import Embedding
 from ..operators.masks import Chosen, Compressed
 from ..operators.state_space import CausalConv
 from ..precision import FP32, Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import IndexedAttention
 from .blocks.decoder import Layer, Mixer
@@ -42,7 +43,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GatedStreams(HyperConnections):
     """Streams whose mean, each element times a gate, goes on; a result comes back to each by a weight of its own.
 
@@ -80,7 +81,7 @@ def by_stream(parts: Parts, name: str, x: Tensor, streams: int) -> Norm:
     return replace(parts.norm(name, x), group=x.width // streams)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MeanIndex:
     """An indexer that chooses groups of `pool` tokens, by the mean of their keys; its heads count alike.
 
@@ -122,7 +123,7 @@ class MeanIndex:
         return (made, norm, rope, compress, indexer)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class NGrams:
     """What the last tokens are looked up as, together, added to every stream: a value by gates, and a filter of that.
 
@@ -171,7 +172,7 @@ class NGrams:
         return Embedding(name="ngrams", inputs=(), outputs=(parts.tensor("ngrams", self.width),), weights=(table,))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LookingUp(Layer):
     """A layer before which the last tokens are looked up."""
 

@@ -8,7 +8,7 @@ layers (arXiv:2101.03961): each token goes to one, and none is dropped here, how
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -16,6 +16,7 @@ from ..graph import Graph
 from ..operators.attention import Heads, Softmax
 from ..operators.base import Operator, Tensor
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer
@@ -41,7 +42,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RelativeAttention:
     """Self-attention whose scores get a learned number by distance; the stack holds a table of them, or it is `own`."""
 

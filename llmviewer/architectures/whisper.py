@@ -6,7 +6,7 @@ one. Speech is padded to 30 s, so that the encoder always reads max_source_posit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
@@ -16,6 +16,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.convolution import Conv1d
 from ..operators.elementwise import Add
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
@@ -35,7 +36,7 @@ _IGNORED: Final = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KeysWithoutBias:
     """Self-attention whose queries and values have a bias, and whose keys have none."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.state_space import Scan
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.decoder import Layer
 from .blocks.feed_forward import Mlp
@@ -24,7 +23,7 @@ _RUNTIME = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MatrixLstm:
     """C = f C + i v k^T and n = f n + i k; C q / max(|n . q|, 1), in chunks.
 

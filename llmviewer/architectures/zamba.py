@@ -9,7 +9,7 @@ share a block have low-rank adapters of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from ..documents import Section
@@ -19,6 +19,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise, Rope
 from ..operators.linear import Linear
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Decoder, Layer, Mixer
@@ -37,7 +38,7 @@ _IGNORED = """
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SharedBlock:
     """Attention and a gated MLP without residuals, on a layer's input beside the embedding; leaves "linear".
 
@@ -105,7 +106,7 @@ class SharedBlock:
         return (plain, down, up, replace(add, outputs=(out,)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class HybridLayer(Layer):
     """A layer whose Mamba sees its input with a shared block's result added; the residual stream does without."""
 

@@ -7,7 +7,7 @@ A token that chooses no expert counts as one that chooses some. The residual str
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Block, Graph
@@ -18,6 +18,7 @@ from ..operators.linear import BlockLinear, Router
 from ..operators.masks import Causal
 from ..operators.recurrence import ShortConv
 from ..precision import Format
+from ..records import frozen
 from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
@@ -30,7 +31,7 @@ from .blocks.state_space import kept
 _WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ConvolutionalAttention:
     """Queries and keys go through a filter of each channel and one of each head, and are added to the mean of a query
     and its key; values are half of this token and half of the one before it.
@@ -104,7 +105,7 @@ class ConvolutionalAttention:
         return q_norm, replace(k_norm, weights=scale, ops_per_element=k_norm.ops_per_element + 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class HeardExperts(Experts):
     """Experts whose router is a network.
 

@@ -27,6 +27,10 @@ _MODULES = {  # of this package, by command
 }  # fmt: skip
 
 _SELDOM = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
+_MULTIPLYING = {
+    "calibrate",
+    "measure",
+}  # commands with matrix products; in others numpy's threads only spin at its start
 _TAKERS = ("--model", "--hardware")  # options that are arguments of other commands
 _ARITHMETIC = "llmviewer|numpy"  # modules whose warnings are of arithmetic
 _HELP = "`llmviewer --help` and `llmviewer COMMAND --help` list all."
@@ -51,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_SELDOM)
+    if not set(given[:1]) & _MULTIPLYING:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.stdout, sys.stderr = sys.stdout or _Closed(), sys.stderr or io.StringIO()
     try:
         with warnings.catch_warnings():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from ..forms import Num
 from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.overlap import overlapped
 from ..parameters import AttentionMode
+from ..records import frozen
 from ..setting import Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Workload
@@ -29,7 +30,7 @@ BOUNDS: Final = ("memory", "compute", "link")
 ALL: Final = "all"  # all groups together
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Breakdown:
     """The time of a prefill, or of the decode step in the middle of the answer, by group and resource, for every batch.
 

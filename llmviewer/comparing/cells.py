@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from math import nan
 from typing import Any, Final
@@ -20,6 +20,7 @@ from ..memory import Footprint
 from ..model import Model
 from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..resource import Resource, Unit
 from ..setting import Setting, arranges
 from ..variants.evaluation import Evaluation, Times
@@ -34,7 +35,7 @@ _MOST: Final = 1 << 24  # limit of the search for the largest batch
 _COLUMNS: Final = tuple(f.name for f in fields(Times))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Largest:
     """Throughput at the largest batch that fits, and its sensitivity.
 
@@ -48,7 +49,7 @@ class Largest:
     capacity: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpectedTimes:
     """Expected times at every batch. [s]
 
@@ -60,7 +61,7 @@ class ExpectedTimes:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Cell:
     """A model in a precision on one device or several. Columns run over `batches`; times are lower bounds.
 
@@ -291,7 +292,7 @@ def _answers(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Times:
     """Times of all devices, [device, point].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from math import inf, isnan
 from typing import Any, ClassVar, Final, Unpack
 
@@ -20,6 +20,7 @@ from ..operators.collectives import OUT, UP
 from ..options import FleetOptions, document_options
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
+from ..records import frozen
 from ..rows import Rows
 from ..setting import whole
 from ..transforms.quantize import PUBLISHED
@@ -39,7 +40,7 @@ _LEAST: Final = 3  # fewest devices for a meaningful correlation
 _MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}  # unit of the ranking
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Ranked:
     """A device, or the fewest of its kind that qualify, in the best qualifying precision by `merit`."""
 
@@ -47,7 +48,7 @@ class Ranked:
     merit: float
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Choice(Rows):
     """The result of choose(). `comparison` has a cell for every device, allowed precision and number of devices.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, Final, Unpack
@@ -22,6 +22,7 @@ from ..model import Model
 from ..model_files import load_model
 from ..options import FleetOptions, document_options
 from ..parallel.layout import ALONE, Layout, parse_layout
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, engine_on, whole
 from ..techniques import Technique, parse_techniques
@@ -34,7 +35,7 @@ from .fleet import Known
 SCHEMA_VERSION: Final = 1  # of to_dict()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Comparison(Rows):
     """Cells of all models, precisions, layouts and devices, in that order; times are lower bounds.
 

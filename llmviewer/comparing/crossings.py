@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ..records import frozen
 from .breakdown import ALL, Breakdown, Column, waits_of
 from .cells import Cell
 from .fleet import Fleet
@@ -16,7 +16,7 @@ _MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # limits of the search for crossin
 _FAN: Final = 32  # points of the search that are computed together
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Crossing:
     """A change of the bound of a group of operators or of a whole pass.
 
@@ -64,7 +64,7 @@ def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
         yield "context", longest
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Line:
     """A pass of a cell along one axis."""
 

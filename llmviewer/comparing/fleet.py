@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
@@ -14,12 +14,13 @@ from ..errors import InputError
 from ..forms import Feature, Form, Num, Stream
 from ..graph import Graph
 from ..operators.base import Operator, Work
+from ..records import frozen
 from ..resource import Resource, Unit
 from ..roofline import Lane, Plan, PlannedOperator, kept_busy, lane
 from ..workload import Workload
 
 
-@dataclass(frozen=True)
+@frozen
 class Fleet(Plan):
     """A plan with coefficients [device, 1], for devices that do all work on the same kinds of unit.
 
@@ -102,7 +103,7 @@ def fleets(
     return [_fleet(members, devices) for members in groups.values()], refused
 
 
-@dataclass(frozen=True)
+@frozen
 class _LoweredGraph:
     """A graph with the work of each operator, and a number per operator that equal works share.
 

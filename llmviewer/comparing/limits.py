@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Any, Final
 
 from .. import arguments
 from ..analyzing.costs import By
+from ..records import frozen
 from ..resource import Unit
 from ..units import seconds, si
 from .breakdown import Breakdown
@@ -25,7 +26,7 @@ _UNKNOWN: Final = {  # by factor: what a device file lacks, and how to give it
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rejected:
     """A device that does not qualify, in the precision and number that come closest.
 
@@ -41,7 +42,7 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Limits:
     """Limits for a device, or for all devices of a layout together; None: no limit. [USD], [W], [s]"""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import inf, prod
 from typing import Final
 
 from ..errors import InputError
 from ..precision import WIDER
+from ..records import frozen
 from ..resource import Resource, Unit
 from ..units import si
 
@@ -17,7 +18,7 @@ ROUNDING: Final = 0.015  # relative; datasheets print three digits, and clocks i
 _TWICE: Final = 2.0  # vector rate over matrix rate from which products run on vector units
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Source:
     """The publication of a number."""
 
@@ -31,7 +32,7 @@ class Source:
         return ", ".join(filter(None, (self.title, self.version, self.page, str(self.year))))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fact:
     """One value of a hardware file."""
 
@@ -42,7 +43,7 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class DerivedNumber:
     """A number that is the product of others, divided by `per`."""
 
@@ -69,7 +70,7 @@ def products(numbers: Mapping[str, float]) -> Iterator[DerivedNumber]:
             yield found
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Hardware:
     """One device.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from ..errors import InputError
+from ..records import frozen
 from .families._family import Array, Features
 from .fitting import Fit, best_of, fit, pick
 from .profile import Entry, Profile, error_of, sizes_of
@@ -67,7 +68,7 @@ def entry_of(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool
     return found.entry if found else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Judged:
     """A fit, the rows that it may rest on, and what was expected of each when its part was held out. [s]"""
 
@@ -124,7 +125,7 @@ def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array
     return order, random.permutation(int(families.max()) + 1)[families] % folds
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Law:
     """What some rows say of all: parameters, and what is left of them over shapes.
 
@@ -140,7 +141,7 @@ class _Law:
         return times * np.exp(self.trend.change(rows.family, rows.shapes)) if self.trend else times
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Problem:
     """Rows, and a way in which their kernel may lay its work out.
 

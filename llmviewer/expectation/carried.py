@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from ..records import frozen
 from .device import Device, Kin
 from .families import FAMILIES, Family
 from .index import kin
@@ -75,7 +76,7 @@ def over_host(entry: Entry, device: Device) -> bool:
     return entry.family == "collectives" and device.hosted
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Move:
     """From the device of an entry, `own`, to another."""
 

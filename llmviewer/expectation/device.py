@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from ..devices.hardware import Hardware
 from ..devices.names import in_tables
 from ..documents import is_there
 from ..errors import InputError
+from ..records import frozen
 from ..resource import MEMORY, Resource, Unit, matrix, vector
 
 # Base-2 exponentials of fp32 in a clock, of a streaming multiprocessor of every compute capability since 7.0 but those
@@ -28,7 +28,7 @@ _RELATIVES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Kin:
     """The properties by which the similarity of devices is judged.
 
@@ -59,7 +59,7 @@ class Kin:
     power: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Device(Kin):
     """Datasheet rates, and the counts that determine how kernels divide work.
 

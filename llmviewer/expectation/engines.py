@@ -9,7 +9,6 @@ measurements of whole servers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,13 +16,14 @@ import numpy as np
 from ..devices.hardware import Hardware
 from ..errors import InputError, suggest
 from ..forms import Num
+from ..records import frozen
 
 TABLE: Final = "arXiv:2404.14294, table 6"
 SERVERS: Final = "tables of whole servers (`llmviewer docs serving`)"
 LOCAL: Final = "docs/serving.md#local-engines"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Host:
     """Host time of a step; none if a CUDA graph replays the kernels of successive steps.
 
@@ -74,7 +74,7 @@ class Row(NamedTuple):
     fitted: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Engine:
     """A serving engine.
 

@@ -7,13 +7,14 @@ so their squares add. An operator without a known kernel takes its bound and doe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Final
 
 import numpy as np
 
 from ..forms import Num
+from ..records import frozen
 from ..roofline import Lane, OperatorEstimate, PlannedOperator, in_parts, lane, overlapping
 from .engines import IDLE, Host
 from .families._family import Array
@@ -26,7 +27,7 @@ _TOLD: Final = 0.01
 LATENCY: Final = "latency"  # a regime beside those that resources bound
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Interval:
     """An expected time, and the interval that contains 80 % of measured times. [s]"""
 
@@ -47,7 +48,7 @@ class Interval:
         return Interval(**{name: f(getattr(self, name), getattr(other, name)) for name in names})
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpectedLaunch:
     """One launch of an operator, or its share of a launch for several operators.
 
@@ -124,7 +125,7 @@ class ExpectedLaunch:
         return self.taking(self.expected, np.minimum(self.low, low), np.maximum(self.high, high), self.often)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpectedPass:
     """Expected times of all operators of a pass, in order; `host` adds the host time of the engine."""
 

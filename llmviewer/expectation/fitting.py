@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from ..errors import InputError
+from ..records import frozen
 from .families._family import Array, Family, Features
 
 _SCALE: Final = 0.06  # relative errors above this count in proportion, not squared
@@ -19,7 +19,7 @@ _MANY: Final = 20  # rows a parameter that can tell one minimum from another; wi
 _LUCK: Final = 0.03  # of the error of a fit; a later fit that is better by less may be so by luck
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fit:
     """Fitted parameters, the variant of the family (how its kernels divide work), and the mean error on fitted rows."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+from ..records import frozen
 from .device import Kin, find
 from .families import Stack
 from .profile import FOLDER, Entry, Error, plain_entry, plain_error, shipped, transferred
@@ -20,7 +20,7 @@ from .trend import Trend
 PATH: Final = FOLDER / "index.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ProfileIndex:
     """kin      devices that were measured, and what decides how near they are
     errors   those of transfers, as transferred() has them

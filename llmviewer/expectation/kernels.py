@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import numpy as np
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..forms import Num
+from ..records import frozen
 from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
@@ -32,7 +33,7 @@ from .whole_passes import EngineKernels, backend_of
 _NEAREST: Final = 1.05
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Launched:
     """A pass as launches of a library.
 
@@ -174,7 +175,7 @@ class Kernels(KernelTimes):
         return found.taking(expected, low, high, found.often)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Launcher:
     """Times of launches from those of their kernels, on a device or on several at once.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from math import isfinite, nan
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from .._layout import data_dir
 from ..documents import Section, read_yaml
 from ..errors import InputError
+from ..records import frozen
 from .device import find
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Fitted, Shapes
@@ -33,7 +34,7 @@ _ENTRY: Final = (
 _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_short", "interval_long")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Error:
     """Errors on rows that were not fitted: mean and median absolute error, relative, of all, short and long kernels.
 
@@ -84,7 +85,7 @@ class Error:
         return replace(self, short=_widened(self.short, power), long=_widened(self.long, power))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Entry:
     """The fit of one stack on one device.
 
@@ -121,7 +122,7 @@ class Entry:
         return np.sum(outside, axis=0, dtype=int) if outside else np.zeros(1, dtype=int)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Profile:
     """Fits of one library's kernels on one device.
 

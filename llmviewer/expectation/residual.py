@@ -7,11 +7,12 @@ from all points do not change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
 
+from ..records import frozen
 from .families import Family
 from .families._family import Array, Shapes
 
@@ -23,7 +24,7 @@ _SAME: Final = 1e-6
 _CHUNK: Final = 1024  # rows whose distances to all points are held at once
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StackResidual:
     """Of one stack on one device.
 
@@ -52,7 +53,7 @@ class StackResidual:
         return _logs(np.stack([np.asarray(shapes[name], dtype=float) for name in self.columns], axis=1))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Nearness:
     """Of a number of shapes.
 

@@ -6,7 +6,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from ..records import frozen
 from .device import Device, find
 from .families import FAMILIES, Family, Stack
 from .families._family import EAGER, Array, Shapes
@@ -75,7 +76,7 @@ _UNGATED_SINCE: Final[Mapping[str, tuple[float, ...]]] = {"vllm": (0, 24), "sgla
 _NOT_APART: Final = "vllm_mxfp4_moe"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MeasuredRows:
     """Rows of one stack on one device.
 
@@ -142,7 +143,7 @@ def _joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MeasurementTable:
     """A file of measurements.
 

@@ -6,7 +6,7 @@ If the library has several kernels for the same work, the fastest one at each sh
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..devices.hardware import Hardware
 from ..errors import InputError
+from ..records import frozen
 from ..transforms.offload import HOST
 from .device import Device
 from .expected import ExpectedLaunch
@@ -185,7 +186,7 @@ class KernelTimes(Library):
         return Estimator(choice=choice, device=device, stack=stack)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Alternative:
     """One of the kernels that can do the same work, or the best of several for each shape.
 

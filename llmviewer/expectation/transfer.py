@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from ..errors import InputError
+from ..records import frozen
 from .carried import launch_us, over_host, parameters_on, replayed, same_code
 from .device import Device
 from .families import FAMILIES, Family, Stack
@@ -46,7 +47,7 @@ _UNKNOWN: Final = Error(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Expectation:
     """Expected times of launches, as arrays. [s]
 
@@ -64,7 +65,7 @@ class Expectation:
     sources: Array | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EntryChoice:
     """The entries whose parameters are used for a stack on a device, with their error and source.
 
@@ -371,7 +372,7 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
                    high=found.high * later)  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Estimator:
     """Expected times of a stack on a device by the parameters of a choice, without the limit of the bound."""
 

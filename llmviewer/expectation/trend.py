@@ -9,12 +9,12 @@ and parameters alone speak.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from ..records import frozen
 from .families import Family
 from .families._family import Array, Shapes
 
@@ -31,7 +31,7 @@ _ROUNDS: Final = 4
 _CHUNK: Final = 128
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Trend:
     """Of one stack on one device.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from ..records import frozen
 from .families._family import Array
 from .profile import SHORT_S, Entry
 from .rows import NO_TIME, MeasurementTable
@@ -27,7 +27,7 @@ _BOUND: Final = "bound"  # the source of rows of which nothing is expected, and 
 _TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Score:
     """Errors of predictions, as shares of 1.
 
@@ -47,7 +47,7 @@ class Score:
     covered: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ValidationGroup:
     """Rows of one family, device and data type, all sources of parameters told apart.
 
@@ -63,7 +63,7 @@ class ValidationGroup:
     violations: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ValidationPoint:
     """A row that was measured and predicted.
 
@@ -81,7 +81,7 @@ class ValidationPoint:
     attained: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Validation:
     """The scores of files.
 
@@ -96,7 +96,7 @@ class Validation:
     skipped: dict[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Predictions:
     """A table with what is predicted for each of its rows; nan where nothing is. [us]"""
 

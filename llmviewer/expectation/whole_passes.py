@@ -14,7 +14,7 @@ that of the backend. Factors and errors are in profiles/engines/, as tests/oracl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -26,6 +26,7 @@ from ..errors import InputError
 from ..graph import Graph
 from ..operators.linear import Linear
 from ..precision import HALF
+from ..records import frozen
 from ..resource import MEMORY, matrix, vector
 from ..transforms.quantize import Quantization, parse_quantization
 from .expected import ExpectedLaunch
@@ -62,7 +63,7 @@ def terms(kernel: LibraryKernel, hardware: Hardware, *, integers: bool) -> dict[
     return found | {"few_rows": on_vectors, "products" if narrow else "half": np.where(few, 0, time_s)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EngineKernels:
     """Kernels of an engine for devices of some makers.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, Final, Protocol
 
+from ..records import frozen
 from .problems import Problem
 from .timing import Call, Clock, HungError
 
@@ -72,7 +72,7 @@ class Backend(Protocol):
         """Whether all outputs of a call are finite."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sets:
     """Number of copies of the tensors of a launch, which a benchmark uses in turn.
 

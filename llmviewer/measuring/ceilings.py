@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
 from ..expectation.formats import TYPES
+from ..records import frozen
 from .timing import Call, Clock, TimingSample, fastest
 
 _SMALLEST: Final = 2**16  # smallest stream [B]
@@ -21,7 +21,7 @@ _LAUNCHES: Final = 1000
 _LINK_BYTES: Final = 2**28
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Ceiling:
     """One measured ceiling.
 
@@ -77,7 +77,7 @@ def ceilings(
             yield from _links(timed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Timed:
     """Measures the ceiling of a call, unless it is known."""
 

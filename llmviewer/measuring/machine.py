@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -15,6 +15,7 @@ from typing import Any, Final
 from ..devices.files import hardware_file, load_hardware
 from ..devices.local import draft
 from ..errors import InputError
+from ..records import frozen
 from ..units import parse, si
 
 _REASONS: Final = {  # reasons for lowered clocks: NVML API reference, NvmlClocksEventReasons
@@ -25,7 +26,7 @@ _MEASURED: Final = {"title": "measured by llmviewer measure"}
 _DISTURBED: Final = {"title": "measured by llmviewer measure while other programs ran: the true rate is higher"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Machine:
     """The measured device.
 
@@ -111,7 +112,7 @@ def _available() -> float:
     return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ClockState:
     """The median clock of several samples [MHz], 0 if unknown, and the reasons that lowered it in any of them."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf
 from typing import Final
@@ -19,6 +18,7 @@ from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope, Route
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead
+from ..records import frozen
 from ..setting import Setting
 from ..workload import Workload
 
@@ -44,7 +44,7 @@ ELEMENTWISE: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Problem:
     """One launch to measure: kernel, shape and types.
 

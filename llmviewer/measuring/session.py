@@ -13,6 +13,7 @@ from typing import Any, Final
 from ..devices.files import hardware_file, load_hardware
 from ..errors import InputError
 from ..expectation.device import Device, of
+from ..records import frozen
 from ..writing import write_text
 from .backend import Backend, LaunchError, Sets, breaks
 from .ceilings import ceilings, disturbed, disturbed_rates, rates
@@ -103,7 +104,7 @@ def ask(
     return able
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelProblem:
     """One kernel for one problem."""
 

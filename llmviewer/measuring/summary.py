@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from ..records import frozen
 from ..units import counted, seconds, si, significant
 from .ceilings import Ceiling, disturbed
 
@@ -78,7 +78,7 @@ def kernels_text(rows: Iterable[_Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Goal:
     """A target for the speed of this package's kernels.
 

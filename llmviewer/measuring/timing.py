@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from math import ceil, sqrt
 from time import monotonic, perf_counter, process_time, sleep
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+
+from ..records import frozen
 
 Call = Callable[[], Any]
 _LEAST, _LEAST_LONG = 5, 3  # least repetitions; those of launches longer than the time limit
@@ -43,7 +44,7 @@ class HungError(Exception):
     """A launch does not end. The device is unusable for this process, and freeing device memory may block."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LaunchTimes:
     """Times of one launch: median, 20th and 80th percentile. [s]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, Final
 
+from ..records import frozen
 from .backend import compare
 from .problems import Problem
 from .timing import Call, Clock, GpuClock, HostClock
@@ -28,7 +29,7 @@ _SMALL: Final[Mapping[str, Mapping[str, int]]] = {  # sizes of the case that is 
 _HEADS: Final = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64}  # supported by every kernel
 
 
-@dataclass(frozen=True)
+@frozen
 class _Operation:
     """make: problem to inputs; run and reference: inputs to a tensor."""
 

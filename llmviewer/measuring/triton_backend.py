@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..kernels import kernel_names, load_kernel
+from ..records import frozen
 from .backend import AT_ONCE, LaunchError, compare
 from .problems import Problem
 from .timing import Call, Clock, GpuClock
@@ -44,7 +45,7 @@ _ELEMENTWISE: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {  #
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class _KernelPart:
     """A kernel with data type and sizes."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import ClassVar, Final
 
 from ..forms import Form
 from ..precision import product
+from ..records import frozen
 from ..resource import Resource, matrix, vector
 from .base import Operator, Sharding, Tensor
 from .kinds import OperatorGroup, declare
@@ -16,7 +17,7 @@ from .masks import CAUSAL, Mask
 _ACCUMULATOR: Final = 4  # bytes per element of the fp32 output accumulator
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Heads:
     """`num_heads` query heads over `num_kv_heads` key and value heads, under a mask."""
 
@@ -52,7 +53,7 @@ class Heads:
         return self.num_heads * self.mask.pairs
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Attention(Operator):
     """Base class: grouped heads under a mask."""
 
@@ -83,7 +84,7 @@ class QK(Attention):
         return self._product(self.inputs[1], self.heads.head_dim)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Softmax(Attention):
     """probs[head, query, key] = softmax over keys of (scores + bias): maximum, subtract, exp, sum, divide."""
 
@@ -124,7 +125,7 @@ class Indexer(Attention):
         return (key.elements,) if key.format.compute != query.format.compute else ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FlashAttention(Attention):
     """QK, Softmax and SV in one launch; scores stay on the chip (arXiv:2205.14135, arXiv:2307.08691).
 

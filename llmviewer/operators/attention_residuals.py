@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator
 from .kinds import declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sources(Operator):
     """y[rows, hidden] = sum over sources of softmax(w . norm(source)) source, with a learned query w for each output.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -14,6 +14,7 @@ from ..documents import LARGEST
 from ..errors import InputError
 from ..forms import ONE, TOKENS, Form, Stream, total
 from ..precision import Format
+from ..records import frozen
 from ..resource import MEMORY, Resource, Unit, vector
 
 
@@ -29,7 +30,7 @@ class Role(StrEnum):
 KEPT: Final = (Role.KV_CACHE, Role.STATE)  # roles that stay in memory between passes
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Tensor:
     """tensor[rows, width], as one launch reads or writes it. Tensor names are the edges of the graph.
 
@@ -68,7 +69,7 @@ class Tensor:
         return (1 - self.away) * self.kept_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Weight:
     """A parameter tensor.
 
@@ -111,7 +112,7 @@ class Weight:
         return (1 - self.away) * self.kept_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Work:
     """The amounts of one launch, as forms over the workload."""
 
@@ -169,7 +170,7 @@ class Sharding(StrEnum):
     COMBINE = "combine"  # after the experts
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Operator:
     """A kernel launch that reads `inputs` and `weights` and writes `outputs`; intermediate results stay on the chip.
 

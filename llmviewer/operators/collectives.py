@@ -7,12 +7,12 @@ lower bound on all of them: the fewest bytes and the fewest consecutive messages
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import Final
 
 from ..forms import ONE, Form, total
 from ..parameters import Algorithm
+from ..records import frozen
 from ..resource import Resource, hop, link, vector
 from .base import Operator
 from .kinds import OperatorGroup, declare
@@ -27,7 +27,7 @@ CUBE_LINKS: Final = {2: 1 / 3, 3: 1 / 2, 4: 3 / 4}
 CUBE_NEIGHBOURS: Final = 4  # devices to which a device has a direct link
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Group:
     """Devices that communicate: `inner` in each of `outer` domains.
 
@@ -63,7 +63,7 @@ class Group:
         return tuple((tier, n) for tier, n in ((self.inside, self.inner), (self.outside, self.outer)) if n > 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Collective(Operator):
     """Communication among all members of `group`; reductions run on the vector units as data arrive."""
 
@@ -150,7 +150,7 @@ class ReduceScatter(Collective):
         return part * (members - 1) / members, members - 1.0 if self.group.algorithm is Algorithm.RING else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class AllToAll(Collective):
     """Rows from each member to each other member, or tokens to the members with their experts.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator, Sharding, Tensor
 from .elementwise import Rope
 from .kinds import declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Compress(Operator):
     """entry = rotate(norm(sum over tokens of softmax(gate + bias) * value)), elementwise, for each group of tokens.
 
@@ -37,7 +38,7 @@ class Compress(Operator):
         return {vector("fp32"): (8 if gated else 1) * values.elements + of_entry * entries.rows}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Turn(Operator):
     """Rotary embedding of one tensor, or its inverse: `rotary_dim` elements of each head; the others stay in place."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..forms import Form
 from ..precision import product
+from ..records import frozen
 from ..resource import Resource, matrix
 from .base import Sharding
 from .linear import Linear
 from .state_space import CausalConv
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Convolution(Linear):
     """A convolution with weight[n, k, taps] as a product per row of y; x is read once."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, vector
 from .attention import Heads
 from .base import Operator, Sharding, Tensor
@@ -13,7 +14,7 @@ from .kinds import OperatorGroup, declare
 from .routing import UNGROUPED, Groups
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Elementwise(Operator):
     """y[rows, width] = f(inputs), element by element.
 
@@ -31,7 +32,7 @@ class Elementwise(Operator):
         return {vector("fp32"): self.ops_per_element * self.outputs[0].elements}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Norm(Elementwise):
     """RMSNorm: square, sum, scale, weight. LayerNorm: mean, subtract, square, sum, scale, weight (, bias).
 
@@ -49,7 +50,7 @@ class Norm(Elementwise):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Add(Elementwise):
     """The sum of its inputs: a residual addition, or several in one launch."""
 
@@ -58,7 +59,7 @@ class Add(Elementwise):
     kind: str = declare("add", "The sum of two tensors.", measured="add", traced="add|residual", symbol="cross")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Activation(Elementwise):
     """act(x), or act(gate) * up in a gated MLP."""
 
@@ -71,7 +72,7 @@ class Activation(Elementwise):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rope(Operator):
     """Rotary embedding of queries and keys; rotated keys are written to the KV cache (arXiv:2104.09864).
 
@@ -105,7 +106,7 @@ class Rope(Operator):
         return replace(query, width=self.heads.num_heads * self.rotary_dim)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Quantize(Operator):
     """Quantizes an activation that other operators read unquantized; else its writer quantizes it."""
 
@@ -126,7 +127,7 @@ ACTIVATION_OPS: Final = {  # OPs per element
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Route(Operator):
     """Selects the `chosen` best experts of each token and their weights (arXiv:2101.03961).
 
@@ -149,7 +150,7 @@ class Route(Operator):
         return {vector("fp32"): (5 + self.chosen) * self.inputs[0].elements}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Permute(Operator):
     """Copies the row of each token to its experts, grouped by expert."""
 
@@ -167,7 +168,7 @@ class Permute(Operator):
         return {vector("fp32"): Form()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Combine(Operator):
     """Scales and sums the results of each token's experts, and of a shared expert if there is one."""
 

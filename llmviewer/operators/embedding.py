@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator, Sharding
 from .kinds import declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Embedding(Operator):
     """hidden[tokens, width] = the sum of one row of each table."""
 

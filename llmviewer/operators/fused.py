@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Self
 
 from ..forms import Form, total
+from ..records import frozen
 from ..resource import Resource
 from .base import KEPT, Operator, Tensor
 from .kinds import declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fused(Operator):
     """Several operators in one launch: inputs are read once, and only `outputs` are written."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, matrix, vector
 from .base import Operator
 from .kinds import declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamsIn(Operator):
     """x[rows, hidden] = sum over streams of pre * streams[rows, n, hidden], and the weights for the way back.
 

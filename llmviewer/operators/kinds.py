@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from ..records import frozen
 
 
 class OperatorGroup(StrEnum):
@@ -18,7 +19,7 @@ class OperatorGroup(StrEnum):
     COMMUNICATION = "communication"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class OperatorKind:
     """Properties shared by all operators of a kind.
 

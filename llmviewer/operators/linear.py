@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..forms import Form
 from ..precision import product
+from ..records import frozen
 from ..resource import Resource, matrix
 from .base import Operator, Sharding, Tensor, Weight
 from .kinds import OperatorGroup, declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Linear(Operator):
     """y[rows, n] = x[rows, k] @ weight[n, k].T (+ bias[n]); each output is a range of columns of y.
 
@@ -53,7 +53,7 @@ class BlockLinear(Linear):
         return t.width // self.weight.shape[1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LMHead(Linear):
     """The Linear from hidden states to logits, at positions that need logits."""
 
@@ -75,7 +75,7 @@ class LatentExpansion(Linear):
     sharding: ClassVar[Sharding] = Sharding.COLUMNS
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Router(Linear):
     """The Linear whose outputs score the experts for each token."""
 
@@ -91,7 +91,7 @@ class Router(Linear):
     left_as_published: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ChosenLinear(Linear):
     """y[row, n] = x[row, k] @ weight[expert of the row, n, k].T, for rows gathered by expert.
 

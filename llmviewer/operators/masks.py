@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Final
 
@@ -26,9 +25,10 @@ from ..forms import (
     source_tokens,
     total,
 )
+from ..records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Mask(ABC):
     """Which keys a query sees, as forms for one query head and one key head.
 
@@ -65,7 +65,7 @@ class Mask(ABC):
         return ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Causal(Mask):
     """Positions up to the query's own; the last `window` of them."""
 
@@ -106,7 +106,7 @@ class UncachedCausal(Causal):
         return None
 
 
-@dataclass(frozen=True)
+@frozen
 class CausalWithImages(Causal):
     """Causal attention, bidirectional among the `tokens` of an image (Gemma 3)."""
 
@@ -125,7 +125,7 @@ class Prefix(Causal):
         return self.cells
 
 
-@dataclass(frozen=True)
+@frozen
 class Chunked(Mask):
     """Positions up to the query's own within its chunk (Llama 4, attention_chunk_size)."""
 
@@ -151,7 +151,7 @@ class Chunked(Mask):
         return f"chunks of {self.chunk}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Chosen(Mask):
     """At most `count` earlier keys, chosen by an indexer for each query (arXiv:2512.02556)."""
 
@@ -177,7 +177,7 @@ class Chosen(Mask):
         return f"best {self.count}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Strided(Mask):
     """The last `window` keys, and of those before them one block in `stride` (arXiv:2404.14219, section 2.1).
 
@@ -211,7 +211,7 @@ class Strided(Mask):
         return f"{self.window} and 1 in {self.stride}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Bidirectional(Mask):
     """Attention to the whole sequence, as in encoders; keys are not kept.
 
@@ -251,7 +251,7 @@ class WholePrompt(Bidirectional):
         return "prompt both ways"
 
 
-@dataclass(frozen=True)
+@frozen
 class Beside(Mask):
     """Whole sequences and `tokens` further tokens of another input beside each, all of which see each other."""
 
@@ -275,7 +275,7 @@ class Beside(Mask):
         return f"both ways, with {self.tokens} beside"
 
 
-@dataclass(frozen=True)
+@frozen
 class Tiled(Mask):
     """Windows of an image whose tokens see each other: `seen` (query, key) pairs per image."""
 
@@ -320,7 +320,7 @@ class PoolingMask(Mask):
         return "pooling"
 
 
-@dataclass(frozen=True)
+@frozen
 class _AsMany(Mask):
     """Each query sees `keys` keys, whatever the length of its sequence."""
 
@@ -382,7 +382,7 @@ class Across(Mask):
         return "cross"
 
 
-@dataclass(frozen=True)
+@frozen
 class Compressed(Mask):
     """Compressed entries, one per `ratio` positions, before the query; the best `count` of them.
 
@@ -413,7 +413,7 @@ class Compressed(Mask):
         return f"{self.ratio} to 1{best}"
 
 
-@dataclass(frozen=True)
+@frozen
 class ShardedKeys(Mask):
     """A mask on one of `ranks` devices that divide keys evenly."""
 
@@ -451,7 +451,7 @@ class ShardedQueries(ShardedKeys):
         return self.mask.streamed(tile * self.ranks, resident)
 
 
-@dataclass(frozen=True)
+@frozen
 class Joint(Mask):
     """Several masks under one softmax, each over its own keys."""
 

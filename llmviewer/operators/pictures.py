@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from ..forms import Form
 from ..precision import product
+from ..records import frozen
 from ..resource import Resource, matrix, vector
 from .base import Operator, Sharding, Tensor
 from .kinds import OperatorGroup, declare
 from .linear import Linear
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Patches(Linear):
     """The Linear over the pixels of each patch: a convolution whose stride is its kernel size.
 
@@ -31,7 +32,7 @@ class Patches(Linear):
     tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Place(Operator):
     """Writes features[image tokens, width] into hidden[tokens, width], or adds them.
 
@@ -57,7 +58,7 @@ class Place(Operator):
         return (replace(self.outputs[0], rows=self.features.rows),)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RelativePositions(Operator):
     """bias[query, head, row or column] = q[query, head, :] . table[distance to it, :] (arXiv:2112.01526, equation 3).
 
@@ -75,7 +76,7 @@ class RelativePositions(Operator):
         return {matrix(dtype): 2 * self.head_dim * self.outputs[0].elements}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BatchedProduct(Operator):
     """y[i, j] = sum over k of a[i, k] * b[k, j], in batches: a product of two activations.
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
 from ..forms import TOKENS, Form, fft
+from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator, Sharding, Tensor
 from .state_space import CausalConv
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TokenShift(Operator):
     """x[t] + w (x[t-1] - x[t]) with learned weights w, for each of `mixtures` (arXiv:2305.13048).
 
@@ -33,7 +34,7 @@ class ShortConv(CausalConv):
         return {vector("fp32"): 2 * self.taps * self.outputs[0].elements}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LongConv(Operator):
     """y[t] = gate[t] (sum over s of h[t - s] u[s] + d u[t]) with u = x v, per channel; h sums powers of `states` modes.
 

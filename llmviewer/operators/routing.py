@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import comb, log, log1p, prod
 from typing import Final, NamedTuple
 
+from ..records import frozen
 from ..workload import popularity
 from .replicas import rebalanced
 
@@ -27,7 +27,7 @@ class Groups(NamedTuple):
 UNGROUPED: Final = Groups(1, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertChoice:
     """Each token chooses `chosen` of `experts`.
 

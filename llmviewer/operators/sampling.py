@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator
 from .kinds import declare
@@ -13,7 +13,7 @@ from .kinds import declare
 _DRAWN_OPS: Final = 8  # temperature; maximum, subtract, exp, sum, divide; a comparison; the running sum
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sample(Operator):
     """tokens[rows] from logits[rows, vocab]: drawn from softmax(logits / temperature) after top-k and top-p.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
 from ..forms import TOKENS, Form, chunk_pairs
+from ..records import frozen
 from ..resource import Resource, matrix, vector
 from .attention import Heads
 from .base import KEPT, Operator, Sharding, Tensor
 from .kinds import OperatorGroup, declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CausalConv(Operator):
     """A depthwise causal convolution over `taps` tokens, then SiLU; the last taps - 1 tokens are kept.
 
@@ -29,7 +30,7 @@ class CausalConv(Operator):
         return {vector("fp32"): (2 * self.taps + 4) * self.outputs[0].elements}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LinearScan(Operator):
     """out = phi(q) (phi(k)^T v), normalized, in chunks; each key head has a state of key x (value + 1) elements.
 
@@ -62,7 +63,7 @@ class LinearScan(Operator):
         return {matrix(self.inputs[0].format.compute): ops / self.ranks}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Scan(Operator):
     """h[t] = decay[t] h[t-1] + (k[t] outer v[t]); out[t] = q[t] . h[t], for all heads.
 

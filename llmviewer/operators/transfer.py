@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..forms import Form
+from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator
 from .kinds import declare
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Transfer(Operator):
     """A launch that only does its `transfers`."""
 
@@ -26,7 +25,7 @@ class Transfer(Operator):
         return ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Exposed(Operator):
     """The wait for transfers that take longer than all launches of a pass together."""
 

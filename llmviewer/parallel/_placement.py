@@ -8,7 +8,7 @@ operator states its `sharding`. The first of two products through a narrow tenso
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from math import ceil
 
@@ -21,6 +21,7 @@ from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Ro
 from ..operators.linear import ExpertsLinear, Linear
 from ..operators.state_space import Scan
 from ..precision import FP32
+from ..records import frozen
 from .experts import ExpertPlaces
 from .layout import nearest_divisors
 
@@ -31,7 +32,7 @@ class _State(StrEnum):
     PARTIAL = "partial"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Split:
     """How a tensor can be cut into equal parts.
 
@@ -54,7 +55,7 @@ class _Split:
         return self.units % ((wide - self.shared) // own) == 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Placed:
     tensor: Tensor  # as wide as one rank has it
     state: _State

@@ -11,7 +11,7 @@ popularity, so the busiest rank has the first expert of every round; redundant c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -21,12 +21,13 @@ from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
 from ..operators.elementwise import Permute
 from ..operators.routing import ExpertChoice
+from ..records import frozen
 from .layout import nearest_divisors
 
 _NONE: Final = ExpertChoice(experts=0, chosen=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertPlaces:
     """Placement of the experts of a block.
 

@@ -7,7 +7,7 @@ and pipeline stages outermost. Experts are divided among the ranks of tensor and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isqrt, prod
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..forms import Num
 from ..operators.collectives import OUT, UP, Group
 from ..parameters import DEGREES, MAX_DEGREE, Algorithm
+from ..records import frozen
 from ..resource import hop, link
 
 _HOST: Final = "host"
@@ -27,7 +28,7 @@ _REDUNDANT: Final = "redundant-experts"
 _DIGITS: Final = 4000  # digits that Python's int() reads (at most 4300)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Layout:
     """Degrees of parallelism; `devices` is their product without ep.
 
@@ -191,7 +192,7 @@ def nearest_divisors(number: int, wanted: int) -> str:
     return " or ".join(map(str, (*below[-1:], *above[:1])))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Network:
     """The links that a layout uses.
 

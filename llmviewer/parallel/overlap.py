@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..forms import Form, total
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.collectives import Collective
+from ..records import frozen
 from ..resource import Resource
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Overlapped(Operator):
     """An operator and the collective that sends its result, as one launch that takes as long as the longer of both."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Final, TypeAlias
 
 from ..errors import InputError
@@ -13,11 +13,12 @@ from ..graph import Block, Graph
 from ..operators.attention import Attention, Heads
 from ..operators.base import Role, Tensor, Weight
 from ..operators.collectives import Group, Send
+from ..records import frozen
 
 SEND: Final = "send"  # the operator that ends a stage
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Stages:
     """Assignment of layers to stages, as equal as possible.
 

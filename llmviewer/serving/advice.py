@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations
 from math import comb
 from typing import Any, ClassVar, Final, Unpack
@@ -15,6 +15,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
 from ..options import ServedOptions, document_options
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, check_countable, setting_of, whole
 from ..techniques import Touches
@@ -41,7 +42,7 @@ _EXPECTED: Final = 24  # combinations with the largest gains at the bound, whose
 _TIMES: Final = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Advice(Rows):
     """The result of advise(). `alone` and `together` are in groups: changes for the same weights that leave outputs
     as they are, those that change them, changes that need a draft, and changes that need other weights; each group has
@@ -186,7 +187,7 @@ def _changes(base: Evaluation, used: Sequence[str], *, max_devices: int, larger:
         yield from drafting(base.setting.model)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Trial:
     """Changes to `base` and their gains.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import reduce
 from math import inf, nan
 from typing import Final
@@ -13,6 +13,7 @@ import numpy as np
 from ..analyzing.costs import By, usd_per_h, watts
 from ..devices.hardware import Hardware
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
 from .steady_grid import FleetSteadyState, able_rates, most_within, sustained
@@ -20,7 +21,7 @@ from .steady_grid import FleetSteadyState, able_rates, most_within, sustained
 PRICES: Final = {By.COST: "USD/h", By.ENERGY: "W at TDP", By.DEVICES: "devices"}  # the first that is known is usual
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Readers:
     """Copies of a model that read prompts for those that write the answers.
 
@@ -41,7 +42,7 @@ class Readers:
         return self.copies * self.layout.devices
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Candidate:
     """Copies of a model on devices of one kind, at the rate asked for shared out among them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from ..expectation.times import KernelBounds
 from ..forms import Num
 from ..graph import Graph
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
@@ -158,7 +159,7 @@ class _Launched(NamedTuple):
             yield list(places), launcher.launch_all(launched, map(_column, zip(*kernel_times, strict=True)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Placement:
     """A setting on devices whose graphs differ in links and tiles alone.
 

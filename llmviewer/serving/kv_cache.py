@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ..records import frozen
 from .lengths import Tokens
 from .policy import Policy
 from .prefix_cache import PrefixBlock, Prompt
@@ -15,7 +15,7 @@ from .steps import Steps
 from .traffic import HASHED, Traffic
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Blocks:
     """KV memory of a rank.
 
@@ -43,7 +43,7 @@ class Blocks:
         return float(self.taken[-(-tokens // self.size)])
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Caches:
     """KV caches of the requests of a traffic.
 

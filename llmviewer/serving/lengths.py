@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, log, sqrt
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from ..documents import is_there, read_text
 from ..errors import InputError
+from ..records import frozen
 
 Tokens = npt.NDArray[np.int64]
 
@@ -21,7 +21,7 @@ LONGEST: Final = 1 << 24  # tokens of a request
 _DIGITS: Final = 1000  # of a number, zeros before it included: Python refuses to read many thousands
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Published:
     """Published lengths of a data set: median and 90th percentile. [tokens]"""
 
@@ -53,7 +53,7 @@ _NOTATION: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lengths:
     """A distribution of lengths. [tokens]
 

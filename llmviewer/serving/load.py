@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf, nan
 from typing import Final
@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..records import frozen
 from ..workload import Spans
 from .markov_chain import Reading, held_up_s, reading
 from .outcome import Goals
@@ -24,7 +25,7 @@ _BY_DEVICE: Final = ("alone", "every", "one_by_one", "step", "unmodelled")
 POLICY: Final = "prefill-first"  # the scheduling policy of plans
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Load:
     """The requests that every setting must serve.
 
@@ -77,7 +78,7 @@ class Load:
         return self.prompt + self.gen / 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StepTimes:
     """Times of steps, [device]; of decode steps, [device, batch]. [s]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..analyzing.facts import finite
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting
 from .outcome import SCHEMA_VERSION, Simulation, summary
@@ -22,7 +23,7 @@ MOST: Final = 64  # points of a curve
 _PER_POINT: Final = ("concurrency", "requests", "max_batch")  # of its inputs
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Point:
     """A closed loop, at the bound or as expected.
 
@@ -67,7 +68,7 @@ class Point:
         }
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class LoadCurve(Rows):
     """Closed loops of ever more requests in flight, each simulated by itself."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..records import frozen
 from .lengths import Tokens
 from .traffic import Times
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Usage:
     """Time and work of a copy. [s], [tokens], [B]
 
@@ -48,7 +47,7 @@ class Usage:
         return self.reading_s + self.mixed_s + self.decoding_s
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Served:
     """Times of every request, in the order of the traffic.
 
@@ -71,7 +70,7 @@ class Served:
     usage: Usage
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Span:
     """Measurements of a time span in which a request always waits.
 

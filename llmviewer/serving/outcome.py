@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cached_property
 from math import inf, nan
 from typing import Any, ClassVar, Final
@@ -15,6 +15,7 @@ from ..analyzing.costs import per_dollar, per_joule
 from ..analyzing.facts import finite
 from ..devices.hardware import Hardware
 from ..errors import InputError
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting
 from ..units import seconds, significant
@@ -30,7 +31,7 @@ _NOTABLE: Final = 0.05  # share of the time from which it is mentioned
 _STALLED: Final = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Goals:
     """Latency goals of a request; inf without one. [s]"""
 
@@ -43,7 +44,7 @@ class Goals:
                 raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {getattr(self, name):g}")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Simulation(Rows):
     """Times of all requests, with steps at their lower bounds.
 

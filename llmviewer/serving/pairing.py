@@ -7,7 +7,7 @@ Sakasegawa 1977, which is exact for one copy, as in DistServe (arXiv:2401.09670)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from math import ceil, inf, log2, nan
 from typing import Final, NamedTuple
@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..forms import Num
 from ..parallel.layout import Layout
 from ..parameters import KvLink
+from ..records import frozen
 from ..units import fold, seconds, si
 from .candidates import Candidate, Readers
 from .fleet_times import Key, Placement
@@ -32,7 +33,7 @@ _BISECTIONS: Final = 40  # of the interval of rates
 Places = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Pairing:
     """Devices that prefill and that decode, and how caches are sent between them.
 
@@ -127,7 +128,7 @@ def _sent(device: Hardware, link: KvLink) -> float:
         return 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Pairs:
     """Pairs of prefill and decode settings, with the fewest prefill copies that keep up, or the maximum. [pair]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from ..operators.base import Operator
 from ..operators.collectives import Collective
 from ..parallel.layout import Layout, Network
 from ..parameters import AttentionMode
+from ..records import frozen
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention
@@ -37,7 +38,7 @@ class _Graphs(NamedTuple):
         return _Graphs(prefill, prefill if self.step is self.prefill else change(self.step))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Excluded:
     """A device that a setting is not laid out on.
 
@@ -155,7 +156,7 @@ def _passes(graphs: Sequence[_Graphs], devices: Sequence[Hardware], known: Known
     return Passes(prefills, run([one.step for one in graphs])[0]), refused
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Lowered:
     """The graphs of a model, and those of its draft model.
 

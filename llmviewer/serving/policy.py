@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..errors import InputError
+from ..records import frozen
 from .lengths import LONGEST, counted
 
 _BUDGET: Final = 2048  # tokens of whole prompts in one step, if more than one waits
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Policy:
     """A scheduling policy.
 

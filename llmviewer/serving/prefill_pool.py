@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,13 +12,14 @@ from ..forms import Num
 from ..model import kv_cache_bytes
 from ..parallel.layout import ALONE
 from ..parameters import KvLink
+from ..records import frozen
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from .steps import Steps
 from .traffic import Times, Traffic
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Prefilled:
     """Prefills of all requests. [s]
 

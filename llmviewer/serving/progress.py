@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ..records import frozen
 from .lengths import Tokens
 
 Requests = npt.NDArray[np.int64]  # places in the traffic
@@ -17,7 +17,7 @@ Requests = npt.NDArray[np.int64]  # places in the traffic
 _LINEAR_FROM: Final = 64  # passes, beyond which their mean number is linear in the tokens
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Progress:
     """Passes of each request: the first is its prefill and gives a token; the last gives no more than remain.
 

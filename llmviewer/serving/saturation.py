@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import partial
 from math import sqrt
 from typing import Any, ClassVar, Final, Unpack
@@ -18,6 +18,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
 from ..options import ServedOptions, document_options
+from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, setting_of, whole
 from .lengths import Lengths, Tokens
@@ -42,7 +43,7 @@ _NEARLY: Final = 0.95  # of what is served, with half of the sequences
 _MOSTLY: Final = 0.5  # of the sequences that are worked on, when more of them would change nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sustained:
     """Sustained throughput of all copies together.
 
@@ -114,7 +115,7 @@ class Sustained:
         }
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class Saturation(Rows):
     """Maximum throughput of copies: at the bound, and as expected if expected times are known.
 

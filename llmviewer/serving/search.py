@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count, groupby
 from math import isfinite
 from typing import Any, Final, NamedTuple
@@ -12,6 +12,7 @@ from ..comparing.fleet import Known
 from ..devices.hardware import Hardware
 from ..expectation.kernels import Kernels
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..setting import Setting
 from .candidates import Candidate, judged
 from .fleet_times import Key, Placement, expected
@@ -31,7 +32,7 @@ class Timed(NamedTuple):
     times: StepTimes
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Precision:
     """A model in one precision, in some layouts on some devices.
 
@@ -60,7 +61,7 @@ class _Precision:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Search:
     """Every setting on every device.
 

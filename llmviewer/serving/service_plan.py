@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from math import inf, isnan
 from typing import Any, ClassVar, Final
 
@@ -14,6 +14,7 @@ from ..analyzing.costs import By
 from ..analyzing.facts import finite
 from ..model import Model
 from ..parameters import KvLink, KvTransfer
+from ..records import frozen
 from ..rows import Rows
 from ..transforms.quantize import PUBLISHED
 from .candidates import PRICES, Candidate, Readers
@@ -29,7 +30,7 @@ _WAYS: Final = {"together": False, "apart": True}  # of reading prompts and writ
 _BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False)
 class ServicePlan(Rows):
     """The result of plan(). Every candidate has the fewest copies that meet the goals, or come closest to them.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from itertools import accumulate, compress
 from typing import Final
@@ -21,6 +21,7 @@ from ..forms import Form, Num, evaluate
 from ..operators.base import Operator
 from ..operators.collectives import AllToAll
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..roofline import Plan, in_parts
 from ..setting import Setting
 from ..techniques import Drafter
@@ -43,7 +44,7 @@ def among_experts(operators: Iterable[Operator]) -> list[bool]:
     return [count % 2 == 1 and not travel for count, travel in zip(ways, travels, strict=True)]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Cached:
     """Cached times of launches. [s]
 
@@ -79,7 +80,7 @@ class _Cached:
         return times[left] + slope * (kv_len - lengths[left])
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Stage:
     """A stage of a pipeline, or a whole model.
 
@@ -217,7 +218,7 @@ class Stage:
         return sum(read[1:], start=read[0]), sum(decode[1:], start=decode[0])
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Drafts:
     """Passes of a draft model before a decode step, each a step of that model.
 

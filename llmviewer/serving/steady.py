@@ -7,12 +7,13 @@ them (Cobham, doi:10.1287/opre.2.1.70).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isinf, nan, sqrt
 from typing import Final
 
 import numpy as np
 
+from ..records import frozen
 from ..workload import Spans
 from .balance import decode_batch, token_interval_s, value_at
 from .demand import Demand, Prompts, prompts_of
@@ -25,7 +26,7 @@ _BATCHES: Final = 192  # sizes of the batch that are worked out
 _OUTPUT_PARTS: Final = 64  # moments of the longest output, at each of which some sequences have finished
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SteadyState:
     """Means of the steady state; inf where requests arrive faster than they are served.
 
@@ -74,7 +75,7 @@ def _overrun(*, max_rate: float, most: float) -> SteadyState:
     return SteadyState(batch=most, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=int(most))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Flow:
     """Continuous batching, by the number of sequences that decode beside one of them.
 

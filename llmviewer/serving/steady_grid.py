@@ -6,7 +6,6 @@ Prompts and outputs are all alike here, prefills go first, and several ranks may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from math import inf
 from typing import Final, NamedTuple
@@ -14,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..records import frozen
 from .balance import decode_batch, token_interval_s, value_at
 from .load import Grid, Load, StepTimes
 from .markov_chain import saturated_s
@@ -24,7 +24,7 @@ _HALVINGS: Final = 7  # of the distance between a rate and the steps that it mak
 _RATES, _ROUNDS = 16, 3  # rates that are tried at a time, and rounds: to a 3375th of the interval
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FleetSteadyState:
     """The steady state of a copy, [device, rate].
 

@@ -6,7 +6,7 @@ The ratio of expected time to bound is computed at some shapes, and interpolated
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -18,6 +18,7 @@ from ..expectation.expected import ExpectedPass
 from ..expectation.kernels import Kernels
 from ..forms import Num
 from ..operators.attention import Attention
+from ..records import frozen
 from ..roofline import Plan, PlannedOperator
 from ..workload import Spans, Workload
 
@@ -42,7 +43,7 @@ class _Shares(NamedTuple):
     decode: Plan
 
 
-@dataclass(frozen=True)
+@frozen
 class BoundTimes:
     """Lower bounds of steps whose launches follow each other.
 
@@ -100,7 +101,7 @@ def _if_any(groups: Groups, time_s: Num) -> Num:
     return np.where(np.greater(sum(group.batch for group in groups), 0), time_s, 0.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class ExpectedStepTimes(BoundTimes):
     """Expected times of the kernels of a setting.
 

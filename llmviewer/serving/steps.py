@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from typing import Final
 
@@ -15,6 +15,7 @@ from ..expectation.sources import why_unknown
 from ..forms import Num
 from ..generation import decode_s
 from ..memory import Footprint, Shapes
+from ..records import frozen
 from ..setting import Setting, arranges
 from ..units import si
 from ..workload import Spans, Workload
@@ -26,7 +27,7 @@ from .traffic import Traffic
 PARTS: Final = 16  # parts of an output, whose middles stand for it
 
 
-@dataclass(frozen=True)
+@frozen
 class Steps:
     """A setting as steps of decoding sequences, chunks of prompts, or both.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, nan
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..records import frozen
 from .lengths import Lengths, Tokens
 from .progress import Progress
 
@@ -19,7 +20,7 @@ HASHED: Final = 512  # tokens of a block in Mooncake's traces (arXiv:2407.00079;
 _OUTPUT_STREAM: Final = 1  # with the seed, for random numbers other than those of arrivals and lengths
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Traffic:
     """Requests in the order of their arrival.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from ..graph import Block, Graph
@@ -11,6 +11,7 @@ from ..operators.base import Operator, Weight
 from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import Format, Scheme
+from ..records import frozen
 from .formats import Stored
 from .module_names import ModuleLayout, Naming
 
@@ -20,7 +21,7 @@ _FEW: Final = 3  # names in a note
 _SAME: Final = 1e-9  # relative difference of bits by rounding
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Checkpoint:
     """Formats of the weights in a checkpoint.
 
@@ -30,7 +31,7 @@ class Checkpoint:
 
     own: Format
     held: Mapping[Spot, Format]
-    schemes: Stored = Stored()  # noqa: RUF009  # it is frozen
+    schemes: Stored = Stored()  # it is frozen
     notes: tuple[str, ...] = ()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from ..operators.base import Operator, Weight
 from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, Format, Scheme
+from ..records import frozen
 from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
 from .module_names import ModuleLayout, ModuleNames, Naming, canonical
 
@@ -25,7 +26,7 @@ _ELSEWHERE = re.compile(  # parts of checkpoints without operators of their own 
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """A scheme for the modules in `names`, or for all matrices but routers and heads; scheme None: not quantized.
 
@@ -55,7 +56,7 @@ class Says(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Stored:
     """Rules on the formats of a checkpoint; the last rule that matches a module applies.
 
@@ -68,7 +69,7 @@ class Stored:
     kv_cache: Format | None = None
     unknown: str = ""
     notes: tuple[str, ...] = ()
-    layout: ModuleLayout = ModuleLayout({})  # noqa: RUF009  # it is frozen
+    layout: ModuleLayout = ModuleLayout({})  # it is frozen
     tables: bool = False
 
     def of(self, naming: Naming, block: Block, op: Operator) -> dict[int | None, Scheme | None]:

@@ -7,16 +7,16 @@ https://github.com/ggml-org/llama.cpp), here without the prefixes "ARCHITECTURE.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from ..documents import Section
 from ..errors import InputError, suggest
 from ..precision import BF16
+from ..records import frozen
 from .gguf_files import Gguf
 
 
-@dataclass(frozen=True)
+@frozen
 class Header:
     """A GGUF file, as readers of fields see it."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from ..documents import LARGEST, Section, check_file
 from ..errors import InputError
 from ..ggml import TYPES
 from ..precision import Format
+from ..records import frozen
 
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
@@ -25,7 +25,7 @@ _DIMENSIONS: Final = 4
 _KEPT: Final = 4096  # largest array that is kept: for lists of layers, not vocabularies
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StoredTensor:
     """A tensor of a checkpoint."""
 
@@ -38,7 +38,7 @@ class StoredTensor:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Gguf:
     """The header of a file."""
 

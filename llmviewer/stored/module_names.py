@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from fnmatch import translate
 from functools import cache, cached_property, lru_cache
@@ -17,6 +16,7 @@ from ..documents import Section
 from ..forms import SOURCE
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
+from ..records import frozen
 from .module_layouts import LAYOUTS, USUAL
 
 _WRAPPER_NAMES: Final = """
@@ -54,7 +54,7 @@ def canonical(name: str) -> str:
     return _NUMBERED.sub(lambda match: f"{match[1]}.*" if match[1] else "*", one)
 
 
-@dataclass(frozen=True)
+@frozen
 class ModuleLayout:
     """Names of the modules of an architecture.
 
@@ -82,7 +82,7 @@ class ModuleLayout:
         return [f"{layer}{name}" for name in names for layer in (self.layers if name.startswith(".") else ("",))]
 
 
-@dataclass(frozen=True)
+@frozen
 class Naming:
     """Names of the modules of a graph."""
 
@@ -227,7 +227,7 @@ _FORMS: Final[Mapping[Matching, Callable[[str, bool], str]]] = {  # by pattern, 
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class ModuleNames:
     """A list of modules, by name or pattern. A name stands for a module and all inside it."""
 

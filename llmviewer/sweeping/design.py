@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cached_property
 from inspect import signature
@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..expectation.profile import read_given
 from ..model import Model
 from ..model_files import load_model
+from ..records import frozen
 from ..setting import Setting, whole
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
@@ -38,7 +39,7 @@ _TOGETHER: Final = 500  # most settings per shard: lowering one takes as long as
 Numbers = Mapping[str, Sequence[int]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Design:
     """Every combination of settings and numbers; the last axis runs fastest.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from operator import add
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
@@ -21,6 +21,7 @@ from ..generation import generation
 from ..model import Model
 from ..options import SettingOptions, SweepOptions, document_options, only
 from ..parallel.layout import parse_layout
+from ..records import frozen
 from ..setting import Setting, arranges
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
@@ -40,7 +41,7 @@ _CHUNK: Final = 16_384  # points whose arrays fit in a core's cache
 Column = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sweep:
     """One row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
 
@@ -114,7 +115,7 @@ def sweep_blocks(
         yield grid.rows(start, min(start + block, grid.points), progress)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Grid:
     """The points of a sweep.
 

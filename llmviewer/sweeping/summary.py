@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from ..records import frozen
 from .axes import NUMBERS
 from .design import Design
 from .shards import finished, path_of
@@ -45,7 +45,7 @@ def measures(design: Design, *, expected: bool = False) -> Measures:
     return Measures(*(f"expected_{name}" if expected else name for name in names))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Summary:
     """Summary of the points that fit on their device. [s, 1/s]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from typing import ClassVar, Final
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..forms import Num
 from ..graph import Graph
 from ..model import vocabulary
+from ..records import frozen
 from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import parameter
@@ -25,7 +26,7 @@ _BATCHES: Final = np.arange(1, 4097)
 _HALVINGS: Final = 53  # of an interval of probabilities, to the last bit of a float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Drafting(Technique):
     """A pass verifies several drafted tokens of each sequence and keeps those accepted."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from ..graph import Block
 from ..operators.base import Operator, Sharding, Tensor
 from ..operators.linear import Linear
+from ..records import frozen
 
 _SOME: Final = ("sampled", "together", "thinned")  # streams of a fraction of the generated tokens
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Instead(Linear):
     """A linear that replaces `of`, with the same inputs and outputs."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..forms import Form, Num, evaluate
+from ..records import frozen
 from ..roofline import Plan
 from ..workload import Spans, Workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Run:
     """Passes of one plan; fields of the workload may be arrays whose last axis has one entry per pass.
 
@@ -57,7 +58,7 @@ class Run:
         return np.sum(whole, axis=-1) if np.ndim(whole) else whole[()]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Schedule:
     """The runs of one generation.
 

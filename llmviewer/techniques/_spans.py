@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
 from ..forms import Num
+from ..records import frozen
 from ..workload import Spans
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Shared(Spans):
     """Spans whose shared prefixes are held and read once.
 

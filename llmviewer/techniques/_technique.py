@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import ClassVar, Protocol
@@ -16,6 +16,7 @@ from ..forms import Num
 from ..graph import Graph
 from ..model import Model
 from ..parallel.layout import Layout
+from ..records import frozen
 from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import check
@@ -90,7 +91,7 @@ class SettingView(GraphView, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Drafter:
     """A network that drafts tokens before each verification.
 
@@ -122,7 +123,7 @@ class Drafter:
         return each(workload, spread)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Finding:
     """A number on a technique in a setting (None: there is none) and its sentence ("": part of another's)."""
 
@@ -131,7 +132,7 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Technique:
     """Base class of techniques; fields are parameters."""
 

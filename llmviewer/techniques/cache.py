@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..operators.collectives import Collective
 from ..operators.elementwise import Elementwise, Rope
 from ..operators.linear import Linear
 from ..precision import Format
+from ..records import frozen
 from ..workload import Workload
 from . import technique
 from ._masks import causal
@@ -67,7 +68,7 @@ class Allocated(Technique):
 
 
 @technique("paged")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Paged(Allocated):
     """PagedAttention: memory for the cache is allocated in blocks of a few tokens; block=1 is token by token.
 
@@ -87,7 +88,7 @@ class Paged(Allocated):
 
 
 @technique("static")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Static(Allocated):
     """Static allocation: memory for `length` tokens of each sequence is reserved from the start.
 
@@ -105,7 +106,7 @@ class Static(Allocated):
         return self.length
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ResidualAttention(FlashAttention):
     """FlashAttention over a quantized cache whose last tokens are not: `extra` more rows' worth of bytes."""
 
@@ -117,7 +118,7 @@ class ResidualAttention(FlashAttention):
 
 
 @technique("kv-quant")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KvQuant(Technique):
     """KV quantization with a residual window (KIVI): old keys and values in few bits, the last tokens unchanged.
 
@@ -181,7 +182,7 @@ class KvQuant(Technique):
 
 
 @technique("cross-layer-kv")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CrossLayerCache(Technique):
     """Cross-layer attention: of every `every` layers, the first computes keys and values, and all use them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log2
 
 from ..devices.hardware import Hardware
@@ -12,6 +12,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..operators.linear import LMHead
 from ..precision import FP32
+from ..records import frozen
 from . import technique
 from ._parameters import parameter
 from ._technique import Kind, SettingView, Technique, Touches
@@ -21,7 +22,7 @@ _DRAW = 2  # running sum, comparison with the random number
 
 
 @technique("sampling")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sampling(Technique):
     """Sampling: chooses each token from the logits, greedily or at random from all, the top k or the top p.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from ..architectures.blocks.parts import Parts
@@ -14,6 +14,7 @@ from ..operators.base import Operator, Sharding, Tensor
 from ..operators.elementwise import Activation
 from ..operators.linear import ChosenLinear, Linear
 from ..precision import HALF, resolved
+from ..records import frozen
 from . import technique
 from ._linears import layers
 from ._parameters import parameter
@@ -25,7 +26,7 @@ _OF_HEADS: Final = ("q_proj", "o_proj")
 
 
 @technique("contextual-sparsity")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Contextual(Technique):
     """Contextual sparsity (Deja Vu): a decode step uses only the neurons that a predictor selects.
 

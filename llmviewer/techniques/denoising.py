@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..operators.linear import LMHead
+from ..records import frozen
 from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
@@ -14,7 +15,7 @@ from ._technique import Kind, SettingView, Technique, Touches
 
 
 @technique("denoising")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Denoising(Technique):
     """Denoising: a diffusion model processes the same tokens again and again until no noise is left.
 

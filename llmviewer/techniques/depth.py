@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import floor
 
 from ..devices.hardware import Hardware
@@ -12,6 +12,7 @@ from ..graph import Block, Graph
 from ..operators.base import KEPT, Operator, Tensor, Weight
 from ..operators.linear import LMHead
 from ..operators.pictures import Place
+from ..records import frozen
 from . import technique
 from ._linears import tied
 from ._parameters import parameter
@@ -21,7 +22,7 @@ _ALL = replicas(1)  # the whole pass, in a block that only some tokens run
 
 
 @technique("early-exit")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EarlyExit(Technique):
     """Early exit: in decode, tokens of sufficient confidence leave after the fraction `exit` of the layers.
 
@@ -72,7 +73,7 @@ class EarlyExit(Technique):
 
 
 @technique("mixture-of-depths")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MixtureOfDepths(Technique):
     """Mixture-of-Depths: some layers process only the fraction `share` of the tokens, chosen by a router.
 

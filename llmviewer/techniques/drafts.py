@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from ..architectures.blocks.parts import HIDDEN, Parts
@@ -12,6 +12,7 @@ from ..graph import Block, Graph
 from ..model import Model, vocabulary
 from ..operators.base import Tensor
 from ..operators.linear import Linear
+from ..records import frozen
 from ..roofline import Plan
 from . import technique
 from ._drafting import Drafting
@@ -20,7 +21,7 @@ from ._parameters import parameter
 from ._technique import Drafter, SettingView, Technique, Touches
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Layers:
     """A network of some layers of a machine's model."""
 
@@ -45,7 +46,7 @@ class _Layers:
 
 
 @technique("self-speculative")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SelfSpeculative(Drafting):
     """Self-speculative decoding: some of the model's own layers draft, and all of them verify.
 
@@ -79,7 +80,7 @@ class SelfSpeculative(Drafting):
 
 
 @technique("medusa")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Medusa(Drafting):
     """Medusa: extra heads on the last hidden state propose the following tokens as a tree of candidates.
 
@@ -139,7 +140,7 @@ class Medusa(Drafting):
 
 
 @technique("eagle")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Eagle(Drafting):
     """EAGLE: one extra layer drafts from the last hidden states and the embeddings of the tokens that followed.
 
@@ -197,7 +198,7 @@ class Eagle(Drafting):
 
 
 @technique("lookahead")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lookahead(Drafting):
     """Lookahead decoding: Jacobi iterations collect n-grams, which the same pass verifies.
 
@@ -226,7 +227,7 @@ class Lookahead(Drafting):
 
 
 @technique("retrieval")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Retrieval(Drafting):
     """Retrieval-based drafts (LLMA, REST): n-grams of the prompt, of earlier answers or of a datastore.
 
@@ -261,7 +262,7 @@ class Retrieval(Drafting):
 
 
 @technique("mtp")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Predicting(Drafting):
     """Multi-token prediction: layers that the model was trained with to predict further tokens draft them.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from ..forms import Form, evicted, kv_tokens, pairs, touched_kv
 from ..graph import Graph
 from ..operators.masks import CAUSAL, Chosen, Mask
+from ..records import frozen
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
@@ -16,7 +16,7 @@ from ._technique import Kind, SettingView, Technique, Touches
 from .window import Windowed
 
 
-@dataclass(frozen=True)
+@frozen
 class Budget(Mask):
     """All new tokens up to the query, and at most `budget` tokens from before the pass."""
 
@@ -46,7 +46,7 @@ class Budget(Mask):
         return f"budget {self.budget}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Scattered(Mask):
     """The fraction `density` of the keys up to the query, in scattered blocks."""
 
@@ -96,7 +96,7 @@ class _Fewer(Technique):
 
 
 @technique("h2o")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class HeavyHitters(_Fewer):
     """H2O and similar methods (SnapKV, Scissorhands): the cache keeps heavy hitters and the last tokens.
 
@@ -119,7 +119,7 @@ class HeavyHitters(_Fewer):
 
 
 @technique("block-sparse")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BlockSparse(_Fewer):
     """Block-sparse attention (SemSA, MInference, Quest): queries see the fraction `density` of the keys, in blocks.
 
@@ -139,7 +139,7 @@ class BlockSparse(_Fewer):
 
 
 @technique("sparse-pattern")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Pattern(_Fewer):
     """Fixed patterns (Longformer, BigBird): queries see a local window, global tokens and random tokens.
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..forms import Feature, Form
 from ..graph import Block, Graph
 from ..operators.base import Tensor
 from ..operators.elementwise import Permute
 from ..operators.linear import ExpertsLinear
+from ..records import frozen
 from . import technique
 from ._parameters import parameter
 from ._technique import Kind, SettingView, Technique, Touches
 
 
 @technique("expert-capacity")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertCapacity(Technique):
     """Expert capacity: every expert takes the same number of tokens, by padding and by dropping tokens.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import ClassVar, Final
@@ -16,6 +16,7 @@ from ..operators.base import Operator, Role, Sharding, Tensor, Weight
 from ..operators.kinds import OperatorGroup, declare
 from ..operators.linear import Linear
 from ..precision import HALF, product, resolved
+from ..records import frozen
 from ..resource import Resource, matrix
 from ..workload import Workload
 from . import technique
@@ -26,7 +27,7 @@ from ._technique import Finding, Kind, SettingView, Technique, Touches
 _MULTIPLE: Final = 16  # ranks are multiples of this
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _OnLinears(Technique):
     """A technique on the linears of layers whose names match `targets`."""
 
@@ -71,7 +72,7 @@ class _OnLinears(Technique):
 
 
 @technique("low-rank")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LowRank(_OnLinears):
     """Low-rank factorization (SVD-LLM, ASVD): a matrix becomes a product of two thin ones.
 
@@ -121,7 +122,7 @@ class LowRank(_OnLinears):
         return (f"low-rank: {grown} of {len(shapes)} matrix shapes do not get smaller",) if grown else ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Thin(Linear):
     """y[row, n] = x[row, k] @ weight[adapter of the row, n, k].T (+ the result of the base linear)."""
 
@@ -142,7 +143,7 @@ class Thin(Linear):
 
 
 @technique("lora")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lora(_OnLinears):
     """LoRA adapters: two thin matrices beside each linear, merged into it or run separately, for one or many models.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..devices.hardware import Hardware
@@ -12,6 +12,7 @@ from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope
 from ..operators.fused import Fused, once
 from ..operators.linear import Linear, LMHead
+from ..records import frozen
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
@@ -21,7 +22,7 @@ _Pair = Callable[[Operator, Operator], bool]
 
 
 @technique("fusion")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fusion(Technique):
     """Kernel fusion: consecutive operators run in one launch, as in serving libraries.
 

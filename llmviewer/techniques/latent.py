@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from ..architectures.blocks.attention import LatentAttention
@@ -16,6 +16,7 @@ from ..operators.base import Operator, Role
 from ..operators.kinds import OperatorGroup, declare
 from ..operators.masks import Causal, Mask
 from ..precision import product
+from ..records import frozen
 from ..resource import Resource, matrix
 from . import technique
 from ._masks import causal, masked
@@ -25,7 +26,7 @@ from .cache import Allocated
 
 
 @technique("mla")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TransMla(Technique):
     """Conversion to multi-head latent attention (TransMLA): keys and values of all heads come from a cached latent.
 
@@ -93,7 +94,7 @@ def _self_attention(block: Block) -> tuple[int, int, QK] | None:
     return (starts[0], ends[0], scores[0]) if plain and not gated else None
 
 
-@dataclass(frozen=True)
+@frozen
 class Projected(Mask):
     """`rank` mixtures of the keys up to the query."""
 
@@ -115,7 +116,7 @@ class Projected(Mask):
         return f"{self.rank} mixtures"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mixing(Operator):
     """Mixes keys or values of all tokens: a multiply-add per element and mixture."""
 
@@ -131,7 +132,7 @@ class Mixing(Operator):
 
 
 @technique("low-rank-attention")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LowRankAttention(Technique):
     """Low-rank attention (Linformer): queries see `rank` mixtures of all keys and values.
 

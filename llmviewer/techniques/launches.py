@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..expectation.launches import counted
 from ..forms import Num, evaluate
+from ..records import frozen
 from ..roofline import Plan
 from ..units import seconds
 from ..workload import Workload
@@ -17,7 +18,7 @@ from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 
 @technique("launches")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EagerLaunches(Technique):
     """Launches by the host one at a time (eager mode), where a CUDA graph needs one launch for a whole pass.
 

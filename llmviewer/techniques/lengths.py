@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from ..documents import read_text
 from ..errors import InputError
+from ..records import frozen
 from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
@@ -26,7 +27,7 @@ _MOST: Final = 1000  # distinct lengths in a file
 
 
 @technique("lengths")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PromptLengths(Technique):
     """Prompts of the lengths in a file, packed without padding or padded to the longest.
 

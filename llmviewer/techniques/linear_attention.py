@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..forms import SEQUENCES
 from ..graph import Block, Graph
@@ -12,6 +12,7 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal
 from ..operators.state_space import LinearScan
 from ..precision import FP32
+from ..records import frozen
 from . import technique
 from ._masks import causal
 from ._parameters import parameter
@@ -20,7 +21,7 @@ from .split_kv import SplitKv
 
 
 @technique("linear-attention")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LinearAttention(Technique):
     """Linear attention: without a softmax, keys and values sum up in a state of fixed size.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..forms import Num
+from ..records import frozen
 from ..workload import Spans, Workload
 from . import technique
 from ._drafting import Drafting
@@ -19,7 +20,7 @@ from .prompts import PrefixCaching
 
 
 @technique("no-cache")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class NoCache(Technique):
     """No KV cache: every token is computed from the whole text before it.
 
@@ -51,7 +52,7 @@ class NoCache(Technique):
 
 
 @technique("skeleton")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Skeleton(Technique):
     """Skeleton-of-Thought: a short outline first, then all of its points in parallel.
 

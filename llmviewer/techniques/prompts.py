@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from ..forms import Num
 from ..graph import Graph
 from ..model import Model
 from ..model_files import load_model
+from ..records import frozen
 from ..workload import Sequences, Spans, Workload
 from . import technique
 from ._parameters import parameter
@@ -59,7 +60,7 @@ class Rewritten(Technique):
 
 
 @technique("prompt-compression")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Compression(Rewritten):
     """Prompt compression (LLMLingua, Selective Context): a small model scores tokens, and only some are kept.
 
@@ -120,7 +121,7 @@ class Compression(Rewritten):
 
 
 @technique("rag")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Retrieved(Rewritten):
     """Retrieval-augmented generation: passages that were found are put before each prompt.
 
@@ -139,7 +140,7 @@ class Retrieved(Rewritten):
 
 
 @technique("prefix-cache")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PrefixCaching(Technique):
     """Prefix caching (RadixAttention, system prompts): keys and values of the beginning of a prompt are cached.
 
@@ -193,7 +194,7 @@ class PrefixCaching(Technique):
 
 
 @technique("chunked-prefill")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ChunkedPrefill(Technique):
     """Chunked prefill: a prompt is processed in chunks, each of which attends to those before it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..graph import Block, Graph
@@ -12,6 +12,7 @@ from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Activation, Add, Elementwise, Norm, Rope
 from ..operators.embedding import Embedding
 from ..operators.linear import ChosenLinear, Linear
+from ..records import frozen
 from . import technique
 from ._linears import compressible, layers
 from ._parameters import parameter
@@ -21,7 +22,7 @@ _KNOWN: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state 
 
 
 @technique("structured-pruning")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StructuredPruning(Technique):
     """Structured pruning (LLM-Pruner, Sheared LLaMA, SliceGPT): removes heads, neurons, layers or hidden width.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..records import frozen
 from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
@@ -15,7 +15,7 @@ from ._technique import Kind, SettingView, Technique, Touches
 _PROMPT = ("shared", "read-once", "copied")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Several(Technique):
     """Decode with `copies` sequences per prompt."""
 
@@ -51,7 +51,7 @@ class Several(Technique):
 
 
 @technique("best-of")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BestOf(Several):
     """Best-of-N, self-consistency, parallel sampling: n answers per prompt, of which one is chosen or voted for.
 
@@ -74,7 +74,7 @@ class BestOf(Several):
 
 
 @technique("beam")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Beam(Several):
     """Beam search: the `width` best continuations are extended together.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import log2
@@ -16,6 +16,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise
 from ..operators.linear import Linear
 from ..precision import HALF, product, resolved
+from ..records import frozen
 from ..resource import Resource, matrix
 from . import technique
 from ._linears import Instead, compressible, layers
@@ -25,7 +26,7 @@ from .cache import KvQuant
 from .factors import Lora
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Method:
     """Formats and additional operators of a method; `source` names the paper and the variant taken.
 
@@ -133,7 +134,7 @@ SCHEMES: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class OutlierLinear(Instead):
     """Two GEMMs: one in few bits, and one of the fraction `outliers` of the columns in 16 bits."""
 
@@ -154,7 +155,7 @@ class OutlierLinear(Instead):
 
 
 @technique("quantized")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Quantized(Technique):
     """Quantization by the name of its method, with the operators that the method adds.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, log2
 from typing import Final
 
@@ -13,6 +13,7 @@ from ..graph import Graph
 from ..operators.base import Operator
 from ..operators.linear import Linear
 from ..precision import Format
+from ..records import frozen
 from ..resource import Resource
 from . import technique
 from ._linears import Instead
@@ -24,7 +25,7 @@ _IN_UNITS: Final = (2, 4)  # the n:m that sparse matrix units support
 _INDEX_BITS: Final = 16  # per column index within a tile
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SparseLinear(Instead):
     """A linear that does the fraction `density` of its multiply-adds."""
 
@@ -82,7 +83,7 @@ class Sparse(Technique):
 
 
 @technique("sparsity")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Structured(Sparse):
     """N:M sparsity: of every m consecutive weights, n are not zero.
 
@@ -131,7 +132,7 @@ class Structured(Sparse):
 
 
 @technique("pruning")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Unstructured(Sparse):
     """Unstructured pruning (SparseGPT, Wanda): any weights may be zero.
 

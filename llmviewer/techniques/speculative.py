@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
 from ..model import Model, vocabulary
 from ..model_files import load_model
+from ..records import frozen
 from . import technique
 from ._drafting import Drafting
 from ._parameters import parameter
@@ -18,7 +18,7 @@ from ._technique import Drafter, SettingView, Technique, Touches
 
 
 @technique("speculative")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Speculative(Drafting):
     """Speculative decoding: a small model drafts gamma tokens, and one pass of the large model verifies them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ..operators.attention import QK, FlashAttention
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import FP32
+from ..records import frozen
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
@@ -21,7 +22,7 @@ from ._technique import Finding, Kind, SettingView, Technique, Touches
 
 
 @technique("split-kv")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SplitKv(Technique):
     """FlashDecoding: the attention of a decode step is split along the context, and partial results are combined.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..graph import Graph
 from ..operators.masks import Causal
+from ..records import frozen
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
@@ -37,7 +37,7 @@ class Windowed(Technique):
 
 
 @technique("window")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Window(Windowed):
     """Sliding window: a token attends to the last `size` tokens, itself included.
 
@@ -57,7 +57,7 @@ class Window(Windowed):
 
 
 @technique("streaming")
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Streaming(Windowed):
     """StreamingLLM: a sliding window and the first few tokens, the attention sinks.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from ..analyzing.analysis import Analysis
 from ..analyzing.phases import OperatorResult, Phase, Total
 from ..errors import InputError
 from ..parallel.pipeline import SEND
+from ..records import frozen
 from ..setting import Setting, whole
 from ..workload import Workload
 from .elementwise import ElementwiseOfPass, elementwise_of
@@ -39,7 +40,7 @@ _ANOTHER_MODEL: Final = 1.5  # times as many kernels of products as the model ha
 IDLE: Final = "nothing runs"  # name of the time between kernels
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PartOfPass:
     """One part of a pass: measured time of its kernels; bound and expected time of its operators. [s]
 
@@ -62,7 +63,7 @@ class PartOfPass:
         return ", ".join((self.part, *self.covers))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Timeline:
     """A recorded pass with its analysis.
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from ..analyzing.phases import OperatorResult
 from ..operators.kinds import traced_kinds
+from ..records import frozen
 from .kinds import KernelOfPass, known_sum
 
 _MOST_PIECES: Final = 8  # kernels of torch for one operator: an RMS norm in single steps takes seven
 _PIECES: Final = re.compile(r"^aten::|at::native::")  # torch's kernels, several of which may make up one operator
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ElementwiseOfPass:
     """Kinds of operators and the kernels that run them in a pass. [s]
 

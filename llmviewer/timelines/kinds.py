@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..analyzing.phases import OperatorResult
 from ..operators.attention import Attention
 from ..operators.kinds import OperatorGroup, kind_of
 from ..operators.state_space import LinearScan
+from ..records import frozen
 
 
 class Part(StrEnum):
@@ -36,7 +36,7 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelOfPass:
     """All kernels of one name in a pass: number of launches, and total time. [s]"""
 

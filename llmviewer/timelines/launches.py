@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..records import frozen
 from ..units import counted
 
 # vLLM: execute_context_2(512)_generation_8(8); newer ones precede it by the tokens of the pass and list in parentheses
@@ -67,7 +68,7 @@ def is_time(value: float, least: float = 0.0) -> bool:
     return isinstance(value, float) and least <= value <= _LONGEST_S
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RecordedSequences:
     """Sequences of one phase in a pass that the engine named.
 
@@ -86,7 +87,7 @@ class RecordedSequences:
         return f"{counted(self.number, one)}{tokens}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EngineStep:
     """A pass named by the engine: vLLM `execute_context_0(0)_generation_8(8)`, SGLang `step[DECODE bs=8]`.
 
@@ -108,7 +109,7 @@ class EngineStep:
         return " and ".join(sequences.text(one) for sequences, one in named if sequences.number) or "no sequences"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RecordedLaunches:
     """Launches of one device, by start.
 
@@ -128,7 +129,7 @@ class RecordedLaunches:
     host: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sums:
     """Launches and total time by kernel name. [s]
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Final
 
 from .. import __version__
 from ..errors import InputError
+from ..records import frozen
 from .against import IDLE, Timeline
 from .products import ProductOfPass
 
 SCHEMA_VERSION: Final = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Side:
     """The times of a row in one of two recordings. [s]
 
@@ -28,7 +29,7 @@ class Side:
     expected_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PairedRow:
     """A part, matrix products or a kernel in both recordings; None where one of them has none.
 
@@ -54,7 +55,7 @@ class PairedRow:
         return self.after.measured_s / self.before.measured_s
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TracePair:
     """Two recorded passes of one model.
 

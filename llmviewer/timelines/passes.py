@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..records import frozen
 from .boundaries import whole_passes
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
 from .launches import EngineStep, Operands, RecordedLaunches, Sums
@@ -54,7 +55,7 @@ class MatrixProduct(NamedTuple):
     weights: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Averaged:
     """The mean of equal passes.
 

@@ -9,7 +9,7 @@ have as many products as were recorded, and whose times are nearest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations, groupby
 from math import log
 from typing import Final, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ..analyzing.phases import OperatorResult
 from ..graph import Block, Graph
 from ..operators.base import Operator
+from ..records import frozen
 from ..units import counted
 from .kinds import Part, known_sum, mixes, part_of_operator
 from .passes import MatrixProduct
@@ -39,7 +40,7 @@ class Match(NamedTuple):
     rest: list[MatrixProduct]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ProductOfPass:
     """Matrix products that one kernel computes in each layer of a block. Times are totals over its layers. [s]
 
@@ -58,7 +59,7 @@ class ProductOfPass:
     expected_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Identified:
     """The matrix products of a pass.
 
@@ -121,7 +122,7 @@ def product_counts(graph: Graph, operators: Iterable[OperatorResult]) -> tuple[i
     return order.fewest, order.most
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Order:
     """The operators of a pass in order.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from ..records import frozen
 from .alignment import problem_at
 from .fitting import STEPS, Basis
 from .recording import Call, Recording
@@ -13,7 +13,7 @@ from .recording import Call, Recording
 _PROBLEM: Final = "reads the cache that a pass finds; a trace knows caches that cat() appends to"
 
 
-@dataclass(frozen=True)
+@frozen
 class Cache:
     """The cache of aligned recordings, by value.
 
@@ -91,7 +91,7 @@ def _slots(name: str, basis: Basis, recordings: Sequence[Recording], preallocate
     return slots
 
 
-@dataclass(frozen=True)
+@frozen
 class SlotUse:
     """What works on all slots of a preallocated cache, empty ones too, with the number of slots.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import gcd
 from typing import Final
@@ -12,9 +11,10 @@ import numpy as np
 
 from ..forms import LOGITS, ONE, SEQUENCES, TOKENS, Form, cells, kv_tokens, total
 from ..operators.masks import Mask
+from ..records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class PassShape:
     """`batch` sequences of `q_len` new tokens after `past` that are cached."""
 
@@ -46,7 +46,7 @@ _NEW_TOKENS, _CACHED_TOKENS = 3, 4  # indices of monomials
 _NAMES: Final = (ONE, SEQUENCES, TOKENS, TOKENS, kv_tokens(), kv_tokens(), cells(), cells())
 
 
-@dataclass(frozen=True)
+@frozen
 class Basis:
     """Monomials that counts are sums of, and the shapes of the passes that tell how much of each they have.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final
 
+from ..records import frozen
 from .program import Program, TracedLaunch
 from .segments import Segment
 
@@ -14,7 +14,7 @@ GIVEN: Final = "input"  # what it reads of what the module takes
 SHARED: Final = "shared"  # what several blocks read that is made of parameters alone
 
 
-@dataclass(frozen=True)
+@frozen
 class SegmentNames:
     """The names in a segment.
 

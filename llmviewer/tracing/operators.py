@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from ..forms import SEQUENCES, Form
@@ -12,6 +12,7 @@ from ..operators.kinds import OperatorGroup, declare
 from ..operators.masks import CAUSAL, Bidirectional, Mask
 from ..operators.state_space import LinearScan
 from ..precision import BF16, FP16, FP32, NAMED, Format, product
+from ..records import frozen
 from ..resource import Resource, matrix, vector
 
 _FORMATS: Final = {
@@ -28,7 +29,7 @@ def format_of(dtype: str) -> Format | None:
     return _FORMATS.get(dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Pointwise(Operator):
     """Element-wise calls in one launch, an OP for every element of the largest tensor of each."""
 
@@ -40,7 +41,7 @@ class Pointwise(Operator):
         return {vector("fp32"): self.ops}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StateStep(Operator):
     """What a step does with a state, in one launch: element-wise, and products that have one token each.
 
@@ -58,7 +59,7 @@ class StateStep(Operator):
         return {**made, vector("fp32"): self.ops}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TracedProduct(Operator):
     """A matmul-like call that is no product of a tensor with a whole parameter.
 
@@ -75,7 +76,7 @@ class TracedProduct(Operator):
         return {matrix(product(formats[0], formats[-1])): self.ops}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Sized(Bidirectional):
     """All of an input of one size: `queries` x `keys` pairs of each sequence."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Final
 
 from ..errors import InputError
+from ..records import frozen
 from .fitting import CACHED, FIXED, ONCE, STEPS, Basis, PassShape
 from .numbers import Numbers
 from .recorder import record, tensors_of
@@ -23,7 +24,7 @@ _GIVE: Final = "let the callable return (module, inputs)"
 _BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TracedPasses(ABC):
     """Passes of a module, with counts that are sums over `basis`.
 
@@ -48,7 +49,7 @@ class TracedPasses(ABC):
         """Notes on the counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DecoderPasses(TracedPasses):
     """Passes of a language model with a KV cache or a state.
 
@@ -135,7 +136,7 @@ class DecoderPasses(TracedPasses):
         return out[1] if past is None and isinstance(out, tuple) and len(out) > 1 else past
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SinglePass(TracedPasses):
     """The single pass of a module without a cache.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..errors import InputError
 from ..forms import ONE, SEQUENCES, TOKENS, Form, cells, total
+from ..records import frozen
 from .alignment import check_aligned, problem_at
 from .caches import Cache, SlotUse, state_calls
 from .fitting import ONCE, Basis, PassShape, at_rest, spread
@@ -16,14 +17,14 @@ from .recording import Call, Recording, Use, Value
 _NO_CACHE: Final = (ONE + TOKENS + SEQUENCES).features()  # of what does not grow with the cache
 
 
-@dataclass(frozen=True)
+@frozen
 class TracedLaunch:
     """Indices of the calls that one kernel makes: one matmul-like call, or element-wise calls that are fused."""
 
     calls: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Chunks:
     """What the scan of a module does with a prompt, per token. [OP]
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from ..records import frozen
 from .numbers import Later
 
 PLACES: Final = frozenset({"index_copy_", "index_put_", "copy_"})  # calls that write a part of what is there
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Value:
     """A floating-point tensor that depends on parameters, the cache or what was made of them.
 
@@ -38,7 +39,7 @@ class Value:
         return self.source not in ("call", "input", "cache")
 
 
-@dataclass(frozen=True)
+@frozen
 class Use:
     """The part of a value that a call reads: that many elements, each once, between two places of its memory."""
 
@@ -49,7 +50,7 @@ class Use:
     last: int = 1  # the size of the last dimension as the call sees it
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Call:
     """ops     OPs of a matmul-like call; elements of the largest tensor of another, none where it only moves them
     causal  the module says that a token sees none after it

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 from typing import Any, Final
 
+from ..records import frozen
 from .program import Program, TracedLaunch
 
 _INDEX: Final = re.compile(r"\.(\d+)(?=\.|$)")
 
 
-@dataclass(frozen=True)
+@frozen
 class Segment:
     """Launches of one layer, or of what stands between layers.
 

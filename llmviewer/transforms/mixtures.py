@@ -7,7 +7,7 @@ importance matrix unless the file type needs one, and without the rules for Falc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from ..ggml import BY_NAME
@@ -17,11 +17,12 @@ from ..operators.base import Operator, Weight
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
 from ..precision import Format
+from ..records import frozen
 
 Place: TypeAlias = tuple[str, int | None]  # (name of a weight, layer)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Facts:
     """Facts of a model that the rules depend on.
 
@@ -35,7 +36,7 @@ class _Facts:
     tied: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class _Seat:
     """Layer i of the n layers that have such a tensor."""
 
@@ -83,7 +84,7 @@ def _first(count: int) -> _When:
     return lambda seat: seat.i < count
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mixture:
     """A file type: ggml types by matrix and layer, and `base` for all others.
 

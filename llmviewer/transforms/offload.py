@@ -7,7 +7,7 @@ it writes. The prefill fetches no cache, which it has just computed. A link carr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..devices.hardware import Hardware
@@ -17,6 +17,7 @@ from ..graph import Block, Graph, Transform
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.collectives import Collective
 from ..operators.transfer import Transfer
+from ..records import frozen
 from ..resource import Resource, link
 
 HOST: Final = "host"
@@ -27,7 +28,7 @@ _PARTS: Final = ("weights", "kv")
 _WAITS: Final = "sync"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Offload:
     """The fractions of all weights and of the KV cache outside device memory, and their places.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -19,6 +19,7 @@ from ..operators.collectives import AllToAll
 from ..operators.elementwise import Quantize
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, HALF, Format, Scheme, notation, parse_scheme, resolved
+from ..records import frozen
 from .cast import cast
 from .mixtures import MIXTURES, Mixture, Place
 
@@ -26,7 +27,7 @@ _RUNS: Final = 4  # of layers in the name of a block
 _LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Override:
     """`scheme` for the operators whose names match `pattern` (wildcards * and ?).
 
@@ -43,7 +44,7 @@ class Override:
         return self.layers is None or bool(block.main and block.layers and block.layers[0] in self.layers)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Quantization:
     """A scheme for the network, and overrides for parts of it, of which the last one applies.
 

@@ -10,7 +10,7 @@ end. Everything else is as in the faithful graph.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..forms import LOGITS, ONE, Form
 from ..graph import Block, Graph, Transform
@@ -22,10 +22,11 @@ from ..operators.embedding import Embedding
 from ..operators.kinds import OperatorGroup, kind_of
 from ..operators.linear import ChosenLinear, Linear, LMHead
 from ..precision import FP16, Format, Scheme, product
+from ..records import frozen
 from ..resource import Resource, matrix
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Surveyed(Operator):
     """An operator counted by the paper's conventions."""
 
@@ -49,7 +50,7 @@ def survey(scheme: Scheme) -> Transform:
     return transform
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Formats:
     weight: Format
     activation: Format

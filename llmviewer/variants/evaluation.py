@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from operator import add
@@ -18,6 +18,7 @@ from ..expectation.launches import counted
 from ..forms import Num
 from ..generation import decoding_s, prefill_s
 from ..memory import Memory, memory
+from ..records import frozen
 from ..request import Request
 from ..roofline import Estimate, OperatorEstimate, Plan
 from ..setting import Setting, arranges
@@ -39,7 +40,7 @@ class Objective(StrEnum):
     THROUGHPUT = "throughput"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Times:
     """Times of a generation; numbers, or arrays over batches.
 
@@ -81,7 +82,7 @@ class Times:
         return {**times, "tpot_s": times["tpot_s"] if self.steps else None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Evaluation:
     """A generation on a setting. Everything is computed on first use.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from ..expectation.expected import ExpectedPass
+from ..records import frozen
 from .evaluation import Evaluation
 from .variant import Change, Variant
 
@@ -17,7 +17,7 @@ _NOTABLY: Final = 1.25
 _SLACK: Final = 0.01  # relative; by it the unmodelled time of a library may exceed that of the default
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FasterLibrary:
     """The library with the shortest expected time of a phase, notably shorter than that of the default."""
 

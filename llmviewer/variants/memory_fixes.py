@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from ..errors import InputError
+from ..records import frozen
 from ..transforms.offload import HOST
 from .changes import chunked_prefill, more_devices, offloading, smaller_weights
 from .evaluation import Evaluation, Objective
@@ -19,7 +19,7 @@ _LINKS: Final = ("scale_up.bandwidth", "host.bandwidth", "scale_out.bandwidth") 
 _Changes = tuple[Change, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MemoryFixes:
     """Variants that fit, in the order of cost, cheapest first; if none does, what was tried.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Final
 
+from ..records import frozen
 from ..setting import ChangedOptions, Setting, arranges
 from ..techniques import Touches
 from .evaluation import Evaluation, Objective, Times
@@ -18,7 +19,7 @@ WORTH: Final = 1.05  # a change with a smaller gain is not offered unless it mak
 _NOTICEABLE: Final = 0.02  # fraction of an amount by which it must fall to be what a change relieves
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Change:
     """Options, or a batch, that differ from those of a setting.
 
@@ -69,7 +70,7 @@ class Change:
         return " ".join(options) + "".join(f" in place of {name}" for name in replaced)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Variant:
     """A generation with changes (`result`) beside that without (`base`); gains are in the objective."""
 

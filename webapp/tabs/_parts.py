@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
@@ -11,6 +10,7 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
 from llmviewer.reports.parts import Card
 from llmviewer.rows import csv_text
@@ -25,7 +25,7 @@ LEAVING: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to ce
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Tab:
     """A tab. `show` makes what is in it of answers, one for each device; `register` adds its callbacks to an app.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.errors import InputError
@@ -12,6 +12,7 @@ from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.kinds import kind_of
 from llmviewer.operators.transfer import EXPOSED
 from llmviewer.parameters import Accounting
+from llmviewer.records import frozen
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.operator_table import merged, number, operator_id
 from llmviewer.reports.phrases import between
@@ -27,7 +28,7 @@ from ..answers import Answer
 from .formulas import formula
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Inspected:
     """All that the inspector shows of an operator on one device.
 

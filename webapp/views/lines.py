@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Any, Final
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from llmviewer.errors import InputError
 from llmviewer.forms import Num
+from llmviewer.records import frozen
 from llmviewer.reports.curves import crossings
 from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
@@ -31,7 +31,7 @@ _FAN: Final = 64  # points looked at together in a search
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class SweepCurve:
     """One setting, along x = batches or tokens of the prompt. Times are lower bounds. [s], [B]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import hypot
 from typing import Any, Final
 
 from llmviewer.analyzing.phases import OperatorResult
 from llmviewer.graph import Block, Graph
+from llmviewer.records import frozen
 from llmviewer.reports.graph import edges, shape, title
 from llmviewer.reports.operator_table import operator_id
 from llmviewer.units import seconds
@@ -29,7 +29,7 @@ _MARGIN: Final = 22  # around an operator, that lines keep free of
 Place = tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Drawing:
     """Nodes and edges as cytoscape has them, and how much room they take. [px]
 

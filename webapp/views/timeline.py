@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from llmviewer.errors import InputError
+from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.timeline_figures import part_bars
 from llmviewer.timelines.against import Timeline, compared
@@ -21,7 +21,7 @@ LARGEST: Final = 50_000_000  # of a trace that is dropped in [B]
 LARGEST_UNPACKED: Final = 500_000_000  # [B]
 
 
-@dataclass(frozen=True)
+@frozen
 class Dropped:
     """A file that the browser holds."""
 

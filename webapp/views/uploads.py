@@ -6,7 +6,6 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -23,6 +22,7 @@ from llmviewer.expectation import rows as measurements
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.validate import Predictions, Validation, predict, validate
+from llmviewer.records import frozen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ _NUMBERS: Final = frozenset(
 _STACK: Final = ("gpu", "framework", "kernel", "dtype", "kv_dtype", "op", "impl", "attn")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Measured:
     """A user's own measurements, scored.
 

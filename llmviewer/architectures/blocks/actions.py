@@ -8,7 +8,7 @@ of all images, the instruction and, in some models, the robot's state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ...forms import ONE, SEQUENCES, SOURCE, TOKENS, WHOLE, Form, Stream, source_kv
@@ -19,6 +19,7 @@ from ...operators.compression import Turn
 from ...operators.elementwise import Elementwise, Permute, Rope
 from ...operators.linear import LMHead
 from ...operators.masks import Across, Causal, Joint, Mask, Tiled, WholePrompt
+from ...records import frozen
 from .attention import scored
 from .decoder import FeedForward, Layer, Mixer
 from .parts import NormKind, Parts, result, with_rows
@@ -61,7 +62,7 @@ def _masked(op: Operator, mask: Mask) -> Operator:
     return replace(op, heads=replace(op.heads, mask=mask)).with_tensors(rows)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ActionAttention:
     """Attention of action tokens to each other and to the cached keys and values of the prompt.
 
@@ -125,7 +126,7 @@ class ActionAttention:
         return tuple(made)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Modulated(Layer):
     """A layer whose norms are scaled and shifted by projections of CONDITION, and whose branches are gated by them.
 

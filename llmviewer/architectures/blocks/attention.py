@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ...operators.attention import QK, SV, Heads, Indexer, Softmax
@@ -11,10 +11,11 @@ from ...operators.elementwise import Elementwise, Rope
 from ...operators.linear import LatentExpansion, Router
 from ...operators.masks import CAUSAL, Causal, Chosen
 from ...precision import FP32, Format
+from ...records import frozen
 from .parts import NormKind, Parts, result
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SelfAttention:
     """Grouped-query attention with a KV cache and scores in memory.
 
@@ -103,7 +104,7 @@ class KeyChooser(Protocol):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class IndexedAttention:
     """Grouped-query attention to keys that `index` chooses."""
 
@@ -116,7 +117,7 @@ class IndexedAttention:
         return (*made[:scores], *self.index.operators(parts, x), *made[scores:])
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LatentAttention:
     """Multi-head latent attention: keys and values are expanded from a cached latent (arXiv:2405.04434, section 2.1).
 
@@ -225,7 +226,7 @@ class LatentAttention:
         return (down, norm, parts.project("q_b_proj", norm.result, self.heads.q_width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Index:
     """The lightning indexer of DeepSeek Sparse Attention: a small attention that chooses keys (arXiv:2512.02556).
 
@@ -277,7 +278,7 @@ class Index:
         return (*made, index)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class QueryRope(Elementwise):
     """Rotation of queries alone: three OPs for each of the `turned` elements, and the others stay where they are."""
 

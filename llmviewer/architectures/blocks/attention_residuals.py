@@ -7,17 +7,17 @@ the input of each mixer and feed-forward network is a mixture of the sources and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...graph import Block
 from ...operators.attention_residuals import Sources
 from ...operators.base import Operator, Tensor
+from ...records import frozen
 from .decoder import Decoder, Layer, Mixer
 from .encoder import leaving
 from .parts import HIDDEN, Parts, result
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SourcedLayer(Layer):
     """A layer with attention residuals.
 
@@ -57,7 +57,7 @@ class SourcedLayer(Layer):
         return (mixed(parts, "mlp_sources", sources),)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SourcedDecoder(Decoder):
     """A decoder with attention residuals, whose head also reads a mixture of sources.
 

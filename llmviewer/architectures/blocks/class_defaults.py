@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+from ...records import frozen
 
 _SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ALIASES: Final = "~"  # keys of class_defaults.json: other names of fields
@@ -97,7 +98,7 @@ def _fields_of(model_type: str, within: tuple[str, ...]) -> Mapping[str, Any]:
     return fields
 
 
-@dataclass(frozen=True)
+@frozen
 class ClassDefaults:
     """Defaults of a class of transformers, for a config or a section of one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from ...forms import SEQUENCES, TOKENS, Form
@@ -13,11 +13,12 @@ from ...operators.elementwise import Norm, Rope
 from ...operators.linear import BlockLinear, Linear, Router
 from ...operators.masks import Causal, Compressed, Joint, Mask
 from ...precision import FP32
+from ...records import frozen
 from .attention import Index, scored
 from .parts import NormKind, Parts, result
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CompressedAttention:
     """Attention with one entry per token as key and value of all heads; the result is "o_b_proj".
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ...graph import Block, Graph
 from ...operators.base import Operator, Tensor
 from ...operators.linear import LMHead
 from ...precision import Format
+from ...records import frozen
 from .hyper_connections import HyperConnections
 from .parts import HIDDEN, NormKind, Parts, result, with_rows
 
@@ -40,7 +41,7 @@ class Residual(StrEnum):
     PARALLEL_TWO = "parallel_two"  # x + m(n(x)) + f(n(x)), a norm for each
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Layer:
     """One layer, with a mixer, a feed-forward network, or both.
 
@@ -120,7 +121,7 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Prediction:
     """Layers of multi-token prediction (arXiv:2412.19437, section 2.2).
 
@@ -144,7 +145,7 @@ class Prediction:
         return cls(layers=[replace(layer, name="mtp") for layer in layers], norm=norm) if layers else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Decoder:
     """Embedding, layers in order, last norm and prediction head.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ...documents import Section
@@ -15,6 +15,7 @@ from ...operators.elementwise import Activation, Elementwise
 from ...operators.linear import Linear, LMHead
 from ...operators.masks import Across, Bidirectional
 from ...precision import Format
+from ...records import frozen
 from .attention import scored
 from .decoder import Decoder, FeedForward, Layer, Mixer, folded
 from .parts import HIDDEN, NormKind, Parts, result, with_rows
@@ -45,7 +46,7 @@ def leaving(operators: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:
     return (*operators[:-1], replace(last, outputs=(replace(first, name=name), *others)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Head:
     """The head of an encoder: classes(norm(act(dense(x)))), without the parts that are 0 or None.
 
@@ -107,7 +108,7 @@ def mean_pooled(parts: Parts, x: Tensor, tokens: int) -> Elementwise:
     return replace(pool, outputs=(with_rows(pool.result, SEQUENCES),))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Encoder:
     """Embedding, bidirectional layers, last norm, and heads (none with a decoder).
 
@@ -182,7 +183,7 @@ def holding(op: Operator, parts: Parts, held: Mapping[str, tuple[int, ...]]) -> 
     return replace(op, weights=(*op.weights, *weights))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CrossAttention:
     """Cross-attention of a decoder to the output of the encoder; the result is "cross_o_proj".
 
@@ -242,7 +243,7 @@ def _named(op: Operator, name: str) -> Operator:
     return replace(op, name=name).with_tensors(lambda t: replace(t, name=f"cross_{t.name}") if t.name in own else t)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CrossLayer(Layer):
     """A decoder layer with self-attention, cross-attention and feed-forward network."""
 

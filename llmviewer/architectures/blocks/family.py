@@ -6,7 +6,7 @@ A field is a value that no config changes, or names the field of config.json tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from math import inf
 from typing import Final, TypeAlias
@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from ...documents import Section
 from ...graph import Graph
 from ...precision import Format
+from ...records import frozen
 from . import moe
 from .attention import SelfAttention
 from .decoder import FeedForward, Layer, Prediction, Residual
@@ -24,7 +25,7 @@ from .parts import ACTIVATIONS, NormKind, activation, heads_of
 LayerFlags: TypeAlias = Callable[[Section], list[bool]]  # reads a flag of each layer
 
 
-@dataclass(frozen=True)
+@frozen
 class ConfigFlag:
     """A flag of the config; `default` holds where the config does not have it."""
 
@@ -42,7 +43,7 @@ def _on(config: Section, switch: Switch) -> bool:
     return switch if isinstance(switch, bool) else switch.read(config)
 
 
-@dataclass(frozen=True)
+@frozen
 class RotaryShare:
     """Share of each head that is rotated, by the first of `keys` in the config; `default` holds where it has none."""
 
@@ -53,7 +54,7 @@ class RotaryShare:
         return rotary_dim(config, head_dim, key=config.first(*self.keys), default=self.default)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class QkNorm:
     """Norms of queries and keys.
 
@@ -67,7 +68,7 @@ class QkNorm:
     when: Switch = True
 
 
-@dataclass(frozen=True)
+@frozen
 class NormPlacement:
     """NormPlacement of norms by a flag."""
 
@@ -96,7 +97,7 @@ def listed_or_every(config: Section) -> list[bool]:
     return every_layer(config) if config.get("layer_types") is None else sliding_layers(config, pattern=1)
 
 
-@dataclass(frozen=True)
+@frozen
 class SlidingWindow:
     """Layers with a sliding window.
 
@@ -110,7 +111,7 @@ class SlidingWindow:
     full_rotary: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertFields:
     """Fields of the config that describe a mixture of experts.
 
@@ -141,7 +142,7 @@ class ExpertFields:
 _BIAS: Final = ConfigFlag("attention_bias")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DecoderFamily:
     """Differences of a decoder from LLaMA.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...forms import TOKENS, distinct_experts
 from ...operators.base import Operator, Tensor
 from ...operators.elementwise import Combine, Permute, Route
 from ...operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
 from ...operators.routing import UNGROUPED, Groups
+from ...records import frozen
 from .parts import Parts, result
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mlp:
     """down(act(gate(x)) * up(x)), or down(act(up(x))); the result is "down_proj".
 
@@ -41,7 +42,7 @@ class Mlp:
         return (*first, mid, down)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Experts:
     """A mixture of `experts` MLPs, of which each token uses `chosen` (arXiv:2101.03961).
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...operators.base import Operator, Tensor, Weight
 from ...operators.elementwise import Add, Elementwise
 from ...operators.hyper_connections import StreamsIn
 from ...precision import FP32
+from ...records import frozen
 from .parts import Parts
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class HyperConnections:
     """`streams` residual streams side by side in one tensor, mixed by a matrix from `iterations` of Sinkhorn-Knopp.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ...documents import LARGEST, MAX_COUNT, Section
 from ...operators.routing import UNGROUPED, Groups
+from ...records import frozen
 from .attention import LatentAttention, SelfAttention
 from .decoder import FeedForward, Layer, Mixer, Residual
 from .feed_forward import Experts, Mlp
@@ -170,7 +170,7 @@ def dense(config: Section, key: str = "intermediate_size") -> Mlp:
     return Mlp(inner=config.integer(key), act=activation(config, "hidden_act", "silu"), gated=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Kinds:
     """Layers with an MLP and layers with experts behind the same attention."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from math import inf
 from typing import Final
@@ -18,6 +18,7 @@ from ...operators.linear import Linear
 from ...operators.masks import CAUSAL, Causal, Mask
 from ...operators.pictures import Patches
 from ...precision import Format
+from ...records import frozen
 
 HIDDEN = "hidden"  # name of the tensor that blocks pass on
 
@@ -93,7 +94,7 @@ _NORM_WEIGHTS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Parts:
     """Makes tensors, weights and operators in the model's format."""
 
@@ -191,7 +192,7 @@ def with_rows(tensor: Tensor, rows: Form) -> Tensor:
     return replace(tensor, rows=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Reused(Weight):
     """A parameter of an earlier operator. It stays one where it is quantized, as schemes treat both uses alike."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor
 from ...operators.elementwise import Elementwise, Rope
 from ...operators.linear import BlockLinear, Linear
 from ...operators.recurrence import LongConv, ShortConv, TokenShift
 from ...operators.state_space import CausalConv, Scan
+from ...records import frozen
 from .parts import Parts, result
 from .state_space import kept
 
@@ -49,7 +48,7 @@ def linear_scan(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Kda:
     """Kimi delta attention: a delta rule whose decay is each channel's own (arXiv:2510.26692, sections 3 and 4).
 
@@ -107,7 +106,7 @@ class Kda:
         return (down, parts.project(f"{name}_b_proj", down.result, width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LightningAttention:
     """Linear attention with a decay for each head, SiLU of queries, keys and values, norm and gate (arXiv:2501.08313,
     section 2.2; arXiv:2401.04658).
@@ -134,7 +133,7 @@ class LightningAttention:
         return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.result, x.width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Retention:
     """Multi-scale retention: linear attention with rotated queries and keys, a decay for each head, a norm for each
     head and a SiLU gate (arXiv:2307.08621, section 2).
@@ -191,7 +190,7 @@ def shifted(parts: Parts, x: Tensor, names: tuple[str, ...], prefix: str = "", *
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rwkv4:
     """RWKV-4: a weighted mean of values whose weights decay by channel, token by token on the vector units
     (arXiv:2305.13048, section 3.1).
@@ -224,7 +223,7 @@ class Rwkv4:
         return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.result, x.width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rwkv6:
     """RWKV-5 and 6: linear attention with a decay for each channel of a key and a bonus for the token itself, which is
     the pair that it makes with itself (arXiv:2404.05892, section 3).
@@ -296,7 +295,7 @@ class Rwkv6:
         return (down, tanh, parts.project("decay_w2", tanh.result, width))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rwkv7:
     """RWKV-7: S = S (diag(w) - kk^T (a kk)) + v k^T, a delta rule with decays and learning rates by channel
     (arXiv:2503.14456, section 4).
@@ -387,7 +386,7 @@ class Rwkv7:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ChannelMix:
     """RWKV's feed-forward network: value(relu(key(x))^2) of tokens mixed with those before them.
 
@@ -410,7 +409,7 @@ class ChannelMix:
         return (shift, key, act, value, gate, scaled)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Hyena:
     """A short convolution of three projections, then a long one of two of them, gated by the third
     (arXiv:2302.10866, section 3; the filter as modes: arXiv:2310.18780).

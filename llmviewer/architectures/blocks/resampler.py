@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...forms import images
 from ...graph import Block
@@ -13,6 +13,7 @@ from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor
 from ...operators.elementwise import Permute
 from ...operators.masks import FixedKeys, Mask, Tiled
+from ...records import frozen
 from .attention import scored
 from .decoder import Layer
 from .encoder import stack
@@ -22,7 +23,7 @@ from .tower import of_pictures
 FEATURES = "tower_features"  # what queries look at
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Looking:
     """Cross-attention of queries to the FEATURES of their image; the result is "cross_o_proj".
 

@@ -6,7 +6,7 @@ A window at the edge of a picture is filled up with patches of nothing, which ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -16,6 +16,7 @@ from ...operators.base import Operator, Tensor
 from ...operators.convolution import Conv2d
 from ...operators.masks import Tiled
 from ...operators.pictures import RelativePositions
+from ...records import frozen
 from .attention import SelfAttention
 from .class_defaults import TOWERS
 from .decoder import Layer
@@ -29,7 +30,7 @@ from .tower import PatchGrid, Tower, of_pictures, patches_of, picture, tower_act
 _PICTURES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PlacedAttention:
     """Attention whose scores have biases that queries make of rows and columns between them and a key.
 

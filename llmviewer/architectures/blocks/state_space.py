@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ...forms import SEQUENCES, Form
@@ -11,6 +11,7 @@ from ...operators.elementwise import Elementwise
 from ...operators.linear import BlockLinear, Linear
 from ...operators.state_space import CausalConv, Scan
 from ...precision import FP32
+from ...records import frozen
 from .parts import NormKind, Parts
 
 
@@ -50,7 +51,7 @@ def filtered(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> Elementwise:
 SILU: Final = ("silu", "swish")  # names of the activation that state-space mixers have
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mamba:
     """Selective state spaces, token by token on the vector units (arXiv:2312.00752).
 
@@ -110,7 +111,7 @@ class Mamba:
         return BlockLinear(name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=held)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mamba2:
     """State spaces with a scalar decay for each head, in chunks (arXiv:2405.21060, section 6).
 
@@ -166,7 +167,7 @@ class Mamba2:
         return (in_proj, conv, scan, gated, parts.project("out_proj", gated.result, x.width, bias=self.bias))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ShortConvMixer:
     """A filter over the last `taps` tokens between two gates, all three from one projection (LFM2).
 
@@ -192,7 +193,7 @@ class ShortConvMixer:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GatedLinearRecurrence:
     """RG-LRU behind a filter, times a gate of its own (arXiv:2402.19427, section 2.4).
 
@@ -238,7 +239,7 @@ class GatedLinearRecurrence:
         return BlockLinear(name=name, inputs=(x,), outputs=(parts.tensor(name, self.inner),), weights=held)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class GatedDeltaNet:
     """Linear attention with a gated delta rule, in chunks (arXiv:2412.06464, section 3).
 

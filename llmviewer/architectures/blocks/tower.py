@@ -8,7 +8,7 @@ not use them, and quantization schemes leave them as published, as checkpoints d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from ...documents import Section
@@ -20,6 +20,7 @@ from ...operators.elementwise import Add, Elementwise
 from ...operators.linear import Linear
 from ...operators.pictures import Patches, Place
 from ...precision import Format
+from ...records import frozen
 from .. import builder
 from .attention import SelfAttention
 from .class_defaults import TEXTS
@@ -38,7 +39,7 @@ UNUSED: Final = images(0)  # the stream of weights that are held but never used
 _IGNORED_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PatchGrid:
     """An image of `height` x `width` patches with `pixels` values each."""
 
@@ -51,7 +52,7 @@ class PatchGrid:
         return self.height * self.width
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Tower:
     """A vision tower: patches, learned tokens and positions, layers, norms.
 
@@ -131,7 +132,7 @@ class Tower:
         return parts.patches(out.name, x, with_rows(out, rows), self.tokens, bias=self.patch_bias)
 
 
-@dataclass(frozen=True)
+@frozen
 class Scaled:
     """LayerScale: the result of a branch, times a learned number per element (arXiv:2103.17239).
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from ...records import frozen
 from ._family import Array
 
 # TensorRT-LLM's XQA kernels (computeMultiBlockCount and the constants beside it): a part has 128 keys or more, parts
@@ -56,7 +57,7 @@ _GRADUAL_KEYS: Final = 64
 _GRADUAL_MOST: Final = 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DecodeCaches:
     """The caches of a decode step. Arrays have a row for each shape.
 
@@ -77,7 +78,7 @@ class DecodeCaches:
     cores: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Cut:
     """The number of parts of each cache, and how many of them have work.
 

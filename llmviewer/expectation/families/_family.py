@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, log
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ...records import frozen
 from ..device import Device
 
 Array = npt.NDArray[Any]
@@ -27,7 +28,7 @@ EAGER: Final = "eager"  # of kernels that a host launches time and again, how th
 _NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Fitted:
     """A number that is fitted. It stays within `low` and `high`, and near `usual` unless measurements say otherwise.
 
@@ -56,7 +57,7 @@ class Fitted:
         return min(max(sought if self.linear else exp(sought), self.low), self.high)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Stack:
     """The kernel that a set of parameters belongs to, on some device.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
 
+from ...records import frozen
 from ..device import Device
 from ..formats import cache_bytes
 from ._cuts import RULES, SKIPPING, DecodeCaches, worth
@@ -205,7 +205,7 @@ class Decode(Family):
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Tile:
     """How query heads that share a key head are taken. Arrays have a row for each shape.
 
@@ -233,7 +233,7 @@ def _tile(group: Array, most: int, ways: Collection[str], *, windowed: Array, fi
     return _Tile(heads=np.where(alone, 1, heads), alone=alone, other=other)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Cut:
     """How caches are cut. Arrays have a row for each shape and a column for each number of parts that is considered.
 

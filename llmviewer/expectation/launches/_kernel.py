@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from ...forms import Num
+from ...records import frozen
 from ..families import FAMILIES, Stack
 from ..families._family import Array
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LibraryKernel:
     """A kernel: its family, its library and its shapes, which are numbers or arrays over the workload.
 
@@ -67,7 +67,7 @@ class Sending(NamedTuple):
     reach: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelSequence:
     """Kernels that run one after another for some operators together.
 

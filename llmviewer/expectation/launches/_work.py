@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ...forms import ONE, Form, Num, Stream, evaluate, total
 from ...operators.base import Operator
 from ...parallel.overlap import Overlapped
+from ...records import frozen
 from ...roofline import OperatorEstimate, PlannedOperator
 from ...workload import Spans, Thinned, Workload
 
@@ -17,7 +18,7 @@ _ALWAYS: Final[Num] = 1.0
 _APART: Final = ("target", "seeing")  # parts of a pass that attend to what none of their own tokens stands for
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LaunchWork:
     """An operator, without the collective that it may overlap with, and the work of a launch that takes place: an
     estimate has means over all passes, including those that no token reaches.

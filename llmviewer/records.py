@@ -1,0 +1,175 @@
+"""`frozen`: frozen dataclasses that cost little to define and to make.
+
+`dataclasses.dataclass(frozen=True)` compiles six methods of each class from source, 0.7 ms a class where `frozen` takes
+0.04, and sets each field of an instance by itself. An `analyze` defines some 160 classes: 29 % of its time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """A frozen dataclass, whose `__dataclass_params__` let dataclasses inherit from ours."""
+
+
+@overload
+def frozen(cls: type[T], /) -> type[T]: ...
+@overload
+def frozen(*, kw_only: bool = False, eq: bool = True, repr: bool = True) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False, eq: bool = True, repr: bool = True) -> Any:  # noqa: A002 - as in dataclasses
+    """`dataclasses.dataclass(frozen=True)`; `fields`, `replace` and `asdict` work, and dataclasses can inherit.
+
+    kw_only  whether the fields defined here are keyword-only
+    eq       whether instances are compared and hashed by their fields, and else by identity
+    repr     whether the text of an instance lists its fields, and else is that of a base class
+    """
+    if cls is None:
+        return lambda made: _frozen(made, kw_only=kw_only, eq=eq, described=repr)
+    return _frozen(cls, kw_only=kw_only, eq=eq, described=repr)
+
+
+def _frozen(cls: type[T], *, kw_only: bool, eq: bool, described: bool) -> type[T]:
+    """Gives `cls` the fields of its annotations, and the methods that it lacks."""
+    members = _inherited(cls) | _declared(cls, kw_only=kw_only)
+    methods: dict[str, Any] = {
+        "__init__": _init(members, post_init=hasattr(cls, "__post_init__")),
+        "__setattr__": _refuse_assignment,
+        "__delattr__": _refuse_deletion,
+    }
+    if described:
+        methods["__repr__"] = _repr(members)
+    if eq:
+        methods |= _comparison(members)
+    own = dict(vars(cls))
+    if "__eq__" in own and own["__hash__"] is None:  # Python sets it beside an __eq__
+        del own["__hash__"]
+    for name, method in methods.items():
+        if name not in own:
+            method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
+            setattr(cls, name, method)
+    attributes: dict[str, Any] = {
+        "__dataclass_fields__": members,
+        "__dataclass_params__": vars(_Nothing)["__dataclass_params__"],
+        "__match_args__": tuple(name for name, one in members.items() if not one.kw_only),
+    }
+    for name, value in attributes.items():
+        setattr(cls, name, value)
+    return cls
+
+
+def _inherited(cls: type) -> dict[str, Field[Any]]:
+    """The fields of base classes."""
+    members: dict[str, Field[Any]] = {}
+    for base in reversed(cls.__mro__[1:]):
+        members |= vars(base).get("__dataclass_fields__", {})
+    return members
+
+
+def _declared(cls: type, *, kw_only: bool) -> dict[str, Field[Any]]:
+    """The fields that `cls` annotates; their defaults become class attributes, as in a dataclass."""
+    annotations = vars(cls).get("__annotations__", {})
+    own = {name: value for name, value in vars(cls).items() if name in annotations}
+    twin = type(cls.__name__, (), {"__annotations__": annotations, "__module__": cls.__module__, "__doc__": "-", **own})
+    dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(twin)
+    for name in own:
+        if name in vars(twin):
+            setattr(cls, name, vars(twin)[name])
+        else:  # made by a factory, or required
+            delattr(cls, name)
+    return {one.name: one for one in dataclasses.fields(twin)}
+
+
+def _init(members: Mapping[str, Field[Any]], *, post_init: bool) -> Callable[..., None]:
+    """`__init__` that fills the instance's dictionary in one step."""
+    names = frozenset(members)
+    positional = tuple(name for name, one in members.items() if not one.kw_only)
+    defaults = {name: one.default for name, one in members.items() if one.default is not MISSING}
+    factories = {name: one.default_factory for name, one in members.items() if one.default_factory is not MISSING}
+
+    def init(self: Any, /, *values: object, **given: object) -> None:
+        if values:
+            given = _named(self, positional, values, given)
+        for name, factory in factories.items():
+            if name not in given:
+                given[name] = factory()
+        state = self.__dict__
+        state.update(defaults)
+        state.update(given)
+        if state.keys() != names:
+            _refuse_arguments(self, members, given)
+        if post_init:
+            self.__post_init__()
+
+    return init
+
+
+def _named(
+    self: object, names: tuple[str, ...], values: tuple[object, ...], given: dict[str, object]
+) -> dict[str, object]:
+    """Arguments by name.
+
+    Raises TypeError for too many positional arguments, or for one that is given twice.
+    """
+    if len(values) > len(names):
+        raise TypeError(f"{type(self).__name__} takes {len(names)} positional arguments; got {len(values)}")
+    by_place = dict(zip(names, values, strict=False))
+    if twice := by_place.keys() & given.keys():
+        raise TypeError(f"{type(self).__name__} got multiple values for {', '.join(sorted(twice))}")
+    return by_place | given
+
+
+def _refuse_arguments(self: object, members: Mapping[str, Field[Any]], given: Mapping[str, object]) -> NoReturn:
+    """Raises TypeError for arguments that are missing or unknown."""
+    unknown = [name for name in given if name not in members]
+    missing = [name for name in members if name not in vars(self)]
+    problem = f"unexpected arguments {', '.join(unknown)}" if unknown else f"missing arguments {', '.join(missing)}"
+    raise TypeError(f"{type(self).__name__}: {problem}")
+
+
+def _comparison(members: Mapping[str, Field[Any]]) -> dict[str, Any]:
+    """`__eq__` and `__hash__` over the fields that compare."""
+    compared = [name for name, one in members.items() if one.compare]
+    hashed = [name for name, one in members.items() if (one.compare if one.hash is None else one.hash)]
+    values, hashed_values = _getter(compared), _getter(hashed)
+
+    def equal(self: object, other: object) -> Any:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return values(self) == values(other)
+
+    def hashed_value(self: object) -> int:
+        return hash(hashed_values(self))
+
+    return {"__eq__": equal, "__hash__": hashed_value}
+
+
+def _getter(names: list[str]) -> Callable[[object], object]:
+    """The values of fields, as a tuple if there are several."""
+    return attrgetter(*names) if names else lambda _: ()
+
+
+def _repr(members: Mapping[str, Field[Any]]) -> Callable[[object], str]:
+    """`__repr__` as a call with keyword arguments."""
+    shown = [name for name, one in members.items() if one.repr]
+
+    def text(self: object) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    return text
+
+
+def _refuse_assignment(self: object, name: str, _value: object) -> NoReturn:
+    raise FrozenInstanceError(f"{type(self).__name__}: cannot assign to {name!r}")
+
+
+def _refuse_deletion(self: object, name: str) -> NoReturn:
+    raise FrozenInstanceError(f"{type(self).__name__}: cannot delete {name!r}")

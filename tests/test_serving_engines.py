@@ -147,7 +147,7 @@ def test_what_kernels_remember_is_what_they_work_out():
 
 
 def test_analyze_and_sweep_know_engines(capsys):
-    assert main(["analyze", MODEL, DEVICE, "--engine", "huggingface"]) == 0
+    assert main(["analyze", MODEL, DEVICE, "--engine", "huggingface", "--sources"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "eager attention" in words
     assert "of it without a kernel" in words

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 if _IN_CHECKOUT:  # reports/ is a sibling of this folder
     __path__.append(str(_ROOT))
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "ExpertDisaggregation": "analyzing.afd",

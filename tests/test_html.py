@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from plotly.offline import get_plotlyjs
 
+import llmviewer
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.comparing.comparison import compare
 from llmviewer.reports.analysis import REPORT
@@ -167,7 +168,7 @@ def test_every_number_of_the_device_has_its_source(analysis, page):
 
 def test_the_foot_has_the_version_and_the_inputs(page):
     words = Tags(page).words
-    assert words[-2] == "Made by llmviewer 0.1.0 from these inputs"
+    assert words[-2] == f"Made by llmviewer {llmviewer.__version__} from these inputs"
     assert json.loads(words[-1]) == {
         "model": "llama-2-7b", "hardware": "rtx-a6000", "batch": 1, "prompt": 2048, "gen": 128, "kv_len": 2049,
         "images": 0, "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",

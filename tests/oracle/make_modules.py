@@ -38,6 +38,8 @@ HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent.parent / "models"
 ORACLE = HERE / "modules.json"
 LATEST = HERE / "latest.json"
+# Of classes whose default sections do not fit each other, so that the model could not run: fields that make them fit.
+_FITTING: Final = {"molmo2": {"adapter_config": {"text_hidden_size": 4096}}}
 _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=\.|$)|^\d+(?=\.)")
 
 
@@ -57,6 +59,8 @@ def sources() -> Iterator[tuple[str, dict[str, Any]]]:
         except (ValueError, KeyError):
             continue
         fields = {key: value for key, value in config.to_dict().items() if value is not None}
+        for section, changes in _FITTING.get(model_type, {}).items():
+            fields[section] |= changes
         yield f"class {model_type}", json.loads(json.dumps(fields | {"model_type": model_type}, default=str))
 
 

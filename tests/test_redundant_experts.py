@@ -160,7 +160,7 @@ def test_a_layout_in_one_text_says_it():
 def test_a_report_says_how_even_ranks_are(capsys):
     asked = ["analyze", "deepseek-v3", "h200-sxm", "--dp", "32", "--ep", "32", "--batch", "64"]
     for more, told in (
-        (["--expert-skew", "0.6"], "expert load is uneven: the busiest of 32 ranks has 2.21 times the mean"),
+        (["--expert-skew", "0.6"], "Expert load is uneven: the busiest of 32 ranks has 2.21 times the mean"),
         (["--expert-skew", "0.6", "--redundant-experts", "32"], "the busiest of 32 ranks has 1.06 times"),
         (["--redundant-experts", "32"], "(ep=32 dp=32 redundant-experts=32)"),
     ):

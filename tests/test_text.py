@@ -281,7 +281,7 @@ def test_what_a_notebook_shows_is_short():
     assert len(repr(found)) < 1_000
     for thing in (setting, setting.plan):
         assert len(repr(thing)) < 2_000
-    assert repr(found).startswith("Analysis(model=Model('deepseek-v3'), hardware=Hardware('h200-sxm'), generation=")
+    assert repr(found).startswith("DeepSeek-V3 on 8 x NVIDIA H200 SXM 141 GB (ep=8 dp=8): batch 8, prompt 1024, 128\n")
     what_if = load_hardware("h200-sxm", ["memory.bandwidth=2x"])
     assert repr(what_if) == "Hardware('h200-sxm', 'memory.bandwidth=2x')"
 

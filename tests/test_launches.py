@@ -15,12 +15,12 @@ from llmviewer import InputError, analyze, load_hardware
 from llmviewer.cli import main
 from llmviewer.devices.files import hardware_names
 from llmviewer.expectation import index as index_file
-from llmviewer.expectation import times
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
 from llmviewer.expectation.times import KernelBounds
+from llmviewer.expectation.transfer import Estimator
 from llmviewer.forms import evaluate
 from llmviewer.model_files import model_names
 from llmviewer.resource import link
@@ -866,13 +866,14 @@ def test_kernels_that_are_worked_out_together_take_what_each_takes_alone(model, 
 
 def test_kernels_of_a_stack_are_worked_out_once_for_all_passes(monkeypatch):
     setting, stacks = Setting.of("deepseek-v3", "h200-sxm", layout="tp=8"), []
-    whole = times.reached
+    whole = Estimator.expect
 
-    def counted(choice, family, columns, device, stack):
-        stacks.append((family.name, stack, device.name, choice.entries[0].parameters.get("crowd")))
-        return whole(choice, family, columns, device, stack)
+    def counted(own, shapes):
+        crowd = own.choice.entries[0].parameters.get("crowd")
+        stacks.append((own.family.name, own.stack, own.device.name, crowd))
+        return whole(own, shapes)
 
-    monkeypatch.setattr(times, "reached", counted)
+    monkeypatch.setattr(Estimator, "expect", counted)
     list(Kernels(setting.hardware).times(list(asked_of(setting))))
     assert len(stacks) == len(set(stacks)) > 5
 

@@ -58,7 +58,9 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
         assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).rglob("*") if path.is_file()}
     pages = {Path(name).name for name in names if name.startswith("llmviewer/data/docs/")}
     assert pages == {path.name for path in (ROOT / "docs").glob("*.md")}
-    assert "llmviewer/reports/templates/analysis.html.j2" in names
+    templates = {Path(name).name for name in names if name.startswith("llmviewer/reports/templates/")}
+    assert templates == {path.name for path in (ROOT / "reports" / "templates").iterdir()}
+    assert "llmviewer/timelines/kernel_names.yaml" in names
     assert "llmviewer/webapp/assets/style.css" in names
     assert "llmviewer/py.typed" in names
     subprocess.run([sys.executable, "-m", "check_wheel_contents", str(wheel)], check=True, capture_output=True)

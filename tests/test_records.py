@@ -116,7 +116,7 @@ def test_dataclasses_inherit_and_are_inherited():
     ("make", "message"),
     [
         (OURS[0], "Base: missing arguments size"),
-        (lambda: OURS[0](size=1, sise=2), "Base: unexpected arguments sise"),
+        (lambda: OURS[0](size=1, sise=2), "Base: unexpected keyword arguments sise"),
         (lambda: OURS[0](1), "Base takes 0 positional arguments; got 1"),
         (lambda: Pair(1, first=1), "Pair got multiple values for first"),
         (lambda: Pair(1, 2, 3), "Pair takes 2 positional arguments; got 3"),

@@ -131,9 +131,7 @@ def _refuse_arguments(self: object, members: Mapping[str, Field[Any]], given: Ma
     """Raises TypeError for arguments that are missing or unknown."""
     unknown = [name for name in given if name not in members]
     missing = [name for name in members if name not in vars(self)]
-    problem = (
-        f"unexpected keyword arguments {', '.join(unknown)}" if unknown else f"missing arguments {', '.join(missing)}"
-    )
+    problem, names = ("unexpected keyword arguments", unknown) if unknown else ("missing arguments", missing)
     raise TypeError(f"{type(self).__name__}: {problem} {', '.join(names)}")
 
 

@@ -558,11 +558,7 @@ def test_a_trace_is_dropped_in_and_stays_while_settings_change(page, server, tmp
             "#traced table >> nth=0 >> tbody tr", "all => all.map(r => [...r.cells].map(c => c.innerText))"
         )
         assert [row[:1] + row[2:3] + row[4:6] for row in cells] == [
-            [
-                part["part"],
-                *(seconds(part[key]) if part[key] else "-" for key in ("measured_s", "bound_s", "expected_s")),
-            ]
-            for part in parts
+            [part["part"], *(seconds(part[key]) if part[key] else "-" for key in keys)] for part in parts
         ]
     page.set_input_files("#trace input", large)
     said = "large.json: must have at most 50,000,000 bytes; got 50,000,001; llmviewer web --trace FILE reads"

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.timelines.against import IDLE, PartOfPass, Timeline
+from llmviewer.timelines.against import PartOfPass, Timeline
 from llmviewer.timelines.elementwise import ElementwiseOfPass
-from llmviewer.timelines.kinds import Part, part_of_operator
+from llmviewer.timelines.kinds import IDLE, Part, part_of_operator
 from llmviewer.timelines.products import ProductOfPass
-from llmviewer.units import counted, seconds
+from llmviewer.units import counted, fold, seconds
 
 from .page_figures import Picture, picture
 from .parts import Card
@@ -67,7 +67,7 @@ def _taken(result: Timeline) -> str:
 
 def remarks(result: Timeline) -> list[str]:
     return [
-        *_others(result), *_other_operands(result), *_partial(result), *_over(result), *_below(result),
+        *_others(result), *_other_operands(result), *_partial(result), *_over(result), *_next(result), *_below(result),
         *_unidentified(result), *_without_operators(result), *_averaged(result),
     ]  # fmt: skip
 
@@ -130,6 +130,16 @@ def _over(result: Timeline) -> list[str]:
     ]
     than = "has to be" if result.expected_s is None else "expected"
     return [f"Slower than {than}: {'; '.join(told)}."] if told else []
+
+
+def _next(result: Timeline) -> list[str]:
+    """What closes the largest gaps, and by how much."""
+    of = "bound" if result.expected_s is None else "expected time"
+    return [
+        f"{number}. Up to {fold(step.speed_up)} faster: {step.remedy}; {step.part}: {seconds(step.gap_s)} beyond the "
+        f"{of}."
+        for number, step in enumerate(result.next_steps, 1)
+    ]
 
 
 def _late(result: Timeline) -> str:

@@ -6,8 +6,8 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from llmviewer.timelines.against import IDLE, Timeline
-from llmviewer.timelines.kinds import Part
+from llmviewer.timelines.against import Timeline
+from llmviewer.timelines.kinds import IDLE, Part
 from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, list_rows, time_unit

@@ -337,6 +337,22 @@ def test_products_are_identified_by_the_shapes_of_their_operators(tmp_path, llam
     assert "No kernel was recorded of lm_head" in said
 
 
+def test_the_largest_gaps_come_with_what_closes_them(tmp_path, llama):
+    """By hand: a pause of 40 ms before each pass, attention of 1 ms in each layer."""
+    longer = {"void flash_fwd_splitkv_kernel<128>": 1000}
+    layer = tuple((name, longer.get(name, duration), pause) for name, duration, pause in LAYER)
+    found = timeline(written(tmp_path / "t.json", laid([layer] * 4, between=40_000.0)), llama)
+    idle, attention = found.next_steps
+    assert (idle.part, attention.part) == ("nothing runs", "attention")
+    assert idle.gap_s == pytest.approx(found.idle_s - found.host_s)
+    own = next(part for part in found.parts if part.part == "attention")
+    assert attention.gap_s == pytest.approx(own.measured_s - own.expected_s)
+    assert attention.speed_up == pytest.approx(found.time_s / (found.time_s - attention.gap_s))
+    said = " ".join(REPORT.text(found).split())
+    assert re.search(r"1\. Up to \S+x faster: CUDA graphs .*; nothing runs: \S+ ms beyond the expected time\.", said)
+    assert "another attention backend (vLLM and SGLang: --attention-backend); attention: " in said
+
+
 def test_a_trace_of_a_larger_model_is_refused(tmp_path):
     """Passes that the engine names, of 32 layers with 30 products each; the model has 145 products."""
     layer = (*LAYER, *(("nvjet_more", 5, 0),) * 20)

@@ -30,6 +30,7 @@ from .kinds import (
     parts_of,
 )
 from .launches import RecordedLaunches, Sums
+from .next_steps import NextStep, next_steps
 from .passes import Averaged, averaged
 from .products import Identified, Place, ProductOfPass, identify, product_counts
 from .reading import MAX_UNPACKED, read_timeline
@@ -37,7 +38,6 @@ from .reading import MAX_UNPACKED, read_timeline
 SCHEMA_VERSION: Final = 1
 _EAGER: Final = 2  # products of a layer's eager attention
 _ANOTHER_MODEL: Final = 1.5  # times as many kernels of products as the model has, beyond which it was another one
-IDLE: Final = "nothing runs"  # name of the time between kernels
 
 
 @frozen(kw_only=True)
@@ -146,6 +146,11 @@ class Timeline:
         return None if self.passes.time_s is None else max(self.passes.time_s - self.passes.busy_s, 0.0)
 
     @property
+    def next_steps(self) -> tuple[NextStep, ...]:
+        """The largest gaps to the expected times, with what closes them."""
+        return next_steps(self)
+
+    @property
     def inputs(self) -> dict[str, Any]:
         return {"file": self.file, "phase": self.phase, "stage": self.stage, **self.analysis.inputs}
 
@@ -185,6 +190,7 @@ class Timeline:
             "products": [asdict(product) for product in self.products],
             "elementwise": [asdict(work) for work in self.elementwise],
             "kernels": [asdict(kernel) for kernel in self.kernels],
+            "next_steps": [step._asdict() for step in self.next_steps],
         }
 
 

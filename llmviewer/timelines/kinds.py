@@ -21,6 +21,8 @@ from ..operators.kinds import OperatorGroup, kind_of
 from ..operators.state_space import LinearScan
 from ..records import frozen
 
+IDLE: Final = "nothing runs"  # name of the time between kernels
+
 
 class Part(StrEnum):
     """Parts of a pass. A fused kernel counts in the part of most of its work."""

@@ -9,7 +9,8 @@ from typing import Any, Final
 from .. import __version__
 from ..errors import InputError
 from ..records import frozen
-from .against import IDLE, Timeline
+from .against import Timeline
+from .kinds import IDLE
 from .products import ProductOfPass
 
 SCHEMA_VERSION: Final = 1

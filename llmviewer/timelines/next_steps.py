@@ -1,0 +1,69 @@
+"""The largest gaps between a recorded pass and what is expected of it, and what closes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .kinds import IDLE, Part
+
+if TYPE_CHECKING:
+    from .against import Timeline
+
+MAX_STEPS: Final = 3
+_WORTH: Final = 0.03  # share of a pass below which closing a gap is not worth a step
+# What closes a gap, with the options of serving engines as vLLM 0.25 (docs.vllm.ai, engine arguments and attention
+# backends) and SGLang (docs.sglang.io, server arguments) document them.
+_IDLE: Final = (
+    "CUDA graphs and scheduling ahead of the device (vLLM: without --enforce-eager; SGLang: without "
+    "--disable-cuda-graph and --disable-overlap-schedule)"
+)
+_REMEDIES: Final[Mapping[str, str]] = {
+    Part.PRODUCTS: "another library of kernels, or tuned tile sizes for these shapes",
+    Part.EXPERTS: "a fused kernel of experts that is tuned for these shapes (SGLang: --moe-runner-backend)",
+    Part.ATTENTION: "another attention backend (vLLM and SGLang: --attention-backend)",
+    Part.STATE: "fused kernels of the scan",
+    Part.ELEMENTWISE: "kernels that fuse element-wise work (torch.compile; vLLM: without --enforce-eager; SGLang: "
+    "--enable-torch-compile)",
+    Part.COMMUNICATION: "a custom all-reduce (vLLM and SGLang: without --disable-custom-all-reduce), or overlap with "
+    "computation",
+    Part.MOVES: "kernels that take the layouts and types they are given (torch.compile fuses casts and copies)",
+    Part.SAMPLING: "a fused sampling kernel",
+}  # fmt: skip
+
+
+class NextStep(NamedTuple):
+    """A gap of a pass.
+
+    part      part of the pass; IDLE for the time in which nothing runs
+    gap_s     recorded time beyond the expected one, or beyond the bound if nothing is expected [s]
+    speed_up  time of a pass over its time without the gap
+    remedy    what closes the gap
+    """
+
+    part: str
+    gap_s: float
+    speed_up: float
+    remedy: str
+
+
+def next_steps(result: Timeline) -> tuple[NextStep, ...]:
+    """The largest gaps of a recorded pass that are worth closing, the largest first."""
+    gaps = sorted(_gaps(result), key=lambda gap: -gap[1])
+    return tuple(
+        NextStep(part=part, gap_s=gap_s, speed_up=result.time_s / (result.time_s - gap_s), remedy=remedy)
+        for part, gap_s, remedy in gaps[:MAX_STEPS]
+        if gap_s > _WORTH * result.time_s
+    )
+
+
+def _gaps(result: Timeline) -> Iterator[tuple[str, float, str]]:
+    """(part, time beyond the expected one, remedy) of each part that takes longer than its interval."""
+    for part in result.parts:
+        if part.part not in _REMEDIES:
+            continue
+        least = part.bound_s if part.expected_s is None else part.expected_s
+        if part.measured_s > (part.expected_high_s or least):
+            yield part.part, part.measured_s - least, _REMEDIES[part.part]
+    if result.idle_s is not None and not result.host and result.stage is None:
+        yield IDLE, result.idle_s - (result.host_s or 0.0), _IDLE

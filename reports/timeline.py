@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.timelines.against import PartOfPass, Timeline
+from llmviewer.timelines.against import Timeline
 from llmviewer.timelines.elementwise import ElementwiseOfPass
-from llmviewer.timelines.kinds import IDLE, Part, part_of_operator
+from llmviewer.timelines.kinds import IDLE, Part, PartOfPass, part_of_operator
 from llmviewer.timelines.products import ProductOfPass
 from llmviewer.units import counted, fold, seconds
 

@@ -1075,14 +1075,14 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
     arguments = ["measure", "--backend", "cpu", "--minutes", "0.3", "--family", "gemm", "--model", "smollm2-135m",
                  "--model", "smollm2-360m", "-o", str(folder)]  # fmt: skip
     rows = 0
-    for _ in range(4):
+    for _ in range(6):
         assert main(arguments) == 0
         out = capsys.readouterr().out
         if not (folder / "gemm.parquet").exists():  # other programs had the cores all the time
             continue
         before, rows = rows, len(pd.read_parquet(folder / "gemm.parquet"))
         assert f"{folder}: {counted(rows, 'row')}, {rows - before} of them new" in out
-        if rows >= 60:
+        if rows >= 60 and "llmviewer calibrate" in out:  # enough of one kernel and data type
             break
     assert "bandwidth [GB/s]" in out
     assert "## Ceilings" in (folder / "report.md").read_text()

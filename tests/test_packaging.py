@@ -83,6 +83,6 @@ def test_the_interface_is_what_it_says():
         _ = llmviewer.nothing
 
 
-def test_versions_agree():
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == llmviewer.__version__
+def test_the_version_is_that_of_the_package_and_of_the_change_log(wheel):
+    assert wheel.name.startswith(f"llmviewer-{llmviewer.__version__}-")
     assert f"## {llmviewer.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -22,6 +22,7 @@ from .kinds import (
     COVERED_BY,
     KernelOfPass,
     Part,
+    PartOfPass,
     in_layers,
     known_sum,
     marks_a_layer,
@@ -38,29 +39,6 @@ from .reading import MAX_UNPACKED, read_timeline
 SCHEMA_VERSION: Final = 1
 _EAGER: Final = 2  # products of a layer's eager attention
 _ANOTHER_MODEL: Final = 1.5  # times as many kernels of products as the model has, beyond which it was another one
-
-
-@frozen(kw_only=True)
-class PartOfPass:
-    """One part of a pass: measured time of its kernels; bound and expected time of its operators. [s]
-
-    covers      other parts whose operators count here, as they have no kernels of their own
-    expected_s  None if only the bound is known for some operators
-    """
-
-    part: str
-    covers: tuple[str, ...]
-    launches: float
-    measured_s: float
-    bound_s: float
-    expected_s: float | None
-    expected_low_s: float | None
-    expected_high_s: float | None
-
-    @property
-    def title(self) -> str:
-        """The names of this part and of those it covers."""
-        return ", ".join((self.part, *self.covers))
 
 
 @frozen(kw_only=True)
@@ -148,7 +126,9 @@ class Timeline:
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
         """The largest gaps to the expected times, with what closes them."""
-        return next_steps(self)
+        gpu = self.idle_s is not None and not self.host and self.stage is None
+        idle_s = (self.idle_s or 0.0) - (self.host_s or 0.0) if gpu else 0.0
+        return next_steps(self.parts, time_s=self.time_s, idle_s=idle_s)
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -48,6 +48,29 @@ class KernelOfPass:
     measured_s: float
 
 
+@frozen(kw_only=True)
+class PartOfPass:
+    """One part of a pass: measured time of its kernels; bound and expected time of its operators. [s]
+
+    covers      other parts whose operators count here, as they have no kernels of their own
+    expected_s  None if only the bound is known for some operators
+    """
+
+    part: str
+    covers: tuple[str, ...]
+    launches: float
+    measured_s: float
+    bound_s: float
+    expected_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+
+    @property
+    def title(self) -> str:
+        """The names of this part and of those it covers."""
+        return ", ".join((self.part, *self.covers))
+
+
 _ACTIVATION: Final = "activation"
 _LIBRARY: Final = re.compile(r"flashinfer|flash_infer", re.IGNORECASE)  # has kernels of all parts
 _NAMES: Final = Path(__file__).with_name("kernel_names.yaml")

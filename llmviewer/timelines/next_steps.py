@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
-from .kinds import IDLE, Part
-
-if TYPE_CHECKING:
-    from .against import Timeline
+from .kinds import IDLE, Part, PartOfPass
 
 MAX_STEPS: Final = 3
 _WORTH: Final = 0.03  # share of a pass below which closing a gap is not worth a step
@@ -47,23 +44,25 @@ class NextStep(NamedTuple):
     remedy: str
 
 
-def next_steps(result: Timeline) -> tuple[NextStep, ...]:
-    """The largest gaps of a recorded pass that are worth closing, the largest first."""
-    gaps = sorted(_gaps(result), key=lambda gap: -gap[1])
+def next_steps(parts: Iterable[PartOfPass], *, time_s: float, idle_s: float) -> tuple[NextStep, ...]:
+    """The largest gaps of a recorded pass that are worth closing, the largest first.
+
+    time_s  time of a pass [s]
+    idle_s  time beyond the expected one in which nothing runs [s]
+    """
+    gaps = sorted([*_gaps(parts), (IDLE, idle_s, _IDLE)], key=lambda gap: -gap[1])
     return tuple(
-        NextStep(part=part, gap_s=gap_s, speed_up=result.time_s / (result.time_s - gap_s), remedy=remedy)
+        NextStep(part=part, gap_s=gap_s, speed_up=time_s / (time_s - gap_s), remedy=remedy)
         for part, gap_s, remedy in gaps[:MAX_STEPS]
-        if gap_s > _WORTH * result.time_s
+        if gap_s > _WORTH * time_s
     )
 
 
-def _gaps(result: Timeline) -> Iterator[tuple[str, float, str]]:
+def _gaps(parts: Iterable[PartOfPass]) -> Iterator[tuple[str, float, str]]:
     """(part, time beyond the expected one, remedy) of each part that takes longer than its interval."""
-    for part in result.parts:
+    for part in parts:
         if part.part not in _REMEDIES:
             continue
         least = part.bound_s if part.expected_s is None else part.expected_s
         if part.measured_s > (part.expected_high_s or least):
             yield part.part, part.measured_s - least, _REMEDIES[part.part]
-    if result.idle_s is not None and not result.host and result.stage is None:
-        yield IDLE, result.idle_s - (result.host_s or 0.0), _IDLE

@@ -388,7 +388,7 @@ def test_the_model_that_is_meant_comes_first(page, server):
         ("70b llama 3.3", "Llama 3.3 70B"),
     ):
         page.click("#model")
-        page.keyboard.type(search, delay=20)
+        page.locator(".dash-dropdown-search").press_sequentially(search, delay=20)  # once it is there
         of_first = "t => document.querySelector('.dash-dropdown-option')?.innerText.startsWith(t)"
         page.wait_for_function(of_first, arg=first)
         page.keyboard.press("Escape")

@@ -38,9 +38,6 @@ settings.load_profile("suite")
 gc.set_threshold(100_000)
 
 
-_LONGEST = {"test_measure.py"}  # with a test of 70 s, for which the other worker would wait at the end
-
-
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run slow tests and all cases, as CI does")
     parser.addoption("--write-messages", action="store_true", help="keep messages in tests/golden/messages.json")
@@ -57,7 +54,6 @@ def pytest_collection_modifyitems(config, items):
     if marked and not config.getoption("all"):
         config.hook.pytest_deselected(items=list(marked))
         items[:] = [item for item in items if item not in marked]
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 def pytest_collection_finish():

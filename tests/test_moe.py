@@ -349,7 +349,7 @@ def test_a_decode_step_of_gpt_oss_attends_to_its_windows():
     assert ops["global", "qk_matmul"] == 2 * 64 * 64 * 10_000
 
 
-@for_each("name", ONE_OF_EACH)
+@for_each("name", MODELS, fast=ONE_OF_EACH)
 @pytest.mark.parametrize("quant", ["W16A16", "W4A16g128", "W8A8KV8", "fp8", "mxfp4,router=W8A8"])
 @pytest.mark.parametrize("on_chip_bytes", [None, 1e7])
 def test_every_model_can_be_quantized_and_fused(name, quant, on_chip_bytes):

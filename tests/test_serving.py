@@ -284,9 +284,7 @@ def test_blocks_of_16_waste_less_than_a_hundredth_of_long_sequences(steps):
 # --- the closed form ---
 
 
-ALONE = [(policy, 512, 200) for policy in ("prefill-first", "chunked:128", "static")]
-ALONE += [(policy, 2000, 100) for policy in ("chunked:128", "prefill-chunks:128", "fcfs")]
-ALONE += [(policy, 64, 2) for policy in ("decode-first", "prefill-chunks:128")]
+ALONE = [(policy, *lengths) for policy in ALL for lengths in ((512, 200), (2000, 100), (64, 2))]
 
 
 @pytest.mark.parametrize(("policy", "prompt", "gen"), first_fast(ALONE, "simulates thousands of requests"))

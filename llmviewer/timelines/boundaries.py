@@ -6,9 +6,12 @@ sampling and the next embedding. Passes are cut where these other kernels are, a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import inf
+from statistics import fmean
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -22,7 +25,7 @@ _ENDS: Final = (Part.PRODUCTS, Part.SAMPLING)  # parts of kernels between the la
 
 
 def whole_passes(
-    found: RecordedLaunches, parts: Mapping[str, Part], marks: Sequence[int], layers: int
+    recording: RecordedLaunches, parts: Mapping[str, Part], marks: Sequence[int], layers: int
 ) -> list[tuple[int, int]]:
     """(first launch, launch after the last) of each whole pass; empty if none can be told.
 
@@ -31,56 +34,61 @@ def whole_passes(
     """
     if len(marks) < layers or layers < 1:
         return []
-    gaps = [found.names[a + 1 : b] for a, b in pairwise(marks)]
-    often = Counter(gaps)
-    offset = _offset(gaps, often, len(marks), layers)
+    names = recording.names
+    gaps = [names[a + 1 : b] for a, b in pairwise(marks)]
+    offset = _offset(gaps, len(marks), layers)
     if offset is None:
         return []
-    bounds = range(offset - 1, len(gaps), layers)  # gaps at the ends of passes; -1: the beginning of the file
-    inner = {gap for place, gap in enumerate(gaps) if place not in bounds}
-    cuts = {place: _cut(found, parts, marks[place], gaps[place], inner) for place in bounds if place >= 0}
+    at_ends = range(offset - 1, len(gaps), layers)  # gaps at the ends of passes; -1: the beginning of the file
+    inner = {gap for place, gap in enumerate(gaps) if place not in at_ends}
+    cuts = {place: _cut(recording, parts, marks[place], gaps[place], inner) for place in at_ends if place >= 0}
     starts = [marks[place] + 1 + cut for place, cut in cuts.items()]
-    ends, begins = (
-        {gaps[place][:cut] for place, cut in cuts.items()},
-        {gaps[place][cut:] for place, cut in cuts.items()},
-    )
     if offset == 0:
-        before = found.names[: marks[0]]
-        known = next((len(before) - len(own) for own in begins if _ends_with(before, own)), None)
-        starts.insert(0, _begin(before, parts, inner) if known is None else known)
-    after = found.names[marks[-1] + 1 :]
-    stop = next((len(own) for own in ends if after[: len(own)] == own), len(after))
-    spans = list(zip(starts, [*starts[1:], marks[-1] + 1 + stop], strict=True))
-    return [span for span in spans if sum(span[0] <= mark < span[1] for mark in marks) == layers]
+        beginnings = {gaps[place][cut:] for place, cut in cuts.items()}
+        starts.insert(0, _first_start(names[: marks[0]], parts, inner, beginnings))
+    endings = {gaps[place][:cut] for place, cut in cuts.items()}
+    after = names[marks[-1] + 1 :]
+    rest = next((len(ending) for ending in endings if after[: len(ending)] == ending), len(after))
+    spans = list(zip(starts, [*starts[1:], marks[-1] + 1 + rest], strict=True))
+    return [(start, stop) for start, stop in spans if bisect_left(marks, stop) - bisect_left(marks, start) == layers]
 
 
-def _begin(before: Names, parts: Mapping[str, Part], inner: set[Names]) -> int:
-    """The first launch of a pass that is the first of its file, behind kernels of the end of another one."""
-    others = before[: len(before) - max((_shared(before[::-1], gap[::-1]) for gap in inner), default=0)]
-    return max((place + 1 for place, name in enumerate(others) if parts[name] is Part.SAMPLING), default=0)
+def _offset(gaps: Sequence[Names], marks: int, layers: int) -> int | None:
+    """Launches that mix tokens before the first whole pass; None if no gap differs from those within passes.
 
-
-def _ends_with(names: Names, others: Names) -> bool:
-    return len(others) <= len(names) and names[len(names) - len(others) :] == others
-
-
-def _offset(gaps: Sequence[Names], often: Mapping[Names, int], marks: int, layers: int) -> int | None:
-    """Launches that mix tokens before the first whole pass; None if no gap differs from those within passes."""
+    Of all offsets, the one whose gaps are the rarest, and among those the longest.
+    """
     if marks == layers:
         return 0
-    rarest: dict[int, tuple[float, float]] = {}
+    counts = Counter(gaps)
+    ranks: list[tuple[float, float, int]] = []
     for offset in range(min(layers, marks - layers + 1)):
-        ends = [gaps[place] for place in range(offset - 1, len(gaps), layers) if place >= 0]
-        if ends:
-            rarest[offset] = (
-                float(np.mean([often[gap] for gap in ends])) / len(ends),
-                -float(np.mean([*map(len, ends)])),
-            )
-    best = min(rarest, key=lambda offset: (rarest[offset], offset), default=None)
-    return best if best is not None and rarest[best][0] <= 1 else None
+        at_ends = [gaps[place] for place in range(offset - 1, len(gaps), layers) if place >= 0]
+        if at_ends:
+            rarity = fmean(counts[gap] for gap in at_ends) / len(at_ends)  # 1: equal, and nowhere else
+            ranks.append((rarity, -fmean(map(len, at_ends)), offset))
+    rarity, _, offset = min(ranks, default=(inf, 0.0, 0))
+    return offset if rarity <= 1 else None
 
 
-def _cut(found: RecordedLaunches, parts: Mapping[str, Part], mark: int, gap: Names, inner: set[Names]) -> int:
+def _first_start(
+    before: Names, parts: Mapping[str, Part], inner: Collection[Names], beginnings: Iterable[Names]
+) -> int:
+    """The first launch of a pass at the beginning of a file, behind launches of the end of another pass.
+
+    before      launches before the first that mixes tokens
+    beginnings  launches with which other passes of the file begin
+    """
+    for beginning in beginnings:
+        if before[len(before) - len(beginning) :] == beginning:
+            return len(before) - len(beginning)
+    own = _shared_end(before, inner)
+    return max((n + 1 for n, name in enumerate(before[: len(before) - own]) if parts[name] is Part.SAMPLING), default=0)
+
+
+def _cut(
+    recording: RecordedLaunches, parts: Mapping[str, Part], mark: int, gap: Names, inner: Collection[Names]
+) -> int:
     """How many launches of the gap after `mark` still belong to the pass before.
 
     Kernels at its beginning and end that layers have too are those of the last and of the first layer. Of the others,
@@ -88,26 +96,23 @@ def _cut(found: RecordedLaunches, parts: Mapping[str, Part], mark: int, gap: Nam
     the last: rows are also chosen before the head. Without such a kernel, it begins after the longest pause behind the
     head and sampling.
     """
-    before = max((_shared(gap, other) for other in inner), default=0)
-    after = max((_shared(gap[::-1], other[::-1]) for other in inner), default=0)
-    after = min(after, len(gap) - before)
-    others = range(before, len(gap) - after + 1)
-    sampled = max((place for place in others[:-1] if parts[gap[place]] is Part.SAMPLING), default=None)
-    lookups = [
-        place for place in others[:-1] if EMBEDS.search(gap[place]) and place > (-1 if sampled is None else sampled)
-    ]
+    first = max((_shared(gap, other) for other in inner), default=0)
+    last = max(len(gap) - _shared_end(gap, inner), first)
+    between = range(first, last)
+    sampling = max((n for n in between if parts[gap[n]] is Part.SAMPLING), default=-1)
+    lookups = [n for n in between if n > sampling and EMBEDS.search(gap[n])]
     if lookups:
-        return lookups[-1 if sampled is None else 0]
-    last = max((place + 1 for place in others[:-1] if parts[gap[place]] in _ENDS), default=others.start)
-    first = mark + 1
-    ends = np.maximum.accumulate(found.start_s[mark : first + len(gap)] + found.duration_s[mark : first + len(gap)])
-    pauses = found.start_s[first : first + len(gap) + 1] - ends[: len(found.start_s[first : first + len(gap) + 1])]
-    candidates = range(last, others.stop)
-    return max(candidates, key=lambda place: (pauses[place], -place))
+        return lookups[-1 if sampling < 0 else 0]
+    ended = max((n + 1 for n in between if parts[gap[n]] in _ENDS), default=first)
+    return ended + int(np.argmax(recording.pauses_s[mark + 1 + ended : mark + 2 + last]))
 
 
 def _shared(names: Names, others: Names) -> int:
     """The length of the beginning that two sequences share."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(names, others, strict=False)) if a != b), min(len(names), len(others))
-    )
+    pairs = enumerate(zip(names, others, strict=False))
+    return next((n for n, (name, other) in pairs if name != other), min(len(names), len(others)))
+
+
+def _shared_end(names: Names, others: Iterable[Names]) -> int:
+    """The length of the longest end that `names` shares with one of `others`."""
+    return max((_shared(names[::-1], other[::-1]) for other in others), default=0)

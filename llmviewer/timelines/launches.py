@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import field, replace
+from functools import cached_property
 from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -127,6 +128,16 @@ class RecordedLaunches:
     steps: tuple[EngineStep, ...] = field(default=(), repr=False)
     devices: int = 1
     host: bool = False
+
+    @cached_property
+    def ended_s(self) -> NDArray[np.float64]:
+        """For each launch, the time when it and all earlier ones have ended. [s]"""
+        return np.maximum.accumulate(self.start_s + self.duration_s)
+
+    @cached_property
+    def pauses_s(self) -> NDArray[np.float64]:
+        """For each launch, the time before it in which nothing runs; negative if an earlier one still does. [s]"""
+        return np.concatenate(([0.0], self.start_s[1:] - self.ended_s[:-1]))
 
 
 @frozen(kw_only=True)

@@ -285,7 +285,7 @@ def _repeated(found: RecordedLaunches, parts: Mapping[str, Part], products: int)
             best = max(best, run, key=lambda one: (one.length, -one.period))
     if not best.length:
         return []
-    _, pause = _pauses(found)
+    pause = found.pauses_s
     shape = (best.length // best.period, best.period)
     each = pause[best.start : best.start + shape[0] * shape[1]].reshape(shape).mean(axis=0)
     starts = range(best.start + int(np.argmax(each)), best.start + best.length, best.period)
@@ -312,17 +312,11 @@ def _between(found: RecordedLaunches, lasts: Sequence[int], firsts: Sequence[int
     It lies between the last launch that mixes tokens in one pass and the first in the next: the embedding, if known by
     name, else the launch after the longest pause.
     """
-    _, pause = _pauses(found)
+    pause = found.pauses_s
     for last, first in zip(lasts, firsts, strict=True):
         after = last + 1
         opening = next((i for i in range(after, first + 1) if OPENS.match(found.names[i])), None)
         yield after + int(np.argmax(pause[after : first + 1])) if opening is None else opening
-
-
-def _pauses(found: RecordedLaunches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For each launch: the time when all up to it have ended, and the pause before it. [s]"""
-    ends = np.maximum.accumulate(found.start_s + found.duration_s)
-    return ends, np.concatenate(([0.0], found.start_s[1:] - ends[:-1]))
 
 
 def _kind(found: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> PassKind:
@@ -338,7 +332,7 @@ def _most_rows(operands: Iterable[Operands]) -> int:
 
 def _times(found: RecordedLaunches, spans: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(time of each pass until the next launch after it, time of each launch in which no earlier one runs). [s]"""
-    ends, _ = _pauses(found)
+    ends = found.ended_s
     before = np.concatenate(([found.start_s[0]], ends[:-1]))
     alone = np.maximum(ends - np.maximum(found.start_s, before), 0.0)
     until = np.append(found.start_s, ends[-1])

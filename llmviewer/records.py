@@ -49,11 +49,11 @@ def _frozen(cls: type[T], *, kw_only: bool, eq: bool, described: bool) -> type[T
         methods["__repr__"] = _repr(members)
     if eq:
         methods |= _comparison(members)
-    own = dict(vars(cls))
-    if "__eq__" in own and own["__hash__"] is None:  # Python sets it beside an __eq__
-        del own["__hash__"]
+    defined = dict(vars(cls))
+    if "__eq__" in defined and defined["__hash__"] is None:  # Python sets it beside an __eq__
+        del defined["__hash__"]
     for name, method in methods.items():
-        if name not in own:
+        if name not in defined:
             method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
             setattr(cls, name, method)
     attributes: dict[str, Any] = {
@@ -77,10 +77,12 @@ def _inherited(cls: type) -> dict[str, Field[Any]]:
 def _declared(cls: type, *, kw_only: bool) -> dict[str, Field[Any]]:
     """The fields that `cls` annotates; their defaults become class attributes, as in a dataclass."""
     annotations = vars(cls).get("__annotations__", {})
-    own = {name: value for name, value in vars(cls).items() if name in annotations}
-    twin = type(cls.__name__, (), {"__annotations__": annotations, "__module__": cls.__module__, "__doc__": "-", **own})
+    defaults = {name: value for name, value in vars(cls).items() if name in annotations}
+    twin = type(
+        cls.__name__, (), {"__annotations__": annotations, "__module__": cls.__module__, "__doc__": "-", **defaults}
+    )
     dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(twin)
-    for name in own:
+    for name in defaults:
         if name in vars(twin):
             setattr(cls, name, vars(twin)[name])
         else:  # made by a factory, or required

@@ -20,70 +20,68 @@ _EQUAL: Final = 5e-4  # difference of a ratio from 1 that is not shown
 _NAME: Final = 45  # characters of a kernel's name
 
 
-def title(found: TracePair) -> str:
-    before, after = (each.analysis.hardware.title for each in (found.before, found.after))
+def title(result: TracePair) -> str:
+    before, after = (each.analysis.hardware.title for each in (result.before, result.after))
     devices = before if before == after else f"{before} and {after}"
-    return f"{found.before.analysis.model.title} on {devices}: two recordings of {found.before.phase}"
+    return f"{result.before.analysis.model.title} on {devices}: two recordings of {result.before.phase}"
 
 
-def headline(found: TracePair) -> str:
-    faster = found.speed_up >= 1
-    times = fold(max(found.speed_up, 1 / found.speed_up), 3)
+def headline(result: TracePair) -> str:
+    faster = result.speed_up >= 1
+    times = fold(max(result.speed_up, 1 / result.speed_up), 3)
     return (
-        f"{title(found)}. A pass takes {seconds(found.after.time_s)} in {PurePath(found.after.file).name}, "
-        f"{times} {'faster' if faster else 'slower'} than the {seconds(found.before.time_s)} in "
-        f"{PurePath(found.before.file).name}."
+        f"{title(result)}. A pass takes {seconds(result.after.time_s)} in {PurePath(result.after.file).name}, "
+        f"{times} {'faster' if faster else 'slower'} than the {seconds(result.before.time_s)} in "
+        f"{PurePath(result.before.file).name}."
     )
 
 
-def remarks(found: TracePair) -> list[str]:
-    changes = [row for row in found.parts if abs(row.change_s) > _MIN_SHARE * found.before.time_s]
+def remarks(result: TracePair) -> list[str]:
+    changes = [row for row in result.parts if abs(row.change_s) > _MIN_SHARE * result.before.time_s]
     faster = [row for row in changes if row.change_s < 0]
     slower = [row for row in changes if row.change_s > 0]
-    told = []
+    sentences = []
     for word, rows in (("Faster", faster), ("Slower", slower)):
         texts = [f"{row.name} {seconds(abs(row.change_s))}" for row in sorted(rows, key=lambda row: -abs(row.change_s))]
-        told += [f"{word}: {', '.join(texts)}."] if texts else []
-    merged = [row.name for row in found.products if _launches(row.after) < _launches(row.before) and row.after]
-    split = [row.name for row in found.products if _launches(row.after) > _launches(row.before) and row.before]
-    told += [f"Merged into fewer launches: {'; '.join(merged)}."] if merged else []
-    told += [f"Split into more launches: {'; '.join(split)}."] if split else []
-    if found.before.bound_s != found.after.bound_s:
-        told.append(
-            f"The bound of a pass is {seconds(found.before.bound_s)} before and {seconds(found.after.bound_s)} after: "
-            "the settings differ."
-        )
-    return told
+        sentences += [f"{word}: {', '.join(texts)}."] if texts else []
+    merged = [row.name for row in result.products if _launches(row.after) < _launches(row.before) and row.after]
+    split = [row.name for row in result.products if _launches(row.after) > _launches(row.before) and row.before]
+    sentences += [f"Merged into fewer launches: {'; '.join(merged)}."] if merged else []
+    sentences += [f"Split into more launches: {'; '.join(split)}."] if split else []
+    if result.before.bound_s != result.after.bound_s:
+        before, after = seconds(result.before.bound_s), seconds(result.after.bound_s)
+        sentences.append(f"The bound of a pass is {before} before and {after} after: the settings differ.")
+    return sentences
 
 
 def _launches(side: Side | None) -> float:
     return side.launches if side else 0.0
 
 
-def basis(found: TracePair) -> str:
-    of = "bound" if found.after.expected_s is None else "time that is expected of measured kernels"
+def basis(result: TracePair) -> str:
+    of = "bound" if result.after.expected_s is None else "time that is expected of measured kernels"
     return (
         "before, after: time in a pass of each recording; ratio: after over before; last column: time after over the "
         f"{of} there (`llmviewer docs timeline`)."
     )
 
 
-def tables(found: TracePair) -> list[Table]:
-    parts = _table("Parts of a pass", "part", found.parts, found)
-    products = _table("Matrix products of a pass", "products", found.products, found)
-    return [parts, *[products][: len(found.products)], *_kernels(found)]
+def tables(result: TracePair) -> list[Table]:
+    parts = _table("Parts of a pass", "part", result.parts, result)
+    products = _table("Matrix products of a pass", "products", result.products, result)
+    return [parts, *[products][: len(result.products)], *_kernels(result)]
 
 
-def _of(found: TracePair) -> str:
+def _of(result: TracePair) -> str:
     """The heading of times as a multiple of expected ones, or of bounds."""
-    return "/ bound" if found.after.expected_s is None else "/ expect"
+    return "/ bound" if result.after.expected_s is None else "/ expect"
 
 
-def _table(heading: str, what: str, rows: Sequence[PairedRow], found: TracePair) -> Table:
+def _table(heading: str, what: str, rows: Sequence[PairedRow], result: TracePair) -> Table:
     return Table(
         title=heading,
         about="",
-        head=(what, "before", "after", "ratio", "change", _of(found)),
+        head=(what, "before", "after", "ratio", "change", _of(result)),
         words=(what,),
         body=tuple(
             (
@@ -92,7 +90,7 @@ def _table(heading: str, what: str, rows: Sequence[PairedRow], found: TracePair)
                 time_item(row.after.measured_s) if row.after else NOTHING,
                 NOTHING if row.ratio is None else Item(text=f"{row.ratio:.2f}x", key=row.ratio),
                 _change(row),
-                _multiple(row.after, found.after),
+                _multiple(row.after, result.after),
             )
             for row in rows
         ),
@@ -106,18 +104,18 @@ def _change(row: PairedRow) -> Item:
     return Item(text=f"{'-' if row.change_s < 0 else '+'}{seconds(abs(row.change_s))}", key=row.change_s)
 
 
-def _multiple(side: Side | None, found: Timeline) -> Item:
+def _multiple(side: Side | None, recording: Timeline) -> Item:
     """Time as a multiple of the expected one, or of the bound where nothing is expected."""
-    of = None if side is None else side.bound_s if found.expected_s is None else side.expected_s
+    of = None if side is None else side.bound_s if recording.expected_s is None else side.expected_s
     return Item(text=f"{side.measured_s / of:.2f}x", key=side.measured_s / of) if side and of else NOTHING
 
 
-def _kernels(found: TracePair) -> list[Table]:
-    rows = found.kernels[:_MAX_KERNELS]
+def _kernels(result: TracePair) -> list[Table]:
+    rows = result.kernels[:_MAX_KERNELS]
     return [
         Table(
             title="Kernels of one recording alone",
-            about="" if len(found.kernels) == len(rows) else f"{len(found.kernels) - len(rows)} more: -o FILE.csv.",
+            about="" if len(result.kernels) == len(rows) else f"{len(result.kernels) - len(rows)} more: -o FILE.csv.",
             head=("kernel", "in", "launches", "time"),
             words=("kernel", "in"),
             body=tuple(
@@ -135,11 +133,11 @@ def _kernels(found: TracePair) -> list[Table]:
     ][: len(rows)]
 
 
-def _cards(found: TracePair) -> list[Card]:
+def _cards(result: TracePair) -> list[Card]:
     return [
-        Card(label="before", value=seconds(found.before.time_s), about="a pass"),
-        Card(label="after", value=seconds(found.after.time_s), about="a pass"),
-        Card(label="speed-up", value=fold(found.speed_up, 3), about="before over after"),
+        Card(label="before", value=seconds(result.before.time_s), about="a pass"),
+        Card(label="after", value=seconds(result.after.time_s), about="a pass"),
+        Card(label="speed-up", value=fold(result.speed_up, 3), about="before over after"),
     ]
 
 

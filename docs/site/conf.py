@@ -51,15 +51,15 @@ def describe_parameters(
     _app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]
 ) -> None:
     """Makes definition lists of the columns of a docstring: names of parameters or fields, then their descriptions."""
-    found: list[str] = []
+    converted: list[str] = []
     inside = False
     for line in lines:
         if row := ROW.fullmatch(line):
-            found += ["", f"``{row['names']}``", f"    {row['text']}"]
+            converted += ["", f"``{row['names']}``", f"    {row['text']}"]
             inside = True
         elif inside and line.startswith("    "):
-            found.append(f"    {line.strip()}")
+            converted.append(f"    {line.strip()}")
         else:
-            found += [""] * inside + [line]
+            converted += [""] * inside + [line]
             inside = False
-    lines[:] = found
+    lines[:] = converted

@@ -79,7 +79,7 @@ def timeline(
     against_quant: str | None,
     form: str | None,
     output: Path | None,
-    **asked: Any,
+    **request: Any,
 ) -> None:
     """Compare a profiler trace of MODEL with its bound.
 
@@ -96,22 +96,22 @@ def timeline(
             "--against-hardware and --against-quant describe a second recording; give it with --against FILE"
         )
     read = partial(_recorded, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
-    found = read(file, asked, options)
+    result = read(file, request, options)
     if against is None:
-        shared.emit_report(REPORT, found, form, output)
+        shared.emit_report(REPORT, result, form, output)
         return
     from ..reports.trace_pairs import REPORT as PAIR
     from ..timelines.pairs import pair
 
     device = {"hardware": against_hardware} if against_hardware else {}
     precision: SettingOptions = {"quant": against_quant} if against_quant else {}
-    other = read(against, {**asked, **device}, {**options, **precision})
-    shared.emit_report(PAIR, pair(found, other), form, output)
+    other = read(against, {**request, **device}, {**options, **precision})
+    shared.emit_report(PAIR, pair(result, other), form, output)
 
 
 def _recorded(
     file: Path,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     options: SettingOptions,
     *,
     phase: str,
@@ -127,12 +127,12 @@ def _recorded(
 
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
-    found = read_timeline(file, phase, most=max_bytes)
+    recording = read_timeline(file, phase, most=max_bytes)
     context = click.get_current_context()
     named = {
         name: value
-        for name, value in named_request(found, phase).items()
+        for name, value in named_request(recording, phase).items()
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
-    analysis = analyze(**{**asked, **named}, **options)
-    return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
+    analysis = analyze(**{**request, **named}, **options)
+    return compared(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)

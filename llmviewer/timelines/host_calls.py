@@ -7,9 +7,10 @@ an "External id". Kernels of a CUDA graph share the one call that launched the g
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -46,19 +47,19 @@ class HostCalls(NamedTuple):
 
     def operands(self, origins: Sequence[Origin]) -> list[Operands | None]:
         """The operands of the product that launched each kernel; None if it is unknown."""
-        called = [(place, call) for place, origin in enumerate(origins) if (call := self._call(origin))]
+        launched = [(place, call) for place, origin in enumerate(origins) if (call := self._call(origin))]
         threads: dict[str, list[RecordedLaunch]] = {}
         for one in self.operators:
             if one.operands and _MULTIPLIES.search(one.name):
                 threads.setdefault(one.device, []).append(one)
-        found: list[Operands | None] = [None] * len(origins)
-        for thread, own in groupby(sorted(called, key=lambda each: each[1]), lambda each: each[1].thread):
-            _assign(found, list(own), threads.get(thread, ()))
+        operands: list[Operands | None] = [None] * len(origins)
+        for thread, group in groupby(sorted(launched, key=lambda each: each[1]), lambda each: each[1].thread):
+            _assign(operands, list(group), threads.get(thread, ()))
         for place, origin in enumerate(origins):
             operator = None if origin.external is None else self.externals.get(origin.external)
             if operator and self._call(origin) is None and _MULTIPLIES.search(operator.name):
-                found[place] = operator.operands
-        return found
+                operands[place] = operator.operands
+        return operands
 
     def steps(
         self, kernels: Sequence[RecordedLaunch], origins: Sequence[Origin], named: Iterable[RecordedLaunch]
@@ -72,48 +73,45 @@ class HostCalls(NamedTuple):
         if not steps:
             return ()
         starts = [kernel.start for kernel in kernels]
-        called = sorted(
+        launched = sorted(
             (call.start, start) for origin, start in zip(origins, starts, strict=True) if (call := self._call(origin))
         )
-        if not called:
+        if not launched:
             return steps
-        found, place = [], 0
-        for step, following in zip(steps, (*steps[1:], None), strict=True):
-            own: list[float] = []
-            while place < len(called) and (following is None or called[place][0] < following.start_s):
-                if called[place][0] >= step.start_s:
-                    own.append(called[place][1])
-                place += 1
-            if own:
-                found.append(replace(step, start_s=min(own)))
-        return tuple(found)
+        times = [time for time, _ in launched]
+        places = [*(bisect_left(times, step.start_s) for step in steps), len(launched)]
+        return tuple(
+            replace(step, start_s=min(start for _, start in launched[first:stop]))
+            for step, (first, stop) in zip(steps, pairwise(places), strict=True)
+            if first < stop
+        )
 
     def _call(self, origin: Origin) -> HostCall | None:
         return None if origin.correlation is None else self.calls.get(origin.correlation)
 
 
 def _assign(
-    found: list[Operands | None], called: Sequence[tuple[int, HostCall]], operators: Sequence[RecordedLaunch]
+    operands: list[Operands | None], launched: Sequence[tuple[int, HostCall]], operators: Sequence[RecordedLaunch]
 ) -> None:
     """Gives the kernels that one thread launched the operands of the innermost product that runs then.
 
-    called  places of kernels and their calls, by time
+    launched  places of kernels and their calls, by time
     """
     waiting = iter(sorted(operators, key=lambda one: (one.start, -one.duration)))
     following = next(waiting, None)
     running: list[RecordedLaunch] = []
-    for place, call in called:
+    for place, call in launched:
         while following is not None and following.start <= call.start:
             running.append(following)
             following = next(waiting, None)
         while running and running[-1].start + running[-1].duration < call.start:
             running.pop()
         if running:
-            found[place] = running[-1].operands
+            operands[place] = running[-1].operands
 
 
 def parse_call(event: Mapping[str, Any]) -> tuple[int, HostCall] | None:
-    """The correlation of a call and the call; None if it has none or launches a whole graph."""
+    """The correlation of a call and the call; None if it has none, or no time."""
     args = event.get("args")
     correlation = _whole(args.get("correlation")) if isinstance(args, dict) else None
     start = event.get("ts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any, Final
 
@@ -138,9 +138,9 @@ def _parts(before: Timeline, after: Timeline) -> list[PairedRow]:
         }
         for each in (before, after)
     ]
-    for each, own in zip((before, after), sides, strict=True):
+    for each, side in zip((before, after), sides, strict=True):
         if each.idle_s is not None:
-            own[IDLE] = Side(launches=0, measured_s=each.idle_s, bound_s=0.0, expected_s=each.host_s)
+            side[IDLE] = Side(launches=0, measured_s=each.idle_s, bound_s=0.0, expected_s=each.host_s)
     return _joined("part", *sides)
 
 
@@ -167,35 +167,34 @@ def _joined(kind: str, before: Mapping[str, Side], after: Mapping[str, Side]) ->
 
 def _products(before: Sequence[ProductOfPass], after: Sequence[ProductOfPass]) -> Iterator[PairedRow]:
     """Matrix products in order; those that one recording merges, such as q, k and v, share a row."""
-    left: list[tuple[str, frozenset[str]]] = []
+    groups: list[tuple[str, frozenset[str]]] = []
     for product in (*before, *after):
         names = frozenset(product.operators)
-        touching = [one for one in left if one[0] == product.block and one[1] & names]
+        touching = [one for one in groups if one[0] == product.block and one[1] & names]
         joined = (product.block, names.union(*(one[1] for one in touching)))
-        place = left.index(touching[0]) if touching else len(left)
-        left = [one for one in left if one not in touching]
-        left.insert(place, joined)
-    several = len({block for block, _ in left}) > len(("layer", "head"))
-    for block, names in left:
-        own = [
+        place = groups.index(touching[0]) if touching else len(groups)
+        groups = [one for one in groups if one not in touching]
+        groups.insert(place, joined)
+    several = len({block for block, _ in groups}) > len(("layer", "head"))
+    for block, names in groups:
+        sides = [
             [product for product in each if product.block == block and names >= set(product.operators)]
             for each in (before, after)
         ]
-        order = dict.fromkeys(name for each in own for product in each for name in product.operators)
+        order = dict.fromkeys(name for each in sides for product in each for name in product.operators)
         title = f"{block}: " * several + ", ".join(order)
-        yield PairedRow(kind="product", name=title, before=_side(own[0]), after=_side(own[1]))
+        yield PairedRow(kind="product", name=title, before=_side(sides[0]), after=_side(sides[1]))
 
 
-def _side(products: Iterable[ProductOfPass]) -> Side | None:
+def _side(products: Sequence[ProductOfPass]) -> Side | None:
     """The products of one recording together; None if there are none."""
-    own = list(products)
-    if not own:
+    if not products:
         return None
-    expected = [product.expected_s for product in own]
+    expected = [product.expected_s for product in products]
     known = [value for value in expected if value is not None]
     return Side(
-        launches=sum(product.launches for product in own),
-        measured_s=sum(product.measured_s for product in own),
-        bound_s=sum(product.bound_s for product in own),
-        expected_s=sum(known) if len(known) == len(own) else None,
+        launches=sum(product.launches for product in products),
+        measured_s=sum(product.measured_s for product in products),
+        bound_s=sum(product.bound_s for product in products),
+        expected_s=sum(known) if len(known) == len(products) else None,
     )

@@ -104,12 +104,14 @@ def identify(
             f"one, {order.fewest} where those that read the same tensor are merged"
         )
     match, way = min(matches, key=lambda each: (-each[0].by_shape, _distance(each[0], order.products)))
-    found: dict[Place, list[MatrixProduct]] = {}
+    kernels_of: dict[Place, list[MatrixProduct]] = {}
     for place, kernel in match.pairs:
-        found.setdefault(place, []).append(kernel)
-    missing = dict.fromkeys(name for segment in way for place in segment if place not in found for name in place[1])
+        kernels_of.setdefault(place, []).append(kernel)
+    missing = dict.fromkeys(
+        name for segment in way for place in segment if place not in kernels_of for name in place[1]
+    )
     return Identified(
-        products=tuple(_product(place, kernels, order, expected_s(place)) for place, kernels in found.items()),
+        products=tuple(_product(place, kernels, order, expected_s(place)) for place, kernels in kernels_of.items()),
         rest=tuple(match.rest),
         last=tuple(kernel for kernel in match.rest if any(kernel is one for one in recorded[-1])),
         missing=tuple(missing),
@@ -188,9 +190,9 @@ def _groups(block: Block, results: Mapping[tuple[str, str], OperatorResult]) -> 
             return op.kind, op.inputs[0].name
         return (op.name,) if mixes(result) else ()
 
-    known = [op for op in block.operators if (block.name, op.name) in results]
-    for kind, own in groupby((op for op in known if key(op)), key):
-        yield tuple(op.name for op in own) if len(kind) > 1 else ()
+    analyzed = [op for op in block.operators if (block.name, op.name) in results]
+    for kind, group in groupby((op for op in analyzed if key(op)), key):
+        yield tuple(op.name for op in group) if len(kind) > 1 else ()
 
 
 def _matched(
@@ -208,11 +210,11 @@ def _matched(
         assigned = {place for place, _ in pairs}
         if 0 < number < len(way) - 1 and len(assigned) < len(places):
             return None
-        taken = {id(kernel) for _, kernel in pairs}
+        assigned_kernels = {id(kernel) for _, kernel in pairs}
         match = Match(
             match.pairs + pairs,
             match.by_shape + by_shape,
-            match.rest + [kernel for kernel in kernels if id(kernel) not in taken],
+            match.rest + [kernel for kernel in kernels if id(kernel) not in assigned_kernels],
         )
     return match if match.pairs else None
 
@@ -257,10 +259,10 @@ def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) 
     """
     total = 0.0
     for (block, names), kernel in match.pairs:
-        own = [products[block, name] for name in names]
-        bound = sum(op.bound_time_s / op.repeat for op in own)
-        expected = known_sum(op.expected_time_s for op in own)
-        near = bound if expected is None else expected / own[0].repeat
+        operators = [products[block, name] for name in names]
+        bound = sum(op.bound_time_s / op.repeat for op in operators)
+        expected = known_sum(op.expected_time_s for op in operators)
+        near = bound if expected is None else expected / operators[0].repeat
         if kernel.time_s > 0 and near > 0:
             total += abs(log(kernel.time_s / near)) + (_IMPOSSIBLE if kernel.time_s < _LEAST * bound else 0)
     return total / max(len(match.pairs), 1)
@@ -268,7 +270,7 @@ def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) 
 
 def _product(place: Place, kernels: Sequence[MatrixProduct], order: _Order, expected_s: float | None) -> ProductOfPass:
     block, names = place
-    own = [order.products[block, name] for name in names]
+    operators = [order.products[block, name] for name in names]
     launches = len(kernels)
     return ProductOfPass(
         block=block,
@@ -277,7 +279,7 @@ def _product(place: Place, kernels: Sequence[MatrixProduct], order: _Order, expe
         launches=launches,
         matched=BY_SHAPE if all(kernel.weights is not None for kernel in kernels) else BY_ORDER,
         measured_s=sum(kernel.time_s for kernel in kernels),
-        bound_s=sum(op.bound_time_s / op.repeat for op in own) * launches,
+        bound_s=sum(op.bound_time_s / op.repeat for op in operators) * launches,
         expected_s=None if expected_s is None else expected_s * launches,
     )
 

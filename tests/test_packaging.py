@@ -52,6 +52,7 @@ def test_every_folder_with_files_is_packaged():
 @pytest.mark.slow("builds the sdist and the wheel")
 def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
+    assert wheel.name.startswith(f"llmviewer-{llmviewer.__version__}-")
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
     for kind in ("hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
@@ -83,6 +84,8 @@ def test_the_interface_is_what_it_says():
         _ = llmviewer.nothing
 
 
-def test_the_version_is_that_of_the_package_and_of_the_change_log(wheel):
-    assert wheel.name.startswith(f"llmviewer-{llmviewer.__version__}-")
+def test_versions_agree():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert declared["project"]["dynamic"] == ["version"]
+    assert declared["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "llmviewer.__version__"}
     assert f"## {llmviewer.__version__}" in (ROOT / "CHANGELOG.md").read_text()

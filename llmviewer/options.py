@@ -317,7 +317,7 @@ class AccountingOptions(TypedDict, total=False):
 
 
 class PassOptions(AccountingOptions, total=False):
-    """What passes run, and how they are counted."""
+    """Work of a pass besides that of its layers, and how it is counted."""
 
     mtp: Annotated[
         bool,

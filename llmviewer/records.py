@@ -92,21 +92,22 @@ def _declared(cls: type, *, kw_only: bool) -> dict[str, Field[Any]]:
 
 def _init(members: Mapping[str, Field[Any]], *, post_init: bool) -> Callable[..., None]:
     """`__init__` that fills the instance's dictionary in one step."""
-    names = frozenset(members)
-    positional = tuple(name for name, one in members.items() if not one.kw_only)
+    refused = frozenset(name for name, one in members.items() if not one.init)
+    positional = tuple(name for name, one in members.items() if one.init and not one.kw_only)
     defaults = {name: one.default for name, one in members.items() if one.default is not MISSING}
     factories = {name: one.default_factory for name, one in members.items() if one.default_factory is not MISSING}
+    filled = (members.keys() - refused) | defaults.keys() | factories.keys()
 
     def init(self: Any, /, *values: object, **given: object) -> None:
         if values:
             given = _named(self, positional, values, given)
-        for name, factory in factories.items():
-            if name not in given:
-                given[name] = factory()
         state = self.__dict__
         state.update(defaults)
+        for name, factory in factories.items():
+            if name not in given:
+                state[name] = factory()
         state.update(given)
-        if state.keys() != names:
+        if state.keys() != filled or not refused.isdisjoint(given):
             _refuse_arguments(self, members, given)
         if post_init:
             self.__post_init__()
@@ -131,7 +132,7 @@ def _named(
 
 def _refuse_arguments(self: object, members: Mapping[str, Field[Any]], given: Mapping[str, object]) -> NoReturn:
     """Raises TypeError for arguments that are missing or unknown."""
-    unknown = [name for name in given if name not in members]
+    unknown = [name for name in given if name not in members or not members[name].init]
     missing = [name for name in members if name not in vars(self)]
     problem, names = ("unexpected keyword arguments", unknown) if unknown else ("missing arguments", missing)
     raise TypeError(f"{type(self).__name__}: {problem} {', '.join(names)}")

@@ -42,7 +42,7 @@ _MOST_STEPS: Final = 1 << 24  # of a generation; arrays of their lengths take 12
 
 
 class ChangedOptions(TypedDict, total=False):
-    """Those of SettingOptions that Setting.having() changes; an empty precision or attention is unchanged."""
+    """Options that Setting.having() changes; an empty precision or attention stays as it is."""
 
     quant: str
     attention: str
@@ -382,7 +382,7 @@ def layout_of(options: LayoutOptions) -> Layout:
 
 
 def offload_of(options: PassOptions) -> Offload:
-    """What lies outside of device memory.
+    """Parts of weights and KV cache outside of device memory.
 
     Raises InputError if it does not parse.
     """

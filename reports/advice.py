@@ -39,7 +39,7 @@ _NAMES: Final = {
 
 
 def basis(result: Advice) -> str:
-    """What the gains are relative to."""
+    """The kernels and bounds that the gains are relative to."""
     setting = result.base.setting
     if not result.base.expected:
         why = unknown(Steps(setting).unknown)

@@ -91,7 +91,7 @@ def unsold(left_out: Sequence[str]) -> list[str]:
 
 
 def remarks(choice: Choice) -> list[str]:
-    """What the ranking correlates with, and notes on devices and models."""
+    """Correlation of the ranking with numbers of the devices, and notes on devices and models."""
     follows = choice.follows()
     lines = []
     if follows:
@@ -259,7 +259,7 @@ def _reason(one: Rejected) -> tuple[Item, ...]:
 
 
 def _pictures(choice: Choice) -> list[list[Picture]]:
-    """What the ranking correlates with, and the best devices side by side."""
+    """Figures of the ranking over numbers of the devices, and of the best devices side by side."""
     if not choice.ranked:
         return []
     return [list(_rankings(choice)), *pictures(pictured([one.cell for one in choice.ranked]), choice.comparison)]

@@ -45,7 +45,7 @@ _MEANS: Final = "Times are means at random arrivals."
 
 
 def basis(result: ServicePlan) -> str:
-    """What the times are of."""
+    """The kernels and bounds that the times rest on."""
     if result.kernels is None:
         times = "Steps take as long as their lower bounds, so no plan needs less, and a real one needs more."
     else:

@@ -30,7 +30,7 @@ _BOUND: Final = "At the bound: steps take as long as their lower bounds, which n
 
 
 def basis(result: Simulation | Saturation) -> str:
-    """What the times are of."""
+    """The kernels and bounds that the times rest on."""
     if result.expected is None:
         return f"{_BOUND} {unknown(result.unknown)}".strip()
     setting = result.setting

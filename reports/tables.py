@@ -68,7 +68,7 @@ class Heading(NamedTuple):
 
 
 class Conclusion(NamedTuple):
-    """What a table amounts to: its subject, the resource that bounds it, and a sentence."""
+    """Conclusion of a table: its subject, the resource that bounds it, and a sentence."""
 
     subject: str
     bound: str

@@ -133,7 +133,7 @@ def _over(result: Timeline) -> list[str]:
 
 
 def _next(result: Timeline) -> list[str]:
-    """What closes the largest gaps, and by how much."""
+    """Remedies of the largest gaps, with the gain of each."""
     of = "bound" if result.expected_s is None else "expected time"
     return [
         f"{number}. Up to {fold(step.speed_up)} faster: {step.remedy}; {step.part}: {seconds(step.gap_s)} beyond the "

@@ -99,6 +99,19 @@ def test_own_methods_and_identity_are_kept():
     assert repr(Named(1)) == "named"
 
 
+def test_fields_that_are_no_arguments_are_made_anew_for_each_instance():
+    @frozen(kw_only=True)
+    class Memo:
+        size: int
+        results: dict = field(default_factory=dict, init=False, compare=False)
+
+    first = Memo(size=1)
+    first.results["a"] = 1
+    assert dataclasses.replace(first, size=2).results == {}
+    with pytest.raises(TypeError, match="Memo: unexpected keyword arguments results"):
+        Memo(size=1, results={})
+
+
 def test_dataclasses_inherit_and_are_inherited():
     @dataclass(frozen=True, kw_only=True)
     class Plain(OURS[0]):

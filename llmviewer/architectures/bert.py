@@ -146,7 +146,7 @@ def encoder(
 
 
 def _attention(config: Section) -> SelfAttention:
-    """Of a decoder, tokens see those before them, which stay in a cache where it generates."""
+    """Self-attention: bidirectional in an encoder, causal in a decoder, with a KV cache if the decoder generates."""
     heads = heads_of(config)
     if not _decodes(config):
         heads = both_ways(heads)

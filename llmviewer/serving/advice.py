@@ -70,7 +70,7 @@ class Advice(Rows):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What was asked, as the JSON document has it."""
+        """The inputs of the JSON document."""
         setting = self.base.setting
         return {
             "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,

@@ -21,7 +21,7 @@ _MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\
 
 
 class Origin(NamedTuple):
-    """What a kernel has in common with the host: numbers of its call and of its operator, None if not recorded."""
+    """Numbers by which the host's call and operator of a kernel are found; None if not recorded."""
 
     correlation: int | None
     external: int | None

@@ -70,7 +70,7 @@ class Times:
         return self.tokens / self.latency_s
 
     def rate(self, objective: Objective) -> Num:
-        """What is to be large: the inverse of a time, or the throughput. [1/s]"""
+        """The figure that an objective maximizes: the inverse of a time, or the throughput. [1/s]"""
         if objective is Objective.THROUGHPUT:
             return self.tokens_per_s
         times = {Objective.LATENCY: self.latency_s, Objective.TTFT: self.ttft_s, Objective.TPOT: self.tpot_s}

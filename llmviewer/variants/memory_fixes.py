@@ -81,7 +81,7 @@ def _possible(tried: Iterable[Sequence[Change]], base: Evaluation) -> Iterator[V
 
 
 def _nothing(base: Evaluation) -> MemoryFixes:
-    """What was tried in vain."""
+    """An empty result, with the changes that were tried and do not help."""
     numbers = base.setting.hardware.numbers
     most = max((factor for factor in _FACTORS if any(_possible([_wider(base, factor)], base))), default=0)
     tried = {

@@ -1,12 +1,36 @@
-"""Tables of the documentation, which tests hold to what is worked out."""
+"""Passages of the documentation that tests compare with the product: tables, and commands with their output.
 
+`python -m tests.documented --write [PAGE...]` runs the commands and writes their output anew, as far as it is shown.
+"""
+
+import argparse
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+from contextlib import chdir, redirect_stdout
+from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs"
+from llmviewer.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+ELISION = "..."
+# A command with its output: in one block, or the command at the end of a block and its output in the next.
+TRANSCRIPT = re.compile(
+    r"(?:^\$ llmviewer (.*(?:\\\n.*)*)\n|bin/llmviewer (.*)\n```\n\n```\n)((?:(?!```|\$ ).*\n)+)", re.MULTILINE
+)
+NOT_REPRODUCIBLE = "gpt2.json.gz"  # a recording of another machine, too large to commit
+_EQUAL_LINES = 0.5  # similarity above which a printed line is taken for a rewording of a line shown
 
 
 def text(page):
-    """What it says, its lines joined."""
+    """The text of a page, its lines joined."""
     return " ".join((DOCS / page).read_text(encoding="utf-8").split())
 
 
@@ -14,14 +38,150 @@ def rows(page, header):
     """The cells of each row of the one table in `page` whose first line begins with `header`."""
     lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
     (start,) = (place for place, line in enumerate(lines) if line.startswith(header))
-    found = []
+    table = []
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
             break
-        found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table
 
 
 def names(cell):
-    """What stands in backticks."""
+    """The names that a cell has in backticks."""
     return cell.split("`")[1::2]
+
+
+def with_output(page):
+    """The text of a page, each command's output as it is printed now."""
+
+    def transcript(match):
+        command = (match[1] or match[2]).replace("\\\n", " ")
+        return match[0] if NOT_REPRODUCIBLE in command else match[0].removesuffix(match[3]) + renewed(match[3], command)
+
+    def renewed(shown, command):
+        try:
+            return excerpt(shown, output(command))
+        except ValueError as error:
+            error.add_note(f"{page}: {command}")
+            raise
+
+    return TRANSCRIPT.sub(transcript, page.read_text(encoding="utf-8"))
+
+
+@cache
+def output(command):
+    """The lines that a command prints on a terminal of 80 columns."""
+    printed = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with redirect_stdout(printed):
+            assert main(shlex.split(command)) == 0, command
+    finally:
+        os.environ.pop("COLUMNS")
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    return [line.rstrip() for line in printed.getvalue().splitlines()]
+
+
+def excerpt(shown, printed):
+    """The part of `printed` that corresponds to `shown`, where ELISION stands for any lines; `shown` if it is one.
+
+    Else a passage between two elisions runs from the line printed in place of its first line to that in place of its
+    last.
+    """
+    lines = shown.splitlines()
+    if is_excerpt(lines, printed):
+        return shown
+    places = _align(lines, printed)
+    passages = []
+    for start, end in _passages(lines):
+        if all(place is None for place in places[start:end]):
+            raise ValueError("nothing printed is like:\n" + "\n".join(lines[start:end]))
+        matched = [place for place in places[start:end] if place is not None]
+        first = 0 if start == 0 else matched[0] - _unmatched(places[start:end])
+        last = len(printed) if end == len(lines) else matched[-1] + 1 + _unmatched(places[start:end][::-1])
+        passages.append("".join(f"{line}\n" for line in printed[max(first, 0) : last]))
+    gap = f"{ELISION}\n"
+    return gap * (lines[0] == ELISION) + gap.join(passages) + gap * (lines[-1] == ELISION)
+
+
+def is_excerpt(lines, printed):
+    """Whether all passages between elisions are printed, in this order, with nothing left out but at elisions."""
+    text, at = "\n" + "".join(f"{line}\n" for line in printed), 0
+    for start, end in _passages(lines):
+        passage = "\n" + "".join(f"{line}\n" for line in lines[start:end])
+        begin = text.find(passage, at)
+        if begin < 0 or (start == 0 and begin > 0) or (end == len(lines) and not text.endswith(passage)):
+            return False
+        at = begin + len(passage) - 1
+    return True
+
+
+def _passages(lines):
+    """Start and end of each run of lines without an elision."""
+    start = 0
+    for end in (*(place for place, line in enumerate(lines) if line == ELISION), len(lines)):
+        if start < end:
+            yield start, end
+        start = end + 1
+
+
+def _unmatched(places):
+    """The number of lines before the first that has a counterpart."""
+    return next(index for index, place in enumerate(places) if place is not None)
+
+
+def _align(shown, printed):
+    """For each line shown, the index of the printed line that is most like it, in increasing order; None if none is."""
+    scores = [[_similarity(line, other) for other in printed] for line in shown]
+    best = [[0.0] * (len(printed) + 1) for _ in range(len(shown) + 1)]
+    for row in reversed(range(len(shown))):
+        for column in reversed(range(len(printed))):
+            paired = scores[row][column] + best[row + 1][column + 1]
+            best[row][column] = max(best[row + 1][column], best[row][column + 1], paired if scores[row][column] else 0)
+    places, row, column = [None] * len(shown), 0, 0
+    while row < len(shown) and column < len(printed):
+        score = scores[row][column]
+        if score and best[row][column] == score + best[row + 1][column + 1]:
+            places[row] = column
+            row, column = row + 1, column + 1
+        elif best[row][column] == best[row][column + 1]:
+            column += 1
+        else:
+            row += 1
+    return places
+
+
+@cache
+def _similarity(line, other):
+    """Share of characters that two lines have in common, 0 where that is coincidence; equal lines count double."""
+    if line == other:
+        return 2.0
+    ratio = SequenceMatcher(None, line, other, autojunk=False).ratio() if line and other else 0.0
+    return ratio if ratio > _EQUAL_LINES else 0.0
+
+
+def fill_workplace(folder):
+    """Links the files of the checkout into `folder`, so that commands run there and leave nothing behind."""
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+
+
+def write(pages):
+    with tempfile.TemporaryDirectory() as folder:
+        fill_workplace(Path(folder))
+        with chdir(folder):
+            for page in pages:
+                renewed = with_output(page)
+                if renewed != page.read_text(encoding="utf-8"):
+                    page.write_text(renewed, encoding="utf-8")
+                    sys.stdout.write(f"{page.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write the output of the documentation's commands anew.")
+    parser.add_argument("--write", action="store_true", required=True)
+    parser.add_argument("page", nargs="*", type=lambda name: Path(name).resolve(), default=PAGES)
+    write(parser.parse_args().page)

@@ -1,21 +1,18 @@
-"""Every Python snippet of the README and of docs/ runs as printed; commands print what is shown under them."""
-
-from __future__ import annotations
+"""Python snippets and commands of the README and of docs/ run, and print what is shown under them."""
 
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 
 from llmviewer.cli import cli, main
 
-ROOT = Path(__file__).parents[1]
-OF_A_GPU = "kernels.md"
-RECORDED_ELSEWHERE = "gpt2.json.gz"
+from .documented import PAGES, ROOT, TRANSCRIPT, fill_workplace, with_output
+
+NEEDS_A_GPU = "kernels.md"
 MODULES = """\
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,10 +36,7 @@ def snippets(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if snippets(page)]
-
-
-# One process for all, each of which has names of its own: what they import is loaded once.
+# One process runs all snippets, each in a namespace of its own: the packages they import are loaded once.
 RUN = """
 import runpy, sys
 sys.path.insert(0, "")
@@ -53,45 +47,42 @@ for name in sys.argv[1:]:
 
 @pytest.mark.slow("runs all of the documentation")
 def test_snippets_run_as_printed(tmp_path):
-    """Those of trace.md see its first one as my_models, and ours as my_package."""
+    """Snippets of trace.md import its first one as my_models, and MODULES as my_package."""
     (tmp_path / "my_package.py").write_text(MODULES)
     names = []
     for page in PAGES:
-        for number, text in enumerate(snippets(page) if page.name != OF_A_GPU else ()):
+        for number, text in enumerate(snippets(page) if page.name != NEEDS_A_GPU else ()):
             names.append("my_models.py" if (page.name, number) == ("trace.md", 0) else f"{page.stem}_{number}.py")
             (tmp_path / names[-1]).write_text(text)
     assert {"README_0.py", "my_models.py", "trace_1.py"} < set(names)
     run = [sys.executable, "-P", "-c", RUN, *names]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    finished = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
 
 
-def test_the_first_command_prints_what_the_readme_shows(capsys):
-    setup, shown, *_ = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert missing(re.search(r"bin/llmviewer (.*)", setup)[1], shown, capsys) == []
+SLOW_PAGES = {"docs/afd.md": "searches all splits of 64 devices"}
+QUOTING_PAGES = [str(page.relative_to(ROOT)) for page in PAGES if TRANSCRIPT.search(page.read_text())]
 
 
-def test_commands_print_what_the_documentation_shows(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "80")
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        for command, shown in re.findall(r"```\n\$ llmviewer ([^\n]*)\n(.*?)```", page.read_text(), re.DOTALL):
-            if RECORDED_ELSEWHERE not in command:
-                assert (page.name, missing(command, shown, capsys)) == (page.name, [])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow(SLOW_PAGES[name]) if name in SLOW_PAGES else ())
+        for name in QUOTING_PAGES
+    ],
+)
+def test_commands_print_what_the_documentation_shows(name, monkeypatch, tmp_path):
+    fill_workplace(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / name
+    assert page.read_text() == with_output(page), f"make it anew: python -m tests.documented --write {name}"
 
 
 COMMAND = re.compile(r"^(?:\w+=\S+ )*llmviewer (\S.*?)(?:\s+#.*)?$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(_[A-Z]+)?\b(?!_)|\[|\.\.\.")  # MODEL, [--batch 8]; MXFP4_MOE is a file type
-MADE_BEFORE = (
-    "mine.yaml",
-    "measured/",
-    "m/",
-    "my_models",
-    "shortlist.py",
-    "gpt2.json",
-)  # files that a command before makes, or a reader
-LASTING = ("measure", "web")
-WRITTEN = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "reports").rglob("*.md"))]
+USER_FILES = ("mine.yaml", "measured/", "m/", "my_models", "shortlist.py", "gpt2.json")
+LONG_RUNNING = ("measure", "web")
+WRITTEN = [*PAGES, *sorted((ROOT / "reports").rglob("*.md"))]
 
 
 def commands(page):
@@ -107,7 +98,8 @@ def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
     for page in WRITTEN:
         for command in commands(page):
             words = shlex.split(command)
-            if PLACEHOLDER.search(command) or words[0] in LASTING or any(name in command for name in MADE_BEFORE):
+            needs_user_files = any(name in command for name in USER_FILES)
+            if PLACEHOLDER.search(command) or words[0] in LONG_RUNNING or needs_user_files:
                 continue
             if "-o" in words:
                 place = words.index("-o") + 1
@@ -118,23 +110,16 @@ def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
 
 
 def test_options_that_the_documentation_names_exist():
-    """In blocks and in lines, with what stands for a value."""
-    named = 0
+    """Commands in blocks and in lines, also those with placeholders."""
+    checked = 0
     for page in WRITTEN:
         lines = re.findall(r"`llmviewer (\S[^`]*)`", page.read_text())
-        added = re.findall(r'^"""`llmviewer (\w+)`', page.read_text(), re.MULTILINE)  # by a recipe of that page
+        added = re.findall(r'^"""`llmviewer (\w+)`', page.read_text(), re.MULTILINE)  # commands that a recipe adds
         for words in (re.split(r"[\s\[\]|]+", text) for text in (*commands(page), *lines)):
             command = cli.get_command(click.Context(cli), words[0])
             if words[0] not in ("COMMAND", "--help", *added):
-                known = {*(option for one in command.params for option in (*one.opts, *one.secondary_opts)), "--help"}
-                given = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
-                assert (page.name, words, given - known) == (page.name, words, set())
-                named += len(given)
-    assert named > 100
-
-
-def missing(command, shown, capsys):
-    """Lines that are shown and not printed."""
-    assert main(shlex.split(command)) == 0
-    printed = capsys.readouterr().out.splitlines()
-    return [line for line in shown.splitlines() if line != "..." and line not in printed]
+                declared = {*(option for each in command.params for option in (*each.opts, *each.secondary_opts))}
+                options = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+                assert (page.name, words, options - declared - {"--help"}) == (page.name, words, set())
+                checked += len(options)
+    assert checked > 100

@@ -637,11 +637,3 @@ def test_reports_of_all_formats(tmp_path, capsys):
     assert {row["kind"] for row in rows} == {"part", "product", "elementwise", "kernel"}
     assert "nvjet_down" in (tmp_path / "folder" / "timeline.html").read_text()
     assert "nvjet_down" in (tmp_path / "folder" / "timeline.md").read_text()
-
-
-def test_the_documentation_shows_what_is_printed(capsys):
-    shown = re.search(r"\$ llmviewer (.*?)\n(.*?)```", (ROOT / "docs" / "timeline.md").read_text(), re.DOTALL)
-    command = [word.replace("reports/", f"{ROOT}/reports/") for word in shown[1].split()]
-    assert main(command) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line for line in shown[2].splitlines() if line != "..." and line not in printed] == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 import llmviewer
+from llmviewer.webapp.words import GLOSSARY
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,3 +32,8 @@ def test_every_fitted_source_is_credited_with_its_licence():
 
 def test_the_citation_has_the_version_of_the_package():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == llmviewer.__version__
+
+
+def test_no_name_in_the_glossary_stands_for_two_terms():
+    names = [name.strip() for term in GLOSSARY for name in (term.name, *filter(None, term.also.split(", ")))]
+    assert len(names) == len(set(names)) > 150

@@ -29,7 +29,7 @@ from expectation import expectation_rates
 from scipy import stats
 
 from llmviewer import hardware_names
-from llmviewer.expectation.calibrate import Judged, entry_of, judged
+from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate, fit_kernel
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.profile import (
@@ -39,8 +39,8 @@ from llmviewer.expectation.profile import (
     SAME_MAKER,
     SIBLINGS,
     TRANSFERRED,
-    Entry,
     Error,
+    KernelFit,
     Profile,
     enough,
     error_of,
@@ -50,7 +50,7 @@ from llmviewer.expectation.profile import (
 from llmviewer.expectation.profile import read as profile_of
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import choose, expect, nearness
+from llmviewer.expectation.transfer import expect, nearness, select_fits
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -116,14 +116,14 @@ WEAK = """\
   intervals wide: that of decode attention reaches from a quarter of the expected time to 5.5 times it.
 """
 OWN_TITLE = "## Rows of our own"
-Moved = tuple[Entry, Any, Any, str]  # expected, measured, and how near the nearest is
+Moved = tuple[KernelFit, Any, Any, str]  # expected, measured, and how near the nearest is
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
 def main() -> None:
     own = list(_own())
-    ours = [each.entry for _, each in own if _ships(each.entry)]
-    here = {(entry.device, entry.stack.library) for entry in ours}
+    ours = [each.kernel_fit for _, each in own if _ships(each.kernel_fit)]
+    here = {(kernel_fit.device, kernel_fit.implementation.library) for kernel_fit in ours}
     if sys.argv[1] == "--ours":
         for device, library in sorted(here):
             path = _path(device, library)
@@ -147,11 +147,11 @@ def main() -> None:
                 kept = _sends(kept, table.frame["kernel"])
             if len(kept) >= LEAST:
                 groups.append(kept)
-                sources[kept.device.name, kept.stack.library] |= set(origin[kept.places])
+                sources[kept.device.name, kept.implementation.library] |= set(origin[kept.places])
     with multiprocessing.Pool(2) as pool:
-        found = [each for each in pool.map(judged, groups, chunksize=4) if each]
-        entries = [each.entry for each in found]
-        every = [*entries, *ours]
+        found = [each for each in pool.map(cross_validate, groups, chunksize=4) if each]
+        fits = [each.kernel_fit for each in found]
+        every = [*fits, *ours]
         transfers = pool.starmap(_transfer, [(each.rows, every) for each in found], chunksize=4)
         few = pool.starmap(_few, [(each, every) for each in _some(found)], chunksize=1)
         near = pool.map(_near, [each for each in _some(found) if len(each.rows) >= LEAST_POINTS], chunksize=1)
@@ -160,11 +160,11 @@ def main() -> None:
     for place in here:
         sources[place].add(OURS)
     _write_profiles(every, sources)
-    moved = [(each.entry, *times) for each, times in zip(found, transfers, strict=True) if times is not None]
+    moved = [(each.kernel_fit, *times) for each, times in zip(found, transfers, strict=True) if times is not None]
     _write_transferred(moved)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
     further = [*_carried(moved), *_worth(few, near), *_scaling(found), *_violations(groups), *_told(own)]
-    text = _document(entries, moved, [*further, *WEAK.splitlines(), ""])
+    text = _document(fits, moved, [*further, *WEAK.splitlines(), ""])
     PAGE.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "stand_ins.py"), str(folder)], check=True, cwd=ROOT)
 
@@ -174,39 +174,39 @@ def _sends(rows: MeasuredRows, kernels: Any) -> MeasuredRows:
     three repeats each, of ranks that start when they can.
     """
     switched = kernels.iloc[rows.places].astype(str).str.endswith("_dgx").to_numpy()
-    chosen = switched if rows.stack.kernel == "nccl send_recv" else np.zeros(len(rows), dtype=bool)
+    chosen = switched if rows.implementation.kernel == "nccl send_recv" else np.zeros(len(rows), dtype=bool)
     return rows.take(np.flatnonzero(chosen))
 
 
-def _some(found: list[Judged]) -> list[Judged]:
+def _some(found: list[CrossValidatedFit]) -> list[CrossValidatedFit]:
     """Stacks of every kind, spread over its devices and libraries."""
-    kinds: dict[tuple[str, str], list[Judged]] = defaultdict(list)
+    kinds: dict[tuple[str, str], list[CrossValidatedFit]] = defaultdict(list)
     for each in found:
-        if len(each.rows) >= 6 * FEW and _kind(each.entry) in AIMS:
-            kinds[_kind(each.entry)].append(each)
+        if len(each.rows) >= 6 * FEW and _kind(each.kernel_fit) in AIMS:
+            kinds[_kind(each.kernel_fit)].append(each)
     return [own[i] for own in kinds.values() for i in sorted({round(j) for j in np.linspace(0, len(own) - 1, TRIED)})]
 
 
-def _few(each: Judged, entries: list[Entry]) -> tuple[tuple[str, str], float]:
+def _few(each: CrossValidatedFit, fits: list[KernelFit]) -> tuple[tuple[str, str], float]:
     """The error on all other rows of what FEW random rows and the profiles of other devices say."""
     order = np.random.default_rng(0).permutation(len(each.rows))
-    others = [e for e in entries if e.device != each.entry.device]
-    fitted = entry_of(each.rows.take(order[:FEW]), others)
+    others = [e for e in fits if e.device != each.kernel_fit.device]
+    fitted = fit_kernel(each.rows.take(order[:FEW]), others)
     assert fitted is not None
-    return _kind(each.entry), _error(each.rows.take(order[FEW:]), fitted)
+    return _kind(each.kernel_fit), _error(each.rows.take(order[FEW:]), fitted)
 
 
-def _near(each: Judged) -> tuple[tuple[str, str], float, float]:
+def _near(each: CrossValidatedFit) -> tuple[tuple[str, str], float, float]:
     """The errors on rows held out at random, without and with what neighbours of measured shapes add."""
     order = np.random.default_rng(0).permutation(len(each.rows))[:5000]
     kept, rest = (each.rows.take(order[np.arange(len(order)) % 5 != 0]), each.rows.take(order[::5]))
-    fitted = entry_of(kept, residual=True)
+    fitted = fit_kernel(kept, residual=True)
     assert fitted is not None
-    return _kind(each.entry), _error(rest, replace(fitted, residual=None)), _error(rest, fitted)
+    return _kind(each.kernel_fit), _error(rest, replace(fitted, residual=None)), _error(rest, fitted)
 
 
-def _error(rows: MeasuredRows, entry: Entry) -> float:
-    found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, [entry])
+def _error(rows: MeasuredRows, kernel_fit: KernelFit) -> float:
+    found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, [kernel_fit])
     return float(np.mean(np.abs(found.expected / rows.measured - 1)))
 
 
@@ -266,7 +266,7 @@ def _worth(few: list[Any], near: list[Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _scaling(found: list[Judged]) -> list[str]:
+def _scaling(found: list[CrossValidatedFit]) -> list[str]:
     """Whether times grow as measured ones do when the work doubles."""
     lines = [
         "## Regimes",
@@ -281,7 +281,11 @@ def _scaling(found: list[Judged]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, (size, flat, linear) in SCALING.items():
-        parts = [_pairs(j, size) for j in found if j.entry.family == name and j.entry.stack.dtype in ("bf16", "fp16")]
+        parts = [
+            _pairs(j, size)
+            for j in found
+            if j.kernel_fit.family == name and j.kernel_fit.implementation.dtype in ("bf16", "fp16")
+        ]
         own = [p for p in parts if len(p) >= LEAST]
         kinds = [np.digitize(part, (flat, linear)) for part in own]
         agree, bound = (float(np.median([np.mean(k[:, 0] == k[:, i]) for k in kinds])) for i in (1, 2))
@@ -293,10 +297,10 @@ def _scaling(found: list[Judged]) -> list[str]:
     return [*lines, ""]
 
 
-def _pairs(each: Judged, size: str) -> Any:
+def _pairs(each: CrossValidatedFit, size: str) -> Any:
     """Quotients of times at twice the size: measured, expected and of the bound; a row each."""
     shapes, rows = each.rows.shapes, each.rows
-    bound = rows.family.bound(shapes, rows.device, rows.stack)
+    bound = rows.family.bound(shapes, rows.device, rows.implementation)
     grown = {size, "kv_len"} if size == "q_len" else {size}
     names = sorted(shapes)
     place = {key: i for i, key in enumerate(zip(*(shapes[n].tolist() for n in names), strict=True))}
@@ -314,10 +318,10 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     counts: dict[str, Any] = defaultdict(lambda: np.zeros(5))
     for rows in groups:
         kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))
-        kept = kept if rows.family.name != "gemm" or rows.stack.dtype != "fp32" else kept.take(np.arange(0))
+        kept = kept if rows.family.name != "gemm" or rows.implementation.dtype != "fp32" else kept.take(np.arange(0))
         plain = {**kept.shapes, "loop": np.zeros(len(kept))}
-        ideal = rows.family.bound(plain, rows.device, rows.stack)
-        own = rows.family.bound(kept.shapes, rows.device, rows.stack)
+        ideal = rows.family.bound(plain, rows.device, rows.implementation)
+        own = rows.family.bound(kept.shapes, rows.device, rows.implementation)
         cold, slack = own >= ideal / 2, 1.005
         over, over_own = ideal > slack * kept.measured, own > slack * kept.measured
         counts[rows.family.name] += [sum(cold), sum(cold & over), sum(~cold), sum(~cold & over), sum(~cold & over_own)]
@@ -338,25 +342,25 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     return [*lines, ""]
 
 
-def _own() -> Iterator[tuple[str, Judged]]:
+def _own() -> Iterator[tuple[str, CrossValidatedFit]]:
     """What `llmviewer measure` took down on the machines that it ran on, by machine."""
     for path in sorted(MEASUREMENTS.rglob("*.parquet")):
         os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
         for rows in read(path).rows:
-            if found := judged(rows):
+            if found := cross_validate(rows):
                 yield path.parent.name, found
     os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
 
 
-def _ships(entry: Entry) -> bool:
+def _ships(kernel_fit: KernelFit) -> bool:
     """Whether a stack of ours is to expect others' kernels, too: not PyTorch's element-wise ones, some of which are
     several launches, as no engine runs them.
     """
-    composed = (entry.family, entry.stack.library) == ("elementwise", "pytorch")
-    return entry.device in hardware_names() and not composed
+    composed = (kernel_fit.family, kernel_fit.implementation.library) == ("elementwise", "pytorch")
+    return kernel_fit.device in hardware_names() and not composed
 
 
-def _told(own: list[tuple[str, Judged]]) -> list[str]:
+def _told(own: list[tuple[str, CrossValidatedFit]]) -> list[str]:
     lines = [
         OWN_TITLE,
         "",
@@ -369,39 +373,45 @@ def _told(own: list[tuple[str, Judged]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for machine, found in own:
-        rows, stack, error = found.rows, found.entry.stack, found.entry.held_out
-        bound = rows.family.bound(rows.shapes, rows.device, rows.stack)
+        rows, implementation, error = found.rows, found.kernel_fit.implementation, found.kernel_fit.held_out
+        bound = rows.family.bound(rows.shapes, rows.device, rows.implementation)
         under = float(np.mean(bound > 1.005 * rows.measured))
         numbers = map(_percent, (error.mape, error.median, error.covered, under))
-        types = f"{stack.dtype}, {stack.kv_dtype} cache" if stack.kv_dtype else stack.dtype
-        names = (machine, stack.library, types, f"{found.entry.family} {stack.kernel}".strip())
+        types = (
+            f"{implementation.dtype}, {implementation.kv_dtype} cache"
+            if implementation.kv_dtype
+            else implementation.dtype
+        )
+        names = (machine, implementation.library, types, f"{found.kernel_fit.family} {implementation.kernel}".strip())
         lines.append(f"| {' | '.join(names)} | {len(rows)} | {' | '.join(numbers)} |")
     return [*lines, ""]
 
 
-def _transfer(rows: MeasuredRows, entries: list[Entry]) -> tuple[Any, Any, str] | None:
+def _transfer(rows: MeasuredRows, fits: list[KernelFit]) -> tuple[Any, Any, str] | None:
     """Expected and measured, with what other devices say only, and how near the nearest of them is."""
     kept = rows.family.kept(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(kept)[:1500])
-    others = [e for e in entries if e.device != rows.device.name]
-    found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, others)
+    others = [e for e in fits if e.device != rows.device.name]
+    found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
     if found.source.startswith("bound"):
         return None
-    nearest, *_ = choose(rows.family.name, rows.device, rows.stack, others).entries
+    nearest, *_ = select_fits(rows.family.name, rows.device, rows.implementation, others).fits
     return found.expected, rows.measured, nearness(nearest, rows.device)
 
 
-def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str]]) -> None:
+def _write_profiles(fits: list[KernelFit], sources: dict[tuple[str, str], set[str]]) -> None:
     FOLDER.mkdir(exist_ok=True)
     by_stack = defaultdict(list)
-    for entry in entries:
-        by_stack[entry.device, entry.stack.library].append(entry)
+    for kernel_fit in fits:
+        by_stack[kernel_fit.device, kernel_fit.implementation.library].append(kernel_fit)
     for (device, library), own in by_stack.items():
         profile = Profile(
             device=device,
             library=library,
             sources=tuple(SOURCES[s] for s in sorted(sources[device, library])),
-            entries=tuple(sorted(own, key=lambda e: (e.family, e.stack.dtype, e.stack.kv_dtype, -e.rows))),
+            fits=tuple(
+                sorted(own, key=lambda e: (e.family, e.implementation.dtype, e.implementation.kv_dtype, -e.rows))
+            ),
         )
         _path(device, library).write_text(to_yaml([profile]), encoding="utf-8")
 
@@ -416,7 +426,7 @@ def _write_transferred(moved: list[Moved]) -> None:
         own = {near: _from(near, [m for m in moved if m[0].family == name]) for near in NEARNESS}
         parts: dict[str, list[Moved]] = defaultdict(list)
         for m in own[SAME_MAKER]:  # few are nearer, or further
-            parts[m[0].stack.kind or m[0].stack.dtype].append(m)
+            parts[m[0].implementation.kind or m[0].implementation.dtype].append(m)
         for near, rows in own.items():
             told = sorted(parts.items()) if near == SAME_MAKER else []
             found = {part: _pooled(some) for part, some in told if _devices(some) >= DEVICES} | {"all": _pooled(rows)}
@@ -447,8 +457,8 @@ def _widened(name: str, moved: list[Moved]) -> Error:
     within = {family: _pooled(_from(SAME_MAKER, [m for m in moved if m[0].family == family])) for family in FAMILIES}
     needed: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     others = _from(OTHERS, moved)
-    for entry, expected, measured, _ in others:
-        needed[entry.family][entry.device].append(within[entry.family].needed(expected, measured))
+    for kernel_fit, expected, measured, _ in others:
+        needed[kernel_fit.family][kernel_fit.device].append(within[kernel_fit.family].needed(expected, measured))
     uncertain = stats.t.ppf(0.9, _devices(others) - 1) / stats.norm.ppf(0.9)
     parts = [(np.concatenate(own), 1.0) for own in needed.pop(name, {}).values()]
     for devices in needed.values():
@@ -494,18 +504,18 @@ def _covered(kind: tuple[str, str], moved: list[Moved]) -> float:
     return sum(count * covered for count, covered in found) / sum(count for count, _ in found)
 
 
-def _kind(entry: Entry) -> tuple[str, str]:
-    if entry.family == "gemm":
+def _kind(kernel_fit: KernelFit) -> tuple[str, str]:
+    if kernel_fit.family == "gemm":
         kinds = {"bf16": "16 bit", "fp16": "16 bit", "fp32": "fp32"}
-        return "gemm", kinds.get(entry.stack.dtype, "quantized")
-    if entry.family == "collectives":
-        if "scale_up.bandwidth" not in find(entry.device).hardware.numbers:
+        return "gemm", kinds.get(kernel_fit.implementation.dtype, "quantized")
+    if kernel_fit.family == "collectives":
+        if "scale_up.bandwidth" not in find(kernel_fit.device).hardware.numbers:
             return HOSTED
-        return "collectives", "NCCL" if entry.stack.library.startswith("nccl") else "custom"
-    return entry.family, "all"
+        return "collectives", "NCCL" if kernel_fit.implementation.library.startswith("nccl") else "custom"
+    return kernel_fit.family, "all"
 
 
-def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> str:
+def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> str:
     lines = [
         "# Accuracy of expected times",
         "",
@@ -536,7 +546,7 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind, (must, aim, far_must, far_aim) in AIMS.items():
-        own = [e for e in entries if _kind(e) == kind]
+        own = [e for e in fits if _kind(e) == kind]
         far = [m for m in moved if _kind(m[0]) == kind]
         held = [e.held_out for e in own]
         lines.append(
@@ -559,21 +569,29 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
         lines += [f"### {name}", "", ("| device | library | data type | kernel | rows | held out, % | median, % "
                   "| under 20 us | over 20 us | in 80 %, % | other device, % |"),
                   "|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-        for e in sorted((e for e in entries if e.family == name), key=_place):
+        for e in sorted((e for e in fits if e.family == name), key=_place):
             h = e.held_out
-            dtype = e.stack.dtype + (f", {e.stack.kv_dtype} cache" if e.stack.kv_dtype else "")
+            dtype = e.implementation.dtype + (
+                f", {e.implementation.kv_dtype} cache" if e.implementation.kv_dtype else ""
+            )
             numbers = (h.mape, h.median, h.mape_short, h.mape_long, h.covered, far_by.get(id(e), float("nan")))
             lines.append(
-                f"| {e.device} | {e.stack.library} | {dtype} | {e.stack.kernel} | {e.rows} | "
+                f"| {e.device} | {e.implementation.library} | {dtype} | {e.implementation.kernel} | {e.rows} | "
                 + " | ".join(_percent(n) for n in numbers) + " |"
             )  # fmt: skip
         lines.append("")
     return "\n".join(lines)
 
 
-def _place(entry: Entry) -> tuple[str, str, str, str, int]:
+def _place(kernel_fit: KernelFit) -> tuple[str, str, str, str, int]:
     """In a table by stack, and in its profile."""
-    return entry.device, entry.stack.library, entry.stack.dtype, entry.stack.kv_dtype, -entry.rows
+    return (
+        kernel_fit.device,
+        kernel_fit.implementation.library,
+        kernel_fit.implementation.dtype,
+        kernel_fit.implementation.kv_dtype,
+        -kernel_fit.rows,
+    )
 
 
 def _wide(error: Error) -> str:

@@ -8,19 +8,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmviewer.expectation.device import find
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.transfer import expect
 
 _ROWS = 4_000
 _RUNS = 5
 _STACKS = {
-    "gemm": Stack(library="vllm", dtype="bf16"),
-    "attention_prefill": Stack(library="vllm", dtype="bf16", kv_dtype="bf16"),
-    "attention_decode": Stack(library="vllm", dtype="bf16", kv_dtype="bf16"),
-    "moe": Stack(library="vllm", dtype="bf16"),
-    "elementwise": Stack(library="sarathi", dtype="fp16", kernel="add"),
-    "collectives": Stack(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
+    "gemm": Implementation(library="vllm", dtype="bf16"),
+    "attention_prefill": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16"),
+    "attention_decode": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16"),
+    "moe": Implementation(library="vllm", dtype="bf16"),
+    "elementwise": Implementation(library="sarathi", dtype="fp16", kernel="add"),
+    "collectives": Implementation(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
 }
 _SIZES = {
     "gemm": {"M": (1, 8192), "N": (256, 32768), "K": (256, 32768)},
@@ -42,15 +42,15 @@ _FIXED = {
 
 def expectation_rates() -> Mapping[str, float]:
     """Expectations a second, by family: bound, features and time of shapes, in arrays of 4,000; processor time."""
-    device, entries = find("h100"), shipped()
+    device, fits = find("h100"), shipped()
     rates = {}
     for name, family in FAMILIES.items():
         shapes = _shapes(name)
-        expect(name, shapes, device, _STACKS[name], entries)
+        expect(name, shapes, device, _STACKS[name], fits)
         times = []
         for _ in range(_RUNS):
             start = time.process_time()
-            expect(name, shapes, device, _STACKS[name], entries)
+            expect(name, shapes, device, _STACKS[name], fits)
             times.append(time.process_time() - start)
         rates[family.name] = _ROWS / min(times)
     return rates

@@ -32,9 +32,9 @@ import numpy as np
 import llmviewer
 from llmviewer._layout import data_dir
 from llmviewer.expectation.device import find
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.index import index
-from llmviewer.expectation.transfer import Estimator, choose
+from llmviewer.expectation.transfer import Estimator, select_fits
 from llmviewer.model_files import load_model, model_names
 
 START_LIMITS = {"start": 1.1, "analyze": 3.5}  # times importing numpy
@@ -173,8 +173,12 @@ def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tupl
             for key, ends in {**family.optional, **ranges}.items()
         }
         kernel = "nccl all_reduce" if name == "collectives" else "add" if name == "elementwise" else ""
-        stack = Stack(library=library, dtype=dtype, kv_dtype=kv_dtype, kernel=kernel)
-        estimator = Estimator(choice=choose(name, device, stack, index().entries), device=device, stack=stack)
+        implementation = Implementation(library=library, dtype=dtype, kv_dtype=kv_dtype, kernel=kernel)
+        estimator = Estimator(
+            selection=select_fits(name, device, implementation, index().fits),
+            device=device,
+            implementation=implementation,
+        )
         spent, ratios = [], []
         for _ in range(5):
             start = time.process_time()

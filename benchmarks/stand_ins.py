@@ -34,9 +34,9 @@ import pandas as pd
 import yaml
 
 from llmviewer.errors import InputError
-from llmviewer.expectation.calibrate import entry_of
+from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import Device, find
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.families._family import MICROSECOND
 from llmviewer.expectation.profile import (
     ANOTHER_TYPE,
@@ -45,14 +45,14 @@ from llmviewer.expectation.profile import (
     NO_KERNEL,
     OTHERS,
     STAND_INS,
-    Entry,
     Error,
+    KernelFit,
     error_of,
     plain_error,
     shipped,
 )
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import EntryChoice, Estimator, choose, expect, sibling, source_class, twins
+from llmviewer.expectation.transfer import Estimator, FitSelection, expect, select_fits, sibling, source_class, twins
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -62,12 +62,12 @@ ALIKE = ("elementwise", "collectives")  # whose kernels libraries share
 ROWS = 500  # of a stack
 LEAST = 40
 FEWER = 10  # of operators without a kernel
-STACKS = 6  # from which a class of one data type or kind of attention has an error of its own
+IMPLEMENTATIONS = 6  # from which a class of one data type or kind of attention has an error of its own
 NINTH = 9
 _GROWING = {"gemm": "M", "moe": "tokens", "attention_decode": "kv_len", "attention_prefill": "q_len"}
 _KINDS = {"scan": "scan", "conv": "conv", "mhc": "hyper_connection"}  # of operators, by the first word of operations
 Times = tuple[np.ndarray, np.ndarray]  # expected and measured [s]
-_Kept = Callable[[Entry], bool]
+_Kept = Callable[[KernelFit], bool]
 
 
 def main() -> None:
@@ -138,31 +138,31 @@ def measured(path: Path) -> Iterator[MeasuredRows]:
             yield rows.take(np.sort(np.random.default_rng(0).permutation(kept)[:ROWS]))
 
 
-def classes(groups: Sequence[MeasuredRows], entries: Sequence[Entry]) -> dict[tuple[str, str, str], Error]:
+def classes(groups: Sequence[MeasuredRows], fits: Sequence[KernelFit]) -> dict[tuple[str, str, str], Error]:
     """The error of each class of stand-ins, by family and by data type or kind of attention."""
     found: dict[tuple[str, str, str], list[Times]] = defaultdict(list)
     for rows in groups:
         seen = set()
-        for left_out in without(rows, [e for e in entries if e.family == rows.family.name]):
+        for left_out in without(rows, [e for e in fits if e.family == rows.family.name]):
             try:
-                choice = choose(rows.family.name, rows.device, rows.stack, left_out)
+                choice = select_fits(rows.family.name, rows.device, rows.implementation, left_out)
             except InputError:
                 continue
-            which = source_class(choice.entries[0], rows.device, rows.stack)
+            which = source_class(choice.fits[0], rows.device, rows.implementation)
             if which in seen:
                 continue
             seen.add(which)
-            expected = expect(rows.family.name, rows.shapes, rows.device, rows.stack, left_out).expected
-            for part in ("all", rows.stack.kind or rows.stack.dtype):
+            expected = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, left_out).expected
+            for part in ("all", rows.implementation.kind or rows.implementation.dtype):
                 found[rows.family.name, which, part].append((expected, rows.measured))
-        other = [replace(e, stack=rows.stack) for e in entries if _of_another_cache(e, rows)]
+        other = [replace(e, implementation=rows.implementation) for e in fits if _of_another_cache(e, rows)]
         if other:
-            expected = expect(rows.family.name, rows.shapes, rows.device, rows.stack, other).expected
+            expected = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, other).expected
             found[rows.family.name, ANOTHER_TYPE, "all"].append((expected, rows.measured))
     return {
         key: pooled(times)
         for key, times in sorted(found.items())
-        if "another" in key[1] and not key[1].startswith(OTHERS) and len(times) >= STACKS
+        if "another" in key[1] and not key[1].startswith(OTHERS) and len(times) >= IMPLEMENTATIONS
     }
 
 
@@ -174,17 +174,19 @@ def beyond(groups: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
             sizes = rows.shapes[_GROWING[family]]
             most = np.quantile(sizes, 0.6)
             kept, further = (rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= most, sizes >= 2 * most))
-            entry = entry_of(kept)
-            if entry and len(further) >= LEAST:
-                choice = EntryChoice(entries=(entry,), error=entry.held_out, source="")
-                made = Estimator(choice=choice, device=rows.device, stack=rows.stack).expect(further.shapes)
+            kernel_fit = fit_kernel(kept)
+            if kernel_fit and len(further) >= LEAST:
+                choice = FitSelection(fits=(kernel_fit,), error=kernel_fit.held_out, source="")
+                made = Estimator(selection=choice, device=rows.device, implementation=rows.implementation).expect(
+                    further.shapes
+                )
                 found[family].append((made.expected, further.measured))
     return {(family, BEYOND, "all"): pooled(times) for family, times in found.items()}
 
 
-def _of_another_cache(entry: Entry, rows: MeasuredRows) -> bool:
-    own, other = rows.stack, entry.stack
-    alike = (entry.family, entry.device) == (rows.family.name, rows.device.name)
+def _of_another_cache(kernel_fit: KernelFit, rows: MeasuredRows) -> bool:
+    own, other = rows.implementation, kernel_fit.implementation
+    alike = (kernel_fit.family, kernel_fit.device) == (rows.family.name, rows.device.name)
     return alike and own != other == replace(own, kv_dtype=other.kv_dtype)
 
 
@@ -209,11 +211,15 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
             times = _added(device, nbytes, tokens.to_numpy(float)), own["time_us"].to_numpy() * MICROSECOND
             found[kind + step].append(times)
     for rows in measured(folder / "elementwise.parquet"):
-        if not rows.stack.kernel.endswith("add"):
-            stack = replace(rows.stack, kernel="eager add" if rows.stack.eager else "add")
-            choice = choose("elementwise", rows.device, stack, shipped())
-            times = Estimator(choice=choice, device=rows.device, stack=stack).expect(rows.shapes).expected
-            found[rows.stack.kernel].append((times, rows.measured))
+        if not rows.implementation.kernel.endswith("add"):
+            implementation = replace(rows.implementation, kernel="eager add" if rows.implementation.eager else "add")
+            choice = select_fits("elementwise", rows.device, implementation, shipped())
+            times = (
+                Estimator(selection=choice, device=rows.device, implementation=implementation)
+                .expect(rows.shapes)
+                .expected
+            )
+            found[rows.implementation.kernel].append((times, rows.measured))
     kinds = {"all": [_joined(own) for kind, own in found.items() if kind != "experts"]}
     kinds |= {kind: own for kind, own in found.items() if kind.partition(" ")[0] in {"experts", *_KINDS.values()}}
     return {("elementwise", NO_KERNEL, kind): scaled(own) for kind, own in sorted(kinds.items())}
@@ -222,15 +228,15 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
 def _moved(rows: MeasuredRows) -> np.ndarray:
     """The bytes that memory moves in the time of the bound of each row."""
     plain = {**rows.shapes, "loop": np.zeros(len(rows))}
-    return rows.family.bound(plain, rows.device, rows.stack) * rows.device.bandwidth
+    return rows.family.bound(plain, rows.device, rows.implementation) * rows.device.bandwidth
 
 
 def _added(device: Device, nbytes: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The time of an addition that moves as many bytes, again and again. [s]"""
-    stack = Stack(library="", dtype="fp16", kernel="add")
+    implementation = Implementation(library="", dtype="fp16", kernel="add")
     shapes = {"rows": np.maximum(rows, 1), "bytes": nbytes, "cols": np.ones(len(rows)), "loop": np.ones(len(rows))}
-    choice = choose("elementwise", device, stack, shipped())
-    return Estimator(choice=choice, device=device, stack=stack).expect(shapes).expected
+    choice = select_fits("elementwise", device, implementation, shipped())
+    return Estimator(selection=choice, device=device, implementation=implementation).expect(shapes).expected
 
 
 def scaled(times: Sequence[Times]) -> Error:
@@ -241,22 +247,22 @@ def scaled(times: Sequence[Times]) -> Error:
     return replace(pooled([(scale * expected, took) for expected, took in times]), scale=scale)
 
 
-def without(rows: MeasuredRows, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def without(rows: MeasuredRows, fits: Sequence[KernelFit]) -> Iterator[list[KernelFit]]:
     """The entries that classes of stand-ins leave, nearer classes first."""
-    own = rows.stack
+    own = rows.implementation
     devices: tuple[_Kept, ...] = (
         lambda e: True,
         lambda e: e.device != rows.device.name,
         lambda e: e.device != rows.device.name and not sibling(e, rows.device),
     )
     stacks: tuple[_Kept, ...] = (
-        lambda e: (e.stack.library, e.stack.kernel) != (own.library, own.kernel),
-        lambda e: e.stack.library != own.library,
+        lambda e: (e.implementation.library, e.implementation.kernel) != (own.library, own.kernel),
+        lambda e: e.implementation.library != own.library,
         lambda e: not twins(e, own),
     )
     for of_stack in stacks:
         for of_device in devices:
-            yield [e for e in entries if of_stack(e) and of_device(e)]
+            yield [e for e in fits if of_stack(e) and of_device(e)]
 
 
 def _joined(times: Sequence[Times]) -> Times:

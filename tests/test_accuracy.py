@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmviewer.expectation.fitting import fit, pick
+from llmviewer.expectation.fitting import fit_parameters, pick
 from llmviewer.expectation.rows import read
 
 MEASURED = Path(__file__).parent / "measured" / "epyc"
@@ -30,10 +30,12 @@ def halves(rows):
     """What is expected of each row by the parameters of the half that it is not in. [s]"""
     half = np.random.default_rng(0).permutation(len(rows)) % 2
     family, expected = rows.family, np.empty(len(rows))
-    features = family.features(rows.shapes, rows.device, rows.stack, family.variants[0])
+    features = family.features(rows.shapes, rows.device, rows.implementation, family.variants[0])
     for which in (0, 1):
         own, other = np.flatnonzero(half == which), np.flatnonzero(half != which)
-        found = fit(family, pick(features, other), rows.measured[other], usual=family.usual(rows.stack, rows.device))
+        found = fit_parameters(
+            family, pick(features, other), rows.measured[other], usual=family.usual(rows.implementation, rows.device)
+        )
         expected[own] = family.seconds(found.parameters, pick(features, own))
     return expected
 
@@ -54,4 +56,4 @@ def test_the_gate_shuts_before_rows_that_no_model_explains(rows):
 
 
 def test_no_row_is_faster_than_its_bound(rows):
-    assert np.all(rows.family.bound(rows.shapes, rows.device, rows.stack) <= rows.measured)
+    assert np.all(rows.family.bound(rows.shapes, rows.device, rows.implementation) <= rows.measured)

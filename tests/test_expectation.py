@@ -15,30 +15,30 @@ from llmviewer import load_hardware
 from llmviewer.devices.files import hardware_file
 from llmviewer.errors import InputError
 from llmviewer.expectation import calibrate as calibrating
-from llmviewer.expectation.calibrate import entry_of
-from llmviewer.expectation.carried import parameters_on
+from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import find, of
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.families._family import Fitted, cold
 from llmviewer.expectation.families._routing import TILES, local_loads, shared_out
-from llmviewer.expectation.fitting import fit
-from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml, transferred
-from llmviewer.expectation.residual import StackResidual, points_of
+from llmviewer.expectation.fitting import fit_parameters
+from llmviewer.expectation.profile import Error, KernelFit, Profile, error_of, read, shipped, to_yaml, transferred
+from llmviewer.expectation.residual import FitResidual, points_of
 from llmviewer.expectation.rows import MeasuredRows
 from llmviewer.expectation.rows import read as read_rows
-from llmviewer.expectation.transfer import choose, expect
+from llmviewer.expectation.scaling import parameters_on
+from llmviewer.expectation.transfer import expect, select_fits
 from llmviewer.reports.analysis import REPORT
 
 H100 = find("H100-SXM-80GB")
 H100_LIMIT = 989.4e12 * 1980 / 1830  # of 16-bit products at the highest clock [OP/s]
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.12, mape_long=0.09, covered=0.8, short=(0.8, 1.3), long=(0.9, 1.2))
-STACKS = {
-    "gemm": Stack(library="vllm", dtype="fp8"),
-    "attention_prefill": Stack(library="vllm", dtype="bf16", kv_dtype="bf16"),
-    "attention_decode": Stack(library="vllm", dtype="bf16", kv_dtype="bf16"),
-    "moe": Stack(library="vllm", dtype="bf16"),
-    "elementwise": Stack(library="vllm", dtype="fp16", kernel="add"),
-    "collectives": Stack(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
+IMPLEMENTATIONS = {
+    "gemm": Implementation(library="vllm", dtype="fp8"),
+    "attention_prefill": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16"),
+    "attention_decode": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16"),
+    "moe": Implementation(library="vllm", dtype="bf16"),
+    "elementwise": Implementation(library="vllm", dtype="fp16", kernel="add"),
+    "collectives": Implementation(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
 }
 SHAPES = {
     "gemm": {"M": 64, "N": 4096, "K": 4096},
@@ -71,24 +71,32 @@ def shapes(name, count=1, **changes):
 
 def seconds(name, columns, device=H100, variant=""):
     family = FAMILIES[name]
-    stack = STACKS[name]
+    implementation = IMPLEMENTATIONS[name]
     return family.seconds(
-        family.usual(stack, H100), family.features(columns, device, stack, variant or family.variants[0])
+        family.usual(implementation, H100),
+        family.features(columns, device, implementation, variant or family.variants[0]),
     )
 
 
-def usual(name, stack, variant):
-    found = FAMILIES[name].usual(stack, H100)
+def usual(name, implementation, variant):
+    found = FAMILIES[name].usual(implementation, H100)
     return {q.name: float(f"{found[q.name]:.4g}") for q in FAMILIES[name].of(variant)}  # as profiles have them
 
 
-def entry(name, device="h100-sxm", **changes):
-    stack = changes.pop("stack", STACKS[name])
+def kernel_fit(name, device="h100-sxm", **changes):
+    implementation = changes.pop("implementation", IMPLEMENTATIONS[name])
     family = FAMILIES[name]
-    return Entry(
-        device=device, family=name, stack=stack, variant=family.variants[0],
-        parameters=usual(name, stack, family.variants[0]), rows=100, version="1.0", fit_mape=0.05, held_out=ERROR,
-    )  # fmt: skip
+    return KernelFit(
+        device=device,
+        family=name,
+        implementation=implementation,
+        variant=family.variants[0],
+        parameters=usual(name, implementation, family.variants[0]),
+        rows=100,
+        version="1.0",
+        fit_mape=0.05,
+        held_out=ERROR,
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -96,17 +104,17 @@ def entry(name, device="h100-sxm", **changes):
 def test_nothing_is_expected_sooner_than_its_bound(name, factor, size):
     grown = GROWS[name][0]
     columns = shapes(name, **{grown: max(1, round(SHAPES[name][grown] * size * factor))})
-    found = expect(name, columns, H100, STACKS[name], [entry(name)])
+    found = expect(name, columns, H100, IMPLEMENTATIONS[name], [kernel_fit(name)])
     assert np.all(found.expected >= found.bound)
     assert np.all(found.bound > 0)
     assert np.all((found.bound <= found.low) & (found.low <= found.expected) & (found.expected <= found.high))
 
 
 def test_few_rows_have_a_kernel_of_their_own_by_hand():
-    gemm, stack = FAMILIES["gemm"], Stack(library="trtllm", dtype="int4_wo")
-    p = usual("gemm", stack, "waves gemv")
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="trtllm", dtype="int4_wo")
+    p = usual("gemm", implementation, "waves gemv")
     columns = shapes("gemm", 3, M=np.array([1.0, 4.0, 5.0]), N=16384, K=8192)
-    features = {variant: gemm.features(columns, H100, stack, variant) for variant in ("waves", "waves gemv")}
+    features = {variant: gemm.features(columns, H100, implementation, variant) for variant in ("waves", "waves gemv")}
     tiles, found = (gemm.seconds(p, f) for f in features.values())
     moved = (16384 * 8192 * (1 / 2 + 2 / 128) + 2 * 8192 + 2 * 16384 * p["omega"]) / 3.35e12 / p["gemv_beta"]
     vectors = 2 * 16384 * 8192 / 66.9e12 / p["gemv_alpha"]
@@ -120,24 +128,29 @@ def test_few_rows_have_a_kernel_of_their_own_by_hand():
 
 @pytest.mark.parametrize(("dtype", "rows"), [("int8_wo", 15), ("sq", 4)])
 def test_a_few_more_rows_of_narrow_weights_have_the_faster_kernel(dtype, rows):
-    gemm, stack = FAMILIES["gemm"], Stack(library="trtllm", dtype=dtype)
-    p = {**usual("gemm", stack, "waves gemv"), "start_us": 20.0}
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="trtllm", dtype=dtype)
+    p = {**usual("gemm", implementation, "waves gemv"), "start_us": 20.0}
     columns = shapes("gemm", 16, M=np.arange(1.0, 17.0), N=1024, K=1024)
-    tiles, found = (gemm.seconds(p, gemm.features(columns, H100, stack, v)) for v in ("waves", "waves gemv"))
+    tiles, found = (gemm.seconds(p, gemm.features(columns, H100, implementation, v)) for v in ("waves", "waves gemv"))
     assert np.flatnonzero(found < tiles).tolist() == list(range(rows))
     slow = {**p, "gemv_us": 60.0}
-    assert np.flatnonzero(gemm.seconds(slow, gemm.features(columns, H100, stack, "waves gemv")) > tiles).tolist() == [
-        0, 1, 2, 3,
-    ]  # fmt: skip
+    assert np.flatnonzero(
+        gemm.seconds(slow, gemm.features(columns, H100, implementation, "waves gemv")) > tiles
+    ).tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("named", [("gemv_us", "waves"), ("gemv_us", "waves gemv")])
 def test_a_profile_has_the_parameters_of_its_variant(tmp_path, named):
-    one = replace(entry("gemm"), variant=named[1], parameters=usual("gemm", STACKS["gemm"], "waves"))
+    one = replace(kernel_fit("gemm"), variant=named[1], parameters=usual("gemm", IMPLEMENTATIONS["gemm"], "waves"))
     path = tmp_path / "profile.yaml"
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(one,))]))
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), fits=(one,))]))
     if named[1] == "waves":
-        assert read(path)[0].entries == (one,)
+        assert read(path)[0].fits == (one,)
     else:
         with pytest.raises(InputError, match=r"parameters\.gemv_us: is missing"):
             read(path)
@@ -176,23 +189,25 @@ def test_a_device_with_twice_the_rates_takes_half_of_what_is_not_latency(name):
     twice = replace(H100, hardware=faster, bandwidth=2 * H100.bandwidth, link=2 * H100.link)
     ratio = seconds(name, columns, twice) / seconds(name, columns)
     assert 0.5 <= ratio[0] < 0.75
-    bounds = [FAMILIES[name].bound(columns, device, STACKS[name]) for device in (H100, twice)]
+    bounds = [FAMILIES[name].bound(columns, device, IMPLEMENTATIONS[name]) for device in (H100, twice)]
     assert bounds[1] == pytest.approx(bounds[0] / 2)
 
 
 def test_the_bound_of_a_linear_layer_by_hand():
     columns = shapes("gemm", M=16, N=1024, K=2048)
     moved = 1024 * 2048 + 16 * 2048 + 2 * 16 * 1024
-    assert FAMILIES["gemm"].bound(columns, H100, STACKS["gemm"]) == pytest.approx(moved / 3352e9)
+    assert FAMILIES["gemm"].bound(columns, H100, IMPLEMENTATIONS["gemm"]) == pytest.approx(moved / 3352e9)
 
 
 def test_what_a_loop_keeps_in_the_cache_does_not_come_from_memory():
     small, large = shapes("attention_decode", batch=1, loop=1), shapes("attention_decode", batch=64, loop=1)
-    family, stack = FAMILIES["attention_decode"], STACKS["attention_decode"]
+    family, implementation = FAMILIES["attention_decode"], IMPLEMENTATIONS["attention_decode"]
     ops = 2 * 32 * 4096 * 256
-    assert family.bound(small, H100, stack) == pytest.approx(ops / H100_LIMIT, rel=1e-9)  # 17 MB in a cache of 50 MiB
+    assert family.bound(small, H100, implementation) == pytest.approx(
+        ops / H100_LIMIT, rel=1e-9
+    )  # 17 MB in a cache of 50 MiB
     cache = 64 * 8 * 4096 * 256 * 2 + 2 * 64 * 32 * 256
-    assert family.bound(large, H100, stack) == pytest.approx((cache - 50 * 2**20) / 3352e9)
+    assert family.bound(large, H100, implementation) == pytest.approx((cache - 50 * 2**20) / 3352e9)
 
 
 def test_pairs_under_a_window_and_with_a_prefix_by_hand():
@@ -201,7 +216,7 @@ def test_pairs_under_a_window_and_with_a_prefix_by_hand():
     columns = shapes("attention_prefill", batch=1, q_len=q, kv_len=kv, window=window, q_heads=1, kv_heads=1)
     unmoved = replace(H100, bandwidth=1e30)
     ops = 2 * seen * (128 + 128)
-    bound = FAMILIES["attention_prefill"].bound(columns, unmoved, STACKS["attention_prefill"])
+    bound = FAMILIES["attention_prefill"].bound(columns, unmoved, IMPLEMENTATIONS["attention_prefill"])
     assert bound == pytest.approx(ops / H100_LIMIT, rel=1e-9)
 
 
@@ -230,15 +245,20 @@ def test_the_most_loaded_device_has_more_than_its_share():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parameters_are_found_again_in_noisy_rows(name):
     pytest.importorskip("scipy")
-    family, stack, random = FAMILIES[name], STACKS[name], np.random.default_rng(1)
+    family, implementation, random = FAMILIES[name], IMPLEMENTATIONS[name], np.random.default_rng(1)
     grown = {key: np.maximum(1, SHAPES[name][key] * 2.0 ** random.uniform(-4, 5, 400)).round() for key in GROWS[name]}
     if name == "attention_prefill":
         grown["kv_len"] = np.maximum(grown["kv_len"], SHAPES[name]["q_len"])
     columns = shapes(name, 400, **grown)
-    features = family.features(columns, H100, stack, family.variants[0])
-    true = family.usual(stack, H100) | {"beta": 0.55, "start_us": 1.6 * family.usual(stack, H100)["start_us"]}
+    features = family.features(columns, H100, implementation, family.variants[0])
+    true = family.usual(implementation, H100) | {
+        "beta": 0.55,
+        "start_us": 1.6 * family.usual(implementation, H100)["start_us"],
+    }
     exact = family.seconds(true, features)
-    found = fit(family, features, exact * np.exp(random.normal(0, 0.03, 400)), usual=family.usual(stack, H100))
+    found = fit_parameters(
+        family, features, exact * np.exp(random.normal(0, 0.03, 400)), usual=family.usual(implementation, H100)
+    )
     assert found.loss < 0.035
     again = family.seconds(found.parameters, features)
     assert np.mean(np.abs(again / exact - 1)) < 0.015
@@ -264,8 +284,8 @@ def test_a_time_is_in_the_interval_to_the_power_that_it_needs():
 
 
 def test_profiles_come_back_as_they_were_written(tmp_path):
-    profile = Profile(device="h100-sxm", library="vllm", sources=("made up",), entries=tuple(map(entry, FAMILIES)))
-    one = replace(profile, entries=tuple(e for e in profile.entries if e.stack.library == "vllm"))
+    profile = Profile(device="h100-sxm", library="vllm", sources=("made up",), fits=tuple(map(kernel_fit, FAMILIES)))
+    one = replace(profile, fits=tuple(e for e in profile.fits if e.implementation.library == "vllm"))
     path = tmp_path / "profile.yaml"
     path.write_text(to_yaml([one]))
     assert read(path) == (one,)
@@ -286,7 +306,7 @@ def test_profiles_come_back_as_they_were_written(tmp_path):
 def test_what_is_wrong_in_a_profile_is_named(tmp_path, key, value, problem):
     import yaml
 
-    text = to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(entry("gemm"),))])
+    text = to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), fits=(kernel_fit("gemm"),))])
     plain = yaml.safe_load(text)
     first = plain["entries"][0]
     home = next(part for part in (first, first["parameters"], first["held_out"]) if key in part)
@@ -299,57 +319,68 @@ def test_what_is_wrong_in_a_profile_is_named(tmp_path, key, value, problem):
 
 
 def test_a_stack_speaks_for_itself_before_its_relatives():
-    own, other = entry("gemm"), entry("gemm", device="h200-sxm")
-    assert choose("gemm", H100, STACKS["gemm"], [other, own]).source == "calibrated on h100-sxm vllm 1.0"
-    far = choose("gemm", H100, STACKS["gemm"], [entry("gemm", device="a100-sxm-80gb"), other])
+    own, other = kernel_fit("gemm"), kernel_fit("gemm", device="h200-sxm")
+    assert select_fits("gemm", H100, IMPLEMENTATIONS["gemm"], [other, own]).source == "calibrated on h100-sxm vllm 1.0"
+    far = select_fits("gemm", H100, IMPLEMENTATIONS["gemm"], [kernel_fit("gemm", device="a100-sxm-80gb"), other])
     assert far.source == "transferred from h200-sxm vllm"
     with pytest.raises(InputError) as error:
-        choose("gemm", H100, STACKS["gemm"], [])
+        select_fits("gemm", H100, IMPLEMENTATIONS["gemm"], [])
     assert str(error.value) == "no profile of gemm in fp8 on any GPU"
 
 
 def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
-    twin, far = replace(entry("gemm"), stack=Stack(library="vllm", dtype="fp16")), entry("gemm", device="h200-sxm")
-    asked = Stack(library="vllm", dtype="bf16")
-    far = replace(far, stack=asked)
-    found = choose("gemm", H100, asked, [far, twin])
+    twin, far = (
+        replace(kernel_fit("gemm"), implementation=Implementation(library="vllm", dtype="fp16")),
+        kernel_fit("gemm", device="h200-sxm"),
+    )
+    asked = Implementation(library="vllm", dtype="bf16")
+    far = replace(far, implementation=asked)
+    found = select_fits("gemm", H100, asked, [far, twin])
     assert found.source == "calibrated on h100-sxm vllm 1.0 in fp16"
     assert found.error == transferred()["gemm", "all", "siblings"]  # as sure as from a sibling
-    assert choose("gemm", H100, asked, [twin, replace(twin, stack=asked)]).source == "calibrated on h100-sxm vllm 1.0"
-    block = replace(twin, stack=Stack(library="vllm", dtype="fp8_block"))  # scaled by other kernels: no twin of fp8
-    fp8 = replace(far, stack=Stack(library="vllm", dtype="fp8"))
-    assert choose("gemm", H100, fp8.stack, [block, fp8]).source == "transferred from h200-sxm vllm"
-    adds = replace(entry("elementwise"), stack=Stack(library="mine", dtype="bf16", kernel="add"))
-    other = replace(entry("elementwise", device="h200-sxm"), stack=Stack(library="mine", dtype="fp16", kernel="add"))
-    moved = choose("elementwise", H100, other.stack, [other, adds])
+    assert (
+        select_fits("gemm", H100, asked, [twin, replace(twin, implementation=asked)]).source
+        == "calibrated on h100-sxm vllm 1.0"
+    )
+    block = replace(
+        twin, implementation=Implementation(library="vllm", dtype="fp8_block")
+    )  # scaled by other kernels: no twin of fp8
+    fp8 = replace(far, implementation=Implementation(library="vllm", dtype="fp8"))
+    assert select_fits("gemm", H100, fp8.implementation, [block, fp8]).source == "transferred from h200-sxm vllm"
+    adds = replace(kernel_fit("elementwise"), implementation=Implementation(library="mine", dtype="bf16", kernel="add"))
+    other = replace(
+        kernel_fit("elementwise", device="h200-sxm"),
+        implementation=Implementation(library="mine", dtype="fp16", kernel="add"),
+    )
+    moved = select_fits("elementwise", H100, other.implementation, [other, adds])
     assert moved.source == "calibrated on h100-sxm mine 1.0 add in bf16"
     assert moved.error is adds.held_out
 
 
 def test_other_libraries_that_stand_in_are_named_and_nothing_is_transferred_from_the_device_itself():
     def of_library(name, device="h100-sxm"):
-        return replace(entry("gemm", device=device), stack=Stack(library=name, dtype="fp8"))
+        return replace(kernel_fit("gemm", device=device), implementation=Implementation(library=name, dtype="fp8"))
 
-    asked = Stack(library="trtllm", dtype="fp8")
+    asked = Implementation(library="trtllm", dtype="fp8")
     both = [of_library("vllm"), of_library("sglang"), of_library("trtllm", "l40s")]
-    found = choose("gemm", H100, asked, both)
+    found = select_fits("gemm", H100, asked, both)
     assert found.source == "stand-in on h100-sxm: another library (vllm 1.0 and sglang 1.0)"
     assert found.error == transferred()["gemm", "fp8", "another library"]
-    assert choose("gemm", find("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
+    assert select_fits("gemm", find("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
 
 
 def test_a_twin_of_the_library_comes_before_its_type_on_another_kind_of_memory():
-    asked = Stack(library="vllm", dtype="fp8_static")
-    hopper = replace(entry("gemm", device="h100-sxm"), stack=replace(asked, dtype="fp8"))
-    ada, near = (replace(entry("gemm", device=name), stack=asked) for name in ("l40s", "h100-sxm"))
-    assert choose("gemm", find("h200-sxm"), asked, [ada, hopper]).entries == (hopper,)
-    assert choose("gemm", find("h200-sxm"), asked, [ada, near, hopper]).entries == (near,)
-    other = replace(hopper, stack=replace(hopper.stack, library="sglang"))
-    assert choose("gemm", find("h200-sxm"), asked, [ada, other]).entries == (ada,)
+    asked = Implementation(library="vllm", dtype="fp8_static")
+    hopper = replace(kernel_fit("gemm", device="h100-sxm"), implementation=replace(asked, dtype="fp8"))
+    ada, near = (replace(kernel_fit("gemm", device=name), implementation=asked) for name in ("l40s", "h100-sxm"))
+    assert select_fits("gemm", find("h200-sxm"), asked, [ada, hopper]).fits == (hopper,)
+    assert select_fits("gemm", find("h200-sxm"), asked, [ada, near, hopper]).fits == (near,)
+    other = replace(hopper, implementation=replace(hopper.implementation, library="sglang"))
+    assert select_fits("gemm", find("h200-sxm"), asked, [ada, other]).fits == (ada,)
 
 
 def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
-    found = expect("gemm", shapes("gemm"), H100, STACKS["gemm"], [])
+    found = expect("gemm", shapes("gemm"), H100, IMPLEMENTATIONS["gemm"], [])
     assert found.source == "bound only: no profile of gemm in fp8 on any GPU"
     assert np.all(found.expected == found.bound)
     assert np.all(np.isinf(found.high))
@@ -369,24 +400,24 @@ def test_bounds_alone_are_those_beside_expectations_and_need_no_library():
 
 def test_what_only_moves_bytes_is_as_in_another_type_or_as_an_addition():
     """In an interval of operations that are expected so, where nothing but additions was measured."""
-    add, ln = (replace(entry("elementwise"), stack=Stack(library="x", dtype=dtype, kernel=name))
+    add, ln = (replace(kernel_fit("elementwise"), implementation=Implementation(library="x", dtype=dtype, kernel=name))
                for dtype, name in (("bf16", "add"), ("fp32", "ln")))  # fmt: skip
-    norm = choose("elementwise", H100, Stack(library="y", dtype="bf16", kernel="ln"), [add, ln])
-    assert (norm.entries, norm.source) == ((ln,), "calibrated on h100-sxm x 1.0 ln, kernels for fp32")
-    other = choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="clamp"), [add, ln])
+    norm = select_fits("elementwise", H100, Implementation(library="y", dtype="bf16", kernel="ln"), [add, ln])
+    assert (norm.fits, norm.source) == ((ln,), "calibrated on h100-sxm x 1.0 ln, kernels for fp32")
+    other = select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="clamp"), [add, ln])
     unlike = "no kernel measured; memory traffic only, 1.3 times an addition on h100-sxm x 1.0 add"
-    assert (other.entries, other.source, other.traffic) == ((add,), unlike, True)
+    assert (other.fits, other.source, other.traffic) == ((add,), unlike, True)
     assert other.error == transferred()["elementwise", "all", "no kernel"]
-    scan = choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="scan"), [add, ln])
+    scan = select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="scan"), [add, ln])
     assert scan.error == transferred()["elementwise", "scan", "no kernel"]
     with pytest.raises(InputError, match="no profile of elementwise in bf16 on any GPU"):
-        choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="clamp"), [ln])
+        select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="clamp"), [ln])
 
 
 def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
     device = of(load_hardware("b100"))
     assert (device.cores, device.assumed) == (find("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
-    found = expect("gemm", shapes("gemm"), device, STACKS["gemm"], [entry("gemm")])
+    found = expect("gemm", shapes("gemm"), device, IMPLEMENTATIONS["gemm"], [kernel_fit("gemm")])
     assert found.source == "transferred from h100-sxm vllm; assumed cores.count of b200, l2.capacity of b200"
     with pytest.raises(InputError, match="no hardware 'K80'"):
         find("K80")
@@ -453,9 +484,14 @@ def test_a_file_of_ones_own_that_changes_is_read_again(tmp_path, monkeypatch):
 def test_rows_of_a_shape_family_stay_together():
     columns = shapes("gemm", 4, N=[256, 512, 256, 512], M=[1, 2, 3, 4])
     rows = MeasuredRows(
-        family=FAMILIES["gemm"], device=H100, stack=STACKS["gemm"], version="", places=np.arange(4), shapes=columns,
+        family=FAMILIES["gemm"],
+        device=H100,
+        implementation=IMPLEMENTATIONS["gemm"],
+        version="",
+        places=np.arange(4),
+        shapes=columns,
         measured=np.ones(4),
-    )  # fmt: skip
+    )
     a, b, c, d = rows.shape_families()
     assert a == c != b == d
 
@@ -463,7 +499,11 @@ def test_rows_of_a_shape_family_stay_together():
 def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypatch):
     """The variant that the rows were made with is found; what it is judged by are other folds."""
     pytest.importorskip("scipy")
-    family, stack, random = FAMILIES["attention_prefill"], STACKS["attention_prefill"], np.random.default_rng(3)
+    family, implementation, random = (
+        FAMILIES["attention_prefill"],
+        IMPLEMENTATIONS["attention_prefill"],
+        np.random.default_rng(3),
+    )
     asked = []
     shuffled = calibrating._shuffled
     monkeypatch.setattr(calibrating, "_shuffled", lambda *given: asked.append(given[1:]) or shuffled(*given))
@@ -476,10 +516,19 @@ def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypa
         kv_heads=8,
     )
     columns["kv_len"] = columns["q_len"].copy()  # fmt: skip
-    exact = family.seconds(family.usual(stack, H100), family.features(columns, H100, stack, "16 packed only"))
-    rows = MeasuredRows(family=family, device=H100, stack=stack, version="", places=np.arange(240), shapes=columns,
-                measured=exact * np.exp(random.normal(0, 0.02, 240)))  # fmt: skip
-    assert entry_of(rows).variant == "16 packed only"
+    exact = family.seconds(
+        family.usual(implementation, H100), family.features(columns, H100, implementation, "16 packed only")
+    )
+    rows = MeasuredRows(
+        family=family,
+        device=H100,
+        implementation=implementation,
+        version="",
+        places=np.arange(240),
+        shapes=columns,
+        measured=exact * np.exp(random.normal(0, 0.02, 240)),
+    )
+    assert fit_kernel(rows).variant == "16 packed only"
     assert asked == [(0,), (1, 4)]
     order, fold = shuffled(rows, 1, 4)
     assert sorted(order) == list(range(240))
@@ -488,51 +537,64 @@ def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypa
 
 
 def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
-    entries = shipped()
-    assert {e.family for e in entries} == set(FAMILIES)
-    assert all(find(e.device).name == e.device for e in entries)
-    assert all(0 < e.held_out.short[0] <= 1 <= e.held_out.short[1] for e in entries)
+    fits = shipped()
+    assert {e.family for e in fits} == set(FAMILIES)
+    assert all(find(e.device).name == e.device for e in fits)
+    assert all(0 < e.held_out.short[0] <= 1 <= e.held_out.short[1] for e in fits)
 
 
 @pytest.mark.slow("fits many rows")
 def test_few_rows_are_drawn_to_what_relatives_say():
     pytest.importorskip("scipy")
-    family, stack, random = FAMILIES["gemm"], STACKS["gemm"], np.random.default_rng(2)
-    true = family.usual(stack, H100) | {"alpha": 0.4, "quantize_us": 12, "start_us": 6}
-    relative = replace(entry("gemm", device="h200-sxm"), parameters=true)
+    family, implementation, random = FAMILIES["gemm"], IMPLEMENTATIONS["gemm"], np.random.default_rng(2)
+    true = family.usual(implementation, H100) | {"alpha": 0.4, "quantize_us": 12, "start_us": 6}
+    relative = replace(kernel_fit("gemm", device="h200-sxm"), parameters=true)
 
     def rows(count, least, most):
         columns = shapes("gemm", count, M=2.0 ** random.integers(least, most, count),
                          N=2.0 ** random.integers(8, 15, count), K=2.0 ** random.integers(8, 14, count))  # fmt: skip
-        exact = family.seconds(true, family.features(columns, H100, stack, family.variants[0]))
+        exact = family.seconds(true, family.features(columns, H100, implementation, family.variants[0]))
         noisy = exact * np.exp(random.normal(0, 0.05, count))
         return MeasuredRows(
-            family=family, device=H100, stack=stack, version="", places=np.arange(count), shapes=columns, measured=noisy
+            family=family,
+            device=H100,
+            implementation=implementation,
+            version="",
+            places=np.arange(count),
+            shapes=columns,
+            measured=noisy,
         )
 
     few, rest = rows(20, 0, 5), rows(400, 8, 14)  # of few tokens, which do not tell how fast many are
 
     def error(priors):
-        found = entry_of(few, priors)
-        return np.mean(np.abs(expect("gemm", rest.shapes, H100, stack, [found]).expected / rest.measured - 1))
+        found = fit_kernel(few, priors)
+        return np.mean(np.abs(expect("gemm", rest.shapes, H100, implementation, [found]).expected / rest.measured - 1))
 
     assert error([relative]) < min(0.06, error([]))
 
 
 def test_many_rows_do_not_tell_that_few_have_a_kernel_of_their_own(monkeypatch):
     pytest.importorskip("scipy")
-    family, stack = FAMILIES["gemm"], STACKS["gemm"]
+    family, implementation = FAMILIES["gemm"], IMPLEMENTATIONS["gemm"]
     monkeypatch.setattr(type(family), "variants", ("persistent gemv", "persistent"))
 
     def variant(least):
         random = np.random.default_rng(3)
         columns = shapes("gemm", 60, **{name: np.round(2.0 ** random.uniform(8, 13, 60)) for name in ("N", "K")})
         columns["M"] = np.round(2.0 ** random.uniform(least, 12, 60))
-        exact = family.seconds(usual("gemm", stack, "persistent gemv"),
-                               family.features(columns, H100, stack, "persistent gemv"))  # fmt: skip
-        rows = MeasuredRows(family=family, device=H100, stack=stack, version="", places=np.arange(60), shapes=columns,
-                    measured=exact)  # fmt: skip
-        return entry_of(rows).variant
+        exact = family.seconds(usual("gemm", implementation, "persistent gemv"),
+                               family.features(columns, H100, implementation, "persistent gemv"))  # fmt: skip
+        rows = MeasuredRows(
+            family=family,
+            device=H100,
+            implementation=implementation,
+            version="",
+            places=np.arange(60),
+            shapes=columns,
+            measured=exact,
+        )
+        return fit_kernel(rows).variant
 
     assert variant(0) == "persistent gemv"
     assert variant(6) == "persistent"
@@ -568,12 +630,12 @@ def table_of(factor, count=1200):
     random = np.random.default_rng(4)
     columns = shapes("attention_decode", count, batch=2.0 ** random.uniform(0, 9, count).round(1),
                      kv_len=2.0 ** random.uniform(7, 17, count).round(1))  # fmt: skip
-    own = entry("attention_decode")
+    own = kernel_fit("attention_decode")
     exact = FAMILIES["attention_decode"].seconds(
-        own.parameters, FAMILIES["attention_decode"].features(columns, H100, own.stack, own.variant)
+        own.parameters, FAMILIES["attention_decode"].features(columns, H100, own.implementation, own.variant)
     )
     names, points, factors = points_of(FAMILIES["attention_decode"], columns, factor(columns))
-    residual = StackResidual(columns=names, points=points, factors=factors, mape=0.03, interval=(0.95, 1.05))
+    residual = FitResidual(columns=names, points=points, factors=factors, mape=0.03, interval=(0.95, 1.05))
     return replace(own, residual=residual), columns, exact * factor(columns)
 
 
@@ -583,12 +645,12 @@ def wave(columns):
 
 def test_what_is_left_of_measurements_comes_back_at_their_shapes_and_between_them():
     own, columns, times = table_of(wave)
-    found = expect("attention_decode", columns, H100, own.stack, [own])
+    found = expect("attention_decode", columns, H100, own.implementation, [own])
     assert found.expected == pytest.approx(times, rel=1e-3)
     assert set(found.sources) == {"measured shape on h100-sxm vllm 1.0"}
     between = {**columns, "kv_len": columns["kv_len"] * 1.1}
-    near = expect("attention_decode", between, H100, own.stack, [own])
-    alone = expect("attention_decode", between, H100, own.stack, [replace(own, residual=None)])
+    near = expect("attention_decode", between, H100, own.implementation, [own])
+    alone = expect("attention_decode", between, H100, own.implementation, [replace(own, residual=None)])
     exact = alone.expected * wave(between)
     assert np.mean(np.abs(near.expected / exact - 1)) < 0.3 * np.mean(np.abs(alone.expected / exact - 1))
     assert "calibrated, 8 neighbours on h100-sxm vllm 1.0" in set(near.sources)
@@ -598,11 +660,11 @@ def test_what_is_left_of_measurements_comes_back_at_their_shapes_and_between_the
 def test_far_from_what_was_measured_nothing_is_changed():
     own, columns, _ = table_of(wave)
     far = {**columns, "q_heads": columns["q_heads"] * 2.0**40}
-    alone = expect("attention_decode", far, H100, own.stack, [replace(own, residual=None)])
+    alone = expect("attention_decode", far, H100, own.implementation, [replace(own, residual=None)])
     names = (*own.residual.columns, "q_heads")
     points = np.column_stack([own.residual.points, np.full(len(own.residual.points), 32.0)])
     widened = replace(own, residual=replace(own.residual, columns=names, points=points))
-    found = expect("attention_decode", far, H100, own.stack, [widened])
+    found = expect("attention_decode", far, H100, own.implementation, [widened])
     assert found.expected == pytest.approx(alone.expected, rel=5e-3)
     assert set(found.sources) == {"calibrated on h100-sxm vllm 1.0"}
 
@@ -610,9 +672,9 @@ def test_far_from_what_was_measured_nothing_is_changed():
 def test_a_residual_comes_back_as_it_was_written(tmp_path):
     own, columns, _ = table_of(wave)
     path = tmp_path / "profile.yaml"
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(own,))]))
-    ((again,),) = (profile.entries for profile in read(path))
-    before, after = (expect("attention_decode", columns, H100, own.stack, [e]) for e in (own, again))
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), fits=(own,))]))
+    ((again,),) = (profile.fits for profile in read(path))
+    before, after = (expect("attention_decode", columns, H100, own.implementation, [e]) for e in (own, again))
     assert after.expected == pytest.approx(before.expected, rel=1e-3)
     path.write_text(path.read_text().replace("columns: [batch, kv_len]", "columns: [batch, lanes]"))
     with pytest.raises(InputError) as error:
@@ -634,7 +696,7 @@ def test_tiles_of_prompts_have_the_rows_that_a_library_gives_them():
     for variant, tiles in (
         ("192 packed width", [2 * 8, 3 * 8]), ("256 only", [32, 32]), ("16 packed only", [24 * 8, 24 * 8]),
     ):  # fmt: skip
-        found = FAMILIES["attention_prefill"].features(columns, H100, STACKS["attention_prefill"], variant)
+        found = FAMILIES["attention_prefill"].features(columns, H100, IMPLEMENTATIONS["attention_prefill"], variant)
         assert found["waves"].shape[1] == 1
         assert found["waves"][:, 0] * 132 == pytest.approx(tiles)
 
@@ -649,7 +711,7 @@ def test_a_cache_is_cut_by_the_rule_of_the_library_by_hand():
     """TensorRT-LLM's XQA kernels: 128 keys or more a part, the root of 8 times as many parts, 8 waves of blocks."""
     columns = shapes("attention_decode", 5, batch=[1, 16, 512, 1, 512], kv_len=[8192, 65536, 65536, 64, 1024],
                      window=[0, 0, 0, 0, 128], q_heads=4, kv_heads=1)  # fmt: skip
-    found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], "32 rule")
+    found = FAMILIES["attention_decode"].features(columns, H100, IMPLEMENTATIONS["attention_decode"], "32 rule")
     assert found["waves"][:, 0] * 132 == pytest.approx([23, 16 * 64, 512 * 2, 1, 512 * 2])
     assert found["keys"][:, 0] == pytest.approx([8192 / 23, 1024, 32768, 64, 128])  # a window is in one part of two
     assert found["busy"][-1, 0] * 132 == pytest.approx(512)
@@ -660,7 +722,7 @@ def cut(variant, **changes):
     """Parts of each cache, and the features."""
     count = max(len(np.atleast_1d(value)) for value in changes.values())
     columns = shapes("attention_decode", count, **changes)
-    found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], variant)
+    found = FAMILIES["attention_decode"].features(columns, H100, IMPLEMENTATIONS["attention_decode"], variant)
     assert np.all(np.isinf(found["split"][:, 1:]))
     return (columns["kv_len"] / found["keys"][:, 0]).tolist(), found
 
@@ -691,9 +753,13 @@ def test_segments_are_of_the_whole_cache_and_most_are_empty_under_a_window():
 
 
 def test_a_part_beyond_the_last_key_takes_less_than_others():
-    decode, stack, variant = FAMILIES["attention_decode"], STACKS["attention_decode"], "128 triton segments"
-    features = decode.features(shapes("attention_decode", 2, batch=16, kv_len=[64, 512]), H100, stack, variant)
-    p = usual("attention_decode", stack, variant) | {"overlap": 0.0, "resident": 1.0}
+    decode, implementation, variant = (
+        FAMILIES["attention_decode"],
+        IMPLEMENTATIONS["attention_decode"],
+        "128 triton segments",
+    )
+    features = decode.features(shapes("attention_decode", 2, batch=16, kv_len=[64, 512]), H100, implementation, variant)
+    p = usual("attention_decode", implementation, variant) | {"overlap": 0.0, "resident": 1.0}
     all_alike, none = (decode.seconds(p | {"idle": idle}, features) for idle in (1.0, 0.0))
     ends = (p["tau_us"] + p["row_ns"] * 1e-3 * 4) * 1e-6
     assert all_alike - none == pytest.approx([128 * 14 / 132 * ends, 0])
@@ -715,7 +781,9 @@ def test_blocks_of_masked_attention_get_larger_before_there_are_more_and_come_in
     }
     columns = shapes("attention_decode", 4, **changes)
     columns["kv_len"][2] = 600
-    found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], "32 shared rule masked")
+    found = FAMILIES["attention_decode"].features(
+        columns, H100, IMPLEMENTATIONS["attention_decode"], "32 shared rule masked"
+    )
     assert columns["kv_len"] / found["keys"][:, 0] == pytest.approx([17, 33, 2, 1])  # 512 keys a turn of 1,024 threads
     assert found["waves"][:, 0] == pytest.approx([2, 1, 1, 4])  # 4 blocks of 256 threads are on a core
     assert found["filled"][:, 0] == pytest.approx([136 / 264, 1, 2 / 132, 2048 / 528 / 4])
@@ -727,7 +795,7 @@ def test_parts_take_turns_at_tiles_and_those_without_one_have_nothing_to_do():
     for way, used, keys in (("dealt", [4, 23, 1], [256, 512, 128]), ("dealt64", [8, 23, 2], [128, 384, 64])):
         columns = shapes("attention_decode", 3, **changes)
         found = FAMILIES["attention_decode"].features(
-            columns, H100, STACKS["attention_decode"], f"32 shared {way} masked"
+            columns, H100, IMPLEMENTATIONS["attention_decode"], f"32 shared {way} masked"
         )
         assert found["waves"][:, 0] * 132 == pytest.approx([8, 23, 23])
         assert found["busy"][:, 0] * 132 == pytest.approx(used)
@@ -738,11 +806,11 @@ def test_parts_take_turns_at_tiles_and_those_without_one_have_nothing_to_do():
 def test_masked_attention_has_what_does_not_fill_the_device():
     columns = shapes("attention_decode", 3, batch=1, kv_len=[1024, 1024, 128], q_heads=64, kv_heads=[4, 8, 33])
     found = FAMILIES["attention_decode"].features(
-        columns, H100, STACKS["attention_decode"], "32 shared dealt masked worth"
+        columns, H100, IMPLEMENTATIONS["attention_decode"], "32 shared dealt masked worth"
     )
     assert found["masked"][:, 0].tolist() == [True, False, False]  # 4 x 32, 4 x 64 and 4 x 33 of 132 blocks
     assert found["waves"][:2, 0] * 132 == pytest.approx([2 * 132, 8 * 8])
-    more = usual("attention_decode", STACKS["attention_decode"], "32 shared dealt masked worth")
+    more = usual("attention_decode", IMPLEMENTATIONS["attention_decode"], "32 shared dealt masked worth")
     times = [
         FAMILIES["attention_decode"].seconds(more | {"masked_us": us, "summed_us": 1, "overlap": 0, "single": 1}, found)
         for us in (1, 4)
@@ -767,12 +835,14 @@ def test_a_tile_of_more_and_wider_heads_takes_longer_to_begin_and_end():
     columns = shapes(
         "attention_decode", 3, batch=1, kv_len=64, kv_heads=1, q_heads=[1, 64, 64], head_dim=[64, 128, 256]
     )
-    family, stack = FAMILIES["attention_decode"], STACKS["attention_decode"]
-    found = family.features(columns, H100, stack, "128 one")
+    family, implementation = FAMILIES["attention_decode"], IMPLEMENTATIONS["attention_decode"]
+    found = family.features(columns, H100, implementation, "128 one")
     assert found["rows"][:, 0].tolist() == [0.5, 64, 128]
     assert found["thin"].tolist() == [True, False, False]
     none, some = (
-        family.seconds(usual("attention_decode", stack, "128") | {"row_ns": ns, "overlap": 0, "single": 1}, found)
+        family.seconds(
+            usual("attention_decode", implementation, "128") | {"row_ns": ns, "overlap": 0, "single": 1}, found
+        )
         for ns in (1, 11)
     )
     assert some - none == pytest.approx(1e-8 * found["rows"][:, 0], rel=1e-6)
@@ -780,15 +850,15 @@ def test_a_tile_of_more_and_wider_heads_takes_longer_to_begin_and_end():
 
 def test_writing_a_token_to_the_cache_takes_a_block_of_up_to_512_threads():
     columns = shapes("attention_prefill", 3, batch=16, q_len=1024, kv_heads=[1, 4, 32])
-    found = FAMILIES["attention_prefill"].features(columns, H100, STACKS["attention_prefill"], "64")
+    found = FAMILIES["attention_prefill"].features(columns, H100, IMPLEMENTATIONS["attention_prefill"], "64")
     assert found["stores"] == pytest.approx(np.array([128, 512, 512]) * 16 * 1024 / (2048 * 132))
-    other = Stack(library="sglang", dtype="bf16", kv_dtype="bf16")
+    other = Implementation(library="sglang", dtype="bf16", kv_dtype="bf16")
     assert not np.any(FAMILIES["attention_prefill"].features(columns, H100, other, "64")["stores"])
 
 
 def test_heads_of_another_kernel_are_cut_as_suits_them():
     columns = shapes("attention_decode", 3, kv_len=65536, batch=1, q_heads=[1, 4, 64], kv_heads=1)
-    found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], "32 shared one")
+    found = FAMILIES["attention_decode"].features(columns, H100, IMPLEMENTATIONS["attention_decode"], "32 shared one")
     assert np.isfinite(found["split"][:, 1:]).all(axis=1).tolist() == [True, False, True]
     assert found["single"].tolist() == [True, False, True]
 
@@ -805,13 +875,13 @@ def test_heads_of_another_kernel_are_cut_as_suits_them():
 )
 def test_sizes_decide_the_tile_where_a_library_has_it_so(variant, tiles):
     columns = shapes("gemm", 5, M=np.array([16.0, 64.0, 65.0, 1000.0, 1025.0]), N=1024, K=4096)
-    found = FAMILIES["gemm"].features(columns, H100, Stack(library="vllm", dtype="fp8"), variant)
+    found = FAMILIES["gemm"].features(columns, H100, Implementation(library="vllm", dtype="fp8"), variant)
     assert found["tiles"][:, 0] * 132 == pytest.approx(tiles)
 
 
 def test_columns_decide_it_too_on_ada():
     columns = shapes("gemm", 3, M=1024, N=np.array([4096.0, 8192.0, 16384.0]), K=4096)
-    found = FAMILIES["gemm"].features(columns, H100, Stack(library="vllm", dtype="fp8"), "waves sm89")
+    found = FAMILIES["gemm"].features(columns, H100, Implementation(library="vllm", dtype="fp8"), "waves sm89")
     assert found["tiles"][:, 0] * 132 == pytest.approx([8 * 32, 4 * 64, 8 * 128])
 
 
@@ -839,16 +909,18 @@ def deepgemm(m: int, n: int, k: int, cores: int) -> int:
 @pytest.mark.parametrize("n", [768, 2112, 4096, 16384])
 def test_the_fewest_cycles_are_those_that_deepgemm_finds(m, n):
     columns = shapes("gemm", 1, M=float(m), N=float(n), K=7168)
-    found = FAMILIES["gemm"].features(columns, H100, Stack(library="sglang", dtype="fp8_block"), "waves fewest")
+    found = FAMILIES["gemm"].features(
+        columns, H100, Implementation(library="sglang", dtype="fp8_block"), "waves fewest"
+    )
     assert found["tiles"][0, 0] * 132 == pytest.approx(deepgemm(m, n, 7168, 132))
 
 
 def test_a_large_tile_of_one_wave_spills():
     """Of 192 rows it is not the tile, and two waves share what they load."""
-    gemm, stack = FAMILIES["gemm"], Stack(library="sglang", dtype="fp8_block")
-    p = usual("gemm", stack, "waves fewest")
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="sglang", dtype="fp8_block")
+    p = usual("gemm", implementation, "waves fewest")
     columns = shapes("gemm", 3, M=np.array([192.0, 256.0, 512.0]), N=16384, K=16384)
-    features = gemm.features(columns, H100, stack, "waves fewest")
+    features = gemm.features(columns, H100, implementation, "waves fewest")
     assert features["spills"][:, 0].tolist() == [False, True, False]
     plain = gemm.seconds({**p, "spill": 1}, features)
     compute = 2 * 256 * 16384 * 16384 / (128 / 132) / 1978.9e12 / p["alpha"] + 1e-6 * p["tau_us"]
@@ -859,28 +931,30 @@ def test_a_large_tile_of_one_wave_spills():
 
 
 def test_coarse_tiles_have_64_rows_at_least_and_cut_k_into_up_to_16_parts():
-    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="vllm", dtype="bf16")
     few, many = (shapes("gemm", M=m, N=1024, K=4096) for m in (16, 64))
-    alike = [gemm.features(c, H100, stack, "persistent coarse")["tiles"] * 132 for c in (few, many)]
+    alike = [gemm.features(c, H100, implementation, "persistent coarse")["tiles"] * 132 for c in (few, many)]
     assert alike[0].tolist() == alike[1].tolist()
     assert (alike[0].min(), alike[0].max()) == pytest.approx((1024 / 256, 1024 / 64 * 16))
 
 
 def test_clocks_fall_where_a_kernel_lasts_by_hand():
-    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
-    p = {**usual("gemm", stack, "persistent"), "alpha": 0.75, "hot": 0.2, "start_us": 0.3}
-    features = gemm.features(shapes("gemm", 2, M=[1024.0, 65536.0], N=16384, K=16384), H100, stack, "persistent")
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="vllm", dtype="bf16")
+    p = {**usual("gemm", implementation, "persistent"), "alpha": 0.75, "hot": 0.2, "start_us": 0.3}
+    features = gemm.features(
+        shapes("gemm", 2, M=[1024.0, 65536.0], N=16384, K=16384), H100, implementation, "persistent"
+    )
     longer = gemm.seconds(p, features) / gemm.seconds({**p, "hot": 0}, features) - 1
     lasting = 2 * np.array([1024, 65536]) * 16384**2 / 989.4e12 / p["alpha"]
     assert longer == pytest.approx(0.2 * lasting / (lasting + 1e-3), rel=0.1)
 
 
 def test_a_loop_outgrows_the_cache_as_gradually_as_it_was_measured_to():
-    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
-    p = {**usual("gemm", stack, "persistent"), "first_us": 0, "eta": 1, "eta_x": 1}
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="vllm", dtype="bf16")
+    p = {**usual("gemm", implementation, "persistent"), "first_us": 0, "eta": 1, "eta_x": 1}
     weights = np.array([0.8, 0.9, 1.1, 1.2]) * H100.l2
     columns = shapes("gemm", 4, M=1, N=weights / 2 / 8192, K=8192, loop=1)
-    features = gemm.features(columns, H100, stack, "persistent")
+    features = gemm.features(columns, H100, implementation, "persistent")
     assert cold(features["lasting"], H100.l2, 1, 0.4) == pytest.approx([0, 0.25, 0.75, 1], abs=0.01)
     abrupt, gradual = (gemm.seconds({**p, "width": width}, features) for width in (0.1, 0.6))
     assert np.sign(gradual - abrupt).tolist() == [1, 1, -1, -1]
@@ -895,9 +969,9 @@ def test_a_loop_outgrows_the_cache_as_gradually_as_it_was_measured_to():
     ("h100-sxm", "bf16", 989.4), ("b300", "bf16", 2250),
 ])  # fmt: skip
 def test_cards_that_add_up_at_half_their_rate_lose_nothing_more(device, dtype, most):
-    gemm, stack, own = FAMILIES["gemm"], Stack(library="vllm", dtype=dtype), find(device)
-    features = gemm.features(shapes("gemm", M=16384, N=16384, K=16384), own, stack, "persistent")
-    p = {**usual("gemm", stack, "persistent"), "hot": 0, "alpha": 0.6, "tau_us": 0.01, "sharp": 12}
+    gemm, implementation, own = FAMILIES["gemm"], Implementation(library="vllm", dtype=dtype), find(device)
+    features = gemm.features(shapes("gemm", M=16384, N=16384, K=16384), own, implementation, "persistent")
+    p = {**usual("gemm", implementation, "persistent"), "hot": 0, "alpha": 0.6, "tau_us": 0.01, "sharp": 12}
     reached = 2 * 16384**3 / gemm.seconds(p, features) / 1e12
     halved = device.startswith("rtx") and dtype != "int8"
     assert reached == pytest.approx(most * (1 if halved else 0.6), rel=0.05)
@@ -914,16 +988,18 @@ def test_a_search_begins_again_where_there_are_two_valleys():
             return np.exp(features["one"] * (0.3 + away**2 + 0.698 * away**3))  # flat at 1, nothing at 0.2
 
     one = np.linspace(1, 2, 200)
-    found = fit(Valleys(), {"one": one}, np.ones(200), usual={"place": 1.3})
+    found = fit_parameters(Valleys(), {"one": one}, np.ones(200), usual={"place": 1.3})
     assert found.parameters["place"] == pytest.approx(0.2, rel=0.02)
     assert found.loss < 0.01
 
 
 def test_quantization_takes_its_rows_and_its_bytes_by_hand():
     """A block of threads a row: what the rows take is shared by cores, whatever their width."""
-    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="fp8")
-    p = usual("gemm", stack, "waves fixed")
-    features = gemm.features(shapes("gemm", 2, M=np.array([256.0, 8192.0]), N=256, K=512), H100, stack, "waves fixed")
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="vllm", dtype="fp8")
+    p = usual("gemm", implementation, "waves fixed")
+    features = gemm.features(
+        shapes("gemm", 2, M=np.array([256.0, 8192.0]), N=256, K=512), H100, implementation, "waves fixed"
+    )
     bare = gemm.seconds({**p, "row_us": 0, "quantize_us": 0}, features)
     rows = 1e-6 * p["row_us"] * np.array([256, 8192]) / 132
     assert gemm.seconds(p, features) - bare == pytest.approx(rows + 1e-6 * p["quantize_us"])
@@ -932,10 +1008,10 @@ def test_quantization_takes_its_rows_and_its_bytes_by_hand():
 
 
 def test_what_stays_in_the_cache_is_quantized_at_its_bandwidth():
-    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="fp8")
-    p = usual("gemm", stack, "waves fixed")
+    gemm, implementation = FAMILIES["gemm"], Implementation(library="vllm", dtype="fp8")
+    p = usual("gemm", implementation, "waves fixed")
     columns = shapes("gemm", 1, M=64.0, N=256.0, K=512.0) | {"loop": np.ones(1), "private": np.zeros(1)}
-    features = gemm.features(columns, H100, stack, "waves fixed")
+    features = gemm.features(columns, H100, implementation, "waves fixed")
     apart = [gemm.seconds(q, features) - gemm.seconds({**q, "passes": 0}, features) for q in (p, {**p, "eta_x": 0})]
     assert apart[1] / apart[0] == pytest.approx(p["lambda"])  # profiles of before have it all from memory
 
@@ -944,7 +1020,7 @@ def test_tiles_of_64_heads_take_as_long_however_few_there_are():
     """As FlashMLA's and those of TensorRT-LLM's latent attention; of 128 heads there are two, each with all keys."""
     heads = shapes("attention_decode", 4, batch=64, kv_len=8192, q_heads=[2, 16, 64, 128], kv_heads=1, head_dim=576,
                    v_head_dim=512)  # fmt: skip
-    found = FAMILIES["attention_decode"].features(heads, H100, STACKS["attention_decode"], "128 tall one")
+    found = FAMILIES["attention_decode"].features(heads, H100, IMPLEMENTATIONS["attention_decode"], "128 tall one")
     assert found["waves"][:, 0] * 132 == pytest.approx([64, 64, 64, 128])
     full = 2 * 64 * 64 * 8192 * (576 + 512) / 989.4e12
     assert found["padded"] == pytest.approx([full, full, full, 2 * full], rel=1e-2)
@@ -959,15 +1035,15 @@ def test_more_heads_than_the_largest_tile_takes_are_in_several(variant):
 
 
 def test_profiles_of_before_lack_what_they_did_not_have(tmp_path):
-    one = entry("attention_decode")
+    one = kernel_fit("attention_decode")
     path = tmp_path / "profile.yaml"
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(one,))]))
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), fits=(one,))]))
     path.write_text(re.sub(r"(ramp_us|overlap|part_us): [\d.]+,?\s*", "", path.read_text()))
     assert "ramp_us" not in path.read_text()
-    (found,) = read(path)[0].entries
+    (found,) = read(path)[0].fits
     assert found.parameters == {**one.parameters, "ramp_us": 0, "overlap": 0, "part_us": 0}
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(found,))]))
-    assert read(path)[0].entries == (found,)
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), fits=(found,))]))
+    assert read(path)[0].fits == (found,)
     kept = path.read_text()
     path.write_text(kept.replace("ramp_us: 0.0", "ramp_us: 61"))
     with pytest.raises(InputError, match=r"ramp_us: must be 0\.05 to 60; got 61"):
@@ -1015,7 +1091,7 @@ def test_kernels_that_are_not_told_which_experts_are_elsewhere_compute_all_copie
 )
 def test_kernels_have_the_tiles_that_their_library_says(variant, tokens, ep, rows):
     columns = shapes("moe", tokens=tokens, ep=ep)
-    found = FAMILIES["moe"].features(columns, H100, STACKS["moe"], variant)
+    found = FAMILIES["moe"].features(columns, H100, IMPLEMENTATIONS["moe"], variant)
     an_expert = tokens * 8 / 128
     assert (found["up padded"] / found["up ops"])[0, 0] == pytest.approx(rows * np.ceil(an_expert / rows) / an_expert)
     weights = np.ceil(an_expert / rows) * 128 / ep * 2 * 1536 * 4096 * 2
@@ -1026,28 +1102,30 @@ def test_rows_that_the_cache_holds_are_passed_over_sooner():
     family = FAMILIES["moe"]
     few, many = (shapes("moe", tokens=tokens, hidden=1024, inter=256) for tokens in (64, 65536))
     for columns, sooner in ((few, True), (many, False)):
-        features = family.features(columns, H100, STACKS["moe"], "")
+        features = family.features(columns, H100, IMPLEMENTATIONS["moe"], "")
         none, all_of_it = (
-            family.seconds(family.usual(STACKS["moe"], H100) | {"held": held}, features) for held in (0, 1)
+            family.seconds(family.usual(IMPLEMENTATIONS["moe"], H100) | {"held": held}, features) for held in (0, 1)
         )
         assert (all_of_it < none) == sooner
 
 
 def test_kernels_that_nobody_tuned_are_asked_last():
-    moe, asked = entry("moe", device="h200-sxm"), Stack(library="vllm", dtype="bf16", kernel="another")
-    slow, usual_one = (replace(moe, variant=v, stack=replace(moe.stack, kernel=v)) for v in ("tall", "tokens"))
-    assert choose("moe", H100, asked, [replace(slow, rows=900), usual_one]).entries == (usual_one,)
-    assert choose("moe", H100, slow.stack, [slow, usual_one]).entries == (slow,)
+    moe, asked = kernel_fit("moe", device="h200-sxm"), Implementation(library="vllm", dtype="bf16", kernel="another")
+    slow, usual_one = (
+        replace(moe, variant=v, implementation=replace(moe.implementation, kernel=v)) for v in ("tall", "tokens")
+    )
+    assert select_fits("moe", H100, asked, [replace(slow, rows=900), usual_one]).fits == (usual_one,)
+    assert select_fits("moe", H100, slow.implementation, [slow, usual_one]).fits == (slow,)
 
 
 def test_the_bound_of_a_few_tokens_has_the_experts_that_no_routing_avoids():
     asked = {"tokens": 4, "topk": 8, "experts": 128, "hidden": 4096, "inter": 1536}
-    family, stack = FAMILIES["moe"], STACKS["moe"]
-    even, lucky = (family.bound(shapes("moe", skew=skew, **asked), H100, stack)[0] for skew in (0, 1.2))
+    family, implementation = FAMILIES["moe"], IMPLEMENTATIONS["moe"]
+    even, lucky = (family.bound(shapes("moe", skew=skew, **asked), H100, implementation)[0] for skew in (0, 1.2))
     expert = 3 * 4096 * 1536 * 2
     assert even == pytest.approx((32 * expert + 4 * 4 * 4096) / H100.bandwidth, rel=1e-3)
     assert lucky == pytest.approx((8 * expert + 4 * 4 * 4096) / H100.bandwidth, rel=1e-3)
-    assert family.bound(shapes("moe", skew=1.2, **asked | {"tokens": 16}), H100, stack)[0] > 2 * lucky
+    assert family.bound(shapes("moe", skew=1.2, **asked | {"tokens": 16}), H100, implementation)[0] > 2 * lucky
 
 
 def test_experts_without_a_gate_are_known_by_their_sizes_where_a_table_does_not_say_it(tmp_path):
@@ -1074,48 +1152,50 @@ def test_mxfp4_experts_that_ran_on_one_device_are_read_so_whatever_their_table_s
             f"H200-SXM,vllm,0.19.0,{kernel},w4a16_mxfp4,64,2880,2880,4,128,8,700\n" for kernel in ("vllm_mxfp4_moe", "")
         )
     )
-    assert {rows.stack.kernel: rows.shapes["ep"].tolist() for rows in read_rows(path).rows} == {
+    assert {rows.implementation.kernel: rows.shapes["ep"].tolist() for rows in read_rows(path).rows} == {
         "vllm_mxfp4_moe": [1], "": [8],
     }  # fmt: skip
 
 
 def test_devices_that_share_a_host_slow_each_other_down():
-    l40s, stack = find("l40s"), STACKS["collectives"]
+    l40s, implementation = find("l40s"), IMPLEMENTATIONS["collectives"]
     family = FAMILIES["collectives"]
 
     def each(device, count):
         """A device's bytes in a second."""
         columns = shapes("collectives", num_gpus=count, bytes=1e9)
         moved = 2 * (count - 1) / count * 1e9
-        return moved / family.seconds(p, family.features(columns, device, stack, "ring"))
+        return moved / family.seconds(p, family.features(columns, device, implementation, "ring"))
 
-    p = family.usual(stack, H100) | {"own": 0}
+    p = family.usual(implementation, H100) | {"own": 0}
 
     assert each(l40s, 8) < 0.4 * each(l40s, 2)
     assert each(H100, 8) == pytest.approx(each(H100, 2), rel=0.05)
 
 
 def test_a_device_reads_and_writes_its_own_share_of_what_links_carry():
-    family, stack = FAMILIES["collectives"], STACKS["collectives"]
+    family, implementation = FAMILIES["collectives"], IMPLEMENTATIONS["collectives"]
     columns = shapes("collectives", num_gpus=2, bytes=1e9)
 
-    def longer(device, stack=stack):
+    def longer(device, implementation=implementation):
         """How many times as long it takes with a share of its own as without, half of what it sends and receives."""
-        features = family.features(columns, device, stack, "ring")
-        with_own, without = (family.seconds(family.usual(stack, H100) | {"own": own}, features) for own in (0.5, 0))
+        features = family.features(columns, device, implementation, "ring")
+        with_own, without = (
+            family.seconds(family.usual(implementation, H100) | {"own": own}, features) for own in (0.5, 0)
+        )
         return (with_own / without).item()
 
     assert longer(H100) == pytest.approx(1.25, rel=0.01)
     assert longer(find("l40s")) == 1  # over a host, which its memory does not wait for
-    assert longer(H100, replace(stack, kernel="nccl send_recv")) == 1
+    assert longer(H100, replace(implementation, kernel="nccl send_recv")) == 1
 
 
 def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
-    family, stack = FAMILIES["collectives"], STACKS["collectives"]
+    family, implementation = FAMILIES["collectives"], IMPLEMENTATIONS["collectives"]
     columns = shapes("collectives", 3, bytes=np.array([1e3, 2e6, 1e9]))
-    p = family.usual(stack, H100) | {"sharp": 1, "own": 0}
+    p = family.usual(implementation, H100) | {"sharp": 1, "own": 0}
     two, three = (
-        family.seconds({q.name: p[q.name] for q in family.of(v)}, family.features(columns, H100, stack, v))
+        family.seconds({q.name: p[q.name] for q in family.of(v)}, family.features(columns, H100, implementation, v))
         for v in ("ring", "ring between")
     )
     start = (p["start_us"] + 7 * p["hop_us"] + p["between_us"]) * 1e-6
@@ -1125,43 +1205,52 @@ def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
 
 
 def test_switches_that_add_take_long_messages_of_types_that_they_add_by_hand():
-    family, stack = FAMILIES["collectives"], STACKS["collectives"]
+    family, implementation = FAMILIES["collectives"], IMPLEMENTATIONS["collectives"]
     columns = shapes("collectives", 2, bytes=np.array([1e6, 1e9]))
 
-    def found(device, stack=stack, variant="ring switched"):
-        p = {q.name: family.usual(stack, H100)[q.name] for q in family.of(variant)} | {"sharp": 1}
-        return family.seconds(p, family.features(columns, device, stack, variant))
+    def found(device, implementation=implementation, variant="ring switched"):
+        p = {q.name: family.usual(implementation, H100)[q.name] for q in family.of(variant)} | {"sharp": 1}
+        return family.seconds(p, family.features(columns, device, implementation, variant))
 
-    p, ring = family.usual(stack, H100), found(H100, variant="ring")
+    p, ring = family.usual(implementation, H100), found(H100, variant="ring")
     added = p["switched_us"] * 1e-6 + (1 + 1 / 8) * 1e9 / 450e9 / p["switched"]
     assert found(H100).tolist() == [ring[0], pytest.approx(added)]
     assert added < ring[1]
-    for other in ({"device": find("a100-sxm-80gb")}, {"stack": replace(stack, dtype="int8")},
-                  {"stack": replace(stack, kernel="nccl alltoall")}):  # fmt: skip
+    for other in ({"device": find("a100-sxm-80gb")}, {"implementation": replace(implementation, dtype="int8")},
+                  {"implementation": replace(implementation, kernel="nccl alltoall")}):  # fmt: skip
         asked = {"device": H100} | other
         assert np.array_equal(found(**asked), found(**asked, variant="ring"))
 
 
 def test_kernels_that_move_bytes_are_expected_from_all_generations_with_such_memory_and_from_all_hosts():
-    stack = Stack(library="pytorch", dtype="fp32", kernel="eager add")
-    own = [entry("elementwise", device=d, stack=stack) for d in ("p100-pcie-16gb", "t4", "a100-pcie-40gb", "mi100")]
+    implementation = Implementation(library="pytorch", dtype="fp32", kernel="eager add")
+    own = [
+        kernel_fit("elementwise", device=d, implementation=implementation)
+        for d in ("p100-pcie-16gb", "t4", "a100-pcie-40gb", "mi100")
+    ]
     for one, start in zip(own, (44, 25, 3, 17), strict=True):  # 5 of which are the device's at most
         one.parameters["start_us"] = start
-    found = choose("elementwise", find("v100-pcie-32gb"), stack, own)
-    starts = {e.device: e.parameters["start_us"] for e in found.entries}
+    found = select_fits("elementwise", find("v100-pcie-32gb"), implementation, own)
+    starts = {e.device: e.parameters["start_us"] for e in found.fits}
     host = (20 + 12) / 2  # the median of 39, 20, 0 and 12
     assert starts == {"p100-pcie-16gb": 5 + host, "a100-pcie-40gb": 3 + host}
-    found = choose("elementwise", find("v100-pcie-32gb"), replace(stack, kernel="add"), own)
-    starts = {e.device: e.parameters["start_us"] for e in found.entries}
+    found = select_fits("elementwise", find("v100-pcie-32gb"), replace(implementation, kernel="add"), own)
+    starts = {e.device: e.parameters["start_us"] for e in found.fits}
     assert starts == {"p100-pcie-16gb": 5, "a100-pcie-40gb": 3}  # in a graph, no host launches it
 
 
 def test_a_core_takes_as_long_for_a_row_as_it_is_long():
     family = FAMILIES["elementwise"]
     columns = shapes("elementwise", 2, rows=1, bytes=1, cols=[1, 100_000])
-    p = {**family.usual(STACKS["elementwise"], H100), "start_us": 2.0, "element_ns": 0.2, "row_ns": 1e-9, "sharp": 20}
+    p = {
+        **family.usual(IMPLEMENTATIONS["elementwise"], H100),
+        "start_us": 2.0,
+        "element_ns": 0.2,
+        "row_ns": 1e-9,
+        "sharp": 20,
+    }
     for variant, times in (("", (2e-6, 2e-6)), ("long", (2.0002e-6, 22e-6))):
-        features = family.features(columns, H100, STACKS["elementwise"], variant)
+        features = family.features(columns, H100, IMPLEMENTATIONS["elementwise"], variant)
         assert family.seconds(p, features).tolist() == pytest.approx(times)
     assert family.told("long", columns)
     assert not family.told("long", shapes("elementwise", cols=8192))
@@ -1169,23 +1258,23 @@ def test_a_core_takes_as_long_for_a_row_as_it_is_long():
 
 
 def test_kernels_that_a_host_launches_are_told_by_such_and_others_by_others_first():
-    eager, other = (Stack(library=name, dtype="fp32", kernel=kernel) for name, kernel in
+    eager, other = (Implementation(library=name, dtype="fp32", kernel=kernel) for name, kernel in
                     (("pytorch", "eager softmax"), ("triton", "softmax")))  # fmt: skip
-    own = [entry("elementwise", device="a100-pcie-40gb", stack=eager, rows=900),
-           entry("elementwise", device="h200-sxm", stack=other, rows=56)]  # fmt: skip
+    own = [kernel_fit("elementwise", device="a100-pcie-40gb", implementation=eager, rows=900),
+           kernel_fit("elementwise", device="h200-sxm", implementation=other, rows=56)]  # fmt: skip
     own[0].parameters["start_us"] = 33
     for device in ("h200-sxm", "h100-sxm", "a100-pcie-40gb"):
-        assert [e.stack for e in choose("elementwise", find(device), eager, own).entries] == [eager]
+        assert [e.implementation for e in select_fits("elementwise", find(device), eager, own).fits] == [eager]
         asked = replace(other, library="vllm")
-        assert [e.stack for e in choose("elementwise", find(device), asked, own).entries] == [other]
-    (alone,) = choose("elementwise", find("a100-pcie-40gb"), replace(other, library="vllm"), own[:1]).entries
+        assert [e.implementation for e in select_fits("elementwise", find(device), asked, own).fits] == [other]
+    (alone,) = select_fits("elementwise", find("a100-pcie-40gb"), replace(other, library="vllm"), own[:1]).fits
     assert alone.parameters["start_us"] == 5
     assert alone.trend is None
     assert expect("elementwise", shapes("elementwise"), find("a100-pcie-40gb"), eager, own[:1]).expected.min() >= 33e-6
     for unknown, start in (("eager tanh", 33), ("tanh", 5)):  # as an addition
-        add = [entry("elementwise", device="t4", stack=replace(eager, kernel="eager add"))]
+        add = [kernel_fit("elementwise", device="t4", implementation=replace(eager, kernel="eager add"))]
         add[0].parameters["start_us"] = 33
-        (as_add,) = choose("elementwise", find("t4"), replace(eager, kernel=unknown), add).entries
+        (as_add,) = select_fits("elementwise", find("t4"), replace(eager, kernel=unknown), add).fits
         assert as_add.parameters["start_us"] == start
 
 
@@ -1194,7 +1283,7 @@ def test_kernels_that_a_host_launches_are_told_by_such_and_others_by_others_firs
     [("h100-sxm", 1), ("h200-sxm", 3.352 / 4.8), ("b200", 1), ("l40s", (3352 / 132) / (864 / 142))],
 )
 def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_kind_of_memory(device, factor):
-    known = entry("gemm")
+    known = kernel_fit("gemm")
     assert parameters_on(find(device), known)["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
 
 
@@ -1209,7 +1298,7 @@ def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_k
     ],
 )
 def test_a_sibling_with_less_power_for_as_many_products_has_a_lower_clock(own, device, needed):
-    known = entry("gemm", device=own)
+    known = kernel_fit("gemm", device=own)
     known.parameters.update({"alpha": 0.8, "tau_us": 1.0})
     found = parameters_on(find(device), known)
     clocks = find(own).clock / find(device).clock
@@ -1219,16 +1308,16 @@ def test_a_sibling_with_less_power_for_as_many_products_has_a_lower_clock(own, d
 
 @pytest.mark.parametrize("device", ["gb300", "rtx-pro-6000-server", "h100-pcie", "a100-pcie-80gb"])
 def test_a_higher_clock_slows_no_products_down(device):
-    stack, tokens = Stack(library="vllm", dtype="bf16"), np.array([16.0, 256, 4096, 16384])
+    implementation, tokens = Implementation(library="vllm", dtype="bf16"), np.array([16.0, 256, 4096, 16384])
     shapes = {"M": tokens, **dict.fromkeys(("N", "K"), np.full(4, 8192.0)), "loop": 0 * tokens, "private": 0 * tokens,
               "batch": np.ones(4)}  # fmt: skip
     faster = of(load_hardware(device, ["clock.boost=1.2x"]))
-    times = [expect("gemm", shapes, d, stack, shipped()).expected for d in (faster, find(device))]
+    times = [expect("gemm", shapes, d, implementation, shipped()).expected for d in (faster, find(device))]
     assert np.all(times[0] <= times[1] * (1 + 1e-9))
 
 
 def test_an_l2_cache_without_stacked_memory_is_as_fast_as_was_measured_of_both_generations_but_not_of_an_earlier_one():
-    older, newer = entry("gemm", device="rtx-3090"), entry("gemm", device="l40s")
+    older, newer = kernel_fit("gemm", device="rtx-3090"), kernel_fit("gemm", device="l40s")
     cores = (936 / 82) / (864 / 142)
     to_newer, to_older = parameters_on(find("l40s"), older), parameters_on(find("rtx-3090"), newer)
     assert to_newer["lambda"] == pytest.approx(
@@ -1239,7 +1328,7 @@ def test_an_l2_cache_without_stacked_memory_is_as_fast_as_was_measured_of_both_g
 
 
 def test_an_l2_cache_is_as_fast_as_both_files_say():
-    known = entry("gemm", device="mi355x")
+    known = kernel_fit("gemm", device="mi355x")
     own, device = (8000 / (8 * 16 * 128 * 2.4)), (5324.8 / (8 * 2048 * 2.1))
     assert parameters_on(find("mi300x"), known)["lambda"] == pytest.approx(
         known.parameters["lambda"] * own / device, rel=2e-3
@@ -1257,14 +1346,14 @@ def test_an_l2_cache_is_as_fast_as_both_files_say():
     ],
 )
 def test_a_power_limit_slows_less_what_multiplies_less_for_a_watt(device, hot):
-    known = entry("gemm")
+    known = kernel_fit("gemm")
     known.parameters["hot"] = 0.2
     assert parameters_on(find(device), known)["hot"] == pytest.approx(hot)
 
 
 def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_too():
     """From an L40S (362 TOP/s, 350 W, 2.52 GHz) to an RTX PRO 6000 Server Edition (467.8, 600 and 2.43)."""
-    known = entry("gemm", device="l40s")
+    known = kernel_fit("gemm", device="l40s")
     known.parameters.update({"alpha": 0.8, "hot": 0.3, "tau_us": 1.0})
     server = find("rtx-pro-6000-server")
     needed = (467.8 / 600) / (362.05 / 350) * (2.43 / 2.52) ** 2
@@ -1277,7 +1366,7 @@ def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_t
     assert found["hot"] == pytest.approx(max(1.3 * needed * faster - 1, 0), abs=1e-3)
     assert parameters_on(find("l4"), known)["alpha"] < 0.8  # of which each watt does more
     for name, reached in (("attention_prefill", 0.95), ("moe", 0.95), ("attention_decode", 0.8)):
-        known = entry(name, device="l40s")
+        known = kernel_fit(name, device="l40s")
         known.parameters.update({"alpha": 0.8})
         assert parameters_on(server, known)["alpha"] == pytest.approx(reached, rel=0.02)  # which waits for memory
 
@@ -1293,17 +1382,19 @@ def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_t
     ],
 )
 def test_of_a_cache_in_halves_half_is_of_use(own, device, factor):
-    known = entry("gemm", device=own)
+    known = kernel_fit("gemm", device=own)
     found = parameters_on(find(device), known)
     assert {n: found[n] / known.parameters[n] for n in ("eta", "eta_x")} == {"eta": factor, "eta_x": factor}
 
 
 def test_fixed_times_are_as_many_clocks_but_over_a_host_and_of_another_maker():
-    known, far = entry("attention_decode"), entry("collectives")
+    known, far = kernel_fit("attention_decode"), kernel_fit("collectives")
 
-    def quotients(entry, device):
-        found = parameters_on(find(device), entry)
-        return {n: found[n] / value for n, value in entry.parameters.items() if n not in ("lambda", "eta", "alpha")}
+    def quotients(kernel_fit, device):
+        found = parameters_on(find(device), kernel_fit)
+        return {
+            n: found[n] / value for n, value in kernel_fit.parameters.items() if n not in ("lambda", "eta", "alpha")
+        }
 
     clocks = pytest.approx(1980 / 1410)
     timed = quotients(known, "a100-sxm-80gb")
@@ -1315,7 +1406,7 @@ def test_fixed_times_are_as_many_clocks_but_over_a_host_and_of_another_maker():
 
 
 def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied():
-    known = entry("attention_prefill")
+    known = kernel_fit("attention_prefill")
 
     def quotient(device):
         return parameters_on(find(device), known)["softmax"] / known.parameters["softmax"]
@@ -1324,12 +1415,12 @@ def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied()
     assert quotient("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))
     assert quotient("h200-sxm") == pytest.approx(1)
     assert quotient("a100-sxm-80gb") == 1  # hides less of them
-    known = entry("attention_prefill", device="b200")  # which does half as many in a clock
+    known = kernel_fit("attention_prefill", device="b200")  # which does half as many in a clock
     assert quotient("b300") == pytest.approx((1965 / 2032) / 2)
 
 
 def test_what_ifs_leave_the_cache_and_what_a_core_has_under_way_as_they_were():
-    known = entry("attention_decode")
+    known = kernel_fit("attention_decode")
     for change, factor in {"cores.count=2x": 2, "memory.bandwidth=2x": 1 / 2}.items():
         found = parameters_on(of(load_hardware("h100-sxm", [change])), known)
         both = {name: factor * known.parameters[name] for name in ("kappa", "lambda")}
@@ -1356,12 +1447,14 @@ def test_more_cores_slow_nothing_down(name, cores, size):
     grown = GROWS[name][0]
     columns = shapes(name, **{grown: max(1, round(SHAPES[name][grown] * size))})
     more = of(load_hardware("h100-sxm", [f"cores.count={cores}x"]))
-    one, other = (expect(name, columns, device, STACKS[name], [entry(name)]).expected[0] for device in (H100, more))
+    one, other = (
+        expect(name, columns, device, IMPLEMENTATIONS[name], [kernel_fit(name)]).expected[0] for device in (H100, more)
+    )
     assert other <= 1.05 * one
 
 
 def test_matrix_units_of_a_what_if_do_not_speed_up_exponentials():
-    known = entry("attention_prefill")
+    known = kernel_fit("attention_prefill")
     faster = of(load_hardware("h100-sxm", ["matrix.bf16=2x", "matrix.fp16=2x"]))
     more = of(load_hardware("h100-sxm", ["cores.exponentials_per_clock=32"]))
     assert parameters_on(H100, known) == known.parameters
@@ -1370,7 +1463,7 @@ def test_matrix_units_of_a_what_if_do_not_speed_up_exponentials():
 
 
 def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
-    known = entry("attention_decode")
+    known = kernel_fit("attention_decode")
     alpha = known.parameters["alpha"]
 
     def waiting(device):
@@ -1380,7 +1473,7 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     assert waiting("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))  # its clock is not known
     assert waiting("b200") == pytest.approx(1)  # has kernels of its own
     assert waiting("mi300x") == pytest.approx(1)
-    products = entry("gemm")
+    products = kernel_fit("gemm")
     assert parameters_on(find("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
 
 
@@ -1393,7 +1486,7 @@ def test_faster_matrix_units_wait_as_many_clocks_where_the_kernel_is_the_same():
         ("attention_prefill", "b200", "vllm_triton_attn", True),
         ("attention_prefill", "a100-sxm-80gb", "vllm_flash_attn", False),
     ):
-        known = entry(name, device="l40s", stack=replace(STACKS[name], kernel=kernel))
+        known = kernel_fit(name, device="l40s", implementation=replace(IMPLEMENTATIONS[name], kernel=kernel))
         known.parameters["alpha"] = 0.4
         other, own = find(device), find("l40s")
         clocks = other.multiplies / own.multiplies * own.clock / other.clock
@@ -1415,14 +1508,14 @@ def test_starts_of_tiles_are_hidden_by_others_as_shared_memory_has_room_for():
         ("attention_prefill", "vllm_flash_attn", "h100-sxm", 1),  # has kernels of its own
         ("moe", "moe_torch_flow", "l40s", 1),
     ):
-        known = entry(name, device="a100-sxm-80gb", stack=replace(STACKS[name], kernel=kernel))
+        known = kernel_fit(name, device="a100-sxm-80gb", implementation=replace(IMPLEMENTATIONS[name], kernel=kernel))
         clocks = find("a100-sxm-80gb").clock / find(device).clock
         found = parameters_on(find(device), known)
         assert found["tau_us"] == pytest.approx(known.parameters["tau_us"] * clocks * factor, rel=0.01)
 
 
 def test_a_core_takes_no_more_bytes_in_a_clock_where_it_takes_less_than_memory_has():
-    known = entry("attention_decode")
+    known = kernel_fit("attention_decode")
     usual = known.parameters["beta"]
 
     def others(device, beta):
@@ -1445,7 +1538,9 @@ def test_a_core_takes_no_more_bytes_in_a_clock_where_it_takes_less_than_memory_h
 )  # fmt: skip
 def test_kernels_in_instructions_of_ampere_do_as_much_in_a_clock_on_later_devices(own, device, factor):
     for kernel, quotient in (("sglang_marlin_moe", factor), ("sglang_fused_moe_triton", 1)):
-        known = entry("moe", device=own, stack=replace(STACKS["moe"], dtype="int4_wo", kernel=kernel))
+        known = kernel_fit(
+            "moe", device=own, implementation=replace(IMPLEMENTATIONS["moe"], dtype="int4_wo", kernel=kernel)
+        )
         known.parameters["alpha"] = 0.3
         assert parameters_on(find(device), known)["alpha"] == pytest.approx(0.3 * quotient, rel=2e-3)
 
@@ -1454,11 +1549,11 @@ def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memo
     """By name and matrix instructions, or compiled for all. Of others all libraries' speak alike, but between siblings,
     where a library has the same ones by other names.
     """
-    asked = STACKS["attention_decode"]
+    asked = IMPLEMENTATIONS["attention_decode"]
 
     def measured(device, kernel, library="vllm"):
-        stack = replace(asked, kernel=kernel, library=library)
-        return replace(entry("attention_decode", device=device, stack=stack), rows=1000)
+        implementation = replace(asked, kernel=kernel, library=library)
+        return replace(kernel_fit("attention_decode", device=device, implementation=implementation), rows=1000)
 
     fa2, fa3 = measured("a100-sxm-80gb", "vllm_flash_attn"), measured("h100-sxm", "vllm_flash_attn_fa3")
     other, triton = measured("h100-sxm", "fa3", "sglang"), measured("b200", "vllm_triton_attn")
@@ -1470,80 +1565,84 @@ def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memo
         ("l40s", "vllm_triton_attn", (triton,)),
     ):
         known = [e for e in (fa2, fa3, other, triton) if e.device != device]
-        assert choose("attention_decode", find(device), replace(asked, kernel=kernel), known).entries == own
+        assert select_fits("attention_decode", find(device), replace(asked, kernel=kernel), known).fits == own
 
 
 def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
     """But of products, whose model counts that by itself."""
     measured = ("rtx-3090", "l40s", "a100-sxm-80gb")
-    asked = STACKS["attention_prefill"]
-    own = [replace(entry("attention_prefill", device=d), rows=1000) for d in measured]
+    asked = IMPLEMENTATIONS["attention_prefill"]
+    own = [replace(kernel_fit("attention_prefill", device=d), rows=1000) for d in measured]
     for device, nearest in (("rtx-4090", "rtx-3090"), ("rtx-a6000", "l40s"), ("h100-sxm", "a100-sxm-80gb")):
-        assert choose("attention_prefill", find(device), asked, own).entries == (own[measured.index(nearest)],)
-    products = [replace(entry("gemm", device=d), rows=1000) for d in measured]
+        assert select_fits("attention_prefill", find(device), asked, own).fits == (own[measured.index(nearest)],)
+    products = [replace(kernel_fit("gemm", device=d), rows=1000) for d in measured]
     for device, nearest in (("rtx-4090", "l40s"), ("rtx-a6000", "rtx-3090"), ("h100-sxm", "a100-sxm-80gb")):
-        assert choose("gemm", find(device), STACKS["gemm"], products).entries == (products[measured.index(nearest)],)
-    moved = [replace(entry("elementwise"), device=e.device) for e in own]
-    assert len(choose("elementwise", find("rtx-4090"), STACKS["elementwise"], moved).entries) == 2
+        assert select_fits("gemm", find(device), IMPLEMENTATIONS["gemm"], products).fits == (
+            products[measured.index(nearest)],
+        )
+    moved = [replace(kernel_fit("elementwise"), device=e.device) for e in own]
+    assert len(select_fits("elementwise", find("rtx-4090"), IMPLEMENTATIONS["elementwise"], moved).fits) == 2
 
 
 def test_messages_of_a_graph_are_told_by_others_of_a_graph():
     """A launch by a host takes longer than the message does: 44 us of eager ones of vLLM on A100, 5 of a graph's."""
     kernels = {how: f"vLLM_custom_{how} all_reduce" for how in ("eager", "graph")}
-    asked = {how: Stack(library="vllm", dtype="bf16", kernel=kernel) for how, kernel in kernels.items()}
-    eager = replace(entry("collectives", device="a100-sxm-80gb", stack=asked["eager"]), rows=1000)
-    graph = replace(entry("collectives", device="h100-sxm", stack=asked["graph"]), rows=1000)
+    asked = {how: Implementation(library="vllm", dtype="bf16", kernel=kernel) for how, kernel in kernels.items()}
+    eager = replace(kernel_fit("collectives", device="a100-sxm-80gb", implementation=asked["eager"]), rows=1000)
+    graph = replace(kernel_fit("collectives", device="h100-sxm", implementation=asked["graph"]), rows=1000)
     a100, both = find("a100-sxm-80gb"), [eager, graph]
-    assert choose("collectives", a100, asked["graph"], both).entries == (graph,)
-    assert choose("collectives", H100, asked["eager"], both).entries == (eager,)
+    assert select_fits("collectives", a100, asked["graph"], both).fits == (graph,)
+    assert select_fits("collectives", H100, asked["eager"], both).fits == (eager,)
     short = expect("collectives", shapes("collectives", num_gpus=4, bytes=16384), a100, asked["graph"], shipped())
     assert 4e-6 < short.expected[0] < 10e-6
 
 
 def test_products_are_expected_from_all_generations_the_further_ones_less():
     """Each by the median of its own, where the memory is of the same kind; but siblings say it alone."""
-    asked = STACKS["gemm"]
+    asked = IMPLEMENTATIONS["gemm"]
 
     def known(device, alpha):
-        own = replace(entry("gemm", device=device), rows=1000)
+        own = replace(kernel_fit("gemm", device=device), rows=1000)
         return replace(own, parameters={**own.parameters, "alpha": alpha})
 
     hopper, ampere = [known("h100-sxm", 0.7), known("h200-sxm", 0.8)], known("a100-sxm-80gb", 0.4)
     other = known("l40s", 0.2)
     columns, b200 = shapes("gemm", 3, M=np.array([1, 512, 8192])), find("b200")
 
-    def expected(*entries):
-        return np.log(expect("gemm", columns, b200, asked, entries).expected)
+    def expected(*fits):
+        return np.log(expect("gemm", columns, b200, asked, fits).expected)
 
-    found = choose("gemm", b200, asked, [other, ampere, *hopper])
-    assert found.entries == (*hopper, ampere)
+    found = select_fits("gemm", b200, asked, [other, ampere, *hopper])
+    assert found.fits == (*hopper, ampere)
     assert found.source == "transferred from h100-sxm vllm, h200-sxm vllm, a100-sxm-80gb vllm"
     near, far = expected(*hopper), expected(ampere)
     # Ada was between them: Ampere is three generations away, Hopper one
     assert expected(other, ampere, *hopper) == pytest.approx((near + far / 4) / (1 + 1 / 4))
-    assert choose("gemm", find("gh200"), asked, [ampere, *hopper]).entries == tuple(hopper)
-    prompts = [replace(entry("attention_prefill", device=e.device), rows=1000) for e in (*hopper, ampere)]
-    assert choose("attention_prefill", b200, STACKS["attention_prefill"], prompts).entries == tuple(prompts[:2])
+    assert select_fits("gemm", find("gh200"), asked, [ampere, *hopper]).fits == tuple(hopper)
+    prompts = [replace(kernel_fit("attention_prefill", device=e.device), rows=1000) for e in (*hopper, ampere)]
+    assert select_fits("attention_prefill", b200, IMPLEMENTATIONS["attention_prefill"], prompts).fits == tuple(
+        prompts[:2]
+    )
 
 
 def test_a_launch_by_a_host_does_not_go_with_the_clock_of_the_device():
-    own = entry("elementwise", device="t4")
+    own = kernel_fit("elementwise", device="t4")
     for start, elsewhere in ((2, 2 * 1590 / 1063), (25, 5 * 1590 / 1063 + 20)):
         known = replace(own, parameters={**own.parameters, "start_us": start})
         assert parameters_on(find("p4"), known)["start_us"] == pytest.approx(elsewhere, rel=1e-3)
 
 
 def test_few_rows_of_another_library_or_architecture_are_asked_last():
-    asked = Stack(library="vllm", dtype="bf16")
-    far = replace(entry("gemm", device="h100-sxm"), stack=asked, rows=2000)
-    few = replace(entry("gemm", device="a100-pcie-80gb"), stack=replace(asked, library="cublas"), rows=73)
+    asked = Implementation(library="vllm", dtype="bf16")
+    far = replace(kernel_fit("gemm", device="h100-sxm"), implementation=asked, rows=2000)
+    few = replace(kernel_fit("gemm", device="a100-pcie-80gb"), implementation=replace(asked, library="cublas"), rows=73)
     a100 = find("a100-sxm-80gb")
-    assert choose("gemm", a100, asked, [far, few]).entries == (far,)
-    assert choose("gemm", a100, asked, [far, replace(few, rows=2000)]).entries[0].device == "a100-pcie-80gb"
-    assert choose("gemm", a100, asked, [far, replace(few, stack=asked)]).entries[0].rows == few.rows
-    assert choose("gemm", a100, asked, [few]).entries == (few,)
-    some, ada = replace(far, rows=73), replace(entry("gemm", device="l40s"), stack=asked, rows=2000)
-    assert choose("gemm", a100, asked, [some, ada]).entries == (ada,)
+    assert select_fits("gemm", a100, asked, [far, few]).fits == (far,)
+    assert select_fits("gemm", a100, asked, [far, replace(few, rows=2000)]).fits[0].device == "a100-pcie-80gb"
+    assert select_fits("gemm", a100, asked, [far, replace(few, implementation=asked)]).fits[0].rows == few.rows
+    assert select_fits("gemm", a100, asked, [few]).fits == (few,)
+    some, ada = replace(far, rows=73), replace(kernel_fit("gemm", device="l40s"), implementation=asked, rows=2000)
+    assert select_fits("gemm", a100, asked, [some, ada]).fits == (ada,)
 
 
 def test_experts_of_mxfp4_get_activations_of_mxfp8_where_libraries_give_them_such():
@@ -1617,11 +1716,11 @@ def test_a_cache_in_one_piece_loses_all_of_a_loop_that_outgrows_it():
         keys = np.array([1.0, 1.41]) * device.l2 / (64 * 8 * 256 * 2)
         sizes = {"batch": 64, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "window": 0}
         shapes = {key: np.full(2, float(size)) for key, size in sizes.items()} | {"kv_len": keys}
-        stack = STACKS["attention_decode"]
+        implementation = IMPLEMENTATIONS["attention_decode"]
 
-        def times(loop, useful, device=device, shapes=shapes, stack=stack):
-            features = decode.features({**shapes, "loop": np.full(2, loop)}, device, stack, "")
-            return decode.seconds(decode.usual(stack, device) | {"eta": useful, "lambda": 5.0}, features)
+        def times(loop, useful, device=device, shapes=shapes, implementation=implementation):
+            features = decode.features({**shapes, "loop": np.full(2, loop)}, device, implementation, "")
+            return decode.seconds(decode.usual(implementation, device) | {"eta": useful, "lambda": 5.0}, features)
 
         kept, gone = times(1.0, 2.0), times(0.0, 1.2)
         assert kept[1] < 0.5 * gone[1]

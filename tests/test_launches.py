@@ -15,7 +15,7 @@ from llmviewer import InputError, analyze, load_hardware
 from llmviewer.cli import main
 from llmviewer.devices.files import hardware_names
 from llmviewer.expectation import index as index_file
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
@@ -74,7 +74,10 @@ def test_fused_products_are_the_product_that_serving_libraries_run_anyway():
         assert shapes(fused["down+add",]) == {"M": 700, "N": 4096, "K": 14336, "batch": 1}
     mixed = found("llama-3-8b", workload, phase="prefill", quant="W4A16,up_proj=W8A16", techniques=("fusion",))
     kernels = mixed["gate+up+act",].kernels
-    assert [(kernel.stack.dtype, kernel.shapes["N"]) for kernel in kernels] == [("int4_wo", 14336), ("int8_wo", 14336)]
+    assert [(kernel.implementation.dtype, kernel.shapes["N"]) for kernel in kernels] == [
+        ("int4_wo", 14336),
+        ("int8_wo", 14336),
+    ]
 
 
 @pytest.mark.parametrize("attention", ["flash", "eager"])
@@ -116,7 +119,7 @@ def test_attention_of_a_rank_of_context_parallelism_is_that_of_fewer_queries():
     alone = found("llama-3-8b", workload, phase="prefill")["attention",].kernels
     shared = found("llama-3-8b", workload, phase="prefill", layout="cp=4")["attention",].kernels
     for one, other in zip(alone, shared, strict=True):
-        assert one.stack == other.stack
+        assert one.implementation == other.implementation
         assert one.shapes["q_len"] == 4 * other.shapes["q_len"]
         pairs = one.shapes["q_len"] * (one.shapes["q_len"] + 1) / 2
         assert other.shapes["q_len"] * other.shapes["kv_len"] == pytest.approx(pairs / 4)
@@ -125,7 +128,7 @@ def test_attention_of_a_rank_of_context_parallelism_is_that_of_fewer_queries():
 def test_what_only_moves_bytes_has_the_kernel_of_its_kind():
     launch = found("llama-3-8b", Workload.prefill(batch=2, prompt=100))["attn_norm",]
     (kernel,) = launch.kernels
-    assert kernel.stack == Stack(library="vllm", dtype="fp16", kernel="post_attention_layernorm")
+    assert kernel.implementation == Implementation(library="vllm", dtype="fp16", kernel="post_attention_layernorm")
     assert kernel.shapes["bytes"] == 2 * 2 * 200 * 4096 + 2 * 4096  # in, out and the weight
     assert kernel.shapes["rows"] == pytest.approx(200, rel=0.01)
 
@@ -167,22 +170,26 @@ def test_attention_of_prompts_and_of_single_tokens_are_different_kernels():
 def test_latent_attention_is_another_kernel_where_its_cache_is_not_expanded():
     decode = found("deepseek-v3", Workload.decode(batch=4, kv_len=3000))
     kernel = next(k for names, launch in decode.items() if names == ("attention",) for k in launch.kernels)
-    assert (kernel.family, kernel.stack.kernel) == ("attention_decode", "mla_absorb")
+    assert (kernel.family, kernel.implementation.kernel) == ("attention_decode", "mla_absorb")
     assert (kernel.shapes["kv_heads"], kernel.shapes["head_dim"], kernel.shapes["v_head_dim"]) == (1, 576, 512)
     assert any({"q_a_proj", "kv_a_proj"} <= set(names) for names in decode)  # with a norm and a product between them
     absorb = next(launch for names, launch in decode.items() if "q_absorb" in names)
     assert shapes(absorb) == {"M": 4, "N": 512, "K": 128, "batch": 128}
     prefill = found("deepseek-v3", Workload.prefill(batch=1, prompt=500), phase="prefill")["attention",].kernels[1]
-    assert (prefill.stack.kernel, prefill.shapes["head_dim"]) == ("mla_unabsorbed", 192)
+    assert (prefill.implementation.kernel, prefill.shapes["head_dim"]) == ("mla_unabsorbed", 192)
 
 
 def test_encoders_see_both_ways_and_scores_that_are_stored_are_products_of_every_head():
     kernel = found("bert-base-uncased", Workload.prefill(batch=3, prompt=200), phase="prefill")["attention",].kernels[1]
-    assert (kernel.stack.kernel, kernel.shapes["causal"], kernel.shapes["kv_len"]) == ("encoder_noncausal", 0, 200)
+    assert (kernel.implementation.kernel, kernel.shapes["causal"], kernel.shapes["kv_len"]) == (
+        "encoder_noncausal",
+        0,
+        200,
+    )
     eager = found("llama-3-8b", Workload.decode(batch=3, kv_len=200), attention="eager")
     assert shapes(eager["qk_matmul",]) == {"M": 1, "N": 200, "K": 128, "batch": 3 * 32}
     assert shapes(eager["sv_matmul",]) == {"M": 1, "N": 128, "K": 200, "batch": 3 * 32}
-    assert eager["softmax",].kernels[0].stack.kernel == "softmax"
+    assert eager["softmax",].kernels[0].implementation.kernel == "softmax"
     assert {**shapes(eager["softmax",]), "bytes": 0} == {"rows": 3 * 32, "cols": 200, "bytes": 0}
 
 
@@ -202,7 +209,7 @@ def test_a_cache_of_another_type_than_were_measured_is_said_to_be(quant, said):
 def test_collectives_are_those_of_nccl_but_for_short_sums():
     made = found("llama-3-8b", Workload.decode(batch=np.array([1.0, 4096.0]), kv_len=9), layout="tp=4")
     own, nccl = made["o_proj_all_reduce",].kernels
-    assert own.stack.kernel == "vLLM_custom_graph all_reduce"
+    assert own.implementation.kernel == "vLLM_custom_graph all_reduce"
     assert (own.where.tolist(), nccl.where.tolist()) == ([True, False], [False, True])
     assert nccl.shapes["bytes"].tolist() == [8192, 8192 * 4096]
     assert nccl.shapes["num_gpus"] == 4
@@ -242,7 +249,7 @@ def test_stages_send_as_nccl_does_between_two_devices():
         sent[layout] = made["send",]
     for layout in ("pp=2", "pp=4"):
         (kernel,) = sent[layout].kernels
-        assert (kernel.stack.library, kernel.stack.kernel) == ("nccl", "nccl send_recv")
+        assert (kernel.implementation.library, kernel.implementation.kernel) == ("nccl", "nccl send_recv")
         assert kernel.shapes["num_gpus"] == 2
         assert kernel.shapes["bytes"].tolist() == [2 * 4096, 2 * 4096 * 64]
     assert "between domains" in sent["pp=16"].remark
@@ -365,7 +372,9 @@ def test_errors_of_one_stack_add_and_those_of_different_ones_add_in_squares():
     passed = setting.kernels.expect(rows, workload)
     above = {}
     for row, each in zip(rows, passed.launches, strict=True):
-        above[each.stacks] = above.get(each.stacks, 0) + row.repeat * (each.high[0] - each.expected[0])
+        above[each.implementations] = above.get(each.implementations, 0) + row.repeat * (
+            each.high[0] - each.expected[0]
+        )
     assert len(above) == 7  # products, attention, and five kinds that move bytes
     whole = passed.total
     assert whole.high[0] - whole.expected[0] == pytest.approx(sum(side**2 for side in above.values()) ** 0.5)
@@ -415,14 +424,17 @@ def test_a_library_changes_what_is_expected_and_never_the_bound():
 @pytest.fixture
 def mine(tmp_path):
     """A profile of a library of one's own, whose linear layers take three times as long as vLLM's."""
-    vllm = Stack(library="vllm", dtype="bf16")
-    (other,) = (e for e in shipped() if (e.device, e.family, e.stack) == ("h100-sxm", "gemm", vllm))
+    vllm = Implementation(library="vllm", dtype="bf16")
+    (other,) = (e for e in shipped() if (e.device, e.family, e.implementation) == ("h100-sxm", "gemm", vllm))
     slow = {name: other.parameters[name] / 3 for name in ("alpha", "beta", "lambda")}
-    entry = replace(
-        other, stack=Stack(library="mine", dtype="fp16"), version="1", parameters={**other.parameters, **slow}
+    kernel_fit = replace(
+        other,
+        implementation=Implementation(library="mine", dtype="fp16"),
+        version="1",
+        parameters={**other.parameters, **slow},
     )
     path = tmp_path / "mine.yaml"
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=("made up",), entries=(entry,))]))
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=("made up",), fits=(kernel_fit,))]))
     return path
 
 
@@ -464,8 +476,8 @@ def test_a_profile_that_cannot_be_used_is_an_error_of_one_line(mine, tmp_path, c
 
 
 def test_of_several_kernels_the_one_that_is_fastest_at_a_shape_is_expected_where_it_was_measured():
-    of_moe = [e for e in shipped() if (e.device, e.family, e.stack.dtype) == ("h100-sxm", "moe", "bf16")]
-    base = next(e for e in of_moe if e.stack.library == "vllm")
+    of_moe = [e for e in shipped() if (e.device, e.family, e.implementation.dtype) == ("h100-sxm", "moe", "bf16")]
+    base = next(e for e in of_moe if e.implementation.library == "vllm")
     sizes = {**base.sizes, "tokens": (1.0, 65536.0), "hidden": (256.0, 16384.0), "inter": (64.0, 65536.0)}
     sizes |= {"topk": (1.0, 16.0), "experts": (1.0, 512.0)}
     known = {"tokens": (1.0, 600.0)}
@@ -473,7 +485,7 @@ def test_of_several_kernels_the_one_that_is_fastest_at_a_shape_is_expected_where
     def kernel(name, times, **sizes_of):
         start, alpha = base.parameters["start_us"] * times, base.parameters["alpha"] * times
         return replace(
-            base, stack=Stack(library="mine", dtype="bf16", kernel=name),
+            base, implementation=Implementation(library="mine", dtype="bf16", kernel=name),
             parameters={**base.parameters, "start_us": start, "alpha": alpha}, sizes={**sizes, **sizes_of},
         )  # fmt: skip
 
@@ -482,8 +494,8 @@ def test_of_several_kernels_the_one_that_is_fastest_at_a_shape_is_expected_where
     rows = setting.decode_plan.estimate(workload).operators
     place = next(i for i, row in enumerate(rows) if row.operator.name == "expert_down_proj")
 
-    def expected(*entries):
-        profile = Profile(device="h100-sxm", library="mine", sources=(), entries=entries)
+    def expected(*fits):
+        profile = Profile(device="h100-sxm", library="mine", sources=(), fits=fits)
         each = Kernels(setting.hardware, profiles=[profile]).expect(rows, workload).launches[place]
         return each.expected, each.source
 
@@ -555,18 +567,18 @@ def test_a_sweep_has_what_analyze_expects():
 def test_the_index_says_what_the_profiles_do():
     """If not: python -m llmviewer.expectation.index"""
     assert index_file.PATH.read_text() == index_file.to_json()
-    assert list(map(repr, index_file.index().entries)) == list(map(repr, shipped()))
+    assert list(map(repr, index_file.index().fits)) == list(map(repr, shipped()))
     assert repr(index_file.index().errors) == repr(dict(transferred()))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fixed_costs_are_less_than_what_is_expected(name):
-    from tests.test_expectation import H100, STACKS
+    from tests.test_expectation import H100, IMPLEMENTATIONS
     from tests.test_expectation import shapes as columns
 
-    family, stack = FAMILIES[name], STACKS[name]
-    features = family.features(columns(name), H100, stack, family.variants[0])
-    p = family.usual(stack, H100)
+    family, implementation = FAMILIES[name], IMPLEMENTATIONS[name]
+    features = family.features(columns(name), H100, implementation, family.variants[0])
+    p = family.usual(implementation, H100)
     assert 0 < np.max(family.fixed(p, features)) < family.seconds(p, features)[0]
 
 
@@ -590,7 +602,7 @@ def test_profiles_are_listed(capsys):
     assert "h100-sxm" in out
     assert main(["profiles", "h100-sxm", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert {entry["device"] for entry in listed} == {"h100-sxm"}
+    assert {kernel_fit["device"] for kernel_fit in listed} == {"h100-sxm"}
     assert len(listed) == sum(e.device == "h100-sxm" for e in shipped())
     assert {"library", "family", "dtype", "rows", "held_out", "source"} <= listed[0].keys()
     assert main(["profiles", "vllm"]) == 0
@@ -816,7 +828,7 @@ def test_libraries_add_up_over_a_host_with_nccl_but_between_two(library):
     for name, degree, kernel in (("rtx-4090", 2, f"{library}"), ("rtx-4090", 4, "nccl"), ("rtx-3090", 8, "nccl")):
         asked = {"hardware": name, "layout": f"tp={degree}", "library": library}
         kernels = found("llama-3-8b", workload, **asked)["o_proj_all_reduce",].kernels
-        assert kernels[0].stack.library == kernel
+        assert kernels[0].implementation.library == kernel
         assert all(each.hosted for each in kernels)
     assert not any(each.hosted for each in found("llama-3-8b", workload, layout="tp=4")["o_proj_all_reduce",].kernels)
 
@@ -858,24 +870,24 @@ def test_kernels_that_are_worked_out_together_take_what_each_takes_alone(model, 
         (single,) = Kernels(setting.hardware, setting.library).times([one])
         assert (found is None) == (single is None)
         if found and single:
-            assert (found.source, found.stacks) == (single.source, single.stacks)
+            assert (found.source, found.implementations) == (single.source, single.implementations)
             for key in ("expected", "low", "high", "latency"):
                 assert np.array_equal(getattr(found, key), getattr(single, key))
     assert any(together)
 
 
 def test_kernels_of_a_stack_are_worked_out_once_for_all_passes(monkeypatch):
-    setting, stacks = Setting.of("deepseek-v3", "h200-sxm", layout="tp=8"), []
+    setting, implementations = Setting.of("deepseek-v3", "h200-sxm", layout="tp=8"), []
     whole = Estimator.expect
 
     def counted(own, shapes):
-        crowd = own.choice.entries[0].parameters.get("crowd")
-        stacks.append((own.family.name, own.stack, own.device.name, crowd))
+        crowd = own.selection.fits[0].parameters.get("crowd")
+        implementations.append((own.family.name, own.implementation, own.device.name, crowd))
         return whole(own, shapes)
 
     monkeypatch.setattr(Estimator, "expect", counted)
     list(Kernels(setting.hardware).times(list(asked_of(setting))))
-    assert len(stacks) == len(set(stacks)) > 5
+    assert len(implementations) == len(set(implementations)) > 5
 
 
 def test_what_is_not_known_of_one_kernel_leaves_those_beside_it():
@@ -898,16 +910,16 @@ def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
     hopper, blackwell = (Kernels(load_hardware(name), library="trtllm") for name in ("h200-sxm", "b200"))
     asked = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), quant="nvfp4", library="trtllm")
     (kernel,) = asked["down_proj",].kernels
-    assert kernel.stack.dtype == "nvfp4"
+    assert kernel.implementation.dtype == "nvfp4"
     times = {kernels: alone(kernels, kernel) for kernels in (hopper, blackwell)}
     assert times[hopper].source == "stand-in on h200-sxm: another data type (trtllm 1.2.0rc5, kernels for int4_wo)"
     assert times[blackwell].source.startswith("calibrated on b200")
-    four = replace(kernel, stack=replace(kernel.stack, dtype="int4_wo"))
+    four = replace(kernel, implementation=replace(kernel.implementation, dtype="int4_wo"))
     plain = alone(hopper, four)
     assert plain.expected < times[hopper].expected < 1.1 * plain.expected  # a scale for 16 weights, not for 128
-    measured = next(e for e in shipped() if e.family == "gemm" and e.stack.dtype == "nvfp4")
-    mine = replace(measured, device="h200-sxm", stack=replace(measured.stack, library="trtllm"))
-    own = Profile(device="h200-sxm", library="trtllm", sources=(), entries=(mine,))
+    measured = next(e for e in shipped() if e.family == "gemm" and e.implementation.dtype == "nvfp4")
+    mine = replace(measured, device="h200-sxm", implementation=replace(measured.implementation, library="trtllm"))
+    own = Profile(device="h200-sxm", library="trtllm", sources=(), fits=(mine,))
     after = alone(Kernels(load_hardware("h200-sxm"), library="trtllm", profiles=(own,)), kernel)
     assert after.source.startswith("calibrated on h200-sxm trtllm")
 
@@ -919,8 +931,8 @@ def test_fp8_before_it_has_units_is_weights_of_eight_bits():
         "mixtral-8x7b", Workload.prefill(batch=1, prompt=3000), phase="prefill", quant="fp8", library="trtllm"
     )
     (linear,), experts = asked["o_proj",].kernels, next(l for names, l in asked.items() if "expert_up_proj" in names)
-    assert linear.stack.dtype == "fp8"
-    eight = replace(linear, stack=replace(linear.stack, dtype="int8_wo"))
+    assert linear.implementation.dtype == "fp8"
+    eight = replace(linear, implementation=replace(linear.implementation, dtype="int8_wo"))
     assert alone(ampere, linear).expected == alone(ampere, eight).expected
     own, other = (alone(ampere, one) for one in (linear, eight))
     assert own.source == "stand-in on a100-sxm-80gb: another data type (trtllm 1.0.0, kernels for int8_wo)"
@@ -928,7 +940,7 @@ def test_fp8_before_it_has_units_is_weights_of_eight_bits():
     assert own.high / own.low > 1.5 * other.high / other.low
     assert alone(hopper, linear).expected != alone(hopper, eight).expected
     (kernel,) = experts.kernels
-    half = replace(kernel, stack=replace(kernel.stack, dtype="bf16"))
+    half = replace(kernel, implementation=replace(kernel.implementation, dtype="bf16"))
     assert 0.9 < alone(ampere, kernel).expected / alone(ampere, half).expected < 1
 
 

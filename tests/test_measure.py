@@ -312,7 +312,7 @@ def test_rows_have_the_documented_columns_of_every_family(tmp_path):
         assert rows == len(table.frame) > 5, table.unread
         assert {(group.family.name, group.device.name) for group in table.rows} == {(path.stem, "h200-sxm")}
         for group in table.rows:
-            assert (group.measured > group.family.bound(group.shapes, group.device, group.stack)).all()
+            assert (group.measured > group.family.bound(group.shapes, group.device, group.implementation)).all()
     assert {path.stem for path in (tmp_path / "m").glob("*.parquet")} == {
         "gemm", "attention_prefill", "attention_decode", "moe", "elementwise",
     }  # fmt: skip

@@ -16,7 +16,7 @@ from llmviewer.expectation.validate import predict
 
 @pytest.fixture(scope="module")
 def products():
-    return predict(read(Path(__file__).with_name("products_elsewhere.csv")), index().entries).frame()
+    return predict(read(Path(__file__).with_name("products_elsewhere.csv")), index().fits).frame()
 
 
 def test_nothing_was_measured_faster_than_the_bound(products):

@@ -8,7 +8,7 @@ import yaml
 
 from llmviewer.expectation.calibrate import calibrate
 from llmviewer.expectation.device import find
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.transfer import expect
@@ -43,10 +43,14 @@ def seconds(found):
 def test_published_speeds_are_expected(found):
     times, columns = seconds(found)
     family, attention = FAMILIES[found["family"]], found["family"].startswith("attention")
-    stack = Stack(library=found["library"], dtype=found["dtype"], kv_dtype="bf16" if attention else "",
-                  kernel=found.get("kernel", ""))  # fmt: skip
+    implementation = Implementation(
+        library=found["library"],
+        dtype=found["dtype"],
+        kv_dtype="bf16" if attention else "",
+        kernel=found.get("kernel", ""),
+    )
     shapes = {**{key: np.full(len(times), value) for key, value in family.optional.items()}, **columns}
-    expectation = expect(family.name, shapes, find(found["device"]), stack, shipped())
+    expectation = expect(family.name, shapes, find(found["device"]), implementation, shipped())
     assert expectation.source.startswith(f"calibrated on {found['device']}")
     assert np.all(expectation.bound <= times)
     assert np.mean(np.abs(expectation.expected / times - 1)) < found["within"]
@@ -60,7 +64,7 @@ def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path, 
     errors, under, count, calibrated = [], 0, 0, 0
     for rows in sorted(read(path).rows, key=len, reverse=True):
         kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))
-        bound = rows.family.bound(kept.shapes, kept.device, kept.stack)
+        bound = rows.family.bound(kept.shapes, kept.device, kept.implementation)
         under, count = under + np.count_nonzero(kept.measured * 1.005 < bound), count + len(kept)
         half = kept.shape_families() % 2 == 0
         if len(kept) < LEAST or not 0.2 < np.mean(half) < 0.8 or calibrated == MOST:
@@ -68,8 +72,8 @@ def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path, 
         calibrated += 1
         profiles = calibrate([kept.take(np.flatnonzero(half))], priors=shipped())
         rest = kept.take(np.flatnonzero(~half))
-        entries = [entry for profile in profiles for entry in profile.entries]
-        found = expect(rest.family.name, rest.shapes, rest.device, rest.stack, entries)
+        fits = [kernel_fit for profile in profiles for kernel_fit in profile.fits]
+        found = expect(rest.family.name, rest.shapes, rest.device, rest.implementation, fits)
         errors += list(np.abs(found.expected / rest.measured - 1))
     assert under <= UNDER_BOUND * count
     assert bool(errors) == (path.stem != "moe")  # of which half of the rows is too few

@@ -10,10 +10,10 @@ import llmviewer
 from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.device import find
-from llmviewer.expectation.families import Stack
+from llmviewer.expectation.device_similarity import instructions
+from llmviewer.expectation.families import Implementation
 from llmviewer.expectation.formats import SIMILAR, TYPES
 from llmviewer.expectation.index import index
-from llmviewer.expectation.kinship import instructions
 from llmviewer.expectation.profile import (
     ANOTHER_KERNEL,
     ANOTHER_LIBRARY,
@@ -24,7 +24,7 @@ from llmviewer.expectation.profile import (
     transferred,
 )
 from llmviewer.expectation.sources import CALIBRATED, CLASSES, TRANSFERRED
-from llmviewer.expectation.transfer import choose, sibling
+from llmviewer.expectation.transfer import select_fits, sibling
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -125,7 +125,7 @@ def test_products_of_other_formats_have_their_own_bytes_and_units():
 
 
 def test_types_that_were_not_measured_have_others_that_were():
-    measured = {entry.stack.dtype for entry in index().entries if entry.family in ("gemm", "moe")}
+    measured = {kernel_fit.implementation.dtype for kernel_fit in index().fits if kernel_fit.family in ("gemm", "moe")}
     for dtype in TYPES:
         assert dtype in measured or measured & {*SIMILAR[dtype]}, dtype
 
@@ -150,11 +150,13 @@ def test_a_newer_kernel_of_a_library_comes_before_a_faster_one_of_an_older_versi
     sizes = {"tokens": 64, "hidden": 4096, "inter": 1536, "experts": 128, "topk": 8}
     (found,) = llmviewer.kernel("moe", "h100-sxm", sizes, quant="W4A16", library="vllm")
     asked = ("h100-sxm", "vllm", "moe", "int4_wo")
-    kernels = [e for e in index().entries if (e.device, e.stack.library, e.family, e.stack.dtype) == asked]
+    kernels = [
+        e for e in index().fits if (e.device, e.implementation.library, e.family, e.implementation.dtype) == asked
+    ]
     assert len(kernels) > 1
     newest = max(kernels, key=lambda e: e.release)
-    assert newest.stack.kernel == "vllm_marlin_int4_moe"
-    only = Profile(device="h100-sxm", library="vllm", sources=(), entries=(newest,))
+    assert newest.implementation.kernel == "vllm_marlin_int4_moe"
+    only = Profile(device="h100-sxm", library="vllm", sources=(), fits=(newest,))
     (alone,) = llmviewer.kernel("moe", "h100-sxm", sizes, quant="W4A16", library="vllm", profiles=[only])
     assert found.expected_time_s == pytest.approx(alone.expected_time_s)
     assert found.expected_low_s < 0.5 * found.expected_time_s  # an older version may run
@@ -175,9 +177,9 @@ def test_jetson_thor_has_the_instructions_of_b200_and_is_no_sibling_of_it():
     thor, b200 = find("jetson-thor"), find("b200")
     assert instructions(thor) == instructions(b200) == "blackwell"
     assert {instructions(find(name)) for name in ("rtx-5090", "rtx-pro-6000", "gb10")} == {"ampere"}
-    own = next(e for e in index().entries if (e.device, e.family) == ("b200", "gemm"))
-    near = choose("gemm", thor, Stack(library="trtllm", dtype="bf16"), index().entries)
-    assert {entry.device for entry in near.entries} == {"b200"}
+    own = next(e for e in index().fits if (e.device, e.family) == ("b200", "gemm"))
+    near = select_fits("gemm", thor, Implementation(library="trtllm", dtype="bf16"), index().fits)
+    assert {kernel_fit.device for kernel_fit in near.fits} == {"b200"}
     assert not sibling(own, thor)
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from llmviewer.errors import InputError
-from llmviewer.expectation.calibrate import entry_of
+from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import find
-from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transferred
 from llmviewer.expectation.rows import MeasuredRows
-from llmviewer.expectation.transfer import choose, expect, sibling
+from llmviewer.expectation.transfer import expect, select_fits, sibling
 from llmviewer.expectation.trend import Trend, trend_of
 
 H100, GEMM = find("h100-sxm"), FAMILIES["gemm"]
-STACK = Stack(library="mine", dtype="bf16")
+STACK = Implementation(library="mine", dtype="bf16")
 
 
 def products(count=1500, seed=4, *, most=14):
@@ -35,7 +35,7 @@ def rows(columns, measured):
     return MeasuredRows(
         family=GEMM,
         device=H100,
-        stack=STACK,
+        implementation=STACK,
         version="1",
         places=np.arange(len(measured)),
         shapes=columns,
@@ -107,7 +107,7 @@ def test_it_is_kept_where_it_tells_what_was_held_out():
     pytest.importorskip("scipy")
     columns = products(400)
     noise = np.exp(np.random.default_rng(6).normal(0, 0.03, 400))
-    plain, bent = (entry_of(rows(columns, exact(columns) * noise * f)) for f in (1.0, wave(columns)))
+    plain, bent = (fit_kernel(rows(columns, exact(columns) * noise * f)) for f in (1.0, wave(columns)))
     assert plain.trend is None
     assert isinstance(bent.trend, Trend)
     others = products(seed=5)
@@ -119,17 +119,17 @@ def test_it_is_kept_where_it_tells_what_was_held_out():
     assert error < 0.04 < without
     assert bent.held_out.mape < 0.06
     assert bent.fit_mape < 0.05
-    few = entry_of(rows({n: c[:39] for n, c in columns.items()}, (exact(columns) * wave(columns))[:39]))
+    few = fit_kernel(rows({n: c[:39] for n, c in columns.items()}, (exact(columns) * wave(columns))[:39]))
     assert few.trend is None
 
 
 def test_a_profile_has_it_as_it_was_written(tmp_path):
     pytest.importorskip("scipy")
     columns = products(300)
-    own = entry_of(rows(columns, exact(columns) * wave(columns)))
+    own = fit_kernel(rows(columns, exact(columns) * wave(columns)))
     path = tmp_path / "profile.yaml"
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=(), entries=(own,))]))
-    ((again,),) = (profile.entries for profile in read(path))
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=(), fits=(own,))]))
+    ((again,),) = (profile.fits for profile in read(path))
     assert again.trend == own.trend
     text = path.read_text()
     for old, new, problem in (
@@ -147,13 +147,15 @@ def test_a_profile_has_it_as_it_was_written(tmp_path):
 
 
 def test_it_goes_to_siblings():
-    entry = replace(
-        next(e for e in shipped() if e.family == "gemm" and e.trend and e.device == "h100-sxm"), stack=STACK
+    kernel_fit = replace(
+        next(e for e in shipped() if e.family == "gemm" and e.trend and e.device == "h100-sxm"), implementation=STACK
     )
     columns = products()
-    change = np.exp(entry.trend.change(GEMM, columns))
+    change = np.exp(kernel_fit.trend.change(GEMM, columns))
     for name, same in (("h200-sxm", True), ("b200", False)):
-        bent, plain = (expect("gemm", columns, find(name), STACK, [e]) for e in (entry, replace(entry, trend=None)))
+        bent, plain = (
+            expect("gemm", columns, find(name), STACK, [e]) for e in (kernel_fit, replace(kernel_fit, trend=None))
+        )
         assert bent.source == "transferred from h100-sxm mine"
         free = (bent.expected > bent.bound) & (plain.expected > plain.bound)
         assert np.count_nonzero(free) > 1000
@@ -179,8 +181,14 @@ def test_siblings_are_surer_than_others(name):
 
 def test_intervals_are_of_devices_as_near():
     own = next(e for e in shipped() if e.family == "attention_decode" and e.device == "a100-sxm-80gb")
-    found = {name: choose("attention_decode", find(name), own.stack, [own]).error for name in ("l40s", "mi300x")}
-    assert found["l40s"] == transferred()["attention_decode", own.stack.kind or own.stack.dtype, "same maker"]
+    found = {
+        name: select_fits("attention_decode", find(name), own.implementation, [own]).error
+        for name in ("l40s", "mi300x")
+    }
+    assert (
+        found["l40s"]
+        == transferred()["attention_decode", own.implementation.kind or own.implementation.dtype, "same maker"]
+    )
     assert found["mi300x"] == transferred()["attention_decode", "all", "others"]
 
 

@@ -10,19 +10,19 @@ import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import find
-from llmviewer.expectation.families import FAMILIES, Stack
-from llmviewer.expectation.profile import Entry, Error, Profile, shipped, to_yaml
+from llmviewer.expectation.families import FAMILIES, Implementation
+from llmviewer.expectation.profile import Error, KernelFit, Profile, shipped, to_yaml
 from llmviewer.expectation.profile import read as read_profile
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict, score, validate
 from llmviewer.reports.validation import render_text
 
 GEMM = FAMILIES["gemm"]
-STACK = Stack(library="mine", dtype="bf16")
+STACK = Implementation(library="mine", dtype="bf16")
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.1, mape_long=0.1, covered=0.8, short=(0.9, 1.1), long=(0.9, 1.1))
 USUAL = {parameter.name: GEMM.usual(STACK, find("h100-sxm"))[parameter.name] for parameter in GEMM.of("persistent")}
-ENTRY = Entry(
-    device="h100-sxm", family="gemm", stack=STACK, variant="persistent", parameters=USUAL, rows=100,
+ENTRY = KernelFit(
+    device="h100-sxm", family="gemm", implementation=STACK, variant="persistent", parameters=USUAL, rows=100,
     version="1", fit_mape=0.05, held_out=ERROR,
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ def measured(tmp_path):
 @pytest.fixture
 def profile(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=("made up",), entries=(ENTRY,))]))
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=("made up",), fits=(ENTRY,))]))
     return path
 
 
@@ -126,7 +126,7 @@ def test_element_wise_kernels_of_pytorch_are_launched_by_the_host_unless_a_row_s
     row = {"gpu": "t4", "dtype": "fp32", "op": "add", "rows": 64, "bytes": 1e6, "time_us": 9}
     said = [("pytorch", ""), ("torch", 1), ("pytorch", 0), ("triton", ""), ("triton", 1)]
     pd.DataFrame([{**row, "framework": name, "eager": eager} for name, eager in said]).to_csv(path, index=False)
-    kernels = {int(place): rows.stack.kernel for rows in read(path).rows for place in rows.places}
+    kernels = {int(place): rows.implementation.kernel for rows in read(path).rows for place in rows.places}
     assert [kernels[i] for i in range(5)] == ["eager add", "eager add", "add", "add", "eager add"]
     expected = predict(read(path), shipped()).columns["expected_us"]
     assert expected[0] == expected[1] > 20
@@ -284,10 +284,10 @@ def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsy
     assert main(["calibrate", str(measured), "-o", str(out), "--source", "made up"]) == 0
     (found,) = read_profile(out)
     assert (found.device, found.library, found.sources) == ("h100-sxm", "mine", ("made up",))
-    (entry,) = found.entries
-    assert entry.rows == 120
-    assert entry.fit_mape < 0.06
-    assert entry.fit_mape <= entry.held_out.mape < 0.09
+    (kernel_fit,) = found.fits
+    assert kernel_fit.rows == 120
+    assert kernel_fit.fit_mape < 0.06
+    assert kernel_fit.fit_mape <= kernel_fit.held_out.mape < 0.09
     assert "h100-sxm mine gemm bf16" in capsys.readouterr().err
     assert main(["validate", str(measured), "--profile", str(out)]) == 0
     assert "h100-sxm bf16  calibrated  120 " in capsys.readouterr().out
@@ -399,8 +399,8 @@ def test_a_stack_is_one_whatever_files_it_is_in_and_its_device_is_called(tmp_pat
         part = frame.iloc[15 * place : 15 * (place + 1)].assign(version=f"1.{place}")
         part.assign(gpu=["H100", "h100-sxm", "H100-SXM-80GB"] * 5).to_csv(tmp_path / f"{name}.csv", index=False)
     assert main(["calibrate", *(str(tmp_path / f"{name}.csv") for name in parts), "-o", str(out)]) == 0
-    (entry,) = read_profile(out)[0].entries
-    assert (entry.rows, entry.version) == (30, "1.0, 1.1")
+    (kernel_fit,) = read_profile(out)[0].fits
+    assert (kernel_fit.rows, kernel_fit.version) == (30, "1.0, 1.1")
     assert "left out" not in capsys.readouterr().err
 
 
@@ -473,14 +473,14 @@ def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):
     rows, out, later = tmp_path / "rows.csv", tmp_path / "fitted.yaml", tmp_path / "later.csv"
     table(1100, noise=0.1).to_csv(rows, index=False)
     assert main(["calibrate", str(rows), "-o", str(out), "--residual"]) == 0
-    ((entry,),) = (profile.entries for profile in read_profile(out))
-    assert len(entry.residual.points) <= 1100
-    assert 0.03 < entry.residual.mape < 0.2
+    ((kernel_fit,),) = (profile.fits for profile in read_profile(out))
+    assert len(kernel_fit.residual.points) <= 1100
+    assert 0.03 < kernel_fit.residual.mape < 0.2
     command = ["validate", str(rows), "--profile", str(out), "--predictions-out", str(later), "--format", "json"]
     assert main(command) == 0
     (group,) = json.loads(capsys.readouterr().out)["groups"]
     assert group["source"] == "measured"
-    assert group["expected"]["mape"] < 0.06 < entry.fit_mape
+    assert group["expected"]["mape"] < 0.06 < kernel_fit.fit_mape
     assert set(pd.read_csv(later)["expected_source"]) == {"measured shape on h100-sxm mine"}
 
 
@@ -532,7 +532,9 @@ def test_experts_are_scored_where_their_routing_can_be_read(tmp_path):
     bounds = {
         int(place): bound
         for rows in table.rows
-        for place, bound in zip(rows.places, rows.family.bound(rows.shapes, rows.device, rows.stack), strict=True)
+        for place, bound in zip(
+            rows.places, rows.family.bound(rows.shapes, rows.device, rows.implementation), strict=True
+        )
     }
     assert sorted(bounds) == [i for i, (_, scored) in enumerate(said.values()) if scored]
     assert sorted(filter(None, table.unread.values())) == [1, 3]

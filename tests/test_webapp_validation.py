@@ -53,14 +53,14 @@ def _page(part):
 
 def test_errors_are_those_of_the_profiles():
     found = answers(State(on=("h100-sxm", "l4")))
-    entries = [entry for entry in index().entries if entry.device == "h100-sxm"]
+    fits = [kernel_fit for kernel_fit in index().fits if kernel_fit.device == "h100-sxm"]
     rows = validation.profiles(found)
-    assert [row["held_out"] for row in rows] == [entry.held_out.mape for entry in entries]
+    assert [row["held_out"] for row in rows] == [kernel_fit.held_out.mape for kernel_fit in fits]
     assert {row["device"] for row in rows} == {"h100-sxm"}
     assert validation.unmeasured(found) == ["l4"]
     figure = validation.errors_figure(found).figure
     dots = {trace.name: sorted(trace.x) for trace in figure.data if trace.type == "box"}
-    assert dots["h100-sxm"] == sorted(entry.held_out.mape for entry in entries)
+    assert dots["h100-sxm"] == sorted(kernel_fit.held_out.mape for kernel_fit in fits)
     for name in ("siblings", "same maker", "others"):
         carried = sorted(error.mape for key, error in index().errors.items() if key[-1] == name)
         assert dots[f"not measured, from {name}"] == carried
@@ -88,7 +88,7 @@ def test_every_answer_is_shown(state):
 def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
     path = tmp_path / "mine.csv"
     GEMM.to_csv(path, index=False)
-    expected = validate([predict(read(path), index().entries)])
+    expected = validate([predict(read(path), index().fits)])
     found = uploads.measured(name, write(GEMM))
     assert repr(found.scores.groups) == repr(expected.groups)  # nan is not equal to itself
     assert sum(_unscored(found)) == sum(expected.skipped.values()) == 2

@@ -155,7 +155,7 @@ class List:
 
 def libraries() -> tuple[str, ...]:
     """Those whose kernels were measured, and nothing for the one of which most was measured."""
-    return ("", *sorted({entry.stack.library for entry in index().entries}))
+    return ("", *sorted({fit.implementation.library for fit in index().fits}))
 
 
 Kind = Number | Fraction | Word | Flag | Text | List

@@ -13,7 +13,7 @@ from ..errors import InputError, suggest
 from . import options as shared
 
 if TYPE_CHECKING:
-    from ..expectation.profile import Entry, Profile
+    from ..expectation.profile import KernelFit, Profile
 
 _HEAD: Final = ("device", "library", "family", "dtype", "rows", "off", "<20us")
 _LEFT: Final = (0, 1, 2, 3)
@@ -45,7 +45,7 @@ def profiles(name: str | None, form: str) -> None:
             names = [n for n in hardware_names() if n in known] + sorted(known - set(hardware_names()))
             raise InputError(f"no profile of a device or a library {name!r}; {suggest(name, names)}")
         found = [p for p in found if wanted in (p.device, p.library)]
-    listed = [(profile, entry) for profile in found for entry in profile.entries]
+    listed = [(profile, fit) for profile in found for fit in profile.fits]
     if form == "json":
         click.echo(json.dumps([_document(*each) for each in listed], indent=2))
         return
@@ -65,34 +65,34 @@ def _is_device(name: str) -> bool:
     return True
 
 
-def _document(profile: Profile, entry: Entry) -> dict[str, Any]:
+def _document(profile: Profile, fit: KernelFit) -> dict[str, Any]:
     from ..analyzing.facts import finite
     from ..expectation.trend import plain
 
     return {
-        "device": entry.device,
-        "library": entry.stack.library,
-        "family": entry.family,
-        "dtype": entry.stack.dtype,
-        "kv_dtype": entry.stack.kv_dtype,
-        "kernel": entry.stack.kernel,
-        "version": entry.version,
-        "rows": entry.rows,
-        "held_out": finite(asdict(entry.held_out)),
-        "parameters": dict(entry.parameters),
-        "trend": plain(entry.trend) if entry.trend else None,
+        "device": fit.device,
+        "library": fit.implementation.library,
+        "family": fit.family,
+        "dtype": fit.implementation.dtype,
+        "kv_dtype": fit.implementation.kv_dtype,
+        "kernel": fit.implementation.kernel,
+        "version": fit.version,
+        "rows": fit.rows,
+        "held_out": finite(asdict(fit.held_out)),
+        "parameters": dict(fit.parameters),
+        "trend": plain(fit.trend) if fit.trend else None,
         "source": list(profile.sources),
     }
 
 
-def _table(listed: list[tuple[Profile, Entry]]) -> str:
+def _table(listed: list[tuple[Profile, KernelFit]]) -> str:
     """A line for each family and data type, that of a cache behind it: of the kernel with most rows."""
     from ..reports.columns import columns
 
-    best: dict[tuple[str, ...], Entry] = {}
+    best: dict[tuple[str, ...], KernelFit] = {}
     for _, e in listed:
-        dtype = "/".join(filter(None, (e.stack.dtype, e.stack.kv_dtype)))
-        key = (e.device, e.stack.library, e.family.removeprefix("attention_"), dtype)
+        dtype = "/".join(filter(None, (e.implementation.dtype, e.implementation.kv_dtype)))
+        key = (e.device, e.implementation.library, e.family.removeprefix("attention_"), dtype)
         if key not in best or e.rows > best[key].rows:
             best[key] = e
     lines = [(*key, str(e.rows), *map(_percent, (e.held_out.mape, e.held_out.mape_short))) for key, e in best.items()]

@@ -20,8 +20,8 @@ from . import options as shared
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..expectation.families import Stack
-    from ..expectation.profile import Entry
+    from ..expectation.families import Implementation
+    from ..expectation.profile import KernelFit
     from ..expectation.rows import MeasuredRows
     from ..expectation.validate import Predictions, Validation
 
@@ -81,16 +81,17 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
     wanted = find(device).name if device else None
-    priors = [e for profile in read_given([prior]) for e in profile.entries] if prior else index().entries
+    priors = [e for profile in read_given([prior]) for e in profile.fits] if prior else index().fits
     tables = [read(path) for path in files]
     measured = joined(group for table in tables for group in table.rows)
     asked_for = [
         group
         for group in measured
-        if (wanted is None or group.device.name == wanted) and (library is None or group.stack.library == library)
+        if (wanted is None or group.device.name == wanted)
+        and (library is None or group.implementation.library == library)
     ]
     if measured and not asked_for:
-        there = sorted({f"{group.stack.library} on {group.device.name}" for group in measured})
+        there = sorted({f"{group.implementation.library} on {group.device.name}" for group in measured})
         asked = " on ".join(filter(None, (library, wanted)))
         raise InputError(f"{files[0]}: no rows of {asked}; there is {', '.join(there)}")
     unread = sum((Counter(table.unread) for table in tables), Counter[str]())
@@ -100,10 +101,10 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         priors=priors,
         residual=residual,
         sources=source or tuple(path.name for path in files),
-        progress=lambda entry: click.echo(_fitted(entry), err=True),
+        progress=lambda fit: click.echo(_fitted(fit), err=True),
     )
     write_text(output, to_yaml(profiles))
-    click.echo(f"{output}: {counted(sum(len(p.entries) for p in profiles), 'stack')}", err=True)
+    click.echo(f"{output}: {counted(sum(len(p.fits) for p in profiles), 'stack')}", err=True)
 
 
 def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -> list[MeasuredRows]:
@@ -122,8 +123,8 @@ def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -
         if len(kept) >= LEAST:
             found.append(kept)
         elif len(kept):
-            stack = _named(group.device.name, group.family.name, group.stack)
-            few[f"of a stack with fewer than {LEAST} rows, {stack}"] += len(kept)
+            implementation = _named(group.device.name, group.family.name, group.implementation)
+            few[f"of a stack with fewer than {LEAST} rows, {implementation}"] += len(kept)
     if not found:
         why, count = next(iter(left.most_common(1)), ("", 0))
         most = f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
@@ -134,13 +135,20 @@ def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -
     return found
 
 
-def _fitted(entry: Entry) -> str:
-    off = f"off by {entry.held_out.mape:.1%} where held out"
-    return f"{_named(entry.device, entry.family, entry.stack)}: {counted(entry.rows, 'row')}, {off}"
+def _fitted(fit: KernelFit) -> str:
+    off = f"off by {fit.held_out.mape:.1%} where held out"
+    return f"{_named(fit.device, fit.family, fit.implementation)}: {counted(fit.rows, 'row')}, {off}"
 
 
-def _named(device: str, family: str, stack: Stack) -> str:
-    names = (device, stack.library, family, stack.dtype, stack.kv_dtype, stack.kernel)
+def _named(device: str, family: str, implementation: Implementation) -> str:
+    names = (
+        device,
+        implementation.library,
+        family,
+        implementation.dtype,
+        implementation.kv_dtype,
+        implementation.kernel,
+    )
     return " ".join(filter(None, names))
 
 
@@ -187,8 +195,8 @@ def validate(
     if predictions_out and predictions_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{predictions_out}: must end in .csv or .parquet, the formats of predictions")
     _check_folder()
-    entries = (*(e for profile in read_given(paths) for e in profile.entries), *index().entries)
-    predictions = [predict(read(path), entries) for path in files]
+    fits = (*(e for profile in read_given(paths) for e in profile.fits), *index().fits)
+    predictions = [predict(read(path), fits) for path in files]
     if predictions_out:
         _write(predictions_out, predictions)
         click.echo(f"{predictions_out}: {sum(len(one.table.frame) for one in predictions)} rows", err=True)

@@ -12,12 +12,12 @@ import numpy as np
 from ..errors import InputError
 from ..records import frozen
 from .families._family import Array, Features
-from .fitting import Fit, best_of, fit, pick
-from .profile import Entry, Profile, error_of, sizes_of
+from .fitting import ParameterFit, best_of, fit_parameters, pick
+from .profile import KernelFit, Profile, error_of, sizes_of
 from .residual import LEAST as LEAST_POINTS
-from .residual import StackResidual, points_of
+from .residual import FitResidual, points_of
 from .rows import MeasuredRows
-from .transfer import choose
+from .transfer import select_fits
 from .trend import LEAST as LEAST_BENT
 from .trend import Trend, trend_of
 
@@ -35,59 +35,63 @@ _TELLING: Final = 0.97  # of the error of what is held out that a trend may leav
 def calibrate(
     rows: Iterable[MeasuredRows],
     *,
-    priors: Sequence[Entry] = (),
+    priors: Sequence[KernelFit] = (),
     residual: bool = False,
     sources: Sequence[str] = (),
-    progress: Callable[[Entry], None] = lambda _: None,
+    progress: Callable[[KernelFit], None] = lambda _: None,
 ) -> tuple[Profile, ...]:
     """Profiles of all devices and libraries with enough rows.
 
     priors    entries whose parameters are priors: those of the same stack, else of its nearest relatives
     residual  whether to keep residuals of stacks with enough rows
     """
-    entries: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    fits: dict[tuple[str, str], list[KernelFit]] = defaultdict(list)
     for group in rows:
-        entry = entry_of(group, priors, residual=residual)
-        if entry:
-            entries[entry.device, entry.stack.library].append(entry)
-            progress(entry)
+        kernel_fit = fit_kernel(group, priors, residual=residual)
+        if kernel_fit:
+            fits[kernel_fit.device, kernel_fit.implementation.library].append(kernel_fit)
+            progress(kernel_fit)
     return tuple(
         Profile(
             device=device,
             library=library,
             sources=tuple(sources),
-            entries=tuple(sorted(found, key=lambda e: (e.family, e.stack.dtype, e.stack.kv_dtype, -e.rows))),
+            fits=tuple(
+                sorted(found, key=lambda e: (e.family, e.implementation.dtype, e.implementation.kv_dtype, -e.rows))
+            ),
         )
-        for (device, library), found in sorted(entries.items())
+        for (device, library), found in sorted(fits.items())
     )
 
 
-def entry_of(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Entry | None:
+def fit_kernel(rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False) -> KernelFit | None:
     """The fit of one stack; None where it has too few rows."""
-    found = judged(rows, priors, residual=residual)
-    return found.entry if found else None
+    found = cross_validate(rows, priors, residual=residual)
+    return found.kernel_fit if found else None
 
 
 @frozen(kw_only=True)
-class Judged:
+class CrossValidatedFit:
     """A fit, the rows that it may rest on, and what was expected of each when its part was held out. [s]"""
 
-    entry: Entry
+    kernel_fit: KernelFit
     rows: MeasuredRows
     held_out: Array
 
 
-def judged(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Judged | None:
+def cross_validate(
+    rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False
+) -> CrossValidatedFit | None:
     """The fit of one stack, with what its error is made of."""
     rows = rows.take(np.flatnonzero(rows.timed & rows.family.kept(rows.shapes)))
     if len(rows) < LEAST:
         return None
     order, fold = folds = _shuffled(rows, 0)
     before = _before(rows, priors)
-    usual, bound = _usual(rows, before), rows.family.bound(rows.shapes, rows.device, rows.stack)
+    usual, bound = _usual(rows, before), rows.family.bound(rows.shapes, rows.device, rows.implementation)
     problem = _chosen([
         _Problem(rows=rows, variant=variant, usual=usual, bound=bound,
-                 features=rows.family.features(rows.shapes, rows.device, rows.stack, variant))
+                 features=rows.family.features(rows.shapes, rows.device, rows.implementation, variant))
         for variant in rows.family.variants
         if rows.family.told(variant, rows.shapes)
     ])  # fmt: skip
@@ -98,10 +102,10 @@ def judged(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool =
     if _error(bent, rows) > _TELLING * _error(plain, rows):
         trend, bent = None, plain
     whole = problem.law(order, trend)
-    entry = Entry(
+    kernel_fit = KernelFit(
         device=rows.device.name,
         family=rows.family.name,
-        stack=rows.stack,
+        implementation=rows.implementation,
         variant=problem.variant,
         parameters=whole.fit.parameters,
         rows=len(rows),
@@ -112,7 +116,7 @@ def judged(rows: MeasuredRows, priors: Sequence[Entry] = (), *, residual: bool =
         trend=whole.trend,
         residual=_residual(problem, order, whole) if residual and len(rows) >= LEAST_POINTS else None,
     )
-    return Judged(entry=entry, rows=rows, held_out=bent)
+    return CrossValidatedFit(kernel_fit=kernel_fit, rows=rows, held_out=bent)
 
 
 def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
@@ -132,7 +136,7 @@ class _Law:
     loss  the mean error on those rows
     """
 
-    fit: Fit
+    fit: ParameterFit
     trend: Trend | None
     loss: float
 
@@ -163,7 +167,7 @@ class _Problem:
         given = trend if isinstance(trend, Trend) else None
         plain = rows.measured / np.exp(given.change(rows.family, rows.shapes)) if given else rows.measured
         some = np.arange(len(chosen))[:_MOST]
-        found = fit(rows.family, pick(features, some), plain[some], usual=self.usual, variant=self.variant)
+        found = fit_parameters(rows.family, pick(features, some), plain[some], usual=self.usual, variant=self.variant)
         law = _Law(fit=found, trend=given, loss=found.loss)
         if not trend:
             return law
@@ -208,7 +212,7 @@ def _error(expected: Array, rows: MeasuredRows) -> float:
     return float(np.mean(np.minimum(np.abs(expected / rows.measured - 1), _WORST)))
 
 
-def _residual(problem: _Problem, order: Array, whole: _Law) -> StackResidual:
+def _residual(problem: _Problem, order: Array, whole: _Law) -> FitResidual:
     """What a fit leaves, judged on rows that are held out at random: it is for shapes between those measured."""
     rows, features = problem.rows, problem.features
     near = replace(problem, usual=whole.fit.parameters)
@@ -219,26 +223,26 @@ def _residual(problem: _Problem, order: Array, whole: _Law) -> StackResidual:
         times = near.law(others, whole.trend is not None).seconds(rows, features)
         kept = rows.take(others)
         columns, points, factors = points_of(rows.family, kept.shapes, kept.measured / times[others])
-        part = StackResidual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
+        part = FitResidual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
         changed = times[own] * part.apply(rows.take(own).shapes).factor
         held_out[own] = np.maximum(changed, problem.bound[own])
     error = error_of(held_out, rows.measured, fold)
     expected = whole.seconds(rows, features)
     columns, points, factors = points_of(rows.family, rows.shapes, rows.measured / expected)
-    return StackResidual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
+    return FitResidual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
 
 
-def _before(rows: MeasuredRows, priors: Sequence[Entry]) -> tuple[Entry, ...]:
+def _before(rows: MeasuredRows, priors: Sequence[KernelFit]) -> tuple[KernelFit, ...]:
     """What speaks for the stack already."""
     try:
-        return choose(rows.family.name, rows.device, rows.stack, priors).entries
+        return select_fits(rows.family.name, rows.device, rows.implementation, priors).fits
     except InputError:
         return ()
 
 
-def _usual(rows: MeasuredRows, before: Sequence[Entry]) -> dict[str, float]:
+def _usual(rows: MeasuredRows, before: Sequence[KernelFit]) -> dict[str, float]:
     """Where the search begins: the family's usual parameters, or the mean of those before."""
-    usual = rows.family.usual(rows.stack, rows.device)
+    usual = rows.family.usual(rows.implementation, rows.device)
     for q in rows.family.parameters:
         if known := [q.sought(e.parameters[q.name]) for e in before if q.name in e.parameters]:
             usual[q.name] = q.found(float(np.mean(known)))

@@ -29,7 +29,7 @@ _RELATIVES: Final[Mapping[str, str]] = {
 
 
 @frozen(kw_only=True)
-class Kin:
+class DeviceTraits:
     """The properties by which the similarity of devices is judged.
 
     kind          gpu, cpu or accelerator; their kernels are unrelated
@@ -60,7 +60,7 @@ class Kin:
 
 
 @frozen(kw_only=True)
-class Device(Kin):
+class Device(DeviceTraits):
     """Datasheet rates, and the counts that determine how kernels divide work.
 
     rated      clock without what-ifs [Hz]

@@ -64,24 +64,24 @@ class ExpectedLaunch:
     high: Array
     latency: Array
     source: str
-    stacks: tuple[str, ...]
+    implementations: tuple[str, ...]
     often: Num = 1.0
     taken: Num = 0.0
 
     @classmethod
-    def of(cls, found: Expectation, stacks: tuple[str, ...]) -> ExpectedLaunch:
+    def of(cls, found: Expectation, implementations: tuple[str, ...]) -> ExpectedLaunch:
         return cls(
             expected=found.expected,
             low=found.low,
             high=found.high,
             latency=found.fixed > _MOSTLY * found.expected,
             source=found.source,
-            stacks=stacks,
+            implementations=implementations,
         )
 
     @property
     def modelled(self) -> bool:
-        return bool(self.stacks)
+        return bool(self.implementations)
 
     def share(self, bound: Array, whole: Array) -> ExpectedLaunch:
         """The share of an operator, in proportion to its `bound` of the `whole` bound of all its operators."""
@@ -94,9 +94,14 @@ class ExpectedLaunch:
     def taking(self, expected: Array, low: Array, high: Array, often: Num) -> ExpectedLaunch:
         """The same with other times: a plan makes so many that replace() would take long."""
         return ExpectedLaunch(
-            expected=expected, low=low, high=high, latency=self.latency, source=self.source, stacks=self.stacks,
+            expected=expected,
+            low=low,
+            high=high,
+            latency=self.latency,
+            source=self.source,
+            implementations=self.implementations,
             often=often,
-        )  # fmt: skip
+        )
 
     def or_sooner(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
         """For each workload the faster of both, if both are `able` to do the work."""
@@ -248,8 +253,8 @@ class ExpectedPass:
         for place in places:
             count, each = self.operators[place].block.repeat, self.launches[place]
             if each.modelled:
-                below, above = apart.get(each.stacks, (0.0, 0.0))
-                apart[each.stacks] = (
+                below, above = apart.get(each.implementations, (0.0, 0.0))
+                apart[each.implementations] = (
                     below + count * (each.expected - each.low),
                     above + count * (each.high - each.expected),
                 )
@@ -274,6 +279,6 @@ def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]
             high=f(first.high, part.high),
             latency=first.latency | part.latency,
             source="; ".join(dict.fromkeys((first.source, part.source))),
-            stacks=tuple(dict.fromkeys((*first.stacks, *part.stacks))),
+            implementations=tuple(dict.fromkeys((*first.implementations, *part.implementations))),
         )
     return first

@@ -20,7 +20,7 @@ _LUCK: Final = 0.03  # of the error of a fit; a later fit that is better by less
 
 
 @frozen(kw_only=True)
-class Fit:
+class ParameterFit:
     """Fitted parameters, the variant of the family (how its kernels divide work), and the mean error on fitted rows."""
 
     parameters: dict[str, float]
@@ -28,14 +28,14 @@ class Fit:
     loss: float
 
 
-def fit(
+def fit_parameters(
     family: Family,
     features: Features,
     measured: Array,
     *,
     usual: Mapping[str, float],
     variant: str = "",
-) -> Fit:
+) -> ParameterFit:
     """The parameters with which times of `family` fit `measured` best. [s]
 
     usual  start of the search, and prior of the parameters
@@ -82,7 +82,7 @@ def fit(
         result = other if other.cost < result.cost * (1 - _LUCK) else result
     found = {q.name: q.found(float(x)) for q, x in zip(names, result.x, strict=True)}
     errors = np.abs(np.expm1(np.log(family.seconds(found, features)) - logs))
-    return Fit(parameters=found, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
+    return ParameterFit(parameters=found, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
 
 
 def pick(features: Features, rows: Array) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def pick(features: Features, rows: Array) -> dict[str, Any]:
     }
 
 
-def best_of(fits: Sequence[Fit]) -> Fit:
+def best_of(fits: Sequence[ParameterFit]) -> ParameterFit:
     """The first, unless a later one is better by more than luck: variants begin with the plainest."""
     best = fits[0]
     for found in fits[1:]:

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, Final
 
 from ..records import frozen
-from .device import Kin, find
-from .families import Stack
-from .profile import FOLDER, Entry, Error, plain_entry, plain_error, shipped, transferred
+from .device import DeviceTraits, find
+from .families import Implementation
+from .profile import FOLDER, Error, KernelFit, plain_entry, plain_error, shipped, transferred
 from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
@@ -26,8 +26,8 @@ class ProfileIndex:
     errors   those of transfers, as transferred() has them
     """
 
-    entries: tuple[Entry, ...]
-    kin: Mapping[str, Kin]
+    fits: tuple[KernelFit, ...]
+    devices: Mapping[str, DeviceTraits]
     errors: Mapping[tuple[str, str, str], Error]
 
 
@@ -36,11 +36,11 @@ def index() -> ProfileIndex:
     """What ships."""
     found = json.loads(PATH.read_text(encoding="utf-8"))
     if found["sizes"] != _sizes():
-        devices = {entry.device: find(entry.device) for entry in shipped()}
-        return ProfileIndex(entries=shipped(), kin=devices, errors=transferred())
+        devices = {fit.device: find(fit.device) for fit in shipped()}
+        return ProfileIndex(fits=shipped(), devices=devices, errors=transferred())
     return ProfileIndex(
-        entries=tuple(map(_entry, found["entries"])),
-        kin={k["name"]: Kin(**k) for k in found["devices"]},
+        fits=tuple(map(_entry, found["entries"])),
+        devices={k["name"]: DeviceTraits(**k) for k in found["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in found["errors"]},
     )
 
@@ -50,31 +50,31 @@ def _sizes() -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(FOLDER.glob("*.yaml"))}
 
 
-def kin(name: str) -> Kin:
+def device_traits(name: str) -> DeviceTraits:
     """What decides how near the device is that a profile calls `name`."""
-    known = index().kin
+    known = index().devices
     return known[name] if name in known else find(name)
 
 
 def to_json() -> str:
     """The text of the file, an entry a line."""
-    devices = [find(name) for name in sorted({entry.device for entry in shipped()})]
-    facts = [{key: getattr(device, key) for key in Kin.__dataclass_fields__} for device in devices]
-    entries = [{"device": e.device, "library": e.stack.library, **plain_entry(e)} for e in shipped()]
+    devices = [find(name) for name in sorted({fit.device for fit in shipped()})]
+    facts = [{key: getattr(device, key) for key in DeviceTraits.__dataclass_fields__} for device in devices]
+    fits = [{"device": fit.device, "library": fit.implementation.library, **plain_entry(fit)} for fit in shipped()]
     errors = [[*key, plain_error(error)] for key, error in transferred().items()]
-    parts: dict[str, list[Any]] = {"devices": facts, "entries": entries, "errors": errors}
+    parts: dict[str, list[Any]] = {"devices": facts, "entries": fits, "errors": errors}
     between = ",\n"
     lists = (f'"{key}": [\n{between.join(map(json.dumps, items))}\n]' for key, items in parts.items())
     sizes = f'"sizes": {json.dumps(_sizes())}'
     return "{\n" + between.join((sizes, *lists)) + "\n}\n"
 
 
-def _entry(found: Mapping[str, Any]) -> Entry:
+def _entry(found: Mapping[str, Any]) -> KernelFit:
     labels = {key: found.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
-    return Entry(
+    return KernelFit(
         device=found["device"],
         family=found["family"],
-        stack=Stack(**labels),
+        implementation=Implementation(**labels),
         variant=found.get("variant", ""),
         parameters=found["parameters"],
         rows=found["rows"],

@@ -17,10 +17,10 @@ from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
 from .device import Device
+from .device_similarity import instructions
 from .engines import IDLE, Engine, Host
 from .expected import ExpectedLaunch, ExpectedPass, together
 from .families._family import Array
-from .kinship import instructions
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .profile import Profile
 from .sources import CALIBRATED, for_other_work, unknown
@@ -241,7 +241,7 @@ class Launcher:
             found = replace(found, low=np.maximum(found.low, bound))
         if launch.partial:
             source = unknown(f"{launch.remark}, at least {found.source}")
-            return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())
+            return replace(found, high=np.full_like(found.high, np.inf), source=source, implementations=())
         return replace(found, source=for_other_work(launch.remark, found.source)) if launch.remark else found
 
 

@@ -13,12 +13,12 @@ from ..devices.hardware import Hardware
 from ..errors import InputError, suggest
 from ..resource import matrix
 from .device import Device, of
-from .families import FAMILIES, Stack
+from .device_similarity import generation
+from .families import FAMILIES, Implementation
 from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
 from .index import index
-from .kinship import generation
 from .launches import LibraryKernel
-from .profile import Entry, Profile
+from .profile import KernelFit, Profile
 from .transfer import nearest, twins
 
 _FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
@@ -41,16 +41,16 @@ class Library:
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         self.hardware = hardware
-        self.given: dict[tuple[str, str, Stack], Entry] = {}
-        for e in (e for profile in profiles for e in profile.entries):
-            self.given.setdefault(key_of(e), e)
-        self.entries = (*self.given.values(), *(e for e in index().entries if key_of(e) not in self.given))
+        self.given: dict[tuple[str, str, Implementation], KernelFit] = {}
+        for fit in (fit for profile in profiles for fit in profile.fits):
+            self.given.setdefault(key_of(fit), fit)
+        self.fits = (*self.given.values(), *(fit for fit in index().fits if key_of(fit) not in self.given))
         self.asked = library
-        self.own = [e for e in self.entries if e.device == hardware.name]
-        self.by_family: dict[str, list[Entry]] = {}
-        for e in self.entries:
-            self.by_family.setdefault(e.family, []).append(e)
-        self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
+        self.own = [fit for fit in self.fits if fit.device == hardware.name]
+        self.by_family: dict[str, list[KernelFit]] = {}
+        for fit in self.fits:
+            self.by_family.setdefault(fit.family, []).append(fit)
+        self._implementations: dict[tuple[str, Implementation, bool], tuple[Implementation, ...]] = {}
 
     @cached_property
     def device(self) -> Device | str:
@@ -69,14 +69,15 @@ class Library:
     @cached_property
     def usual(self) -> tuple[str, ...]:
         """Libraries that can be the default of the device; the first one is."""
-        mine = [e for e in self.given.values() if e.device == self.hardware.name]
+        mine = [fit for fit in self.given.values() if fit.device == self.hardware.name]
         device = self.device
-        related = [] if self.own or isinstance(device, str) else nearest(self.entries, device)
+        related = [] if self.own or isinstance(device, str) else nearest(self.fits, device)
         families: dict[str, set[str]] = {}
-        for e in mine or self.own or related:
-            families.setdefault(e.stack.library, set()).add(e.family)
+        for fit in mine or self.own or related:
+            families.setdefault(fit.implementation.library, set()).add(fit.family)
         errors = {
-            name: np.mean([e.held_out.mape for e in self.entries if e.stack.library == name]) for name in families
+            name: np.mean([fit.held_out.mape for fit in self.fits if fit.implementation.library == name])
+            for name in families
         }
         able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
         return tuple(sorted(able, key=lambda name: (-len(families[name]), errors[name])))
@@ -102,16 +103,16 @@ class Library:
 
         It is weight-only if the device has neither matrix units for its type nor measurements of it.
         """
-        dtype = kernel.stack.dtype
-        if kernel.family == "moe" and dtype == "w4a16_mxfp4" and self.to_mxfp8(kernel.stack.library):
-            return replace(kernel, stack=replace(kernel.stack, dtype="w4a8_mxfp4_mxfp8"))
+        dtype = kernel.implementation.dtype
+        if kernel.family == "moe" and dtype == "w4a16_mxfp4" and self.to_mxfp8(kernel.implementation.library):
+            return replace(kernel, implementation=replace(kernel.implementation, dtype="w4a8_mxfp4_mxfp8"))
         narrow = WEIGHTS_ONLY.get(dtype)
         if not narrow or matrix(TYPES[dtype].arithmetic) in self.hardware.rates:
             return kernel
-        measured = any(e.stack.dtype == dtype for e in self.own)
-        return kernel if measured else replace(kernel, stack=replace(kernel.stack, dtype=narrow))
+        measured = any(fit.implementation.dtype == dtype for fit in self.own)
+        return kernel if measured else replace(kernel, implementation=replace(kernel.implementation, dtype=narrow))
 
-    def able(self, kernel: LibraryKernel) -> tuple[Stack, ...]:
+    def able(self, kernel: LibraryKernel) -> tuple[Implementation, ...]:
         """The stacks of kernels that can do the work of `kernel`.
 
         In order of preference: kernels of its library on this device; kernels of its library for this data type on the
@@ -119,55 +120,68 @@ class Library:
         measurements here; kernels for similar data types. In the families ALIKE the library does not matter.
         """
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
-        key = (kernel.family, kernel.stack, plain)
-        if key not in self._stacks:
-            stack, several = kernel.stack, kernel.family not in ALIKE
-            alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
-            mine = [e for e in alike if e.stack.library == stack.library]
-            stacks: tuple[Stack, ...] = ()
+        key = (kernel.family, kernel.implementation, plain)
+        if key not in self._implementations:
+            implementation, several = kernel.implementation, kernel.family not in ALIKE
+            alike = [fit for fit in self.own if _alike(fit, kernel, plain=plain)]
+            mine = [fit for fit in alike if fit.implementation.library == implementation.library]
+            implementations: tuple[Implementation, ...] = ()
             if several and not mine:
-                stacks = self._carried(kernel, stack.dtype, plain=plain, alone=not self.unknown)
-            stacks = stacks or self._measured(kernel, mine or alike, several=several)
-            for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())) if several else ():
+                implementations = self._carried(kernel, implementation.dtype, plain=plain, alone=not self.unknown)
+            implementations = implementations or self._measured(kernel, mine or alike, several=several)
+            for dtype in (implementation.dtype, *SIMILAR.get(implementation.dtype, ())) if several else ():
                 for alone in (True, False):
-                    stacks = stacks or self._carried(kernel, dtype, plain=plain, alone=alone)
-            self._stacks[key] = stacks or (stack,)
-        return self._stacks[key]
+                    implementations = implementations or self._carried(kernel, dtype, plain=plain, alone=alone)
+            self._implementations[key] = implementations or (implementation,)
+        return self._implementations[key]
 
-    def _measured(self, kernel: LibraryKernel, alike: Sequence[Entry], *, several: bool) -> tuple[Stack, ...]:
+    def _measured(
+        self, kernel: LibraryKernel, alike: Sequence[KernelFit], *, several: bool
+    ) -> tuple[Implementation, ...]:
         """Of equivalent kernels on the device, those of the library with most measurements; `several` if kernels of one
         library differ in what they do.
         """
-        ranked = sorted(alike, key=lambda e: (key_of(e) not in self.given, -e.rows))
-        mine = [e for e in ranked if e.stack.library == ranked[0].stack.library]
-        asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
+        ranked = sorted(alike, key=lambda fit: (key_of(fit) not in self.given, -fit.rows))
+        mine = [fit for fit in ranked if fit.implementation.library == ranked[0].implementation.library]
+        asked = {"dtype": kernel.implementation.dtype, "kv_dtype": kernel.implementation.kv_dtype}
         if kernel.family == "elementwise":
-            asked["kernel"] = kernel.stack.kernel  # without a launch by the host, which others were measured with
-        wanted: tuple[Callable[[Entry], bool], ...] = (
-            lambda e: (e.stack.dtype, e.stack.kv_dtype) == (kernel.stack.dtype, kernel.stack.kv_dtype),
-            lambda e: key_of(e) in self.given,
-            lambda e: e.stack.kernel == kernel.stack.kernel,
+            asked["kernel"] = (
+                kernel.implementation.kernel
+            )  # without a launch by the host, which others were measured with
+        wanted: tuple[Callable[[KernelFit], bool], ...] = (
+            lambda fit: (
+                (fit.implementation.dtype, fit.implementation.kv_dtype)
+                == (kernel.implementation.dtype, kernel.implementation.kv_dtype)
+            ),
+            lambda fit: key_of(fit) in self.given,
+            lambda fit: fit.implementation.kernel == kernel.implementation.kernel,
         )
         for told in wanted:
             mine = list(filter(told, mine)) or mine
-        return tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
+        return tuple(replace(fit.implementation, **asked) for fit in (mine if several else mine[:1]))
 
-    def _carried(self, kernel: LibraryKernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Stack, ...]:
+    def _carried(self, kernel: LibraryKernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Implementation, ...]:
         """Stacks of the nearest relatives for a data type; `alone`: only of the kernel's own library. Empty without a
         library, as its choice of kernels is then unknown.
         """
-        device, stack = self.device, kernel.stack
-        if isinstance(device, str) or not stack.library:
+        device, implementation = self.device, kernel.implementation
+        if isinstance(device, str) or not implementation.library:
             return ()
-        like = replace(kernel, stack=replace(stack, dtype=dtype))
-        alike = [e for e in self.by_family.get(kernel.family, ()) if _alike(e, like, plain=plain)]
-        near = nearest([e for e in alike if not alone or e.stack.library == stack.library], device)
-        libraries = {e.stack.library for e in near}
+        like = replace(kernel, implementation=replace(implementation, dtype=dtype))
+        alike = [fit for fit in self.by_family.get(kernel.family, ()) if _alike(fit, like, plain=plain)]
+        near = nearest(
+            [fit for fit in alike if not alone or fit.implementation.library == implementation.library], device
+        )
+        libraries = {fit.implementation.library for fit in near}
         if not self.unknown and near:
-            most = max(near, key=lambda e: e.rows).stack.library
-            libraries = {stack.library if stack.library in libraries else most}
-        found = dict.fromkeys((e.stack.library, e.stack.kernel) for e in near if e.stack.library in libraries)
-        return tuple(replace(stack, library=library, kernel=name) for library, name in found)
+            most = max(near, key=lambda fit: fit.rows).implementation.library
+            libraries = {implementation.library if implementation.library in libraries else most}
+        found = dict.fromkeys(
+            (fit.implementation.library, fit.implementation.kernel)
+            for fit in near
+            if fit.implementation.library in libraries
+        )
+        return tuple(replace(implementation, library=library, kernel=name) for library, name in found)
 
 
 def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
@@ -175,26 +189,26 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
 
     Raises InputError, with the nearest names, if it is not.
     """
-    known = sorted({e.stack.library for e in index().entries} | {profile.library for profile in profiles})
+    known = sorted({fit.implementation.library for fit in index().fits} | {profile.library for profile in profiles})
     if name and name not in known:
         raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, known)}")
     return name
 
 
-def key_of(entry: Entry) -> tuple[str, str, Stack]:
-    return entry.device, entry.family, entry.stack
+def key_of(fit: KernelFit) -> tuple[str, str, Implementation]:
+    return fit.device, fit.family, fit.implementation
 
 
-def _alike(entry: Entry, kernel: LibraryKernel, *, plain: bool) -> bool:
+def _alike(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
     """Whether an entry has the family, types (or their twins) and kind of a kernel; the kind is its last word."""
-    stack = entry.stack
-    if entry.family != kernel.family or not twins(entry, kernel.stack):
+    implementation = fit.implementation
+    if fit.family != kernel.family or not twins(fit, kernel.implementation):
         return False
-    if entry.family == "moe":
+    if fit.family == "moe":
         if not plain:
-            return not stack.kernel.endswith("nongated")
-        return stack.kernel.endswith("nongated") or entry.sizes.get("gated", (1.0, 1.0))[0] == 0
-    if entry.family.startswith("attention"):
-        return stack.kind == kernel.stack.kind
-    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))
+            return not implementation.kernel.endswith("nongated")
+        return implementation.kernel.endswith("nongated") or fit.sizes.get("gated", (1.0, 1.0))[0] == 0
+    if fit.family.startswith("attention"):
+        return implementation.kind == kernel.implementation.kind
+    own, other = (name.rpartition(" ")[2] for name in (implementation.kernel, kernel.implementation.kernel))
     return own == other

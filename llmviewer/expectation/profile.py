@@ -17,9 +17,9 @@ from ..documents import Section, read_yaml
 from ..errors import InputError
 from ..records import frozen
 from .device import find
-from .families import FAMILIES, Family, Stack
+from .families import FAMILIES, Family, Implementation
 from .families._family import Array, Fitted, Shapes
-from .residual import StackResidual
+from .residual import FitResidual
 from .residual import plain as plain_residual
 from .statistics import mean
 from .trend import Trend
@@ -86,7 +86,7 @@ class Error:
 
 
 @frozen(kw_only=True)
-class Entry:
+class KernelFit:
     """The fit of one stack on one device.
 
     sizes     range of each size of measured shapes, per device
@@ -96,7 +96,7 @@ class Entry:
 
     device: str
     family: str
-    stack: Stack
+    implementation: Implementation
     variant: str
     parameters: Mapping[str, float]
     rows: int
@@ -105,7 +105,7 @@ class Entry:
     held_out: Error
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     trend: Trend | None = None
-    residual: StackResidual | None = None
+    residual: FitResidual | None = None
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class Profile:
     device: str
     library: str
     sources: tuple[str, ...]
-    entries: tuple[Entry, ...] = field(repr=False)
+    fits: tuple[KernelFit, ...] = field(repr=False)
     file: str = field(default="", compare=False)
 
     @property
@@ -242,25 +242,29 @@ def _plain(profile: Profile) -> dict[str, Any]:
         "device": profile.device,
         "library": profile.library,
         "sources": list(profile.sources),
-        "entries": [plain_entry(entry) for entry in profile.entries],
+        "entries": [plain_entry(fit) for fit in profile.fits],
     }
 
 
-def plain_entry(entry: Entry) -> dict[str, Any]:
-    labels = {"dtype": entry.stack.dtype, "kv_dtype": entry.stack.kv_dtype, "kernel": entry.stack.kernel}
-    error = entry.held_out
+def plain_entry(fit: KernelFit) -> dict[str, Any]:
+    labels = {
+        "dtype": fit.implementation.dtype,
+        "kv_dtype": fit.implementation.kv_dtype,
+        "kernel": fit.implementation.kernel,
+    }
+    error = fit.held_out
     plain = {
-        "family": entry.family,
+        "family": fit.family,
         **{key: value for key, value in labels.items() if value},
-        "variant": entry.variant,
-        "parameters": {name: _rounded(value) for name, value in entry.parameters.items()},
-        "rows": entry.rows,
-        "version": entry.version,
-        "sizes": {name: [_rounded(end) for end in ends] for name, ends in entry.sizes.items()} or "",
-        "fit_mape": _rounded(entry.fit_mape),
+        "variant": fit.variant,
+        "parameters": {name: _rounded(value) for name, value in fit.parameters.items()},
+        "rows": fit.rows,
+        "version": fit.version,
+        "sizes": {name: [_rounded(end) for end in ends] for name, ends in fit.sizes.items()} or "",
+        "fit_mape": _rounded(fit.fit_mape),
         "held_out": plain_error(error),
-        "trend": plain_trend(entry.trend) if entry.trend else "",
-        "residual": plain_residual(entry.residual) if entry.residual else "",
+        "trend": plain_trend(fit.trend) if fit.trend else "",
+        "residual": plain_residual(fit.residual) if fit.residual else "",
     }
     return {key: value for key, value in plain.items() if value != ""}
 
@@ -315,20 +319,20 @@ def _place(given: str | Path | Profile) -> str:
 def _profile(section: Section) -> Profile:
     section.only(("device", "library", "sources", "entries"))
     device, library = section.text("device"), section.text("library")
-    entries = tuple(_entry(part, device, library) for part in section.sections("entries"))
-    return Profile(device=device, library=library, sources=section.texts("sources"), entries=entries)
+    fits = tuple(_entry(part, device, library) for part in section.sections("entries"))
+    return Profile(device=device, library=library, sources=section.texts("sources"), fits=fits)
 
 
-def _entry(section: Section, device: str, library: str) -> Entry:
+def _entry(section: Section, device: str, library: str) -> KernelFit:
     section.only(_ENTRY)
     of = FAMILIES[section.choice("family", FAMILIES)]
     variant = section.choice("variant", of.variants, of.variants[0])
     held_out = section.section("held_out")
     held_out.only(_HELD_OUT)
-    return Entry(
+    return KernelFit(
         device=device,
         family=of.name,
-        stack=Stack(
+        implementation=Implementation(
             library=library,
             dtype=section.text("dtype", ""),
             kv_dtype=section.text("kv_dtype", ""),
@@ -387,7 +391,7 @@ def _is_node(text: str, count: int) -> bool:
     return len(sizes) == count - 1 and min(sizes) >= 0 and all(map(isfinite, (*sizes, weight)))
 
 
-def _residual(section: Section, of: Family) -> StackResidual:
+def _residual(section: Section, of: Family) -> FitResidual:
     section.only(("columns", "mape", "interval", "points"))
     columns = _columns(section, (*of.columns, *of.optional))
     points = section.get("points")
@@ -398,7 +402,7 @@ def _residual(section: Section, of: Family) -> StackResidual:
     if not len(rows) or not np.all(np.isfinite(rows)) or np.any(rows[:, :-1] < 0) or np.any(rows[:, -1] <= 0):
         raise section.error("points", f"must be rows of {', '.join(columns)} and a factor above 0")
     mape, interval = section.number("mape"), _pair(section, "interval")
-    return StackResidual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
+    return FitResidual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
 
 
 def _parameters(section: Section, had: Sequence[Fitted]) -> dict[str, float]:
@@ -437,9 +441,9 @@ def profiles() -> tuple[Profile, ...]:
 
 
 @cache
-def shipped() -> tuple[Entry, ...]:
+def shipped() -> tuple[KernelFit, ...]:
     """All entries of the profiles that ship."""
-    return tuple(entry for profile in profiles() for entry in profile.entries)
+    return tuple(fit for profile in profiles() for fit in profile.fits)
 
 
 TRANSFERRED: Final = "transferred.yaml"

@@ -25,7 +25,7 @@ _CHUNK: Final = 1024  # rows whose distances to all points are held at once
 
 
 @frozen(kw_only=True)
-class StackResidual:
+class FitResidual:
     """Of one stack on one device.
 
     columns   sizes that tell shapes apart
@@ -41,20 +41,20 @@ class StackResidual:
     mape: float
     interval: tuple[float, float]
 
-    def apply(self, shapes: Shapes) -> Nearness:
+    def apply(self, shapes: Shapes) -> ResidualCorrection:
         """What expectations of `shapes` are multiplied by, and how near points are."""
         wanted, known = self._place(shapes), _logs(self.points)
         logs = np.log(self.factors)
         parts = [_near(wanted[i : i + _CHUNK], known, logs) for i in range(0, len(wanted), _CHUNK)]
         change, nearest = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        return Nearness(factor=np.exp(change), measured=nearest < _SAME, near=nearest < _REACH)
+        return ResidualCorrection(factor=np.exp(change), measured=nearest < _SAME, near=nearest < _REACH)
 
     def _place(self, shapes: Shapes) -> Array:
         return _logs(np.stack([np.asarray(shapes[name], dtype=float) for name in self.columns], axis=1))
 
 
 @frozen(kw_only=True)
-class Nearness:
+class ResidualCorrection:
     """Of a number of shapes.
 
     measured  the shape is one of the points
@@ -94,7 +94,7 @@ def points_of(family: Family, shapes: Shapes, ratio: Array) -> tuple[tuple[str, 
     return names or family.columns, kept, factors
 
 
-def plain(residual: StackResidual) -> dict[str, Any]:
+def plain(residual: FitResidual) -> dict[str, Any]:
     """As a profile's file has it."""
     rows = np.column_stack([residual.points, [float(f"{f:.4g}") for f in residual.factors]])
     return {

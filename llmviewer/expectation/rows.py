@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import InputError
 from ..records import frozen
 from .device import Device, find
-from .families import FAMILIES, Family, Stack
+from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Shapes
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
 from .headers import TYPED, alike, meant, missing
@@ -86,7 +86,7 @@ class MeasuredRows:
 
     family: Family
     device: Device
-    stack: Stack
+    implementation: Implementation
     version: str
     places: npt.NDArray[np.int64]
     shapes: Shapes
@@ -107,7 +107,7 @@ class MeasuredRows:
     def reliable(self) -> tuple[MeasuredRows, dict[str, int]]:
         """(rows that can be fitted, number of other rows by reason)."""
         kept, left = np.ones(len(self), dtype=bool), dict[str, int]()
-        bound = self.family.bound(self.shapes, self.device, self.stack)
+        bound = self.family.bound(self.shapes, self.device, self.implementation)
         for why, wrong in (
             (NO_TIME, ~self.timed),
             ("sizes that no fit rests on, which `llmviewer docs measurements` names", ~self.family.kept(self.shapes)),
@@ -125,9 +125,9 @@ class MeasuredRows:
 
 def joined(groups: Iterable[MeasuredRows]) -> tuple[MeasuredRows, ...]:
     """One for each stack of a device, whatever files its rows are in and names it has there."""
-    alike: dict[tuple[str, str, Stack], list[MeasuredRows]] = {}
+    alike: dict[tuple[str, str, Implementation], list[MeasuredRows]] = {}
     for rows in groups:
-        alike.setdefault((rows.family.name, rows.device.name, rows.stack), []).append(rows)
+        alike.setdefault((rows.family.name, rows.device.name, rows.implementation), []).append(rows)
     return tuple(_joined(parts) if len(parts) > 1 else parts[0] for parts in alike.values())
 
 
@@ -309,18 +309,23 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         if not len(places):
             continue
         try:
-            device, stack = find(gpu), _stack(family, framework, dtype, kv_dtype, kernel)
+            device, implementation = find(gpu), _implementation(family, framework, dtype, kv_dtype, kernel)
         except InputError as error:
             unread[str(error)] += len(places)
             continue
         shapes = {name: column[places] for name, column in numbers.items()}
-        unsaid, usual = np.isnan(shapes["loop"]), _loop(family, device, stack, shapes, replayed[places])
+        unsaid, usual = np.isnan(shapes["loop"]), _loop(family, device, implementation, shapes, replayed[places])
         shapes |= {name: np.where(unsaid, column, shapes[name]) for name, column in usual.items()}
         versions = sorted(set(labels["version"][places]) - {""})
         yield MeasuredRows(
-            family=family, device=device, stack=stack, version=", ".join(versions[-_VERSIONS:]), places=places,
-            shapes=shapes, measured=times[places],
-        )  # fmt: skip
+            family=family,
+            device=device,
+            implementation=implementation,
+            version=", ".join(versions[-_VERSIONS:]),
+            places=places,
+            shapes=shapes,
+            measured=times[places],
+        )
 
 
 def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
@@ -344,7 +349,7 @@ def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) ->
         yield "ep must be no more than the experts", numbers["ep"] > numbers["experts"]
 
 
-def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Stack:
+def _implementation(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Implementation:
     library = _CALLS.get(family.name, {}).get(framework, framework)
     if family.name == "gemm":
         dtype = _CALLED.get((library, dtype), dtype)
@@ -356,10 +361,10 @@ def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: st
     if family.name.startswith("attention"):
         cache_bytes(kv_dtype or "bf16")
         kernel_type(dtype or "bf16")
-        return Stack(library=library, dtype=dtype or "bf16", kv_dtype=kv_dtype or "bf16", kernel=kernel)
+        return Implementation(library=library, dtype=dtype or "bf16", kv_dtype=kv_dtype or "bf16", kernel=kernel)
     if family.name == "collectives":
         dtype = dtype or "bf16"
-    return Stack(library=library, dtype=dtype, kernel=kernel)
+    return Implementation(library=library, dtype=dtype, kernel=kernel)
 
 
 def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
@@ -382,7 +387,9 @@ def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
     return np.asarray(kernel, dtype=object)
 
 
-def _loop(family: Family, device: Device, stack: Stack, shapes: Shapes, replayed: Array) -> dict[str, Array]:
+def _loop(
+    family: Family, device: Device, implementation: Implementation, shapes: Shapes, replayed: Array
+) -> dict[str, Array]:
     """How a benchmark repeats itself, where its table does not say."""
     if family.name == "elementwise":
         return {"loop": np.ones(len(replayed))}
@@ -390,12 +397,14 @@ def _loop(family: Family, device: Device, stack: Stack, shapes: Shapes, replayed
     if family.name != "gemm":
         return {"loop": loop}
     rounds: Array | float = (
-        1.0 if stack.library == "vllm" and stack.dtype in ("nvfp4", "fp8_block") else _ROUND.get(stack.library, 1)
+        1.0
+        if implementation.library == "vllm" and implementation.dtype in ("nvfp4", "fp8_block")
+        else _ROUND.get(implementation.library, 1)
     )
-    if stack.library == "trtllm":
-        weights = shapes["N"] * shapes["K"] * kernel_type(stack.dtype).weight
+    if implementation.library == "trtllm":
+        weights = shapes["N"] * shapes["K"] * kernel_type(implementation.dtype).weight
         rounds = np.minimum(5, np.ceil(device.l2 / weights))
-    return {"loop": loop * rounds, "private": loop * (stack.library == "sglang")}
+    return {"loop": loop * rounds, "private": loop * (implementation.library == "sglang")}
 
 
 def _ungated(labels: Mapping[str, Array], numbers: Mapping[str, Array]) -> Array:
@@ -403,8 +412,8 @@ def _ungated(labels: Mapping[str, Array], numbers: Mapping[str, Array]) -> Array
     kinds = np.stack([numbers[name] for name in ("topk", "experts", "hidden")], axis=1)
     alike = np.any([np.all(kinds == kind, axis=1) for kind in _UNGATED], axis=0)
     since = {name: _UNGATED_SINCE.get(name, (inf,)) for name in set(labels["framework"])}
-    stacks = zip(labels["framework"], labels["version"], strict=True)
-    late = np.array([_release(version) >= since[library] for library, version in stacks])
+    implementations = zip(labels["framework"], labels["version"], strict=True)
+    late = np.array([_release(version) >= since[library] for library, version in implementations])
     both: Array = np.logical_and(alike, late)
     return both
 

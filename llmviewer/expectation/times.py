@@ -18,12 +18,12 @@ from ..records import frozen
 from ..transforms.offload import HOST
 from .device import Device
 from .expected import ExpectedLaunch
-from .families import Stack
+from .families import Implementation
 from .families._family import Array
 from .launches import LibraryKernel
 from .library import ALIKE, Library, key_of
-from .profile import BEYOND, Entry, Profile
-from .transfer import EntryChoice, Estimator, Expectation, choose, widens_beyond
+from .profile import BEYOND, KernelFit, Profile
+from .transfer import Estimator, Expectation, FitSelection, select_fits, widens_beyond
 
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
@@ -64,7 +64,7 @@ class KernelTimes(Library):
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         super().__init__(hardware, library, profiles)
-        self._estimators: dict[tuple[str, Stack, bool], Estimator | str] = {}
+        self._estimators: dict[tuple[str, Implementation, bool], Estimator | str] = {}
         self._known: dict[Hashable, ExpectedLaunch | None] = {}  # which layers and settings share
 
     @cached_property
@@ -92,11 +92,13 @@ class KernelTimes(Library):
 
     def _worked_out(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
         found: list[ExpectedLaunch | None] = [None] * len(asked)
-        alike: dict[tuple[str, tuple[Stack, ...], Stack, bool], list[int]] = {}
+        alike: dict[tuple[str, tuple[Implementation, ...], Implementation, bool], list[int]] = {}
         for place, one in enumerate(asked):
             if one.chosen.any():
                 kernel = self.run_as(one.kernel)
-                alike.setdefault((kernel.family, self.able(kernel), kernel.stack, kernel.hosted), []).append(place)
+                alike.setdefault((kernel.family, self.able(kernel), kernel.implementation, kernel.hosted), []).append(
+                    place
+                )
         for places in alike.values():
             count = max(_AT_ONCE // max(asked[place].bound.size for place in places), 1)
             for start in range(0, len(places), count):
@@ -115,13 +117,19 @@ class KernelTimes(Library):
             columns["bytes"] = np.maximum(columns["bytes"], bounds * self.device.bandwidth)
         ends = np.cumsum([np.count_nonzero(one.chosen) for one in asked]).tolist()
         starts = [0, *ends[:-1]]
-        stacks = self.able(kernel)
-        able = [each for stack in stacks if (each := self._alternative(kernel, stack, columns))]
+        implementations = self.able(kernel)
+        able = [
+            each for implementation in implementations if (each := self._alternative(kernel, implementation, columns))
+        ]
         if not able:
             yield from [None] * len(asked)
             return
-        stack = kernel.stack
-        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(found.source for found, _ in able)}"
+        implementation = kernel.implementation
+        types, sources = (
+            f"{implementation.dtype} {implementation.kv_dtype}",
+            " or ".join(found.source for found, _ in able),
+        )
+        name = f"{kernel.family} {types} {sources}"
         best = _best(able, columns, starts)
         whole = ExpectedLaunch.of(best.found, (name,))
         for one, start, end, source in zip(asked, starts, ends, best.sources, strict=True):
@@ -129,61 +137,63 @@ class KernelTimes(Library):
             yield replace(whole, source=source, **own)
 
     def _alternative(
-        self, kernel: LibraryKernel, stack: Stack, columns: Mapping[str, Array]
-    ) -> tuple[Expectation, Entry] | None:
+        self, kernel: LibraryKernel, implementation: Implementation, columns: Mapping[str, Array]
+    ) -> tuple[Expectation, KernelFit] | None:
         """Expected time of one kernel of a library, and the entry with its parameters; None if unknown."""
-        estimator = self._estimator(kernel, stack)
+        estimator = self._estimator(kernel, implementation)
         if isinstance(estimator, str):
             return None
-        entries = estimator.choice.entries
+        fits = estimator.selection.fits
         try:
-            if kernel.hosted and not any(key_of(e) in self.given for e in entries):
+            if kernel.hosted and not any(key_of(fit) in self.given for fit in fits):
                 found = _elsewhere(estimator, columns)
             else:
                 found = estimator.expect(columns)
         except InputError as error:  # of the device and the stack, whatever the shapes
-            self._estimators[kernel.family, stack, kernel.hosted] = str(error)
+            self._estimators[kernel.family, implementation, kernel.hosted] = str(error)
             return None
-        return found, entries[0]
+        return found, fits[0]
 
     def others(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""
         kernel = self.run_as(kernel)
-        choices = [] if kernel.family in ALIKE else self._choices(kernel)
-        libraries = {e.stack.library: None for choice in choices for e in choice.entries}
+        selections = [] if kernel.family in ALIKE else self._selections(kernel)
+        libraries = {fit.implementation.library: None for selection in selections for fit in selection.fits}
         return () if self.library in libraries else tuple(libraries)
 
     def types(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Data types of the measured kernels whose parameters are used."""
         kernel = self.run_as(kernel)
-        return tuple(dict.fromkeys(choice.entries[0].stack.dtype for choice in self._choices(kernel)))
+        return tuple(dict.fromkeys(selection.fits[0].implementation.dtype for selection in self._selections(kernel)))
 
     def why(self, kernel: LibraryKernel) -> str:
         """The reason for which nothing is known of it."""
         estimator = self._estimator(kernel, self.able(kernel)[0])
         return estimator if isinstance(estimator, str) else "not run"
 
-    def _choices(self, kernel: LibraryKernel) -> list[EntryChoice]:
+    def _selections(self, kernel: LibraryKernel) -> list[FitSelection]:
         """The known parameters of the kernels that can do the work of one."""
-        estimators = (self._estimator(kernel, stack) for stack in self.able(kernel))
-        return [estimator.choice for estimator in estimators if isinstance(estimator, Estimator)]
+        estimators = (self._estimator(kernel, implementation) for implementation in self.able(kernel))
+        return [estimator.selection for estimator in estimators if isinstance(estimator, Estimator)]
 
-    def _estimator(self, kernel: LibraryKernel, stack: Stack) -> Estimator | str:
+    def _estimator(self, kernel: LibraryKernel, implementation: Implementation) -> Estimator | str:
         """Expected times by the parameters to use for a kernel, or why there are none."""
-        key = (kernel.family, stack, kernel.hosted)
+        key = (kernel.family, implementation, kernel.hosted)
         if key not in self._estimators:
             device = self._elsewhere if kernel.hosted else self.device
-            self._estimators[key] = device if isinstance(device, str) else self._selected(kernel, stack, device)
+            self._estimators[key] = (
+                device if isinstance(device, str) else self._selected(kernel, implementation, device)
+            )
         return self._estimators[key]
 
-    def _selected(self, kernel: LibraryKernel, stack: Stack, device: Device) -> Estimator | str:
+    def _selected(self, kernel: LibraryKernel, implementation: Implementation, device: Device) -> Estimator | str:
         try:
-            choice = choose(
-                kernel.family, device, stack, self.by_family.get(kernel.family, ()), unknown=self.unknown
+            selection = select_fits(
+                kernel.family, device, implementation, self.by_family.get(kernel.family, ()), unknown=self.unknown
             )  # fmt: skip
         except InputError as error:
             return str(error)
-        return Estimator(choice=choice, device=device, stack=stack)
+        return Estimator(selection=selection, device=device, implementation=implementation)
 
 
 @frozen(kw_only=True)
@@ -203,15 +213,21 @@ class _Alternative:
 
     @classmethod
     def of(
-        cls, found: Expectation, entry: Entry, columns: Mapping[str, Array], *, release: int, starts: Sequence[int]
+        cls,
+        found: Expectation,
+        fit: KernelFit,
+        columns: Mapping[str, Array],
+        *,
+        release: int,
+        starts: Sequence[int],
     ) -> _Alternative:
         """One kernel, for those that are asked for, each from one of `starts` to the next."""
         shape = found.expected.shape
-        beyond = np.broadcast_to(entry.beyond(columns), shape)
-        wide = (beyond > 0) & widens_beyond(entry.family)
+        beyond = np.broadcast_to(fit.beyond(columns), shape)
+        wide = (beyond > 0) & widens_beyond(fit.family)
         far = 2 * np.add.reduceat(wide.astype(int), starts) >= np.diff([*starts, len(beyond)])
         return cls(
-            found=found, library=entry.stack.library, beyond=beyond, release=np.full(shape, release),
+            found=found, library=fit.implementation.library, beyond=beyond, release=np.full(shape, release),
             sources=[_with(found.source, BEYOND if most else "") for most in far],
         )  # fmt: skip
 
@@ -248,14 +264,14 @@ def _with(source: str, remark: str) -> str:
 
 
 def _best(
-    able: Sequence[tuple[Expectation, Entry]], columns: Mapping[str, Array], starts: Sequence[int]
+    able: Sequence[tuple[Expectation, KernelFit]], columns: Mapping[str, Array], starts: Sequence[int]
 ) -> _Alternative:
     """The kernels of each library, then those of all libraries, as one."""
-    releases = sorted({entry.release for _, entry in able}, reverse=True)
+    releases = sorted({fit.release for _, fit in able}, reverse=True)
     libraries: dict[str, _Alternative] = {}
-    for found, entry in able:
-        release = releases.index(entry.release)
-        one = _Alternative.of(found, entry, columns, release=release, starts=starts)
+    for found, fit in able:
+        release = releases.index(fit.release)
+        one = _Alternative.of(found, fit, columns, release=release, starts=starts)
         known = libraries.get(one.library)
         libraries[one.library] = known.or_better(one, starts) if known else one
     return reduce(lambda one, other: one.or_better(other, starts), libraries.values())
@@ -266,10 +282,10 @@ def _elsewhere(estimator: Estimator, columns: Mapping[str, Array]) -> Expectatio
     not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
     at a third of the pace, or less, at which TensorRT-LLM's tables have them serve.
     """
-    found, choice = [], estimator.choice
+    found, selection = [], estimator.selection
     for crowd in _CROWDS:
-        entries = tuple(replace(e, parameters={**e.parameters, "crowd": crowd}) for e in choice.entries)
-        found.append(replace(estimator, choice=replace(choice, entries=entries)).expect(columns))
+        fits = tuple(replace(fit, parameters={**fit.parameters, "crowd": crowd}) for fit in selection.fits)
+        found.append(replace(estimator, selection=replace(selection, fits=fits)).expect(columns))
     few, some, many = found
     return replace(some, low=few.low, high=many.high, source=f"{some.source}, on another host")
 

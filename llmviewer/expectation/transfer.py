@@ -11,13 +11,12 @@ import numpy as np
 
 from ..errors import InputError
 from ..records import frozen
-from .carried import launch_us, over_host, parameters_on, replayed, same_code
 from .device import Device
-from .families import FAMILIES, Family, Stack
+from .device_similarity import apart, generation, relation, slowed
+from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Parameters, Shapes
 from .formats import SIMILAR, TWINS
-from .index import index, kin
-from .kinship import apart, generation, relation, slowed
+from .index import device_traits, index
 from .profile import (
     ANOTHER_KERNEL,
     ANOTHER_LIBRARY,
@@ -28,10 +27,11 @@ from .profile import (
     OTHERS,
     SAME_MAKER,
     SIBLINGS,
-    Entry,
     Error,
+    KernelFit,
 )
-from .residual import NEIGHBOURS, StackResidual
+from .residual import NEIGHBOURS, FitResidual
+from .scaling import launch_us, over_host, parameters_on, replayed, same_code
 from .sources import CALIBRATED, FOR_OTHERS, NOT_MEASURED, STAND_IN, TRANSFERRED, unknown
 from .trend import Trend
 
@@ -66,19 +66,21 @@ class Expectation:
 
 
 @frozen(kw_only=True)
-class EntryChoice:
+class FitSelection:
     """The entries whose parameters are used for a stack on a device, with their error and source.
 
     traffic  whether no such operation was measured, so that they are of additions
     """
 
-    entries: tuple[Entry, ...]
+    fits: tuple[KernelFit, ...]
     error: Error
     source: str
     traffic: bool = False
 
 
-def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry], *, unknown: bool = False) -> EntryChoice:
+def select_fits(
+    name: str, device: Device, implementation: Implementation, fits: Sequence[KernelFit], *, unknown: bool = False
+) -> FitSelection:
     """The parameters to use for a stack: its own on the device; else those of its library there; else of relatives.
 
     unknown  whether the stack's library is a guess, so that intervals are those of another library
@@ -91,23 +93,23 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry], *,
 
     Raises InputError if no similar stack was measured.
     """
-    of_family = [e for e in entries if e.family == name and kin(e.device).kind == device.kind]
-    if calibrated := _calibrated(of_family, device, stack):
+    of_family = [fit for fit in fits if fit.family == name and device_traits(fit.device).kind == device.kind]
+    if calibrated := _calibrated(of_family, device, implementation):
         return calibrated
-    if others := _others(of_family, device, stack):
-        return _carried_over(others, device, stack, unknown=unknown)
-    if name == "elementwise" and stack.kernel.rpartition(" ")[2] != _PLAIN:
-        return _as_traffic(stack, choose(name, device, _plain(stack), entries))
-    raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
+    if others := _others(of_family, device, implementation):
+        return _carried_over(others, device, implementation, unknown=unknown)
+    if name == "elementwise" and implementation.kernel.rpartition(" ")[2] != _PLAIN:
+        return _as_traffic(implementation, select_fits(name, device, _plain(implementation), fits))
+    raise InputError(f"no profile of {name} in {implementation.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
 
-def _plain(stack: Stack) -> Stack:
-    return replace(stack, kernel=f"{EAGER} {_PLAIN}" if stack.eager else _PLAIN)
+def _plain(implementation: Implementation) -> Implementation:
+    return replace(implementation, kernel=f"{EAGER} {_PLAIN}" if implementation.eager else _PLAIN)
 
 
-def _as_traffic(stack: Stack, plain: EntryChoice) -> EntryChoice:
+def _as_traffic(implementation: Implementation, plain: FitSelection) -> FitSelection:
     """Estimates an operation from an addition of as many bytes, times the measured ratio of such kernels."""
-    known, operation = index().errors, stack.kernel.removeprefix(f"{EAGER} ")
+    known, operation = index().errors, implementation.kernel.removeprefix(f"{EAGER} ")
     keys = (("elementwise", part, NO_KERNEL) for part in (operation, "all"))
     error = next((known[key] for key in keys if key in known), _UNKNOWN)
     whose = plain.source.removeprefix(CALIBRATED).removeprefix(TRANSFERRED)
@@ -115,86 +117,102 @@ def _as_traffic(stack: Stack, plain: EntryChoice) -> EntryChoice:
     return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", traffic=True)
 
 
-def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> EntryChoice | None:
+def _calibrated(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> FitSelection | None:
     """The stack's own parameters on the device, or else those of a twin of its type; None where there are none."""
-    own = [e for e in of_family if e.device == device.name and e.stack.library == stack.library]
-    exact = [e for e in own if _of_type(e, stack, stack.dtype)]
-    for found in (exact, [e for e in own if e not in exact and twins(e, stack)]):
-        same = [e for e in found if e.stack.kernel == stack.kernel]
-        alike = [] if stack.kernel else sorted((e for e in found if _alike(e, stack)), key=lambda e: -e.rows)
+    own = [
+        fit for fit in of_family if fit.device == device.name and fit.implementation.library == implementation.library
+    ]
+    exact = [fit for fit in own if _of_type(fit, implementation, implementation.dtype)]
+    for found in (exact, [fit for fit in own if fit not in exact and twins(fit, implementation)]):
+        same = [fit for fit in found if fit.implementation.kernel == implementation.kernel]
+        alike = (
+            []
+            if implementation.kernel
+            else sorted((fit for fit in found if _alike(fit, implementation)), key=lambda fit: -fit.rows)
+        )
         if chosen := same or alike:
             first = chosen[0]
             known = found is exact or first.family == "elementwise"
-            error = first.held_out if known else _measured_error(first.family, stack, SIBLINGS)
-            note = "" if found is exact else f" in {first.stack.dtype}"
-            return EntryChoice(entries=(first,), error=error, source=f"{CALIBRATED}{_named(first)}{note}")
+            error = first.held_out if known else _measured_error(first.family, implementation, SIBLINGS)
+            note = "" if found is exact else f" in {first.implementation.dtype}"
+            return FitSelection(fits=(first,), error=error, source=f"{CALIBRATED}{_named(first)}{note}")
     return None
 
 
-def _others(of_family: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
+def _others(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
     """Stacks on all devices that do the same work, in the data type nearest to its own."""
-    alike = [e for e in of_family if _alike(e, stack)]
-    for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
-        found = [e for e in alike if _of_type(e, stack, dtype)]
-        own = (e for e in found if e.stack.library == stack.library)
-        if dtype == stack.dtype and not any(kin(e.device).stacked == device.stacked for e in own):
-            mine = (e for e in alike if e.stack.library == stack.library and twins(e, stack))
-            found += [e for e in mine if not _of_type(e, stack, dtype)]
+    alike = [fit for fit in of_family if _alike(fit, implementation)]
+    for dtype in (implementation.dtype, *SIMILAR.get(implementation.dtype, ())):
+        found = [fit for fit in alike if _of_type(fit, implementation, dtype)]
+        own = (fit for fit in found if fit.implementation.library == implementation.library)
+        if dtype == implementation.dtype and not any(
+            device_traits(fit.device).stacked == device.stacked for fit in own
+        ):
+            mine = (
+                fit
+                for fit in alike
+                if fit.implementation.library == implementation.library and twins(fit, implementation)
+            )
+            found += [fit for fit in mine if not _of_type(fit, implementation, dtype)]
         if found:
             return found
     return alike if alike and alike[0].family == "elementwise" else []
 
 
-def _carried_over(found: Sequence[Entry], device: Device, stack: Stack, *, unknown: bool) -> EntryChoice:
-    near = [_launched(e, found, stack) for e in _nearest(found, device, stack)]
-    asked = replace(stack, library="") if unknown and twins(near[0], stack) else stack
-    error = _measured_error(near[0].family, stack, source_class(near[0], device, asked))
-    launched = near[0].family == "elementwise" and near[0].stack.eager
-    if launched and not stack.eager:  # what is left of a start is a guess
+def _carried_over(
+    found: Sequence[KernelFit], device: Device, implementation: Implementation, *, unknown: bool
+) -> FitSelection:
+    near = [_launched(fit, found, implementation) for fit in _nearest(found, device, implementation)]
+    asked = replace(implementation, library="") if unknown and twins(near[0], implementation) else implementation
+    error = _measured_error(near[0].family, implementation, source_class(near[0], device, asked))
+    launched = near[0].family == "elementwise" and near[0].implementation.eager
+    if launched and not implementation.eager:  # what is left of a start is a guess
         error = replace(error, short=_UNKNOWN.short, mape_short=_UNKNOWN.mape_short)
-    return EntryChoice(entries=tuple(near), error=error, source=_told(near, device, stack))
+    return FitSelection(fits=tuple(near), error=error, source=_told(near, device, implementation))
 
 
-def _launched(entry: Entry, found: Sequence[Entry], stack: Stack) -> Entry:
+def _launched(fit: KernelFit, found: Sequence[KernelFit], implementation: Implementation) -> KernelFit:
     """An entry with the median launch time of all measured hosts, as it is not the device's; without one, if the stack
     is not launched by a host.
     """
-    if FAMILIES[entry.family].aged:
-        return entry
-    if not stack.eager:
-        return replayed(entry) if entry.stack.eager else entry
-    hosts = [np.asarray(launch_us(e)) for e in found if e.stack.library == entry.stack.library]
-    start = entry.parameters["start_us"] - launch_us(entry) + float(_middle(hosts))
-    return replace(entry, parameters={**entry.parameters, "start_us": start})
+    if FAMILIES[fit.family].aged:
+        return fit
+    if not implementation.eager:
+        return replayed(fit) if fit.implementation.eager else fit
+    hosts = [
+        np.asarray(launch_us(other)) for other in found if other.implementation.library == fit.implementation.library
+    ]
+    start = fit.parameters["start_us"] - launch_us(fit) + float(_middle(hosts))
+    return replace(fit, parameters={**fit.parameters, "start_us": start})
 
 
-def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
+def _told(near: Sequence[KernelFit], device: Device, implementation: Implementation) -> str:
     """Label of the devices and libraries whose parameters are used, those of one device together."""
-    dtype = near[0].stack.dtype
-    others = f"{FOR_OTHERS}{dtype}" if dtype != stack.dtype else ""
+    dtype = near[0].implementation.dtype
+    others = f"{FOR_OTHERS}{dtype}" if dtype != implementation.dtype else ""
     if near[0].device != device.name:
         libraries: dict[str, dict[str, None]] = {}
-        for e in near:
-            libraries.setdefault(e.device, {})[e.stack.library] = None
+        for fit in near:
+            libraries.setdefault(fit.device, {})[fit.implementation.library] = None
         names = ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
-        return f"{TRANSFERRED}{names}{others if not twins(near[0], stack) else ''}"
-    names = " and ".join(_named(e).removeprefix(f"{device.name} ") for e in near)
-    instead = stand_in(near[0], stack)
+        return f"{TRANSFERRED}{names}{others if not twins(near[0], implementation) else ''}"
+    names = " and ".join(_named(fit).removeprefix(f"{device.name} ") for fit in near)
+    instead = stand_in(near[0], implementation)
     if not instead:
         return f"{CALIBRATED}{device.name} {names}{others}"
-    of = f" of {stack.library}" if instead == ANOTHER_KERNEL else ""
+    of = f" of {implementation.library}" if instead == ANOTHER_KERNEL else ""
     return f"{STAND_IN} on {device.name}: {instead}{of} ({names}{others})"
 
 
-def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
+def nearest(fits: Sequence[KernelFit], device: Device) -> list[KernelFit]:
     """The entries of the nearest relatives of a device, which may be itself."""
-    sources = {name: kin(name) for name in {e.device for e in entries}}
+    sources = {name: device_traits(name) for name in {fit.device for fit in fits}}
     distances = {name: relation(own, device) for name, own in sources.items() if own.kind == device.kind}
     least = min(distances.values(), default=())
-    return [e for e in entries if distances.get(e.device) == least]
+    return [fit for fit in fits if distances.get(fit.device) == least]
 
 
-def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
+def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
     """The entries at the least distance, one of each device and library.
 
     Kernels that a host launches each time say little of those replayed from a graph, whichever device they were
@@ -202,123 +220,140 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
     Of families that cut work alike from one architecture to the next, the nearest entries of each are used, unless one
     is on the device itself.
     """
-    reliable = [e for e in entries if e.rows >= _TELLING * _count(e) or _of_line(e, device, stack)] or entries
-    measured = [(_distance(e, device, stack), e) for e in reliable]
-    best: dict[tuple[str, str], tuple[tuple[float, ...], Entry]] = {}
-    for distance, entry in sorted(measured, key=lambda one: (*one[0], -one[1].rows)):
-        best.setdefault((entry.device, entry.stack.library), (distance, entry))
+    reliable = [
+        fit for fit in fits if fit.rows >= _TELLING * _count(fit) or _of_line(fit, device, implementation)
+    ] or fits
+    measured = [(_distance(fit, device, implementation), fit) for fit in reliable]
+    best: dict[tuple[str, str], tuple[tuple[float, ...], KernelFit]] = {}
+    for distance, fit in sorted(measured, key=lambda one: (*one[0], -one[1].rows)):
+        best.setdefault((fit.device, fit.implementation.library), (distance, fit))
     ranked = list(best.values())
     least, first = ranked[0]
     if not FAMILIES[first.family].steady or _same(first, device):
-        return [entry for distance, entry in ranked if distance == least][:_RELATIVES]
-    generations: dict[str, list[tuple[tuple[float, ...], Entry]]] = {}
-    for distance, entry in ranked:
+        return [fit for distance, fit in ranked if distance == least][:_RELATIVES]
+    generations: dict[str, list[tuple[tuple[float, ...], KernelFit]]] = {}
+    for distance, fit in ranked:
         if distance[:_ALIKE] == least[:_ALIKE]:
-            equally_near = generations.setdefault(generation(kin(entry.device)), [])
+            equally_near = generations.setdefault(generation(device_traits(fit.device)), [])
             if not equally_near or distance == equally_near[0][0]:
-                equally_near.append((distance, entry))
-    return [entry for equally_near in generations.values() for _, entry in equally_near[:_RELATIVES]]
+                equally_near.append((distance, fit))
+    return [fit for equally_near in generations.values() for _, fit in equally_near[:_RELATIVES]]
 
 
-def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
+def _of_line(fit: KernelFit, device: Device, implementation: Implementation) -> bool:
     """Whether few rows of an entry are more reliable than many of others: of the same kernel on the same architecture,
     or of communication on the same kind of memory, with which links go.
     """
-    other, computes = kin(entry.device), FAMILIES[entry.family].computes
+    other, computes = device_traits(fit.device), FAMILIES[fit.family].computes
     own, asked = (generation(d) if computes else d.stacked for d in (other, device))
-    return entry.stack.library == stack.library and own == asked and not (computes and stand_in(entry, stack))
+    return (
+        fit.implementation.library == implementation.library
+        and own == asked
+        and not (computes and stand_in(fit, implementation))
+    )
 
 
-def _count(entry: Entry) -> int:
-    return len(FAMILIES[entry.family].of(entry.variant))
+def _count(fit: KernelFit) -> int:
+    return len(FAMILIES[fit.family].of(fit.variant))
 
 
-def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
+def _distance(fit: KernelFit, device: Device, implementation: Implementation) -> tuple[float, ...]:
     """Distance of an entry, the most important term first. For kernels written for matrix instructions, a kernel in the
     same ones is nearest, whatever memory it was measured with. On a sibling device, a fit of another kernel of this
     library ranks no better than another library's.
     """
-    other, family = kin(entry.device), FAMILIES[entry.family]
+    other, family = device_traits(fit.device), FAMILIES[fit.family]
     maker, *near = relation(other, device, computes=family.computes)
     if not family.aged:
         memory = int(other.stacked != device.stacked)
-        return (maker, int(stack.eager and not entry.stack.eager), memory, int(entry.stack.eager and not stack.eager))
+        return (
+            maker,
+            int(implementation.eager and not fit.implementation.eager),
+            memory,
+            int(fit.implementation.eager and not implementation.eager),
+        )
     weak = family.computes and not family.halves and slowed(other) != slowed(device)
-    paced = entry.stack.eager != stack.eager
-    library, kernel = entry.stack.library != stack.library, entry.stack.kernel != stack.kernel
-    untuned = kernel and entry.variant in family.alone
-    if _same(entry, device) or not family.computes:
+    paced = fit.implementation.eager != implementation.eager
+    library, kernel = (
+        fit.implementation.library != implementation.library,
+        fit.implementation.kernel != implementation.kernel,
+    )
+    untuned = kernel and fit.variant in family.alone
+    if _same(fit, device) or not family.computes:
         return (maker, int(weak), int(paced), 0, *near, library + kernel + untuned)
-    known = family.rewritten and _of_name(entry, stack) and same_code(entry, device)
+    known = family.rewritten and _of_name(fit, implementation) and same_code(fit, device)
     return (maker, int(weak), int(paced), 1 - known, *near, (library or kernel) + untuned)
 
 
-def _of_name(entry: Entry, stack: Stack) -> bool:
+def _of_name(fit: KernelFit, implementation: Implementation) -> bool:
     """Whether one kernel name of the library begins with the other, as later versions add to names."""
-    own, asked = entry.stack.kernel, stack.kernel
-    return entry.stack.library == stack.library and (own.startswith(asked) or asked.startswith(own))
+    own, asked = fit.implementation.kernel, implementation.kernel
+    return fit.implementation.library == implementation.library and (own.startswith(asked) or asked.startswith(own))
 
 
-def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
-    return entry.stack.dtype == dtype and entry.stack.kv_dtype == stack.kv_dtype
+def _of_type(fit: KernelFit, implementation: Implementation, dtype: str) -> bool:
+    return fit.implementation.dtype == dtype and fit.implementation.kv_dtype == implementation.kv_dtype
 
 
-def twins(entry: Entry, stack: Stack) -> bool:
+def twins(fit: KernelFit, implementation: Implementation) -> bool:
     """Whether data types take equally long: as wide, as fast, and multiplied by the same kernels."""
-    if entry.family == "elementwise":
+    if fit.family == "elementwise":
         return True
-    pairs = (entry.stack.dtype, stack.dtype), (entry.stack.kv_dtype, stack.kv_dtype)
+    pairs = (
+        (fit.implementation.dtype, implementation.dtype),
+        (fit.implementation.kv_dtype, implementation.kv_dtype),
+    )
     return all(own == other or {own, other} in TWINS for own, other in pairs)
 
 
-def _alike(entry: Entry, stack: Stack) -> bool:
+def _alike(fit: KernelFit, implementation: Implementation) -> bool:
     """Whether an entry is of the same operation or kind of attention, the last word of a kernel's name."""
-    if entry.family in ("elementwise", "collectives"):
-        own, other = (name.rpartition(" ")[2] for name in (stack.kernel, entry.stack.kernel))
+    if fit.family in ("elementwise", "collectives"):
+        own, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
         return own == other or not own
-    return entry.stack.kind == stack.kind
+    return fit.implementation.kind == implementation.kind
 
 
-def sibling(entry: Entry, device: Device) -> bool:
+def sibling(fit: KernelFit, device: Device) -> bool:
     """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
     since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
     """
-    memory = kin(entry.device).stacked == device.stacked
-    return memory and not over_host(entry, device) and _same(entry, device)
+    memory = device_traits(fit.device).stacked == device.stacked
+    return memory and not over_host(fit, device) and _same(fit, device)
 
 
-def _same(entry: Entry, device: Device) -> bool:
-    return max(relation(kin(entry.device), device, computes=FAMILIES[entry.family].computes)) <= 0
+def _same(fit: KernelFit, device: Device) -> bool:
+    return max(relation(device_traits(fit.device), device, computes=FAMILIES[fit.family].computes)) <= 0
 
 
-def source_class(entry: Entry, device: Device, stack: Stack) -> str:
+def source_class(fit: KernelFit, device: Device, implementation: Implementation) -> str:
     """The class of an entry as a source for a stack on a device: of NEARNESS, of a stand-in, or both; "" for the stack
     itself.
     """
-    where = "" if entry.device == device.name else nearness(entry, device)
-    return ", ".join(filter(None, (where, stand_in(entry, stack))))
+    where = "" if fit.device == device.name else nearness(fit, device)
+    return ", ".join(filter(None, (where, stand_in(fit, implementation))))
 
 
-def stand_in(entry: Entry, stack: Stack) -> str:
+def stand_in(fit: KernelFit, implementation: Implementation) -> str:
     """Label of the difference between an entry and a stack: data type, library or kernel; "" if the kernel is equal."""
-    if FAMILIES[entry.family].alike:
+    if FAMILIES[fit.family].alike:
         return ""
-    if not twins(entry, stack):
+    if not twins(fit, implementation):
         return ANOTHER_TYPE
-    if entry.stack.library != stack.library:
+    if fit.implementation.library != implementation.library:
         return ANOTHER_LIBRARY
-    name = stack.kernel.removesuffix(stack.kind).strip()
-    return "" if not name or _of_name(entry, stack) else ANOTHER_KERNEL
+    name = implementation.kernel.removesuffix(implementation.kind).strip()
+    return "" if not name or _of_name(fit, implementation) else ANOTHER_KERNEL
 
 
-def nearness(entry: Entry, device: Device) -> str:
+def nearness(fit: KernelFit, device: Device) -> str:
     """How near the device of an entry is: one of NEARNESS."""
-    if sibling(entry, device):
+    if sibling(fit, device):
         return SIBLINGS
-    return SAME_MAKER if kin(entry.device).vendor == device.vendor else OTHERS
+    return SAME_MAKER if device_traits(fit.device).vendor == device.vendor else OTHERS
 
 
-def _measured_error(name: str, stack: Stack, which: str) -> Error:
+def _measured_error(name: str, implementation: Implementation, which: str) -> Error:
     """The error of a class of sources, or else of the next from further away, of a kind of attention or a data type. A
     stand-in on another device is no surer than the kernel itself is there.
     """
@@ -326,11 +361,11 @@ def _measured_error(name: str, stack: Stack, which: str) -> Error:
     if which in NEARNESS:
         near, instead = which, ""
     further = NEARNESS[NEARNESS.index(near) :] if near else ("", *NEARNESS)
-    parts, known = (stack.kind or stack.dtype, "all"), index().errors
+    parts, known = (implementation.kind or implementation.dtype, "all"), index().errors
     classes = [", ".join(filter(None, (each, instead))) for each in further if each != OTHERS]
     keys = [(name, of, each) for each in (*classes, OTHERS) for of in parts]
     error = next((known[key] for key in keys if key in known), _UNKNOWN)
-    return error.or_wider(_measured_error(name, stack, near)) if near and instead else error
+    return error.or_wider(_measured_error(name, implementation, near)) if near and instead else error
 
 
 def widens_beyond(family: str) -> bool:
@@ -343,8 +378,18 @@ def stand_in_error(family: str, instead: str) -> Error:
     return index().errors.get((family, "all", instead), _UNKNOWN)
 
 
-def _named(entry: Entry) -> str:
-    return " ".join(filter(None, (entry.device, entry.stack.library, entry.version, entry.stack.kernel)))
+def _named(fit: KernelFit) -> str:
+    return " ".join(
+        filter(
+            None,
+            (
+                fit.device,
+                fit.implementation.library,
+                fit.version,
+                fit.implementation.kernel,
+            ),
+        )
+    )
 
 
 def bound_only(bound: Array, why: str) -> Expectation:
@@ -354,18 +399,20 @@ def bound_only(bound: Array, why: str) -> Expectation:
     return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=unknown(why))
 
 
-def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Sequence[Entry]) -> Expectation:
+def expect(
+    name: str, shapes: Shapes, device: Device, implementation: Implementation, fits: Sequence[KernelFit]
+) -> Expectation:
     """Expected times of kernels of `stack`; at least the bound.
 
     If no similar kernel was measured, it is the bound, with an infinite upper end of the interval.
     """
     family: Family = FAMILIES[name]
-    bound = family.bound(shapes, device, stack)
+    bound = family.bound(shapes, device, implementation)
     try:
-        choice = choose(name, device, stack, entries)
+        selection = select_fits(name, device, implementation, fits)
     except InputError as error:
         return bound_only(bound, str(error))
-    found = Estimator(choice=choice, device=device, stack=stack).expect(shapes)
+    found = Estimator(selection=selection, device=device, implementation=implementation).expect(shapes)
     expected = np.maximum(found.expected, bound)
     later = expected / found.expected
     return replace(found, bound=bound, expected=expected, low=np.maximum(found.low * later, bound),
@@ -376,50 +423,50 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
 class Estimator:
     """Expected times of a stack on a device by the parameters of a choice, without the limit of the bound."""
 
-    choice: EntryChoice
+    selection: FitSelection
     device: Device
-    stack: Stack
+    implementation: Implementation
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.choice.entries[0].family]
+        return FAMILIES[self.selection.fits[0].family]
 
     @cached_property
     def _parameters(self) -> list[Parameters]:
         """Parameters of each entry, scaled to the device."""
-        return [parameters_on(self.device, e) for e in self.choice.entries]
+        return [parameters_on(self.device, fit) for fit in self.selection.fits]
 
     @cached_property
     def _trends(self) -> list[Trend | None]:
-        return [e.trend if sibling(e, self.device) else None for e in self.choice.entries]
+        return [fit.trend if sibling(fit, self.device) else None for fit in self.selection.fits]
 
     @cached_property
     def _generations(self) -> tuple[tuple[list[int], float], ...]:
         """Places of the entries of each architecture, and its weight: less for one that is further away."""
-        entries = self.choice.entries
+        fits = self.selection.fits
         if not self.family.steady:
-            return ((list(range(len(entries))), 1.0),)
+            return ((list(range(len(fits))), 1.0),)
         places: dict[str, list[int]] = {}
-        for place, entry in enumerate(entries):
-            places.setdefault(generation(kin(entry.device)), []).append(place)
-        return tuple((own, _FADES ** apart(kin(entries[own[0]].device), self.device)) for own in places.values())
+        for place, fit in enumerate(fits):
+            places.setdefault(generation(device_traits(fit.device)), []).append(place)
+        return tuple((own, _FADES ** apart(device_traits(fits[own[0]].device), self.device)) for own in places.values())
 
     def expect(self, shapes: Shapes) -> Expectation:
-        choice, device, family, first = self.choice, self.device, self.family, self.choice.entries[0]
+        selection, device, family, first = self.selection, self.device, self.family, self.selection.fits[0]
         fitted = first.device == device.name
         seconds = family.seconds if fitted else family.elsewhere
-        by_variant = family.features_of(shapes, device, self.stack, {e.variant for e in choice.entries})
-        features = [by_variant[e.variant] for e in choice.entries]
+        by_variant = family.features_of(shapes, device, self.implementation, {fit.variant for fit in selection.fits})
+        features = [by_variant[fit.variant] for fit in selection.fits]
         logs = [
             np.log(seconds(p, f)) + (trend.change(family, shapes) if trend else 0.0)
             for p, f, trend in zip(self._parameters, features, self._trends, strict=True)
         ]
         fixed = [family.fixed(p, f) for p, f in zip(self._parameters, features, strict=True)]
-        expected = np.exp(self._combined(logs)) * choice.error.scale
-        low, high = choice.error.interval(expected)
+        expected = np.exp(self._combined(logs)) * selection.error.scale
+        low, high = selection.error.interval(expected)
         further, far = index().errors.get((family.name, "all", BEYOND)), first.beyond(shapes) > 0
         if further and np.any(far):
-            ends = further.or_wider(choice.error).interval(expected)
+            ends = further.or_wider(selection.error).interval(expected)
             low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
         found = Expectation(
             bound=np.zeros_like(expected),
@@ -427,7 +474,7 @@ class Estimator:
             low=low,
             high=high,
             fixed=np.broadcast_to(self._combined(np.broadcast_arrays(*fixed)), expected.shape),
-            source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
+            source=selection.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
         )
         residual = first.residual if fitted else None
         return _corrected(found, first, residual, shapes) if residual else found
@@ -446,16 +493,16 @@ def _middle(values: Sequence[Array]) -> Array:
     return np.asarray((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
-def _corrected(found: Expectation, entry: Entry, residual: StackResidual, shapes: Shapes) -> Expectation:
+def _corrected(found: Expectation, fit: KernelFit, residual: FitResidual, shapes: Shapes) -> Expectation:
     """An expectation corrected by the residuals of measurements nearby."""
     nearness = residual.apply(shapes)
     expected = found.expected * nearness.factor
     low, high = residual.interval
-    near = np.where(nearness.near, f"calibrated, {NEIGHBOURS} neighbours on {_named(entry)}", found.source)
+    near = np.where(nearness.near, f"calibrated, {NEIGHBOURS} neighbours on {_named(fit)}", found.source)
     return replace(
         found,
         expected=expected,
         low=np.where(nearness.near, expected * low, found.low * nearness.factor),
         high=np.where(nearness.near, expected * high, found.high * nearness.factor),
-        sources=np.where(nearness.measured, f"measured shape on {_named(entry)}", near).astype(object),
+        sources=np.where(nearness.measured, f"measured shape on {_named(fit)}", near).astype(object),
     )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..errors import InputError
 from ..records import frozen
 from .families._family import Array
-from .profile import SHORT_S, Entry
+from .profile import SHORT_S, KernelFit
 from .rows import NO_TIME, MeasurementTable
 from .statistics import mean, rank_correlation
 from .transfer import Expectation, expect
@@ -108,7 +108,7 @@ class Predictions:
         return self.table.frame.assign(**self.columns)
 
 
-def predict(table: MeasurementTable, entries: Sequence[Entry]) -> Predictions:
+def predict(table: MeasurementTable, fits: Sequence[KernelFit]) -> Predictions:
     """Bound and expected time of the rows of a table."""
     count = len(table.frame)
     columns: dict[str, Array] = {name: np.full(count, np.nan) for name in COLUMNS[:-1]}
@@ -117,7 +117,7 @@ def predict(table: MeasurementTable, entries: Sequence[Entry]) -> Predictions:
     for rows in table.rows:
         try:
             with np.errstate(all="ignore"):
-                found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, entries)
+                found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, fits)
         except InputError as error:
             skipped[str(error)] += len(rows)
             continue
@@ -166,8 +166,13 @@ def _points(one: Predictions) -> list[ValidationPoint]:
         kept = rows.take(np.flatnonzero(usable & (random.random(len(rows)) < share)))
         if not len(kept):
             continue
-        arithmetic, moving = rows.family.ideals(kept.shapes, rows.device, rows.stack)
-        name = " ".join(filter(None, (rows.device.name, rows.stack.library, rows.stack.dtype, rows.stack.kernel)))
+        arithmetic, moving = rows.family.ideals(kept.shapes, rows.device, rows.implementation)
+        name = " ".join(
+            filter(
+                None,
+                (rows.device.name, rows.implementation.library, rows.implementation.dtype, rows.implementation.kernel),
+            )
+        )
         times = (one.columns[column][kept.places] for column in ("bound_us", "expected_us"))
         columns = (kept.measured, *times, arithmetic, moving)
         for measured, bound, expected, of_ops, of_bytes in zip(*(c.tolist() for c in columns), strict=True):
@@ -187,7 +192,12 @@ def _groups(one: Predictions) -> list[ValidationGroup]:
         places = rows.places[rows.timed & np.isfinite(one.columns["expected_us"][rows.places])]
         kinds = np.array([str(source).split()[0].rstrip(",:;") for source in one.columns["expected_source"][places]])
         for source in np.unique(kinds):
-            key = (rows.family.name, rows.device.name, _type(rows.stack.dtype, rows.stack.kv_dtype), str(source))
+            key = (
+                rows.family.name,
+                rows.device.name,
+                _type(rows.implementation.dtype, rows.implementation.kv_dtype),
+                str(source),
+            )
             gathered.setdefault(key, []).append(places[kinds == source])
     groups = []
     for (family, device, dtype, source), parts in sorted(gathered.items()):

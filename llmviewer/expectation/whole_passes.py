@@ -51,12 +51,12 @@ def terms(kernel: LibraryKernel, hardware: Hardware, *, integers: bool) -> dict[
     sizes, bandwidth = kernel.shapes, hardware.rates[MEMORY]
     found: dict[str, Array] = {"launch_us": np.full(1, MICROSECOND)}
     found |= {name: np.atleast_1d(sizes[name]) / bandwidth for name in ("weights", "cache", "moved")}
-    if kernel.stack.kernel == OTHER:
+    if kernel.implementation.kernel == OTHER:
         return found
-    ops, narrow = np.atleast_1d(sizes["ops"]), kernel.stack.kernel == PRODUCT
-    dtype = "int8" if narrow and integers else kernel.stack.dtype
+    ops, narrow = np.atleast_1d(sizes["ops"]), kernel.implementation.kernel == PRODUCT
+    dtype = "int8" if narrow and integers else kernel.implementation.dtype
     time_s = ops / hardware.rates[hardware.supply(matrix(dtype))]
-    if kernel.stack.kernel == ATTENTION:
+    if kernel.implementation.kernel == ATTENTION:
         return found | {"attention": time_s}
     few = np.less_equal(sizes["rows"], FEW_ROWS)
     on_vectors = np.where(few & narrow, ops / hardware.rates[vector("fp32")], 0)
@@ -121,7 +121,7 @@ class EngineKernels:
         low, high = (np.where(few, *(self.errors[level, phase][side] for phase in PHASES)) * time_s for side in (0, 1))
         return ExpectedLaunch(
             expected=time_s, low=low, high=high, latency=parts["launch_us"] > _LATENCY * time_s,
-            source=self._source(level, hardware), stacks=(f"{self.engine} {self.title}",),
+            source=self._source(level, hardware), implementations=(f"{self.engine} {self.title}",),
         )  # fmt: skip
 
     def carried(self, hardware: Hardware) -> bool:

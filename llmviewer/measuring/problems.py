@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..expectation.device import Device
-from ..expectation.families import FAMILIES, Stack
+from ..expectation.families import FAMILIES, Implementation
 from ..expectation.formats import cache_bytes, kernel_type
 from ..graph import Block
 from ..operators.attention import FlashAttention, Heads
@@ -124,8 +124,8 @@ class Problem:
         family = FAMILIES[self.family]
         wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional, **self.row, "bytes": self.nbytes}
         shapes = {name: np.array([float(value)]) for name, value in wanted.items() if isinstance(value, int | float)}
-        stack = Stack(library="", dtype=self.dtype, kv_dtype=self.kv_dtype)
-        return float(family.bound(shapes, device, stack)[0])
+        implementation = Implementation(library="", dtype=self.dtype, kv_dtype=self.kv_dtype)
+        return float(family.bound(shapes, device, implementation)[0])
 
 
 def problems(models: Sequence[str], dtypes: Iterable[str]) -> list[Problem]:

@@ -94,7 +94,7 @@ def measured(title: str, data: bytes) -> Measured:
 
 def _predicted(frame: pd.DataFrame, title: str) -> Predictions:
     table = measurements.table_of(frame.reset_index(drop=True), Path(title))
-    return predict(table, index().entries)
+    return predict(table, index().fits)
 
 
 @lru_cache(maxsize=1)

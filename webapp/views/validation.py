@@ -12,7 +12,7 @@ import numpy as np
 from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
-from llmviewer.expectation.profile import Entry, Error
+from llmviewer.expectation.profile import Error, KernelFit
 from llmviewer.reports.accuracy_figures import Cloud, LibraryError, predicted_and_measured, profile_errors
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.tables import Table
@@ -47,11 +47,11 @@ def profiles(found: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each stack that was measured on one of the devices, its errors in shares of 1."""
     return [
         {
-            "id": str(i), "device": entry.device, "family": _said(entry.family), "library": entry.stack.library,
-            "version": entry.version, "dtype": _dtype(entry), "kernel": entry.stack.kernel, "rows": entry.rows,
-            "fitted": entry.fit_mape, **_errors(entry.held_out),
+            "id": str(i), "device": fit.device, "family": _said(fit.family), "library": fit.implementation.library,
+            "version": fit.version, "dtype": _dtype(fit), "kernel": fit.implementation.kernel, "rows": fit.rows,
+            "fitted": fit.fit_mape, **_errors(fit.held_out),
         }
-        for i, entry in enumerate(_entries(found))
+        for i, fit in enumerate(_entries(found))
     ]  # fmt: skip
 
 
@@ -68,18 +68,18 @@ def transfers() -> list[tuple[str, ...]]:
 
 def unmeasured(found: Sequence[Answer]) -> list[str]:
     """The devices that no profile is of."""
-    measured = {entry.device for entry in index().entries}
+    measured = {fit.device for fit in index().fits}
     return [one.name for one in found if one.analysis.hardware.name not in measured]
 
 
 def errors_figure(found: Sequence[Answer]) -> PageFigure:
     """Errors of the profiles of the devices, and of transfers to devices that were not measured."""
     named: dict[str, list[LibraryError]] = {}
-    for entry in _entries(found):
-        error, stack = entry.held_out, entry.stack
-        words = " ".join(filter(None, (stack.library, entry.version, stack.kernel, _dtype(entry))))
-        text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(entry.rows, 'row')}"
-        named.setdefault(entry.device, []).append(LibraryError(_said(entry.family), error.mape, text))
+    for fit in _entries(found):
+        error, implementation = fit.held_out, fit.implementation
+        words = " ".join(filter(None, (implementation.library, fit.version, implementation.kernel, _dtype(fit))))
+        text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(fit.rows, 'row')}"
+        named.setdefault(fit.device, []).append(LibraryError(_said(fit.family), error.mape, text))
     for (family, part, near), error in sorted(index().errors.items()):
         text = f"<b>{part}</b>, carried over from {near}<br>{_percent(error.mape)} off"
         named.setdefault(f"not measured, from {near}", []).append(LibraryError(_said(family), error.mape, text))
@@ -100,7 +100,7 @@ def scatter(one: Measured, name: str) -> PageFigure | None:
         ours = expected[rows.places]
         good = np.isfinite(times[rows.places]) & (times[rows.places] > 0) & np.isfinite(ours) & (ours > 0)
         if good.any():
-            called = " ".join(filter(None, (rows.device.name, rows.stack.library, rows.stack.dtype)))
+            called = " ".join(filter(None, (rows.device.name, rows.implementation.library, rows.implementation.dtype)))
             groups.setdefault(called, []).append(rows.places[good])
     if not groups:
         return None
@@ -142,9 +142,9 @@ def predicted(one: Measured) -> list[tuple[Any, ...]]:
     return [("row", *frame.columns), *((int(place), *row) for place, row in rows)]
 
 
-def _entries(found: Sequence[Answer]) -> list[Entry]:
+def _entries(found: Sequence[Answer]) -> list[KernelFit]:
     names = {one.analysis.hardware.name for one in found}
-    return [entry for entry in index().entries if entry.device in names]
+    return [fit for fit in index().fits if fit.device in names]
 
 
 def _errors(error: Error) -> dict[str, float | None]:
@@ -158,9 +158,13 @@ def _said(family: str) -> str:
     return family.replace("_", " ")
 
 
-def _dtype(entry: Entry) -> str:
-    cache = entry.stack.kv_dtype
-    return f"{entry.stack.dtype}, {cache} cache" if cache and cache != entry.stack.dtype else entry.stack.dtype
+def _dtype(fit: KernelFit) -> str:
+    cache = fit.implementation.kv_dtype
+    return (
+        f"{fit.implementation.dtype}, {cache} cache"
+        if cache and cache != fit.implementation.dtype
+        else fit.implementation.dtype
+    )
 
 
 def _percent(value: float) -> str:

@@ -58,7 +58,7 @@ class Fitted:
 
 
 @frozen(kw_only=True)
-class Stack:
+class Implementation:
     """The kernel that a set of parameters belongs to, on some device.
 
     kernel  the library's name of the kernel; for element-wise kernels and collectives with the operation
@@ -124,14 +124,14 @@ class Family(ABC):
     on_cpu: ClassVar[Parameters] = {}
 
     @abstractmethod
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         """Everything that does not depend on parameters."""
 
     def features_of(
-        self, shapes: Shapes, device: Device, stack: Stack, variants: Collection[str]
+        self, shapes: Shapes, device: Device, implementation: Implementation, variants: Collection[str]
     ) -> dict[str, Features]:
         """Features of several variants, which may share what they have in common."""
-        return {variant: self.features(shapes, device, stack, variant) for variant in variants}
+        return {variant: self.features(shapes, device, implementation, variant) for variant in variants}
 
     @abstractmethod
     def seconds(self, p: Parameters, features: Features) -> Array:
@@ -142,16 +142,16 @@ class Family(ABC):
         return self.seconds(p, features)
 
     @abstractmethod
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
         """The roofline of the same work. Bytes that a benchmark's loop keeps in the cache do not count. [s]"""
 
-    def ideals(self, shapes: Shapes, device: Device, stack: Stack) -> tuple[Array, Array]:
+    def ideals(self, shapes: Shapes, device: Device, implementation: Implementation) -> tuple[Array, Array]:
         """The bound's least times of arithmetic and of memory traffic, with nothing in the cache at the start. [s]"""
         plain = {**shapes, "loop": np.zeros(len(next(iter(shapes.values()))))}
         rates = {resource: rate * _FAR for resource, rate in device.hardware.rates.items()}
         moving = replace(device, hardware=replace(device.hardware, rates=rates))
         computing = replace(device, bandwidth=device.bandwidth * _FAR)
-        return self.bound(plain, computing, stack), self.bound(plain, moving, stack)
+        return self.bound(plain, computing, implementation), self.bound(plain, moving, implementation)
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
         """The part of the time that the smallest work takes too: launches, and start and end of a tile. [s]"""
@@ -179,10 +179,10 @@ class Family(ABC):
         """The parameters of a variant."""
         return tuple(q for q in self.parameters if not q.way or q.way in variant.split())
 
-    def usual(self, stack: Stack, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
+    def usual(self, implementation: Implementation, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
         """The values of parameters where measurements do not say."""
         usual = {parameter.name: parameter.usual for parameter in self.parameters}
-        return {**usual, **(self.on_cpu if stack.library.endswith(_CPU) else {})}
+        return {**usual, **(self.on_cpu if implementation.library.endswith(_CPU) else {})}
 
 
 def cold(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:

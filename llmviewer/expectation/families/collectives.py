@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import InputError
 from ...operators.collectives import UP
 from ..device import Device
-from ._family import MICROSECOND, Array, Family, Features, Fitted, Parameters, Shapes, Stack, smooth_max
+from ._family import MICROSECOND, Array, Family, Features, Fitted, Implementation, Parameters, Shapes, smooth_max
 
 # What switches add (ncclNvlsSupported of NCCL's src/include/device.h, of the types that rows have).
 _ADDED: Final = ("fp16", "bf16", "fp32")
@@ -54,10 +54,10 @@ class Collectives(Family):
         Fitted(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
     )  # fmt: skip
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
-        devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, stack)
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
+        devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, implementation)
         sent = share * shapes["bytes"] / _link(device)
-        keeps = not device.hosted and not stack.kernel.endswith(_PASSED)
+        keeps = not device.hosted and not implementation.kernel.endswith(_PASSED)
         own = shapes["bytes"] / devices / _link(device) if keeps else np.zeros_like(sent)
         crowd = np.maximum(devices / 2, 1) if device.hosted else np.ones_like(devices)
         direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else None
@@ -70,7 +70,7 @@ class Collectives(Family):
             "direct": direct,
             "crowd": crowd,
             "between": "between" in ways,
-            "added": added if "switched" in ways and _adds(device, stack) else None,
+            "added": added if "switched" in ways and _adds(device, implementation) else None,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
@@ -92,15 +92,15 @@ class Collectives(Family):
     def fixed(self, p: Parameters, features: Features) -> Array | float:
         return np.asarray((p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND, dtype=float)
 
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
-        share = _share(shapes, stack)
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
+        share = _share(shapes, implementation)
         reduced = np.where(share > 1, share / 2, share)  # switches that add halve what is sent
         return np.asarray(reduced * shapes["bytes"] / _link(device))
 
 
-def _share(shapes: Shapes, stack: Stack) -> Array:
+def _share(shapes: Shapes, implementation: Implementation) -> Array:
     """The part of the full buffer that a device sends."""
-    operation = stack.kernel.rpartition(" ")[2]
+    operation = implementation.kernel.rpartition(" ")[2]
     devices = np.asarray(shapes["num_gpus"], dtype=float)
     if operation == _PASSED:
         return np.ones_like(devices)
@@ -109,10 +109,10 @@ def _share(shapes: Shapes, stack: Stack) -> Array:
     return np.asarray(_PARTS[operation] * (devices - 1) / devices)
 
 
-def _adds(device: Device, stack: Stack) -> bool:
+def _adds(device: Device, implementation: Implementation) -> bool:
     """Whether switches can add up what devices send."""
     able = not device.hosted and any(fact.key == f"{UP}.in_network" for fact in device.hardware.facts)
-    return able and stack.kernel.endswith("all_reduce") and stack.dtype in _ADDED
+    return able and implementation.kernel.endswith("all_reduce") and implementation.dtype in _ADDED
 
 
 def _link(device: Device) -> float:

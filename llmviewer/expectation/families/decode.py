@@ -11,7 +11,7 @@ from ...records import frozen
 from ..device import Device
 from ..formats import cache_bytes
 from ._cuts import RULES, SKIPPING, DecodeCaches, worth
-from ._family import MICROSECOND, Array, Family, Features, Fitted, Parameters, Shapes, Stack, cold, from_memory
+from ._family import MICROSECOND, Array, Family, Features, Fitted, Implementation, Parameters, Shapes, cold, from_memory
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
 _LEAST: Final = 64  # keys of a part of the cache
@@ -109,12 +109,12 @@ class Decode(Family):
                 "128 short triton gradual", "32 shared dealt masked worth", "32 shared dealt64 masked",
                 "32 shared one masked", "128 gen", "32 gen masked", "128 filled")  # fmt: skip
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         b, whole, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         windowed = shapes["window"] > 0
         passed = np.where(windowed[:, None], np.maximum(whole - shapes["window"][:, None], 0), 0)
         most, *ways = (variant or self.variants[0]).split()
-        cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
+        cache, queries, ops = _work(shapes, cache_bytes(implementation.kv_dtype or "bf16"))
         group = heads / kv_heads
         fills = worth(b * kv_heads, whole, device.cores)
         tile = _tile(group, int(most), ways, windowed=windowed[:, None], fills=fills)
@@ -133,7 +133,7 @@ class Decode(Family):
             "busy": busy,
             "filled": filled,
             "keys": cut.keys,
-            "rows": np.zeros_like(b) if _latent(stack) else np.minimum(group, tile.heads) * dim / _COLUMNS,
+            "rows": np.zeros_like(b) if _latent(implementation) else np.minimum(group, tile.heads) * dim / _COLUMNS,
             "cache": cache / device.bandwidth,
             "queries": queries / device.bandwidth,
             "l2": (cache[:, None] * groups + queries[:, None] + parted) / device.bandwidth,
@@ -154,7 +154,7 @@ class Decode(Family):
             "ramp": -np.expm1(-cache / device.l2),
             "single": (tile.other | (("shared" not in ways) & (group <= 1)))[:, 0],
             "masked": masked,
-            "wide": (group[:, 0] > min(float(most), _FEW)) & ~_latent(stack),
+            "wide": (group[:, 0] > min(float(most), _FEW)) & ~_latent(implementation),
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
@@ -192,14 +192,14 @@ class Decode(Family):
         before = p.get("turned_us", 0.0) * f["turned"] + p.get("token_ns", 0.0) * 1e-3 * f["tokens"]
         return np.asarray(start + core + window + before * MICROSECOND, dtype=float)
 
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
-        cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
+        cache, queries, ops = _work(shapes, cache_bytes(implementation.kv_dtype or "bf16"))
         moved = from_memory(cache + queries, shapes["loop"], device.l2)
-        arithmetic = max(device.limit("bf16"), device.limit("fp8") if stack.kv_dtype == "fp8" else 0)
+        arithmetic = max(device.limit("bf16"), device.limit("fp8") if implementation.kv_dtype == "fp8" else 0)
         return np.maximum(ops / arithmetic, moved / device.bandwidth)
 
-    def usual(self, stack: Stack, device: Device) -> dict[str, float]:
-        return super().usual(stack, device) | ({"alpha": 0.9} if _latent(stack) else {})
+    def usual(self, implementation: Implementation, device: Device) -> dict[str, float]:
+        return super().usual(implementation, device) | ({"alpha": 0.9} if _latent(implementation) else {})
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
@@ -287,9 +287,9 @@ def _rounds(caches: DecodeCaches, cut: _Cut) -> tuple[Array, Array, Array]:
     return waves, busy, filled
 
 
-def _latent(stack: Stack) -> bool:
+def _latent(implementation: Implementation) -> bool:
     """Whether it is latent attention: all heads share one key head, and any number of them fills matrix units."""
-    return stack.kernel.endswith("mla_absorb")
+    return implementation.kernel.endswith("mla_absorb")
 
 
 def _work(shapes: Shapes, width: float) -> tuple[Array, Array, Array]:

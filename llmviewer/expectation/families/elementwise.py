@@ -13,9 +13,9 @@ from ._family import (
     Family,
     Features,
     Fitted,
+    Implementation,
     Parameters,
     Shapes,
-    Stack,
     cold,
     from_memory,
     smooth_max,
@@ -48,7 +48,7 @@ class ElementwiseFamily(Family):
         Fitted(name="element_ns", usual=0.1, low=0.001, high=5, meaning="an element of a row [ns]", way="long"),
     )
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:  # noqa: ARG002
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:  # noqa: ARG002
         long = variant == "long"
         moved = np.asarray(shapes["bytes"], dtype=float)
         again = shapes.get("loop", np.zeros_like(moved)) > 0
@@ -72,6 +72,6 @@ class ElementwiseFamily(Family):
     def told(self, variant: str, shapes: Shapes) -> bool:
         return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _LONG))
 
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:  # noqa: ARG002
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:  # noqa: ARG002
         moved = np.asarray(shapes["bytes"], dtype=float)
         return from_memory(moved, shapes.get("loop", np.zeros_like(moved)), device.l2) / device.bandwidth

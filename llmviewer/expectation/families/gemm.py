@@ -16,9 +16,9 @@ from ._family import (
     Family,
     Features,
     Fitted,
+    Implementation,
     Parameters,
     Shapes,
-    Stack,
     best,
     cold,
     from_memory,
@@ -122,11 +122,11 @@ class Gemm(Family):
         Fitted(name="gemv_tau_us", usual=0.1, low=0.001, high=5, meaning="start and end of blocks [us]", way="gemv"),
     )
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
-        return self.features_of(shapes, device, stack, (variant,))[variant]
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
+        return self.features_of(shapes, device, implementation, (variant,))[variant]
 
     def features_of(
-        self, shapes: Shapes, device: Device, stack: Stack, variants: Collection[str]
+        self, shapes: Shapes, device: Device, implementation: Implementation, variants: Collection[str]
     ) -> dict[str, Features]:
         """Features of several variants; those with the same tiles share theirs."""
         tiled: dict[str, Features] = {}
@@ -135,15 +135,15 @@ class Gemm(Family):
             way, _, word = (variant or self.variants[0]).partition(" ")
             tiles = word.removesuffix("gemv")
             if tiles not in tiled:
-                tiled[tiles] = self._tiled(shapes, device, stack, tiles)
-            kind = kernel_type(stack.dtype)
+                tiled[tiles] = self._tiled(shapes, device, implementation, tiles)
+            kind = kernel_type(implementation.dtype)
             few = _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None
             found[variant] = {**tiled[tiles], "waves": way == "waves", "gemv": few}
         return found
 
-    def _tiled(self, shapes: Shapes, device: Device, stack: Stack, word: str) -> Features:
+    def _tiled(self, shapes: Shapes, device: Device, implementation: Implementation, word: str) -> Features:
         """Features of all variants whose tiles are those of `word`."""
-        kind = kernel_type(stack.dtype)
+        kind = kernel_type(implementation.dtype)
         m, n, k = (np.asarray(shapes[c], dtype=np.float32)[:, None] for c in self.columns)
         batch = np.asarray(shapes["batch"], dtype=np.float32)[:, None]
         whole, reach = _reach(device, kind.arithmetic)
@@ -251,8 +251,8 @@ class Gemm(Family):
     def told(self, variant: str, shapes: Shapes) -> bool:
         return "gemv" not in variant.split() or bool(np.any(np.asarray(shapes["M"]) <= _FEW_ROWS))
 
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
-        kind = kernel_type(stack.dtype)
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
+        kind = kernel_type(implementation.dtype)
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         ops = 2.0 * shapes["M"] * shapes["N"] * shapes["K"] * shapes["batch"]
         sets = np.maximum(shapes["loop"], 1)

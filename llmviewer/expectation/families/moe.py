@@ -9,7 +9,7 @@ import numpy as np
 
 from ..device import Device
 from ..formats import kernel_type
-from ._family import MICROSECOND, Array, Family, Features, Fitted, Parameters, Shapes, Stack, cold, from_memory
+from ._family import MICROSECOND, Array, Family, Features, Fitted, Implementation, Parameters, Shapes, cold, from_memory
 from ._routing import TILES, local_loads, shared_out
 
 _HEIGHTS: Final = np.array(TILES, dtype=float)
@@ -57,8 +57,8 @@ class Moe(Family):
         Fitted(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
     )  # fmt: skip
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
-        kind = kernel_type(stack.dtype)
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
+        kind = kernel_type(implementation.dtype)
         work = _work(shapes)
         work |= _whole(shapes, work) if "whole" in variant else {}
         rule = _RULES.get(variant.removesuffix("whole").strip())
@@ -122,14 +122,14 @@ class Moe(Family):
             time = time + largest[at] * smooth ** (1 / p["sharp"])
         return np.asarray(time, dtype=float)
 
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
         """Of the experts that tokens reach.
 
         If some experts are more popular and there are fewer copies than experts, which of them are reached is chance.
         The bound then counts only what no routing avoids: on the device with most rows an equal part of the copies, and
         as many experts as those need, since a token goes to an expert once.
         """
-        kind = kernel_type(stack.dtype)
+        kind = kernel_type(implementation.dtype)
         work = _work(shapes)
         work |= _least(shapes, work)
         a_row = (work["up"] + work["inner"]) * work["hidden"]

@@ -14,9 +14,9 @@ from ._family import (
     Family,
     Features,
     Fitted,
+    Implementation,
     Parameters,
     Shapes,
-    Stack,
     cold,
     from_memory,
     smooth_max,
@@ -77,16 +77,16 @@ class Prefill(Family):
         Fitted(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
     )  # fmt: skip
 
-    def usual(self, stack: Stack, device: Device) -> dict[str, float]:
+    def usual(self, implementation: Implementation, device: Device) -> dict[str, float]:
         """For exponentials: if multiplication is that fast, most of the time of special function units shows."""
-        usual = super().usual(stack, device)
+        usual = super().usual(implementation, device)
         if device.vendor == "nvidia" and device.kind == "gpu" and device.clock:
-            columns = device.peak(kernel_type(stack.dtype).arithmetic) / 2 / device.cores
+            columns = device.peak(kernel_type(implementation.dtype).arithmetic) / 2 / device.cores
             shown = _SHOWN * columns / (device.exponentials * device.clock)
             usual["softmax"] = max(shown, usual["softmax"])
         return usual
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+    def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         window = np.where(shapes["window"] > 0, shapes["window"], np.inf)[:, None]
         causal = np.asarray(shapes["causal"], dtype=float)[:, None] > 0
@@ -100,10 +100,10 @@ class Prefill(Family):
         tiles = np.ceil(q * group / tile)
         blocks = b * (kv_heads if packed else heads) * tiles
         mean = np.where(causal, np.minimum(kv - q + (tiles + 1) / 2 * tile / group, kv), kv)
-        read = b * kv * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
-        peak = device.peak(kernel_type(stack.dtype).arithmetic)
+        read = b * kv * kv_heads * (dim + v_dim) * cache_bytes(implementation.kv_dtype or "bf16")
+        peak = device.peak(kernel_type(implementation.dtype).arithmetic)
         moved = (2 * b * q * heads * (dim + v_dim) + read)[:, 0]
-        threads = np.minimum(kv_heads * dim, _BLOCK) if stack.library == _STORING else np.zeros_like(b)
+        threads = np.minimum(kv_heads * dim, _BLOCK) if implementation.library == _STORING else np.zeros_like(b)
         return {
             "waves": blocks / device.cores,
             "mean": mean,
@@ -142,15 +142,15 @@ class Prefill(Family):
         passes = passes * part + (p["token_ns"] * 1e-3 * f["tokens"] + p["store_us"] * f["stores"]) * MICROSECOND
         return np.asarray(p["start_us"] * MICROSECOND + core + passes, dtype=float)
 
-    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+    def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float) for c in self.columns)
         ops = 2 * b * heads * _pairs(q, kv, shapes) * (dim + v_dim)
         seen = np.where(shapes["window"] > 0, np.minimum(kv, q + shapes["window"]), kv)
-        read = b * seen * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
+        read = b * seen * kv_heads * (dim + v_dim) * cache_bytes(implementation.kv_dtype or "bf16")
         moved = 2 * b * q * heads * (dim + v_dim) + read
         memory = from_memory(moved, shapes["loop"], device.l2) / device.bandwidth
-        arithmetic = "fp8" if stack.kv_dtype == "fp8" and device.vendor == "nvidia" else stack.dtype
-        types = (kernel_type(stack.dtype).arithmetic, kernel_type(arithmetic).arithmetic)
+        arithmetic = "fp8" if implementation.kv_dtype == "fp8" and device.vendor == "nvidia" else implementation.dtype
+        types = (kernel_type(implementation.dtype).arithmetic, kernel_type(arithmetic).arithmetic)
         return np.asarray(np.maximum(ops / max(map(device.limit, types)), memory))
 
     def kept(self, shapes: Shapes) -> Array:

@@ -14,7 +14,7 @@ from ...operators.attention import QK, SV, FlashAttention, Indexer
 from ...operators.block_sparse import BlockIndexer
 from ...operators.masks import Causal, Mask, PoolingMask, ShardedKeys, ShardedQueries, Tiled
 from ...workload import Workload
-from ..families import Stack
+from ..families import Implementation
 from ._kernel import LibraryKernel
 from ._movers import mover
 from ._work import LaunchWork
@@ -52,28 +52,28 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     once = np.less_equal(queries, 1)
     narrow = "bf16" if dtype == "fp16" else dtype
     stored = "fp8" if cache.bits <= 8 else "bf16"
-    single = Stack(
+    single = Implementation(
         library=work.library, dtype="bf16" if narrow == "fp8" else narrow, kv_dtype=stored,
         kernel="mla_absorb" if absorbed else "",
     )  # fmt: skip
-    yield LibraryKernel(family="attention_decode", stack=single, shapes=shapes, where=once)
-    prompts = Stack(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
+    yield LibraryKernel(family="attention_decode", implementation=single, shapes=shapes, where=once)
+    prompts = Implementation(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
     instead, many = None, ~once
     if causal and kind != "mla_unabsorbed":
         side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
         few = ~once & np.less(queries, _FEWEST_READ)
-        instead = LibraryKernel(family="attention_decode", stack=single, shapes=side, where=few)
+        instead = LibraryKernel(family="attention_decode", implementation=single, shapes=side, where=few)
         if absorbed:
             alone = {**shapes, "batch": batch * np.maximum(queries, 1)}
             padded = np.maximum(_FEWEST_READ - queries, 0)
             more = {**shapes, "q_len": queries + padded, "kv_len": keys + padded}
             yield replace(
                 instead,
-                apart=LibraryKernel(family="attention_decode", stack=single, shapes=alone, where=few),
-                instead=LibraryKernel(family="attention_prefill", stack=prompts, shapes=more, where=few),
+                apart=LibraryKernel(family="attention_decode", implementation=single, shapes=alone, where=few),
+                instead=LibraryKernel(family="attention_prefill", implementation=prompts, shapes=more, where=few),
             )
             instead, many = None, many & ~few
-    yield LibraryKernel(family="attention_prefill", stack=prompts, shapes=shapes, where=many, instead=instead)
+    yield LibraryKernel(family="attention_prefill", implementation=prompts, shapes=shapes, where=many, instead=instead)
 
 
 def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
@@ -103,7 +103,9 @@ def scores(op: QK | SV, alike: Workload, work: LaunchWork) -> LibraryKernel:
     keys = np.maximum(np.divide(evaluate(heads.mask.cells, alike), tokens), 1)
     n, k = (keys, heads.head_dim) if isinstance(op, QK) else (heads.out_dim, keys)
     shapes = {"M": spans.q_len, "N": n, "K": k, "batch": np.multiply(spans.batch, heads.num_heads)}
-    return LibraryKernel(family="gemm", stack=Stack(library=work.library, dtype=work.half), shapes=shapes)
+    return LibraryKernel(
+        family="gemm", implementation=Implementation(library=work.library, dtype=work.half), shapes=shapes
+    )
 
 
 def indexer(op: Indexer | BlockIndexer, work: LaunchWork) -> Iterator[LibraryKernel]:

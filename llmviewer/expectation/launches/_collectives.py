@@ -11,7 +11,7 @@ from ...forms import Num
 from ...operators.base import Operator
 from ...operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Send
 from ...transforms.offload import HOST
-from ..families import Stack
+from ..families import Implementation
 from ._kernel import LibraryKernel, Sending
 from ._work import LaunchWork
 
@@ -57,14 +57,14 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
         shapes = {"num_gpus": group.inner, "bytes": inside * op.detour()}
     elif min(group.inner, group.outer) > 1 and name not in _PAIRED:  # a ring leaves each bridge once
         shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
-    usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
+    usual = Implementation(library="nccl", dtype="fp16", kernel=f"nccl {name}")
     if name != "all_reduce" or work.library not in _SHORT or (hosted and group.size > 2):
-        return (LibraryKernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), remark
-    own = Stack(library=work.library, dtype="bf16", kernel=f"{_SHORT[work.library]} {name}")
+        return (LibraryKernel(family="collectives", implementation=usual, shapes=shapes, hosted=hosted),), remark
+    own = Implementation(library=work.library, dtype="bf16", kernel=f"{_SHORT[work.library]} {name}")
     short = np.less_equal(sent, _SHORT_BYTES)
     return (
-        LibraryKernel(family="collectives", stack=own, shapes=shapes, where=short, hosted=hosted),
-        LibraryKernel(family="collectives", stack=usual, shapes=shapes, where=~short, hosted=hosted),
+        LibraryKernel(family="collectives", implementation=own, shapes=shapes, where=short, hosted=hosted),
+        LibraryKernel(family="collectives", implementation=usual, shapes=shapes, where=~short, hosted=hosted),
     ), remark
 
 

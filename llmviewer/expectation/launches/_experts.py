@@ -13,7 +13,7 @@ from ...operators.base import Operator
 from ...operators.collectives import Collective
 from ...operators.elementwise import Combine, Permute
 from ...operators.linear import ExpertsLinear, Linear
-from ..families import Stack
+from ..families import Implementation
 from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
 from ._products import product, whole
@@ -64,8 +64,8 @@ def moe(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequ
         "gated": float(up > inner),
         "reached": work.of(down.weight.rows) if down.weight.rows else count,
     }
-    stack = Stack(library=work.library, dtype=product(down, work.half))
-    kernels = (LibraryKernel(family="moe", stack=stack, shapes=shapes),)
+    implementation = Implementation(library=work.library, dtype=product(down, work.half))
+    kernels = (LibraryKernel(family="moe", implementation=implementation, shapes=shapes),)
     if run is down:
         return KernelSequence(members=members, kernels=kernels)
     return KernelSequence(members=members, kernels=kernels, remark=_AS_DENSE, instead=ANOTHER_TYPE)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...forms import Num
 from ...records import frozen
-from ..families import FAMILIES, Stack
+from ..families import FAMILIES, Implementation
 from ..families._family import Array
 
 
@@ -26,7 +26,7 @@ class LibraryKernel:
     """
 
     family: str
-    stack: Stack
+    implementation: Implementation
     shapes: Mapping[str, Num]
     where: Num = True
     instead: LibraryKernel | None = None
@@ -37,8 +37,16 @@ class LibraryKernel:
     @cached_property
     def identity(self) -> tuple[Hashable, ...]:
         """What distinguishes it from others, wherever each runs; in plain values, as they are compared often."""
-        stack, sizes = self.stack, (_content(name, size) for name, size in self.shapes.items())
-        return self.family, stack.library, stack.dtype, stack.kv_dtype, stack.kernel, self.hosted, *sizes
+        implementation, sizes = self.implementation, (_content(name, size) for name, size in self.shapes.items())
+        return (
+            self.family,
+            implementation.library,
+            implementation.dtype,
+            implementation.kv_dtype,
+            implementation.kernel,
+            self.hosted,
+            *sizes,
+        )
 
     def columns(self, chosen: Array) -> dict[str, Array]:
         """The columns of its family for the workloads `chosen`; columns that are not given have the values of a single

@@ -11,7 +11,7 @@ from ...forms import TOKENS, Num
 from ...operators.attention import Softmax
 from ...operators.base import Operator, Tensor
 from ...operators.kinds import OperatorGroup, kind_of
-from ..families import Stack
+from ..families import Implementation
 from ._kernel import LibraryKernel
 from ._work import LaunchWork
 
@@ -41,8 +41,8 @@ def mover(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") 
     if isinstance(op, Softmax):
         queries = np.maximum(work.of(TOKENS), 1)
         shapes |= {"rows": queries * op.heads.num_heads, "cols": np.maximum(work.of(op.heads.mask.cells) / queries, 1)}
-    stack = Stack(library=work.library, dtype=dtype, kernel=name)
-    return LibraryKernel(family="elementwise", stack=stack, shapes=shapes, where=where)
+    implementation = Implementation(library=work.library, dtype=dtype, kernel=name)
+    return LibraryKernel(family="elementwise", implementation=implementation, shapes=shapes, where=where)
 
 
 def _row_bytes(op: Operator) -> float:

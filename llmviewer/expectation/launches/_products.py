@@ -16,7 +16,7 @@ from ...operators.fused import Fused
 from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
-from ..families import Stack
+from ..families import Implementation
 from ..formats import kernel_type
 from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
@@ -106,7 +106,7 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
         kernels=tuple(
             LibraryKernel(
                 family="gemm",
-                stack=Stack(library=work.library, dtype=dtype),
+                implementation=Implementation(library=work.library, dtype=dtype),
                 shapes={"M": rows, "N": n, "K": depth, "batch": batch},
             )
             for dtype, n in columns.items()

@@ -12,7 +12,7 @@ from ...operators.base import Operator
 from ...operators.fused import Fused
 from ...operators.linear import Linear
 from ...precision import HALF
-from ..families import Stack
+from ..families import Implementation
 from ._kernel import KernelSequence, LibraryKernel
 from ._work import LaunchWork
 
@@ -43,8 +43,10 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
         "weights": weights, "cache": row.kv_bytes / often, "moved": row.activation_bytes / often, "ops": work.ops,
         "rows": rows, "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
     }  # fmt: skip
-    stack = Stack(library=work.library, dtype=row.wanted.dtype, kernel=kind)
-    return KernelSequence(members=(place,), kernels=(LibraryKernel(family=AMOUNTS, stack=stack, shapes=shapes),))
+    implementation = Implementation(library=work.library, dtype=row.wanted.dtype, kernel=kind)
+    return KernelSequence(
+        members=(place,), kernels=(LibraryKernel(family=AMOUNTS, implementation=implementation, shapes=shapes),)
+    )
 
 
 def _linear(op: Operator) -> Linear | None:

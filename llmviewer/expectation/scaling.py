@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from ..records import frozen
-from .device import Device, Kin
+from .device import Device, DeviceTraits
+from .device_similarity import GENERATIONS, earlier, generation, instructions, slowed
 from .families import FAMILIES, Family
-from .index import kin
-from .kinship import GENERATIONS, earlier, generation, instructions, slowed
-from .profile import Entry
+from .index import device_traits
+from .profile import KernelFit
 
 # Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
 # read, so that what all read is in both (A100 whitepaper, L2 cache: "each L2 partition localizes and caches data for
@@ -34,59 +34,59 @@ _AMPERE: Final = 2048.0
 Parameters = Mapping[str, float]
 
 
-def parameters_on(device: Device, entry: Entry) -> Parameters:
+def parameters_on(device: Device, fit: KernelFit) -> Parameters:
     """The parameters of an entry on `device`.
 
     On its own device they are unchanged; under what-ifs, the rules for parameters that do not scale with the changed
     rates apply; on other devices, all rules in turn.
     """
-    there = entry.device == device.name
+    there = fit.device == device.name
     if there and not device.hardware.changes:
-        return entry.parameters
-    move = _Move(entry=entry, own=kin(entry.device), device=device)
-    found = dict(entry.parameters)
+        return fit.parameters
+    move = _Move(fit=fit, own=device_traits(fit.device), device=device)
+    found = dict(fit.parameters)
     for rule in _OWN if there else _RULES:
         found |= rule(found, move)
     return found
 
 
-def same_code(entry: Entry, device: Device) -> bool:
+def same_code(fit: KernelFit, device: Device) -> bool:
     """Whether its kernel is the same on a device: in the same matrix instructions, or written for none."""
-    return _portable(entry) or instructions(kin(entry.device)) == instructions(device)
+    return _portable(fit) or instructions(device_traits(fit.device)) == instructions(device)
 
 
-def _portable(entry: Entry) -> bool:
+def _portable(fit: KernelFit) -> bool:
     """Whether it is the same on all devices, whatever kind of attention it is for."""
-    return entry.stack.kernel.partition(" ")[0] in FAMILIES[entry.family].portable
+    return fit.implementation.kernel.partition(" ")[0] in FAMILIES[fit.family].portable
 
 
-def launch_us(entry: Entry) -> float:
+def launch_us(fit: KernelFit) -> float:
     """What of the start of a kernel that only moves bytes is a host's. [us]"""
-    return max(entry.parameters["start_us"] - _LAUNCH_US, 0.0)
+    return max(fit.parameters["start_us"] - _LAUNCH_US, 0.0)
 
 
-def replayed(entry: Entry) -> Entry:
+def replayed(fit: KernelFit) -> KernelFit:
     """A kernel that only moves bytes as it is in a graph, without the launch by a host that it was measured with."""
-    start = entry.parameters["start_us"] - launch_us(entry)
-    return replace(entry, parameters={**entry.parameters, "start_us": start}, trend=None, residual=None)
+    start = fit.parameters["start_us"] - launch_us(fit)
+    return replace(fit, parameters={**fit.parameters, "start_us": start}, trend=None, residual=None)
 
 
-def over_host(entry: Entry, device: Device) -> bool:
+def over_host(fit: KernelFit, device: Device) -> bool:
     """Whether it is of messages that pass a host on their way between devices."""
-    return entry.family == "collectives" and device.hosted
+    return fit.family == "collectives" and device.hosted
 
 
 @frozen(kw_only=True)
 class _Move:
     """From the device of an entry, `own`, to another."""
 
-    entry: Entry
-    own: Kin
+    fit: KernelFit
+    own: DeviceTraits
     device: Device
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.entry.family]
+        return FAMILIES[self.fit.family]
 
     @property
     def alike(self) -> bool:
@@ -119,7 +119,7 @@ class _Move:
     @property
     def waits(self) -> bool:
         """Whether matrix units do, as those do of kernels that are not written for them."""
-        return self.family.waits or _portable(self.entry)
+        return self.family.waits or _portable(self.fit)
 
     @property
     def back(self) -> bool:
@@ -129,11 +129,11 @@ class _Move:
 
 def _fixed_times(found: Parameters, move: _Move) -> Parameters:
     """They are as many clocks, but of messages over a host and of launches by one, which are not its cores'."""
-    if over_host(move.entry, move.device):
+    if over_host(move.fit, move.device):
         return {}
     times = {name: value * move.clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
     if not move.family.aged:
-        times["start_us"] += launch_us(move.entry) * (1 - move.clocks)
+        times["start_us"] += launch_us(move.fit) * (1 - move.clocks)
     return times
 
 
@@ -157,7 +157,7 @@ def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
     return {"lambda": found["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
 
 
-def _l2_reads(device: Kin) -> float:
+def _l2_reads(device: DeviceTraits) -> float:
     """What its cores read from its L2 cache in a second; 0 where that was not measured of its generation. [B/s]"""
     return 0.0 if device.stacked else _L2_READS.get(generation(device), 0.0) * device.cores * device.clock
 
@@ -183,7 +183,7 @@ def _waits(found: Parameters, move: _Move) -> Parameters:
     """Where matrix units wait for others, they wait as many clocks: slower ones reach more of their peak, and faster
     ones less, unless they have kernels of their own, which hide more.
     """
-    if not move.waits or not move.multiplies or (move.multiplies > 1 and not same_code(move.entry, move.device)):
+    if not move.waits or not move.multiplies or (move.multiplies > 1 and not same_code(move.fit, move.device)):
         return {}
     return {"alpha": 1 / (1 + (1 / found["alpha"] - 1) * move.multiplies)}
 
@@ -192,7 +192,7 @@ def _hidden(found: Parameters, move: _Move) -> Parameters:
     """Starts and ends of tiles, by others: a core holds as many as its shared memory has room for, of which kernels
     that are not written for matrix instructions need little.
     """
-    written = move.family.rewritten and not _portable(move.entry) and same_code(move.entry, move.device)
+    written = move.family.rewritten and not _portable(move.fit) and same_code(move.fit, move.device)
     was, now = move.own.shared, move.device.shared
     return {"tau_us": found["tau_us"] * was / now} if written and move.alike and was and now else {}
 
@@ -201,7 +201,7 @@ def _core_rate(found: Parameters, move: _Move) -> Parameters:
     """Where a kernel reaches less of the memory bandwidth than most do, the rest of its time is its cores', which have
     no more bytes under way on another device, and widen no more of them in a clock.
     """
-    if not (move.family.streams and move.alike and same_code(move.entry, move.device)):
+    if not (move.family.streams and move.alike and same_code(move.fit, move.device)):
         return {}
     most = next(q.usual for q in move.family.parameters if q.name == "beta")
     own = max(1 / found["beta"] - 1 / most, 0.0)  # for each byte, beside what memory takes
@@ -210,7 +210,7 @@ def _core_rate(found: Parameters, move: _Move) -> Parameters:
 
 def _old_instructions(found: Parameters, move: _Move) -> Parameters:
     """Kernels that are written in those of Ampere do as much in a clock on later devices."""
-    if _MARLIN not in move.entry.stack.kernel or not move.multiplies:
+    if _MARLIN not in move.fit.implementation.kernel or not move.multiplies:
         return {}
     was = move.own.multiplies / move.own.clock if move.own.clock else 0.0
     slower = max(was, _AMPERE) / max(was * move.multiplies, _AMPERE)
@@ -223,7 +223,7 @@ def _exponentials(found: Parameters, move: _Move) -> Parameters:
     """
     if "softmax" not in found or not move.multiplies or (move.back and not move.waits):
         return {}
-    reached = found["alpha"] / move.entry.parameters["alpha"]
+    reached = found["alpha"] / move.fit.parameters["alpha"]
     return {"softmax": found["softmax"] * move.multiplies * reached * move.own.exponentials / move.device.exponentials}
 
 
@@ -258,7 +258,7 @@ def _at_clock(found: Parameters, faster: float) -> dict[str, float]:
     }
 
 
-def _density(device: Kin) -> float:
+def _density(device: DeviceTraits) -> float:
     """OPs that matrix units do for each joule that the device may draw. What they draw goes with the square of the
     voltage, too, which goes with the clock.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .device import Kin
+from .device import DeviceTraits
 
 GENERATIONS: Final = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
 _LINES: Final = (GENERATIONS, ("cdna", "cdna2", "cdna3", "cdna4", "cdna5"))
@@ -17,18 +17,18 @@ _EVERYWHERE: Final = "ampere"  # whose matrix instructions all later devices hav
 _OTHERS_MOST: Final = 4096.0  # OPs in a clock of a core, at most, of those without the instructions of 8,192
 
 
-def generation(device: Kin) -> str:
+def generation(device: DeviceTraits) -> str:
     """Its architecture, by the name of the one whose kernels it runs."""
     return _SAME_KERNELS.get(device.architecture, device.architecture)
 
 
-def earlier(one: Kin, other: Kin) -> bool:
+def earlier(one: DeviceTraits, other: DeviceTraits) -> bool:
     """Whether the first is of an earlier generation of the same maker's."""
     own, later = map(generation, (one, other))
     return any(line.index(own) < line.index(later) for line in _LINES if own in line and later in line)
 
 
-def apart(a: Kin, b: Kin) -> int:
+def apart(a: DeviceTraits, b: DeviceTraits) -> int:
     """Generations between two devices; -1 of a device and itself."""
     if a.name == b.name:
         return -1
@@ -41,7 +41,7 @@ def apart(a: Kin, b: Kin) -> int:
     return len(GENERATIONS)
 
 
-def instructions(device: Kin) -> str:
+def instructions(device: DeviceTraits) -> str:
     """The generation whose matrix instructions its kernels are written in. Hopper's, and those of Blackwell's with the
     rates of data centers, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a, sm_110a and their
     like, the latter of Jetson Thor); all others of NVIDIA have Ampere's.
@@ -52,7 +52,7 @@ def instructions(device: Kin) -> str:
     return own if alone else _EVERYWHERE
 
 
-def relation(other: Kin, device: Kin, *, computes: bool = True) -> tuple[int, ...]:
+def relation(other: DeviceTraits, device: DeviceTraits, *, computes: bool = True) -> tuple[int, ...]:
     """Distance of a device, the most important term first: another maker, another kind of chip, generations.
 
     Chips are of one kind by their memory; for what `computes`, one with the matrix instructions of data centers and
@@ -64,6 +64,6 @@ def relation(other: Kin, device: Kin, *, computes: bool = True) -> tuple[int, ..
     return int(other.vendor != device.vendor), int(not alike), apart(other, device)
 
 
-def slowed(device: Kin) -> bool:
+def slowed(device: DeviceTraits) -> bool:
     """Whether its matrix units are: what feeds them then suffices, and kernels reach more of their peak."""
     return 0 < device.multiplies < _HALVED * device.clock

@@ -13,17 +13,17 @@ from typing import Any, Final, Protocol
 
 import yaml
 
-from .errors import InputError, shown, suggest
+from .errors import InputError, quoted, suggest
 
 MAX_COUNT = 10_000  # layers and other things that are made one by one
-LARGEST = 2**53  # whole numbers up to here are exact as floats
-MOST_BYTES = 64 * 2**20  # largest document: the index of hundreds of thousands of tensors fits
-_SHORT = 16_000  # characters; no nesting in them overflows the stack of the C parser, which has no check
-_DEEPEST = 100  # levels of nesting
+MAX_EXACT_INTEGER = 2**53  # whole numbers up to here are exact as floats
+MAX_DOCUMENT_BYTES = 64 * 2**20  # largest document: the index of hundreds of thousands of tensors fits
+_MAX_UNCHECKED_CHARS = 16_000  # characters; no nesting in them overflows the stack of the C parser, which has no check
+_MAX_DEPTH = 100  # levels of nesting
 _MAX_VALUES = 2_000_000  # values of a document, each alias of YAML counted with all that it stands for
 _MAX_NUMBER = 1e100  # beyond which squares and products have no float
-_BETWEEN = re.compile(r"[\s_-]+")  # words of a name
-_MARKS = re.compile(r"\((?:r|tm)\)")  # in names that drivers give
+_SEPARATORS = re.compile(r"[\s_-]+")  # words of a name
+_TRADEMARKS = re.compile(r"\((?:r|tm)\)")  # in names that drivers give
 
 
 class _Loader(yaml.CSafeLoader):
@@ -33,15 +33,15 @@ class _Loader(yaml.CSafeLoader):
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT002
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
-            if key in seen:
+            if key in keys:
                 mark = key_node.start_mark
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep=deep)
 
     def scalar(self, node: yaml.ScalarNode) -> bool | int | float:
@@ -94,30 +94,30 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def check_file(path: Path, most: int | None = None) -> None:
+def check_file(path: Path, max_bytes: int | None = None) -> None:
     """Raises InputError if `path` is no regular file, or has more than `most` bytes."""
     try:
-        held = path.stat()
+        status = path.stat()
     except OSError:  # reading it will raise the error
         return
-    if not stat.S_ISREG(held.st_mode) and not stat.S_ISDIR(held.st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise InputError(f"{path}: is a device or a pipe; give a file")
-    if most is not None and held.st_size > most:
-        raise InputError(f"{path}: must have at most {most} bytes; has {held.st_size}")
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise InputError(f"{path}: must have at most {max_bytes} bytes; has {status.st_size}")
 
 
 def check_path(name: str) -> None:
     """Raises InputError if `name` can only be a path, and nothing exists there."""
-    if name.startswith(("./", "../", "/", "~")) and not is_there(name):
+    if name.startswith(("./", "../", "/", "~")) and not path_exists(name):
         raise InputError(f"{name}: there is no such file or folder")
 
 
-def plain(name: str) -> str:
-    """A name without what everybody writes differently: capitals, trademarks, spaces and hyphens."""
-    return _BETWEEN.sub("", _MARKS.sub("", name.lower()))
+def normalized(name: str) -> str:
+    """A name without capitals, trademark signs, spaces and hyphens, which spellings of it differ in."""
+    return _SEPARATORS.sub("", _TRADEMARKS.sub("", name.lower()))
 
 
-def is_there(name: str) -> bool:
+def path_exists(name: str) -> bool:
     """Whether a file or folder `name` exists; False for names that are too long."""
     try:
         return bool(name) and Path(name).exists()
@@ -126,7 +126,7 @@ def is_there(name: str) -> bool:
 
 
 def _document(path: Path) -> str:
-    check_file(path, MOST_BYTES)
+    check_file(path, MAX_DOCUMENT_BYTES)
     return read_text(path)
 
 
@@ -140,20 +140,20 @@ def parse_yaml(text: str, path: Path | str) -> Section:
     Raises InputError, with file, line and column, if it is no mapping in YAML.
     """
     try:
-        deep = len(text) > _SHORT and any(depth > _DEEPEST for depth in _depths(text))
-        data = None if deep else yaml.load(text, Loader=_Loader)  # noqa: S506
+        too_deep = len(text) > _MAX_UNCHECKED_CHARS and any(depth > _MAX_DEPTH for depth in _depths(text))
+        data = None if too_deep else yaml.load(text, Loader=_Loader)  # noqa: S506
     except RecursionError:
-        deep = True
+        too_deep = True
     except ValueError:
         raise InputError(f"{path}: is not readable YAML: a number has too many digits") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise InputError(f"{path}{at}: is not YAML: {problem}") from None
-    if deep:
+        raise InputError(f"{path}{position}: is not YAML: {problem}") from None
+    if too_deep:
         raise InputError(f"{path}: is not readable YAML: nested too deeply")
-    return _top(data, path, "YAML", "a mapping of keys to values")
+    return _checked_section(data, path, "YAML", "a mapping of keys to values")
 
 
 def _depths(text: str) -> Iterator[int]:
@@ -173,7 +173,7 @@ def parse_object(text: str, path: Path | str) -> Section:
 
     Raises InputError, with file, line and column, if it is no JSON object.
     """
-    return _top(parse_json(text, str(path)), path, "JSON", "a JSON object")
+    return _checked_section(parse_json(text, str(path)), path, "JSON", "a JSON object")
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -193,27 +193,27 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise InputError(f"{where}: is not readable JSON: a number has too many digits") from None
 
 
-def _top(data: object, path: Path | str, language: str, kind: str) -> Section:
+def _checked_section(data: object, path: Path | str, language: str, kind: str) -> Section:
     _check_extent(data, path, language)
     if not isinstance(data, Mapping):
-        raise InputError(f"{path}: must hold {kind}; got {shown(data)}")
+        raise InputError(f"{path}: must hold {kind}; got {quoted(data)}")
     return Section(data, str(path))
 
 
 def _check_extent(data: object, path: Path | str, language: str) -> None:
     """Raises InputError if a document is nested too deeply, as one that contains itself is, or has too many values."""
-    level, values = [data], 0
-    for _ in range(_DEEPEST):
-        below: list[object] = []
+    level, num_values = [data], 0
+    for _ in range(_MAX_DEPTH):
+        next_level: list[object] = []
         for one in level:
-            inside = one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
-            values += len(inside)
-            if values > _MAX_VALUES:
+            children = one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+            num_values += len(children)
+            if num_values > _MAX_VALUES:
                 raise InputError(f"{path}: must have at most {_MAX_VALUES} values, with those of its aliases")
-            below.extend(value for value in inside if isinstance(value, Mapping | list))
-        if not below:
+            next_level.extend(value for value in children if isinstance(value, Mapping | list))
+        if not next_level:
             return
-        level = below
+        level = next_level
     raise InputError(f"{path}: is not readable {language}: nested too deeply")
 
 
@@ -223,8 +223,8 @@ class Defaults(Protocol):
     def names(self, key: str) -> tuple[str, ...]:
         """Other names of a key."""
 
-    def value(self, key: str, given: Collection[str]) -> Any:
-        """The value of a key that is left out where the keys `given` are not; None if there is none."""
+    def value(self, key: str, present_keys: Collection[str]) -> Any:
+        """The value of a key that is left out while `present_keys` are given; None if there is none."""
 
     def inside(self, key: str, data: Mapping[str, Any]) -> Defaults:
         """Class defaults of the mapping `data` under a key."""
@@ -236,51 +236,51 @@ class Section:
     assumed  values of `Defaults` that were taken for required keys, by location
     """
 
-    def __init__(self, data: Mapping[str, Any], file: str, at: str = "") -> None:
-        self.data, self.file, self.at = data, file, at
-        self.asked: set[str] = set()
+    def __init__(self, data: Mapping[str, Any], file: str, prefix: str = "") -> None:
+        self.data, self.file, self.prefix = data, file, prefix
+        self.read_keys: set[str] = set()
         self._opened: dict[str, Section] = {}
-        self._other_names: Mapping[str, Collection[str]] = {}
+        self._aliases: Mapping[str, Collection[str]] = {}
         self._defaults: Defaults | None = None
         self.assumed: dict[str, Any] = {}
 
-    def default_to(self, defaults: Defaults) -> None:
+    def set_defaults(self, defaults: Defaults) -> None:
         """Sets the values of keys that are left out, for this section and those within."""
         self._defaults = defaults
         for key, section in self._opened.items():
-            section.default_to(defaults.inside(key, section.data))
+            section.set_defaults(defaults.inside(key, section.data))
 
-    def also_called(self, other_names: Mapping[str, Collection[str]]) -> None:
+    def set_aliases(self, aliases: Mapping[str, Collection[str]]) -> None:
         """Sets other names of keys, for this section and those opened from it."""
-        self._other_names = other_names
+        self._aliases = aliases
         for section in self._opened.values():
-            section.also_called(other_names)
+            section.set_aliases(aliases)
 
     def with_data(self, data: Mapping[str, Any]) -> Section:
         """The same section with other data; both share the record of keys read."""
-        section = Section(data, self.file, self.at)
-        section.asked, section._opened, section._other_names = self.asked, self._opened, self._other_names
+        section = Section(data, self.file, self.prefix)
+        section.read_keys, section._opened, section._aliases = self.read_keys, self._opened, self._aliases
         section._defaults, section.assumed = self._defaults, self.assumed
         return section
 
-    def _written(self, key: str) -> str:
+    def _name_in_file(self, key: str) -> str:
         """The name of `key` in this file."""
         return next((name for name in self._names(key) if self.data.get(name) is not None), key)
 
     def _names(self, key: str) -> Iterator[str]:
         """The names of `key`, its own first."""
-        usual = (key, *self._other_names.get(key, ()))
-        yield from usual
+        own_names = (key, *self._aliases.get(key, ()))
+        yield from own_names
         if self._defaults:
-            yield from chain.from_iterable(map(self._defaults.names, usual))
+            yield from chain.from_iterable(map(self._defaults.names, own_names))
 
     def get(self, key: str) -> Any:
         """The value of a key, unchecked; if it is absent, its default; None if it is null or has no default.
 
         The default of a mapping is for section() alone.
         """
-        written = self._written(key)
-        self.asked.update((key, written))
+        written = self._name_in_file(key)
+        self.read_keys.update((key, written))
         value = self.data.get(written)
         if value is None:
             value = self._default(key)
@@ -289,25 +289,27 @@ class Section:
 
     def has(self, key: str) -> bool:
         """Whether the file has a value of a key, under any of its names."""
-        return self.data.get(self._written(key)) is not None
+        return self.data.get(self._name_in_file(key)) is not None
 
-    def unread(self, known: Collection[str] = ()) -> list[str]:
+    def unread(self, ignored_keys: Collection[str] = ()) -> list[str]:
         """Keys with a value that were never read and are not `known`, here and in sections opened."""
-        own = [
-            f"{self.at}{k}" for k, v in self.data.items() if v is not None and k not in self.asked and k not in known
+        unread_keys = [
+            f"{self.prefix}{k}"
+            for k, v in self.data.items()
+            if v is not None and k not in self.read_keys and k not in ignored_keys
         ]
-        inside = (section.unread(known) for key, section in self._opened.items() if key not in known)
-        return sorted((*own, *chain.from_iterable(inside)))
+        nested_keys = (section.unread(ignored_keys) for key, section in self._opened.items() if key not in ignored_keys)
+        return sorted((*unread_keys, *chain.from_iterable(nested_keys)))
 
     def ignore(self, *keys: str) -> None:
         """Marks keys as read that have no effect on counts."""
-        self.asked.update(keys, (self._written(key) for key in keys))
+        self.read_keys.update(keys, (self._name_in_file(key) for key in keys))
 
     def first(self, *keys: str) -> str:
         """The first of several equivalent keys that is present, or else has a default; the first key if none is."""
-        given = (key for key in keys if self.data.get(key) is not None)
-        defaulted = (key for key in keys if self._defaults and self._defaults.value(key, self.data) is not None)
-        return next(chain(given, defaulted), keys[0])
+        present_keys = (key for key in keys if self.data.get(key) is not None)
+        defaulted_keys = (key for key in keys if self._defaults and self._defaults.value(key, self.data) is not None)
+        return next(chain(present_keys, defaulted_keys), keys[0])
 
     def __contains__(self, key: str) -> bool:
         return key in self.data
@@ -316,29 +318,29 @@ class Section:
         return iter(self.data)
 
     def error(self, key: str, problem: str) -> InputError:
-        return InputError(f"{self.file}: {self.at}{self._written(key)}: {problem}")
+        return InputError(f"{self.file}: {self.prefix}{self._name_in_file(key)}: {problem}")
 
-    def only(self, known: Iterable[str]) -> None:
+    def only(self, known_keys: Iterable[str]) -> None:
         """Raises InputError at the first key that is not in `known`."""
-        known = tuple(known)
+        known_keys = tuple(known_keys)
         for key in self.data:
-            if key not in known:
-                raise self.error(str(key), f"unknown key; {suggest(str(key), known)}")
+            if key not in known_keys:
+                raise self.error(str(key), f"unknown key; {suggest(str(key), known_keys)}")
 
     def section(self, key: str) -> Section:
         value = self.get(key)
         if value is None and isinstance(self._default(key), Mapping):
             value = self._default(key)
-            self.assumed[f"{self.at}{key}"] = "as a whole"
+            self.assumed[f"{self.prefix}{key}"] = "as a whole"
         if value is None:
             raise self.error(key, "is missing")
         if not isinstance(value, Mapping):
-            raise self.error(key, f"must be a mapping; got {shown(value)}")
-        opened = self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
-        opened.also_called(self._other_names)
+            raise self.error(key, f"must be a mapping; got {quoted(value)}")
+        opened = self._opened.setdefault(key, Section(value, self.file, f"{self.prefix}{key}."))
+        opened.set_aliases(self._aliases)
         opened.assumed = self.assumed
         if self._defaults:
-            opened.default_to(self._defaults.inside(key, value))
+            opened.set_defaults(self._defaults.inside(key, value))
         return opened if opened.data is value else opened.with_data(value)
 
     def empty(self, key: str) -> Section:
@@ -349,51 +351,51 @@ class Section:
         """The mappings in a list of at least one."""
         value = self._required(key)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-            raise self.error(key, f"must be a list of mappings; got {shown(value)}")
-        return [Section(item, self.file, f"{self.at}{key}[{i}].") for i, item in enumerate(value)]
+            raise self.error(key, f"must be a list of mappings; got {quoted(value)}")
+        return [Section(item, self.file, f"{self.prefix}{key}[{i}].") for i, item in enumerate(value)]
 
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and self.get(key) is None:
             return default
-        value = self._given(key, default)
+        value = self._value_or_assumed(key, default)
         if not isinstance(value, str) or not value:
-            raise self.error(key, f"must be text; got {shown(value)}")
+            raise self.error(key, f"must be text; got {quoted(value)}")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts; empty if the key is absent."""
         value = self.get(key) or []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, f"must be a list of texts; got {shown(value)}")
+            raise self.error(key, f"must be a list of texts; got {quoted(value)}")
         return tuple(value)
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least `least`; null counts as absent, as in config.json files."""
         if default is not None and self.get(key) is None:
             return default
-        value = self._given(key, default)
+        value = self._value_or_assumed(key, default)
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.error(key, f"must be a whole number of at least {least}; got {shown(value)}")
-        if value > LARGEST:
-            raise self.error(key, f"must be at most {LARGEST}, the largest that is counted exactly")
+            raise self.error(key, f"must be a whole number of at least {least}; got {quoted(value)}")
+        if value > MAX_EXACT_INTEGER:
+            raise self.error(key, f"must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly")
         return value
 
     def count(self, key: str, default: int | None = None, least: int = 1, *, times: int = 1) -> int:
         """A number of things that are made one by one, such as layers; `times` as many are made in all."""
         value = self.integer(key, default, least)
         if value * times > MAX_COUNT:
-            most = MAX_COUNT // times if times <= MAX_COUNT else 0
-            raise self.error(key, f"must be at most {most}; got {value}")
+            maximum = MAX_COUNT // times if times <= MAX_COUNT else 0
+            raise self.error(key, f"must be at most {maximum}; got {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         if default is not None and self.get(key) is None:
             return default
-        value = self._given(key, default)
+        value = self._value_or_assumed(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-            raise self.error(key, f"must be a finite number; got {shown(value)}")
+            raise self.error(key, f"must be a finite number; got {quoted(value)}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -401,14 +403,14 @@ class Section:
         if value is None:
             return default and not any(name in self.data for name in self._names(key))  # null is false, as in Python
         if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false; got {shown(value)}")
+            raise self.error(key, f"must be true or false; got {quoted(value)}")
         return value
 
-    def choice(self, key: str, known: Iterable[str], default: str | None = None) -> str:
+    def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
         value = self.text(key, default)
-        known = tuple(known)
-        if value not in known:
-            raise self.error(key, f"must be one of {', '.join(known)}; got {shown(value)}")
+        choices = tuple(choices)
+        if value not in choices:
+            raise self.error(key, f"must be one of {', '.join(choices)}; got {quoted(value)}")
         return value
 
     def _required(self, key: str) -> Any:
@@ -417,11 +419,11 @@ class Section:
             raise self.error(key, "is missing")
         return value
 
-    def _given(self, key: str, default: object) -> Any:
+    def _value_or_assumed(self, key: str, default: object) -> Any:
         """The value of a key; one of the `Defaults` that is taken for lack of a `default` is recorded."""
         value = self._required(key)
-        if default is None and self._defaults and self._written(key) not in self.data:
-            self.assumed[f"{self.at}{key}"] = value
+        if default is None and self._defaults and self._name_in_file(key) not in self.data:
+            self.assumed[f"{self.prefix}{key}"] = value
         return value
 
     def _default(self, key: str) -> Any:

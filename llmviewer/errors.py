@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Final
 
-_LONGEST_WORD: Final = 200  # characters without a space: paths and names are shorter
-_LONGEST_TEXT: Final = 1000  # characters
-_END: Final = 100  # characters that stay of the end of a text, which says what to do
-_LONG_WORD: Final = re.compile(rf"(\S{{{_LONGEST_WORD}}})\S+")
+_MAX_WORD_CHARS: Final = 200  # characters without a space: paths and names are shorter
+_MAX_TEXT_CHARS: Final = 1000  # characters
+_KEPT_END_CHARS: Final = 100  # kept of the end of a long text, which says what to do
+_LONG_WORD: Final = re.compile(rf"(\S{{{_MAX_WORD_CHARS}}})\S+")
 
 
 class InputError(ValueError):
@@ -28,15 +28,17 @@ class InputError(ValueError):
 
 
 def shortened(text: str) -> str:
-    """The text of an error as one printable line without what is too long in it."""
+    """Shortens the text of an error to one printable line, cutting long words and its middle."""
     if not text.isprintable():
         line = " ".join(text.split())
         text = line if line.isprintable() else line.encode("unicode_escape").decode()
     text = _LONG_WORD.sub(r"\1...", text)
-    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - _END]} ... {text[-_END:]}"
+    if len(text) <= _MAX_TEXT_CHARS:
+        return text
+    return f"{text[: _MAX_TEXT_CHARS - _KEPT_END_CHARS]} ... {text[-_KEPT_END_CHARS:]}"
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """`value` of a file as an error quotes it."""
     if isinstance(value, str):
         text = repr(value)
@@ -45,37 +47,41 @@ def shown(value: object) -> str:
             text = json.dumps(value, default=str)
         except TypeError:  # a key that JSON does not have
             text = str(value)
-    return text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..."
+    return text if len(text) <= _MAX_WORD_CHARS else f"{text[:_MAX_WORD_CHARS]}..."
 
 
-_FEW = 20  # names listed in full
-_MANY = 6  # names listed with the same beginning or end
-_FAR = 0.4  # least similarity of a name to be suggested
+_MAX_LISTED_NAMES = 20  # names listed in full
+_MAX_SIMILAR_NAMES = 6  # names listed with the same beginning or end
+_MIN_SIMILARITY = 0.4  # of a suggested name, as difflib measures it
 
 
-def suggest(given: str, known: Iterable[str], of: Mapping[str, str] | None = None) -> str:
-    """A clause with the nearest names of `known`: same beginning, else same last part, else similar spelling.
+def suggest(typed_name: str, valid_names: Iterable[str], targets: Mapping[str, str] | None = None) -> str:
+    """Suggests the nearest valid names: same beginning, else same last part, else similar spelling.
 
-    If no name is near and there are few, it lists all of them.
+    Lists all names if none is near and there are few.
 
-    of  the thing that each name stands for, if things have several names: each thing is listed once
+    targets  what each name stands for, if things have several names: each thing is suggested once
     """
-    names, wanted = list(known), given.lower()
-    begin = sorted((name for name in names if wanted and name.startswith(wanted)), key=lambda name: (len(name), name))
-    end = [name for name in names if wanted and name.endswith(f".{wanted}")]
-    like = begin or end
-    near = _once(like or get_close_matches(wanted, names, n=_MANY * 3, cutoff=0.6), of)[: _MANY if like else 3]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    if len(names) <= _FEW:
+    names, lowered = list(valid_names), typed_name.lower()
+    longer_names = [name for name in names if lowered and name.startswith(lowered)]
+    same_beginning = sorted(longer_names, key=lambda name: (len(name), name))
+    same_last_part = [name for name in names if lowered and name.endswith(f".{lowered}")]
+    matching_names = same_beginning or same_last_part
+    similar_names = matching_names or get_close_matches(lowered, names, n=_MAX_SIMILAR_NAMES * 3, cutoff=0.6)
+    near_names = _one_per_target(similar_names, targets)[: _MAX_SIMILAR_NAMES if matching_names else 3]
+    if near_names:
+        return f"did you mean {' or '.join(near_names)}?"
+    if len(names) <= _MAX_LISTED_NAMES:
         return f"there is {', '.join(sorted(names))}"
-    far = get_close_matches(wanted, names, n=3, cutoff=_FAR)
-    return f"the nearest {'is' if len(far) == 1 else 'are'} {', '.join(far)}" if far else "no name is like it"
+    far_names = get_close_matches(lowered, names, n=3, cutoff=_MIN_SIMILARITY)
+    if not far_names:
+        return "no name is like it"
+    return f"the nearest {'is' if len(far_names) == 1 else 'are'} {', '.join(far_names)}"
 
 
-def _once(names: list[str], of: Mapping[str, str] | None) -> list[str]:
-    """The first name of each thing that names stand for."""
-    first: dict[str, str] = {}
+def _one_per_target(names: list[str], targets: Mapping[str, str] | None) -> list[str]:
+    """The first name of each target."""
+    first_names: dict[str, str] = {}
     for name in names:
-        first.setdefault(of[name] if of else name, name)
-    return list(first.values())
+        first_names.setdefault(targets[name] if targets else name, name)
+    return list(first_names.values())

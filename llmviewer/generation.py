@@ -16,7 +16,7 @@ from .records import frozen
 from .roofline import Plan
 from .workload import Workload
 
-_AT_ONCE: Final = 1 << 16  # points of a workload that are computed together
+_MAX_POINTS_AT_ONCE: Final = 1 << 16  # points of a workload that are computed together
 
 
 @frozen(kw_only=True)
@@ -105,13 +105,13 @@ def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, 
 def _step_by_step(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
     """decode_s of offloaded data, for which a pass waits as a whole: its time is no sum over operators."""
     steps, shape = int(np.max(last - first, initial=-1)) + 1, np.broadcast_shapes(*map(np.shape, (first, last)))
-    at_once = max(_AT_ONCE // max(int(np.prod(shape)), 1), 1)
+    chunk_steps = max(_MAX_POINTS_AT_ONCE // max(int(np.prod(shape)), 1), 1)
     start, end = (np.asarray(each)[..., None] for each in (first, last))
-    given = {name: np.asarray(value)[..., None] for name, value in sequences.items()}
+    sequence_columns = {name: np.asarray(value)[..., None] for name, value in sequences.items()}
     result: Num = 0.0
-    for before in range(0, steps, at_once):
-        lengths = start + np.arange(before, min(before + at_once, steps))
-        each = plan.time_s(Workload.decode(kv_len=np.minimum(lengths, np.maximum(start, end)), **given))
+    for before in range(0, steps, chunk_steps):
+        lengths = start + np.arange(before, min(before + chunk_steps, steps))
+        each = plan.time_s(Workload.decode(kv_len=np.minimum(lengths, np.maximum(start, end)), **sequence_columns))
         result = result + np.sum(np.where(lengths <= end, each, 0.0), axis=-1)
     return result
 
@@ -153,8 +153,8 @@ def _sum_of_largest(ends: Sequence[tuple[Num, Num]], steps: Num) -> Num:
         edges = [np.full(np.shape(steps), -1), *np.sort(np.broadcast_arrays(*crossings, 0), axis=0), steps]
         slope = 1 / np.maximum(steps, 1)
 
-        def largest(at: Num) -> Num:
-            return reduce(np.maximum, (a + (b - a) * (at * slope) for a, b in ends))
+        def largest(step: Num) -> Num:
+            return reduce(np.maximum, (a + (b - a) * (step * slope) for a, b in ends))
 
         pieces = [
             np.maximum(stop - start, 0) * (largest(start + 1) + largest(stop)) / 2 for start, stop in pairwise(edges)

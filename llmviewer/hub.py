@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
-from .documents import MOST_BYTES
+from .documents import MAX_DOCUMENT_BYTES
 from .errors import InputError
 from .writing import write
 
@@ -53,71 +53,73 @@ def fetch(name: str, file: str) -> Path | None:
             f"{name}: models of the Hugging Face hub need the package huggingface_hub; "
             "pip install 'llmviewer[hub]', or give the path of a config.json"
         ) from None
-    with _quiet():
-        return _in_time(lambda: _fetched(match[1], match[2], name, file), f"{name}: {file}")
+    with _silenced():
+        return _within_deadline(lambda: _fetch(match[1], match[2], name, file), f"{name}: {file}")
 
 
-def _in_time(fetch: Callable[[], Path | None], what: str) -> Path | None:
+def _within_deadline(fetch: Callable[[], Path | None], subject: str) -> Path | None:
     """The result of `fetch`, in a thread that is given up after `_DEADLINE_S`: timeouts of HTTP libraries are between
     two bytes, so a server that sends one now and then is waited for without end.
     """
-    done: list[Path | BaseException | None] = []
+    outcome: list[Path | BaseException | None] = []
 
     def run() -> None:
         try:
-            done.append(fetch())
+            outcome.append(fetch())
         except BaseException as error:  # noqa: BLE001  # raised by the caller
-            done.append(error)
+            outcome.append(error)
 
     thread = Thread(target=run, daemon=True)
     thread.start()
     thread.join(_DEADLINE_S)
-    if not done:
-        raise InputError(f"{what} was not sent within {_DEADLINE_S:g} s; try again, or give the path of a config.json")
-    if isinstance(done[0], BaseException):
-        raise done[0]
-    return done[0]
+    if not outcome:
+        raise InputError(
+            f"{subject} was not sent within {_DEADLINE_S:g} s; try again, or give the path of a config.json"
+        )
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
-def _fetched(repository: str, revision: str | None, name: str, file: str) -> Path | None:
+def _fetch(repository: str, revision: str | None, name: str, file: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        url, commit, size = _ask(repository, revision, file)
+        url, commit, size = _request_metadata(repository, revision, file)
     except Exception as error:  # noqa: BLE001  # its own, and those of the HTTP library that it uses
-        return _instead(error, name, file)
+        return _cached_or_raise(error, name, file)
     if not _COMMIT.fullmatch(commit):
         raise InputError(f"{name}: {file} cannot be fetched: the server names no commit")
-    if size > MOST_BYTES:
+    if size > MAX_DOCUMENT_BYTES:
         raise _too_long(name, file, str(size))
     cached = try_to_load_from_cache(repository, file, revision=commit)
     if isinstance(cached, str):
         return Path(cached)
     try:
-        data = _downloaded(url, name, file)
+        data = _download(url, name, file)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001
-        said = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
-        raise InputError(f"{name}: {file} cannot be fetched: {said}") from None
-    return _cached(data, repository, revision or "main", commit, file)
+        reason = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
+        raise InputError(f"{name}: {file} cannot be fetched: {reason}") from None
+    return _add_to_cache(data, repository, revision or "main", commit, file)
 
 
 def _too_long(name: str, file: str, size: str) -> InputError:
-    return InputError(f"{name}: {file} must have at most {MOST_BYTES} bytes; has {size}")
+    return InputError(f"{name}: {file} must have at most {MAX_DOCUMENT_BYTES} bytes; has {size}")
 
 
-def _ask(repository: str, revision: str | None, file: str) -> tuple[str, str, int]:
+def _request_metadata(repository: str, revision: str | None, file: str) -> tuple[str, str, int]:
     """Address, commit and size of a file as the server claims, by a single request without retries."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repository, file, revision=revision)
-    found = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    return url, found.commit_hash or "", found.size or 0
+    metadata = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return url, metadata.commit_hash or "", metadata.size or 0
 
 
-def _downloaded(url: str, name: str, file: str) -> bytes:
-    """The contents of a file, of which no more than MOST_BYTES are taken, whatever length the server claims."""
+def _download(url: str, name: str, file: str) -> bytes:
+    """The contents of a file, of which no more than MAX_DOCUMENT_BYTES are taken, whatever length the server claims."""
     utils: Any = import_module("huggingface_hub.utils")
     data = bytearray()
     with _response(utils.get_session(), url, {**utils.build_hf_headers(), "Accept-Encoding": "identity"}) as response:
@@ -128,8 +130,8 @@ def _downloaded(url: str, name: str, file: str) -> bytes:
         unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | _GZIP).decompress
         pieces = response.iter_raw() if hasattr(response, "iter_raw") else response.raw.stream(_PIECE)
         for piece in pieces:
-            data += unpack(piece, MOST_BYTES + 1) if encoding == "gzip" else piece
-            if len(data) > MOST_BYTES:
+            data += unpack(piece, MAX_DOCUMENT_BYTES + 1) if encoding == "gzip" else piece
+            if len(data) > MAX_DOCUMENT_BYTES:
                 raise _too_long(name, file, "more")
     return bytes(data)
 
@@ -145,19 +147,19 @@ def _response(session: Any, url: str, headers: Mapping[str, str]) -> Iterator[An
             yield response
 
 
-def _cached(data: bytes, repository: str, revision: str, commit: str, file: str) -> Path:
+def _add_to_cache(data: bytes, repository: str, revision: str, commit: str, file: str) -> Path:
     """The path of a file written to the cache of huggingface_hub, where its other users find it."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
     path = folder / "snapshots" / commit / file
-    _written(path, data)
+    _write(path, data)
     if revision != commit:
-        _written(folder / "refs" / revision, commit.encode())
+        _write(folder / "refs" / revision, commit.encode())
     return path
 
 
-def _written(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -166,24 +168,24 @@ def _written(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Suppresses progress bars and logs of the library."""
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
-    if shown:
+    shows_bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    if shows_bars:
         disable_progress_bars()
     logging.set_verbosity(_ERROR)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if shown:
+        if shows_bars:
             enable_progress_bars()
 
 
-def _instead(error: Exception, name: str, file: str) -> Path | None:
+def _cached_or_raise(error: Exception, name: str, file: str) -> Path | None:
     """The cached path of a file that the hub did not return, or None if the repository lacks it.
 
     Raises InputError if it is not cached either.
@@ -201,7 +203,7 @@ def _instead(error: Exception, name: str, file: str) -> Path | None:
     if cached is None and isinstance(error, refusals):
         raise _refused(error, name) from None
     if cached is None:
-        raise InputError(_unreached(error, name, file)) from None
+        raise InputError(_why_unreachable(error, name, file)) from None
     return Path(cached) if isinstance(cached, str) else None
 
 
@@ -219,7 +221,7 @@ def _refused(error: Exception, name: str) -> InputError:
     return NotOnHubError(f"no model {name!r} at {constants.ENDPOINT}")
 
 
-def _unreached(error: Exception, name: str, file: str) -> str:
+def _why_unreachable(error: Exception, name: str, file: str) -> str:
     """Why a file is neither cached nor downloadable: offline mode, an unexpected response, or no response."""
     from huggingface_hub import constants, errors
 
@@ -230,8 +232,8 @@ def _unreached(error: Exception, name: str, file: str) -> str:
         hint = "; set HF_TOKEN to a token that may read it" if error.response.status_code in (401, 403) else ""
         answer = error.response  # httpx; requests in huggingface_hub before 1.0
         phrase = getattr(answer, "reason_phrase", "") or getattr(answer, "reason", "")
-        said = f"{error.response.status_code} {phrase}".strip()
-        return f"{name}: {where} answers {said!r} for {file}{hint}"
+        status = f"{error.response.status_code} {phrase}".strip()
+        return f"{name}: {where} answers {status!r} for {file}{hint}"
     return (
         f"{name}: cannot reach {where}, and its {file} is not in the cache {cache}; "
         "give the path of a config.json, or the name of a model that ships"

@@ -17,7 +17,7 @@ from .records import frozen
 from .transforms.offload import HOST, ON_DEVICE, STORAGE, Offload
 from .workload import Workload
 
-_MOST = 1 << 40  # limit of the search for the largest batch or context: unlimited
+_SEARCH_LIMIT = 1 << 40  # limit of the search for the largest batch or context: unlimited
 
 
 @frozen(kw_only=True)
@@ -85,8 +85,8 @@ def peaks(graph: Graph) -> tuple[Form, ...]:
 
 
 def _within(form: Form, other: Form) -> bool:
-    most = dict(other.terms)
-    return all(c <= most.get(feature, 0) for feature, c in form.terms)
+    limits = dict(other.terms)
+    return all(c <= limits.get(feature, 0) for feature, c in form.terms)
 
 
 def activation_bytes(graph: Graph, workload: Workload) -> Num:
@@ -119,7 +119,7 @@ class _Stage:
         )
 
 
-def _as_asked(workload: Workload) -> Workload:
+def _unchanged(workload: Workload) -> Workload:
     return workload
 
 
@@ -127,9 +127,9 @@ def _as_asked(workload: Workload) -> Workload:
 class Shapes:
     """Changes of techniques to passes, and to the sequences whose cache is held at the end."""
 
-    prefill: Callable[[Workload], Workload] = _as_asked
-    step: Callable[[Workload], Workload] = _as_asked
-    kept: Callable[[Workload], Workload] = _as_asked
+    prefill: Callable[[Workload], Workload] = _unchanged
+    step: Callable[[Workload], Workload] = _unchanged
+    kept: Callable[[Workload], Workload] = _unchanged
 
 
 @frozen(kw_only=True)
@@ -165,10 +165,10 @@ class Footprint:
 
     def narrowest(self, capacity: float, tokens: float) -> Footprint:
         """The footprint of the pipeline stage that sequences of `tokens` tokens fill first."""
-        held = Workload.decode(batch=1.0, kv_len=tokens)
+        one_sequence = Workload.decode(batch=1.0, kv_len=tokens)
 
         def sequences(stage: _Stage) -> float:
-            return (capacity - stage.weight_bytes) / max(float(evaluate(stage.kv_cache, held)), 1.0)
+            return (capacity - stage.weight_bytes) / max(float(evaluate(stage.kv_cache, one_sequence)), 1.0)
 
         return replace(self, stages=(min(self.stages, key=sequences),))
 
@@ -190,8 +190,8 @@ class Footprint:
         for stage in self.stages:
             live = np.maximum(_largest_of(stage.live, prefill), _largest_of(stage.decode_live, step))
             needs = (stage.weight_bytes, evaluate(stage.kv_cache, full), live)
-            more = np.greater(sum(needs), sum(fullest))
-            fullest = needs if len(self.stages) == 1 else _chosen(more, needs, fullest)
+            is_fuller = np.greater(sum(needs), sum(fullest))
+            fullest = needs if len(self.stages) == 1 else _where(is_fuller, needs, fullest)
         for other in self.beside:
             weights, cache, live = other.parts(batch=batch, prompt=prompt, gen=gen)
             fullest = (fullest[0] + weights, fullest[1] + cache, np.maximum(fullest[2], live))
@@ -212,7 +212,7 @@ class Footprint:
         return reduce(np.maximum, each)
 
 
-def _chosen(first: Num, ours: tuple[Num, Num, Num], others: tuple[Num, Num, Num]) -> tuple[Num, Num, Num]:
+def _where(first: Num, ours: tuple[Num, Num, Num], others: tuple[Num, Num, Num]) -> tuple[Num, Num, Num]:
     weights, cache, live = (np.where(first, a, b)[()] for a, b in zip(ours, others, strict=True))
     return weights, cache, live
 
@@ -250,7 +250,7 @@ def _largest(fits: Callable[[Num], Num], fan: int = 64) -> int | None:
 
     `fan` numbers are tested at a time.
     """
-    low, high = 0, _MOST
+    low, high = 0, _SEARCH_LIMIT
     while high - low > 1:
         step = max((high - low) // fan, 1)
         tried = np.arange(low + step, high + 1, step, dtype=np.float64)

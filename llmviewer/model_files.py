@@ -16,11 +16,11 @@ from .devices.files import known_file
 from .documents import (
     Section,
     check_path,
-    is_there,
+    normalized,
     parse_json,
     parse_object,
     parse_yaml,
-    plain,
+    path_exists,
     read_json,
     read_text,
     read_yaml,
@@ -103,7 +103,7 @@ def load_model(name: str) -> Model:
     if local := _from_path(name):
         return local
     file, colon, named = name.partition(".py:")
-    if colon or (name.endswith(".py") and is_there(name)):
+    if colon or (name.endswith(".py") and path_exists(name)):
         own = f"{Path(file).name.removesuffix('.py')}:{named or 'CALLABLE'}"
         raise InputError(f"{name}: must be importable by name; in the folder of the file give {own}")
     if names_code(name):
@@ -111,9 +111,9 @@ def load_model(name: str) -> Model:
 
         return load_traced(name)
     for shipped, aliases in _aliases().items():
-        if plain(name) in map(plain, (shipped, *aliases)):
+        if normalized(name) in map(normalized, (shipped, *aliases)):
             return _shipped(folder / f"{shipped}.yaml")
-    if is_there(name):
+    if path_exists(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
         raise InputError(f"{name}: must be a model file; give a {endings}")
     check_path(name)
@@ -207,7 +207,7 @@ def _from_path(name: str) -> Model | None:
     for ending, read in readers.items():
         if name.endswith(ending):
             return read(Path(name))
-    if not is_there(name) or not Path(name).is_dir():
+    if not path_exists(name) or not Path(name).is_dir():
         return None
     _check_adapter(Path(name), name)
     if (Path(name) / "model_index.json").is_file() and (Path(name) / "transformer" / "config.json").is_file():
@@ -419,7 +419,7 @@ def _from_config(
     if classed:
         defaults = ClassDefaults(config.text("model_type"))
         towers = defaults.towers(config.data)
-        config.default_to(defaults)
+        config.set_defaults(defaults)
         if not _of_text(config):
             config, towers = _with_towers(config, towers), ()
     fmt, guessed = _format(config)
@@ -467,7 +467,7 @@ def _with_towers(config: Section, towers: Mapping[str, Mapping[str, Any]]) -> Se
     config = config.with_data({**config.data, **towers})
     for key, fields in towers.items():
         config.section(key).ignore(*fields)
-        config.asked.discard(key)
+        config.read_keys.discard(key)
         config.assumed[key] = "as a whole"
     return config
 
@@ -514,7 +514,7 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
     policy = config.get("type")
     if isinstance(policy, str) and config.get("input_features") is not None:
         note = f"a LeRobot policy of type {policy}: what its config does not say is as its class has it"
-        return Section({**config.data, "model_type": policy}, config.file, config.at), (note,)
+        return Section({**config.data, "model_type": policy}, config.file, config.prefix), (note,)
     if config.get("_class_name") is not None:
         return _of_diffusers(config), ()
     from .architectures import types_of_class
@@ -523,7 +523,7 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
     if len(found) != 1:
         return config, ()
     note = f"no model_type in its config: counts as {found[0]}, as its class is named"
-    return Section({**config.data, "model_type": found[0]}, config.file, config.at), (note,)
+    return Section({**config.data, "model_type": found[0]}, config.file, config.prefix), (note,)
 
 
 def _of_diffusers(config: Section) -> Section:
@@ -537,7 +537,7 @@ def _of_diffusers(config: Section) -> Section:
     if named not in diffusers.CLASSES:
         known = ", ".join(diffusers.CLASSES)
         raise config.error("_class_name", f"is a diffusers config of {named}, which is not analyzed; {known} are")
-    return Section({**config.data, "model_type": named}, config.file, config.at)
+    return Section({**config.data, "model_type": named}, config.file, config.prefix)
 
 
 def _says_quantization(config: Section) -> bool:

@@ -13,7 +13,7 @@ from .records import frozen
 
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 MAX_DEGREE: Final = 1 << 20  # of parallelism; no machine has as many devices
-_FEW: Final = 8  # names that fit into one line
+_MAX_LISTED_NAMES: Final = 8  # names that fit into one line
 
 
 class AttentionMode(StrEnum):
@@ -111,7 +111,9 @@ class Parameter:
         """The limits in words, such as "from 0 to 1" or "at least 1"; "" if there are none."""
         if self.choices:
             named = (
-                self.choices if len(self.choices) <= _FEW else (*self.choices[:2], f"... ({len(self.choices)} names)")
+                self.choices
+                if len(self.choices) <= _MAX_LISTED_NAMES
+                else (*self.choices[:2], f"... ({len(self.choices)} names)")
             )
             return f"one of {', '.join(named)}"
         if self.most < math.inf:

@@ -39,16 +39,16 @@ def _installed() -> tuple[tuple[str, str], ...]:
     return tuple((point.module, point.dist.name if point.dist else point.name) for point in points)
 
 
-def _load(name: str, told: str) -> None:
+def _load(name: str, source: str) -> None:
     if name.endswith(".py") and not Path(name).is_file():
-        raise InputError(f"{told}: must be an existing .py file or an importable module")
+        raise InputError(f"{source}: must be an existing .py file or an importable module")
     try:
         if name.endswith(".py"):
             _import_file(str(Path(name).resolve()))
         else:
             import_module(name)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
-        raise InputError(f"{told}: cannot be imported ({type(error).__name__}: {error})") from None
+        raise InputError(f"{source}: cannot be imported ({type(error).__name__}: {error})") from None
 
 
 def _import_file(path: str) -> None:

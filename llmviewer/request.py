@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 from warnings import warn
 
-from .documents import LARGEST
+from .documents import MAX_EXACT_INTEGER
 from .errors import InputError
 from .model import Model
 from .records import frozen
-from .setting import check_images, whole
+from .setting import check_images, whole_number
 
-_GENERATED: Final = 128  # tokens generated, if their number is not given
+_DEFAULT_GEN: Final = 128  # tokens generated, if their number is not given
 
 
 class Inputs(dict[str, Any]):
@@ -51,12 +51,15 @@ class Request:
 
         Raises InputError if a number is invalid, or impossible for the model.
         """
-        default = model.actions.steps if model.actions else _GENERATED
-        prompt, gen = whole("prompt", self.prompt), default if self.gen is None else whole("gen", self.gen)
-        images = whole("images", self.images, least=0)
+        default = model.actions.steps if model.actions else _DEFAULT_GEN
+        prompt, gen = (
+            whole_number("prompt", self.prompt),
+            default if self.gen is None else whole_number("gen", self.gen),
+        )
+        images = whole_number("images", self.images, least=0)
         check_images(model, prompt=prompt, images=images)
-        kv_len = _context(model, prompt=prompt, kv_len=self.kv_len)
-        batch = whole("batch", self.batch)
+        kv_len = _kv_len_of(model, prompt=prompt, kv_len=self.kv_len)
+        batch = whole_number("batch", self.batch)
         return replace(self, batch=batch, prompt=prompt, gen=gen if kv_len else None, kv_len=kv_len, images=images)
 
     @property
@@ -66,8 +69,10 @@ class Request:
 
     def check_countable(self) -> None:
         """Raises InputError if the tokens of all sequences cannot be counted exactly."""
-        if self.batch * self.longest > LARGEST:
-            must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
+        if self.batch * self.longest > MAX_EXACT_INTEGER:
+            must = (
+                f"batch x tokens of a sequence must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly"
+            )
             raise InputError(f"{must}; got {self.batch} x {self.longest}")
 
     def inputs(self) -> dict[str, Any]:
@@ -76,14 +81,14 @@ class Request:
         return {name: numbers[name] for name in ("batch", "prompt", "gen", "kv_len", "images")}
 
 
-def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
+def _kv_len_of(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
     """Tokens that the decode step shown attends to; None if the model does not generate."""
-    given = None if kv_len is None else whole("kv_len", kv_len)
+    checked_kv_len = None if kv_len is None else whole_number("kv_len", kv_len)
     if not model.generates:
-        if given:
+        if checked_kv_len:
             raise InputError(f"kv_len is for decode steps, and {model.name} does not generate; leave it out")
         return None
-    if given and model.encodes and given <= prompt:
+    if checked_kv_len and model.encodes and checked_kv_len <= prompt:
         must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
-        raise InputError(f"{must}; got {given}")
-    return given or prompt + 1
+        raise InputError(f"{must}; got {checked_kv_len}")
+    return checked_kv_len or prompt + 1

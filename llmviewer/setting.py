@@ -12,7 +12,7 @@ import numpy as np
 from . import arguments
 from .devices.files import loaded
 from .devices.hardware import Hardware
-from .documents import LARGEST
+from .documents import MAX_EXACT_INTEGER
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
 from .expectation.expected import ExpectedPass, Interval
@@ -82,18 +82,20 @@ class Setting:
 
         Raises InputError if a name is unknown or an argument does not parse.
         """
-        arguments.check(model=model, hardware=hardware)
-        given = arguments.with_defaults(options, SettingOptions)
-        arguments.bound_alone(given["bound"], given["library"], given["engine"], given["profiles"])
-        accounting = arguments.among("accounting", given["accounting"], Accounting)
-        device = loaded(hardware, given["hardware_set"])
-        profiles = read_given(given["profiles"])
-        engine = engine_on(given["engine"], device, library=given["library"], accounting=accounting, profiles=profiles)
-        attention = given["attention"] or (engine.attention if engine else _default_attention(accounting))
+        arguments.check_types(model=model, hardware=hardware)
+        values = arguments.with_defaults(options, SettingOptions)
+        arguments.check_bound_only(values["bound"], values["library"], values["engine"], values["profiles"])
+        accounting = arguments.enum_member("accounting", values["accounting"], Accounting)
+        device = loaded(hardware, values["hardware_set"])
+        profiles = read_given(values["profiles"])
+        engine = engine_on(
+            values["engine"], device, library=values["library"], accounting=accounting, profiles=profiles
+        )
+        attention = values["attention"] or (engine.attention if engine else _default_attention(accounting))
         network = load_model(model) if isinstance(model, str) else model
-        techniques = parse_techniques(given["techniques"])
-        network = _predicting(network, techniques) if given["mtp"] else network
-        quant = _one_quant(given["quant"], techniques)
+        techniques = parse_techniques(values["techniques"])
+        network = _with_mtp_layers(network, techniques) if values["mtp"] else network
+        quant = _quant_of(values["quant"], techniques)
         quantization = _precision(quant, network, engine, device)
         if network.unknown and not quantization.scheme.weight:
             raise InputError(f"{network.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
@@ -101,19 +103,19 @@ class Setting:
             model=network,
             hardware=device,
             quantization=quantization,
-            attention=arguments.among("attention", attention, AttentionMode),
+            attention=arguments.enum_member("attention", attention, AttentionMode),
             accounting=accounting,
-            mla=arguments.among("mla", given["mla"], Mla),
-            expert_skew=given["expert_skew"],
-            layout=layout_of(given),
-            offload=offload_of(given),
+            mla=arguments.enum_member("mla", values["mla"], Mla),
+            expert_skew=values["expert_skew"],
+            layout=layout_of(values),
+            offload=offload_of(values),
             techniques=techniques,
-            unnamed=network.quantization if quant != given["quant"] else None,
-            library=engine.library if engine else check_library(given["library"], profiles),
+            unnamed=network.quantization if quant != values["quant"] else None,
+            library=engine.library if engine else check_library(values["library"], profiles),
             engine=engine,
             profiles=profiles,
-            bound=given["bound"],
-            mtp=given["mtp"],
+            bound=values["bound"],
+            mtp=values["mtp"],
         ).agreed()
 
     def inputs(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Setting:
         """
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
-            if not self.model.generates and not one.one_pass and (one.decode_alone or arranges([one])):
+            if not self.model.generates and not one.one_pass and (one.decode_alone or changes_passes([one])):
                 raise InputError(
                     f"{one.name}: {self.model.name} does not generate, so it has no decode passes to change"
                 )
@@ -158,9 +160,9 @@ class Setting:
     @cached_property
     def lowering(self) -> Lowering:
         """Graphs and plans, shared by settings that differ only in passes and expected kernels."""
-        own = {f.name: getattr(self, f.name) for f in fields(Lowering)}
-        changing = (one for one in self.techniques if altered(one, "network", "lowered") or one.decode_alone)
-        return Lowering(**(own | {"techniques": tuple(changing)})).remembered()
+        inherited_fields = {f.name: getattr(self, f.name) for f in fields(Lowering)}
+        graph_techniques = (one for one in self.techniques if altered(one, "network", "lowered") or one.decode_alone)
+        return Lowering(**(inherited_fields | {"techniques": tuple(graph_techniques)})).remembered()
 
     @property
     def graph(self) -> Graph:
@@ -198,17 +200,17 @@ class Setting:
 
     def expected_time(self, phase: str, workload: Workload, batch: Num) -> Interval | None:
         """The expected time of a phase, as in time_s(); None if only the bound is known. [s]"""
-        found = self.expected_pass(phase, workload)
-        return self.expected(phase, found, batch) if found else None
+        one_micro_batch = self.expected_pass(phase, workload)
+        return self.expected(phase, one_micro_batch, batch) if one_micro_batch else None
 
-    def expected(self, phase: str, found: ExpectedPass, batch: Num) -> Interval:
+    def expected(self, phase: str, one_micro_batch: ExpectedPass, batch: Num) -> Interval:
         """The expected time of a phase, from that of one micro-batch. [s]"""
-        return found.in_parts(self.layout.parts(batch), turns=phase == "decode")
+        return one_micro_batch.in_parts(self.layout.parts(batch), turns=phase == "decode")
 
     def expected_pass(self, phase: str, workload: Workload) -> ExpectedPass | None:
         """The expected pass of a micro-batch; None if only its bound is known."""
-        found = self.kernels.run(self.plan_of(phase), workload) if self.kernels else None
-        return found if found and found.modelled else None
+        result = self.kernels.run(self.plan_of(phase), workload) if self.kernels else None
+        return result if result and result.modelled else None
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -216,8 +218,8 @@ class Setting:
         if not self.techniques:
             return whole
         shapes = Shapes(prefill=self.prefill, step=self.step, kept=self.kept)
-        held = (Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.beside(self))
-        return replace(whole, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in held))
+        auxiliary = (Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.beside(self))
+        return replace(whole, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in auxiliary))
 
     @property
     def why_bound_alone(self) -> str:
@@ -274,21 +276,21 @@ class Setting:
 
         Raises InputError if it cannot have the same layout.
         """
-        own = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
-        quantization = parse_quantization(quant).over(model.quantization) if quant else own
+        same_scheme = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
+        quantization = parse_quantization(quant).over(model.quantization) if quant else same_scheme
         made = replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=(), mtp=False)
         try:
             made.graph  # noqa: B018  # which lays it out
         except InputError as error:
-            both = f"{model.name} runs beside {self.model.name} in the same layout"
+            situation = f"{model.name} runs beside {self.model.name} in the same layout"
             hint = f"choose another model in place of {model.name}"  # the error suggests other degrees
-            raise InputError(f"{both}: {error.reason}", hint=hint) from None
+            raise InputError(f"{situation}: {error.reason}", hint=hint) from None
         return made
 
     def bare(self) -> Self:
         """The setting without techniques, but for those that count the passes of a model that does not generate."""
-        kept = tuple(one for one in self.techniques if one.one_pass)
-        return replace(self, techniques=kept, quantization=self.unnamed or self.quantization, unnamed=None)
+        techniques = tuple(one for one in self.techniques if one.one_pass)
+        return replace(self, techniques=techniques, quantization=self.unnamed or self.quantization, unnamed=None)
 
     def planned(self, graph: Graph) -> Plan:
         """The plan of a lowered graph on the device."""
@@ -303,7 +305,7 @@ class Setting:
         if quant := options.get("quant"):
             changed["quantization"] = _precision(quant, self.model, self.engine, self.hardware)
         if attention := options.get("attention"):
-            changed["attention"] = arguments.among("attention", attention, AttentionMode)
+            changed["attention"] = arguments.enum_member("attention", attention, AttentionMode)
         if "tp" in options:
             changed["layout"] = replace(self.layout, tp=options["tp"])
         if "offload" in options:
@@ -316,7 +318,7 @@ class Setting:
         return replace(self, **changed).agreed()
 
 
-def arranges(techniques: Iterable[Technique]) -> bool:
+def changes_passes(techniques: Iterable[Technique]) -> bool:
     """Whether techniques change the passes of a generation: a prefill and a decode step per further token."""
     return any(altered(one, "prefill", "step", "kept", "schedule") for one in techniques)
 
@@ -332,20 +334,20 @@ def check_images(model: Model, *, prompt: int, images: int) -> None:
 
 def check_countable(batch: int, tokens: int) -> None:
     """Raises InputError if `batch` sequences of `tokens` tokens cannot be counted exactly."""
-    if batch * tokens > LARGEST:
-        must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
+    if batch * tokens > MAX_EXACT_INTEGER:
+        must = f"batch x tokens of a sequence must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly"
         raise InputError(f"{must}; got {batch} x {tokens}")
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
+def whole_number(name: str, value: object, least: int = 1) -> int:
     """`value` as an int.
 
     Raises InputError if it is no whole number from `least` to 2**53, up to which floats are exact.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}; got {value!r}")
-    if value > LARGEST:
-        raise InputError(f"{name} must be at most {LARGEST}, the largest that is counted exactly")
+    if value > MAX_EXACT_INTEGER:
+        raise InputError(f"{name} must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly")
     return int(value)
 
 
@@ -357,9 +359,9 @@ def setting_of(
     Raises InputError if a Setting comes with a device or with options, or a model without a device.
     """
     if isinstance(model, Setting):
-        given = ["hardware"] * (hardware is not None) + list(options)
-        if given:
-            raise InputError(f"{given[0]} must be left out after a Setting, which has it")
+        extra_arguments = ["hardware"] * (hardware is not None) + list(options)
+        if extra_arguments:
+            raise InputError(f"{extra_arguments[0]} must be left out after a Setting, which has it")
         return model
     if hardware is None:
         raise InputError("hardware must be given with a model; or give a Setting in place of both")
@@ -372,13 +374,13 @@ def layout_of(options: LayoutOptions) -> Layout:
     Raises InputError if both are given, or they do not fit together.
     """
     layout = options.get("layout", "")
-    whole = parse_layout(layout) if isinstance(layout, str) else layout
+    parsed_layout = parse_layout(layout) if isinstance(layout, str) else layout
     degrees: dict[str, Any] = {f.name: options.get(f.name, f.default) for f in fields(Layout)}
-    changed = next((name for name, value in degrees.items() if value != getattr(ALONE, name)), "")
-    if changed and layout not in ("", ALONE):
-        raise InputError(f"layout must be left out beside {changed}, which it sets too; give one of them")
-    degrees["collective"] = arguments.among("collective", degrees["collective"], Algorithm)
-    return Layout(**degrees) if changed else whole
+    changed_degree = next((name for name, value in degrees.items() if value != getattr(ALONE, name)), "")
+    if changed_degree and layout not in ("", ALONE):
+        raise InputError(f"layout must be left out beside {changed_degree}, which it sets too; give one of them")
+    degrees["collective"] = arguments.enum_member("collective", degrees["collective"], Algorithm)
+    return Layout(**degrees) if changed_degree else parsed_layout
 
 
 def offload_of(options: PassOptions) -> Offload:
@@ -386,17 +388,17 @@ def offload_of(options: PassOptions) -> Offload:
 
     Raises InputError if it does not parse.
     """
-    offload, waits = options["offload"], options["offload_sync"]
+    offload, synchronous = options["offload"], options["offload_sync"]
     if isinstance(offload, str):
-        return parse_offload(f"{offload} sync" if waits else offload)
-    return replace(offload, waits=True) if waits else offload
+        return parse_offload(f"{offload} sync" if synchronous else offload)
+    return replace(offload, waits=True) if synchronous else offload
 
 
 def _default_attention(accounting: Accounting) -> AttentionMode:
     return AttentionMode.EAGER if accounting is Accounting.SURVEY else AttentionMode.FLASH
 
 
-def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:
+def _with_mtp_layers(model: Model, techniques: Sequence[Technique]) -> Model:
     """The model with its multi-token prediction layers.
 
     Raises InputError if it has none, or if a technique drafts with them.
@@ -445,12 +447,12 @@ def _precision(quant: str | None, model: Model, engine: Engine | None, hardware:
 
     Raises InputError if the precision does not parse, or the engine does not run on the device.
     """
-    asked = parse_quantization(quant).over(model.quantization) if quant else model.quantization
-    if asked != model.quantization:
-        _check_groups(asked, model)
+    quantization = parse_quantization(quant).over(model.quantization) if quant else model.quantization
+    if quantization != model.quantization:
+        _check_groups(quantization, model)
     if engine is None or not engine.whole:
-        return asked
-    return backend_of(engine.name, hardware).operands(asked, model.graph)
+        return quantization
+    return backend_of(engine.name, hardware).operands(quantization, model.graph)
 
 
 def _check_groups(quantization: Quantization, model: Model) -> None:
@@ -471,15 +473,15 @@ def _check_groups(quantization: Quantization, model: Model) -> None:
         )
 
 
-def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None:
+def _quant_of(quant: str | None, techniques: Sequence[Technique]) -> str | None:
     """The precision that --quant or a technique sets.
 
     Raises InputError if more than one sets it.
     """
-    named = [one for one in techniques if one.quant]
-    if named and (given or len(named) > 1):
-        other = f"--quant {given}" if given else named[1].name
+    setters = [one for one in techniques if one.quant]
+    if setters and (quant or len(setters) > 1):
+        other = f"--quant {quant}" if quant else setters[1].name
         raise InputError(
-            f"{named[0].name}: is {named[0].quant}, and {other} also sets the precision; give one of the two"
+            f"{setters[0].name}: is {setters[0].quant}, and {other} also sets the precision; give one of the two"
         )
-    return named[0].quant if named else given
+    return setters[0].quant if setters else quant

@@ -10,19 +10,27 @@ _PREFIX: Final = {
     "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
 }  # fmt: skip
-_SMALL: Final = {"m": 1e-3, "u": 1e-6, "\u00b5": 1e-6, "\u03bc": 1e-6, "n": 1e-9}  # of seconds alone: "80 mB" is a slip
+_SMALL_PREFIX: Final = {
+    "m": 1e-3,
+    "u": 1e-6,
+    "\u00b5": 1e-6,
+    "\u03bc": 1e-6,
+    "n": 1e-9,
+}  # of seconds alone: "80 mB" is a slip
 _EXAMPLE: Final = {
     "OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "bit/s": "21 Gbit/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W",
     "s": "2 s", "USD/h": "2.5 USD/h", "USD": "30000 USD",
 }  # fmt: skip
-_AS: Final = dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs", "OPS"), "OP/s")  # of datasheets, whose multiply-add is two too
+_SYNONYMS: Final = dict.fromkeys(
+    ("FLOP/s", "FLOPS", "FLOPs", "OPS"), "OP/s"
+)  # of datasheets, whose multiply-add is two too
 _QUANTITY: Final = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?"
-    rf"(?:({'|'.join(_PREFIX)})({'|'.join((*_EXAMPLE, *_AS))})|({'|'.join(_SMALL)})(s))"
+    rf"(?:({'|'.join(_PREFIX)})({'|'.join((*_EXAMPLE, *_SYNONYMS))})|({'|'.join(_SMALL_PREFIX)})(s))"
 )
-_LEAST: Final = {"OP/s": 1e6, "B/s": 1e3, "s": 1e-12}  # below which, and above which, squares of times overflow
-_MOST: Final = 1e24
-_TIMES: Final = ((365.25 * 86400, 365.25 * 86400, "years"), (1e5, 86400.0, "days"))  # from how many seconds on
+_MIN_VALUE: Final = {"OP/s": 1e6, "B/s": 1e3, "s": 1e-12}  # below which, and above which, squares of times overflow
+_MAX_VALUE: Final = 1e24
+_LONG_TIMES: Final = ((365.25 * 86400, 365.25 * 86400, "years"), (1e5, 86400.0, "days"))  # from how many seconds on
 _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -37,14 +45,14 @@ def parse(text: object, unit: str) -> float:
     (1000000000000000.0, 989000000000000.0)
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
-    value = float(match[1]) * (_SMALL[match[4]] if match[4] else _PREFIX[match[2]]) if match else 0.0
+    value = float(match[1]) * (_SMALL_PREFIX[match[4]] if match[4] else _PREFIX[match[2]]) if match else 0.0
     value = float(f"{value:.15g}")  # or 66.9 T would be 66900000000000.01
-    if not match or unit not in (_AS.get(match[3], match[3]), match[5]) or not 0 < value < math.inf:
+    if not match or unit not in (_SYNONYMS.get(match[3], match[3]), match[5]) or not 0 < value < math.inf:
         must = f"must be a positive number and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
         raise ValueError(f"{must}; got {text!r}")
-    least = _LEAST.get(unit, 0.0)
-    if not least <= value <= _MOST:
-        raise ValueError(f"must be from {least:g} to {_MOST:g} {unit}; got {text!r}")
+    minimum = _MIN_VALUE.get(unit, 0.0)
+    if not minimum <= value <= _MAX_VALUE:
+        raise ValueError(f"must be from {minimum:g} to {_MAX_VALUE:g} {unit}; got {text!r}")
     return value
 
 
@@ -68,9 +76,9 @@ def si(value: float, digits: int = 3) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g} "
     for step, prefix in (*_STEPS, (1.0, "")):
-        shown = significant(value / step, digits)
-        if abs(float(shown)) >= 1:
-            return f"{shown} {prefix}"
+        text = significant(value / step, digits)
+        if abs(float(text)) >= 1:
+            return f"{text} {prefix}"
     return f"{significant(value, digits)} "
 
 
@@ -101,8 +109,8 @@ def fold(ratio: float, digits: int = 3) -> str:
     >>> fold(1398.6, 2), fold(20.96), fold(0.5)
     ('1400x', '21x', '0.5x')
     """
-    shown = f"{ratio:.{digits}g}"
-    return f"{float(shown):.0f}x" if "e+" in shown else f"{shown}x"
+    text = f"{ratio:.{digits}g}"
+    return f"{float(text):.0f}x" if "e+" in text else f"{text}x"
 
 
 def seconds(value: float | None, digits: int = 3) -> str:
@@ -115,8 +123,8 @@ def seconds(value: float | None, digits: int = 3) -> str:
     """
     if value is None or math.isnan(value):
         return "-"
-    for least, step, unit in _TIMES:
-        if value >= least:
+    for threshold_s, step, unit in _LONG_TIMES:
+        if value >= threshold_s:
             return f"{significant(value / step, digits)} {unit}"
     for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= step * (1 - 0.5 * 10.0**-digits):

@@ -12,7 +12,7 @@ from llmviewer.units import seconds, si
 
 from .parts import Card
 from .report import Report
-from .tables import NOTHING, Item, Table, number_item, time_item
+from .tables import DASH, Item, Table, number_item, time_item
 
 
 def title(result: ExpertDisaggregation) -> str:
@@ -44,7 +44,7 @@ def tables(result: ExpertDisaggregation) -> list[Table]:
             time_item(result.bound.step_s[at]),
             time_item(expected),
             number_item(result.tokens_per_s[at]),
-            NOTHING if result.together is None else number_item(result.together[at]),
+            DASH if result.together is None else number_item(result.together[at]),
             *shares(busy, at),
             Item(text="yes" if result.fits[at] else "no"),
         ))  # fmt: skip

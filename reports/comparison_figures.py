@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from llmviewer.comparing.cells import Cell, memory_share
 from llmviewer.comparing.choice import Choice
-from llmviewer.setting import arranges
+from llmviewer.setting import changes_passes
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines, list_rows, log_axis, time_unit
@@ -28,7 +28,7 @@ _ROW, _AROUND = 46, 168  # heights of a bar and of what is around bars [px]
 def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
     """Time of a pass at the first batch in each setting, divided by bound."""
     passes = {name: cell.passes[phase] for name, cell in cells.items() if phase in cell.passes}
-    several = any(arranges(cell.setting.techniques) for cell in cells.values())
+    several = any(changes_passes(cell.setting.techniques) for cell in cells.values())
     read = "the pass that reads the prompts, or the last of them" if several else "time to first token"
     about = read if phase == "prefill" else "a step in the middle of the answer"
     figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(passes))

@@ -15,7 +15,7 @@ from llmviewer.comparing.comparison import Comparison
 from llmviewer.comparing.crossings import Crossing
 from llmviewer.devices.hardware import Hardware
 
-from .tables import NOTHING, Item, Table, digits, number_item, time_item
+from .tables import DASH, Item, Table, digits, number_item, time_item
 
 WHERE: Final = ("model", "precision", "device", "layout")  # columns that say which setting a row is of
 _STARRED: Final = 4  # devices of which it is told on which others their kernels were measured
@@ -57,7 +57,7 @@ def memory_item(cell: Cell, place: int = 0) -> Item:
     """Such as "27.1<85.5": needed and available memory. [GB]"""
     needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
     if isnan(needed):
-        return NOTHING
+        return DASH
     sign = "<" if cell.fits[place] else ">"
     return Item(text=f"{digits(needed / 1e9)}{sign}{digits(there / 1e9)}", key=needed / there)
 
@@ -227,7 +227,7 @@ def groups_of(cells: Sequence[Cell]) -> list[str]:
 def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
     own = cell.passes[phase]
     if group != ALL and group not in own.groups:
-        return NOTHING
+        return DASH
     bound = own.bound(0, group)
     share = own.share(0, bound=bound) if group == ALL else own.share(0, group=group)
     return Item(text=f"{_LETTER[bound]} {share:.0%}", key=share, bound=bound)
@@ -255,12 +255,12 @@ def _sensitivities(cells: Sequence[Cell]) -> Table:
 
 def _elasticity(cell: Cell, phase: str, resource: str) -> Item:
     if phase not in cell.passes:
-        return NOTHING
+        return DASH
     return _hundredths(cell.passes[phase].share(0, resource=resource))
 
 
 def _hundredths(value: float) -> Item:
-    return NOTHING if isnan(value) else Item(text=f"{value:.2f}", key=value)
+    return DASH if isnan(value) else Item(text=f"{value:.2f}", key=value)
 
 
 def _crossings(crossings: Sequence[Crossing], phase: str, axis: str, comparison: Comparison) -> Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from llmviewer import writing
 from llmviewer.analyzing.analysis import analyze
-from llmviewer.arguments import each_once
+from llmviewer.arguments import check_unique
 from llmviewer.errors import InputError
 from llmviewer.options import CountedOptions, FigureOptions, only
 from llmviewer.setting import Setting
@@ -59,7 +59,7 @@ def _listed(quants: str) -> list[str]:
     names = [part.strip() for part in quants.split(";")]
     if not all(names):
         raise InputError(f"--quant must be precisions with a semicolon between any two, W16A16;W4A16; got {quants!r}")
-    each_once("--quant", names)
+    check_unique("--quant", names)
     return names
 
 

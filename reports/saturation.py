@@ -14,7 +14,7 @@ from llmviewer.units import counted, seconds
 from .parts import Card
 from .report import Report
 from .serving import basis, beyond, laid, lengths, preempted, steps
-from .tables import NOTHING, Item, Table, number_item, time_item
+from .tables import DASH, Item, Table, number_item, time_item
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
@@ -83,18 +83,18 @@ def _sustained(result: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[
     yield "tokens/s read", (number_item(run.requests_per_s * prompt), number_item(most * prompt))
     yield "requests/s", (number_item(run.requests_per_s), number_item(most))
     yield from steps(result.traffic, run.span.usage, result.setting)
-    yield "sequences at a time, each copy", (number_item(run.running), NOTHING)
-    yield "of these decode", (number_item(run.decoding), NOTHING)
+    yield "sequences at a time, each copy", (number_item(run.running), DASH)
+    yield "of these decode", (number_item(run.decoding), DASH)
     tpot = summary(run.span.tpot_s)
     for key, name in _TIMES.items():
-        yield name, (_time(tpot[key]), NOTHING)
-    yield "longest gap, mean", (_time(summary(run.span.gap_s)["mean"]), NOTHING)
-    yield "tokens/J at TDP", (number_item(result.tokens_per_joule(run)), NOTHING)
-    yield "tokens/USD", (number_item(result.tokens_per_dollar(run)), NOTHING)
+        yield name, (_time(tpot[key]), DASH)
+    yield "longest gap, mean", (_time(summary(run.span.gap_s)["mean"]), DASH)
+    yield "tokens/J at TDP", (number_item(result.tokens_per_joule(run)), DASH)
+    yield "tokens/USD", (number_item(result.tokens_per_dollar(run)), DASH)
 
 
 def _time(value: float | None) -> Item:
-    return NOTHING if value is None else time_item(value)
+    return DASH if value is None else time_item(value)
 
 
 def _cards(result: Saturation) -> list[Card]:

@@ -18,7 +18,7 @@ from llmviewer.units import counted, seconds
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
-from .tables import NOTHING, Item, Table, digits, number_item, time_item
+from .tables import DASH, Item, Table, digits, number_item, time_item
 
 _NAMES: Final = {
     "wait_s": "wait to be read", "ttft_s": "time to first token", "tpot_s": "time per token",
@@ -174,7 +174,7 @@ def _device(result: Simulation) -> Table:
     runs = [run for run in (result, result.expected) if run]
     columns = [dict(_service(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
-    empty = (NOTHING, NOTHING)
+    empty = (DASH, DASH)
     rows = [(name, [item for column in columns for item in column.get(name, empty)]) for name in names]
     kept = [(name, items) for name, items in rows if any(item.text != "-" for item in items)]
     head = [name for run in ("at the bound", "expected")[: len(runs)] for name in (run, "closed form")]
@@ -198,8 +198,8 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     """(quantity, (simulated, closed form))"""
     closed = run.closed
     if min(run.goals.ttft_s, run.goals.tpot_s) < np.inf:
-        yield f"within {_goals(run)}", (_share(run.good), NOTHING)
-        yield "of these requests/s", (number_item(run.good * run.requests_per_s), NOTHING)
+        yield f"within {_goals(run)}", (_share(run.good), DASH)
+        yield "of these requests/s", (number_item(run.good * run.requests_per_s), DASH)
     yield (
         "mean time to first token",
         (time_item(float(np.mean(run.ttft_s))), _closed(closed.ttft_s if closed else None)),
@@ -213,15 +213,15 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
         decoding = closed.batch if closed else None
         yield "sequences that decode, each copy", (number_item(run.decoding), _known(decoding))
     if run.readers:
-        yield "devices that read busy", (_share(run.reading_utilization), NOTHING)
+        yield "devices that read busy", (_share(run.reading_utilization), DASH)
     yield from steps(run.traffic, run.usage, run.setting)
-    yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else NOTHING)
-    yield "requests/s", (number_item(run.requests_per_s), NOTHING)
+    yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else DASH)
+    yield "requests/s", (number_item(run.requests_per_s), DASH)
     most = closed.max_rate * run.copies if closed else None
-    yield "requests/s that can be served", (NOTHING, _known(most))
-    yield "tokens/s", (number_item(run.tokens_per_s), NOTHING)
-    yield "tokens/J at TDP", (number_item(run.tokens_per_joule), NOTHING)
-    yield "tokens/USD", (number_item(run.tokens_per_dollar), NOTHING)
+    yield "requests/s that can be served", (DASH, _known(most))
+    yield "tokens/s", (number_item(run.tokens_per_s), DASH)
+    yield "tokens/J at TDP", (number_item(run.tokens_per_joule), DASH)
+    yield "tokens/USD", (number_item(run.tokens_per_dollar), DASH)
 
 
 def steps(traffic: Traffic, usage: Usage, setting: Setting) -> Iterator[tuple[str, tuple[Item, Item]]]:
@@ -230,17 +230,17 @@ def steps(traffic: Traffic, usage: Usage, setting: Setting) -> Iterator[tuple[st
     if len(leaves) > 1:
         yield "tokens a step leaves of a sequence", (number_item(traffic.tokens_per_step), number_item(sum(leaves)))
     if usage.known:
-        yield "part of prompts in a cache already", (_share(usage.there), NOTHING)
+        yield "part of prompts in a cache already", (_share(usage.there), DASH)
 
 
 def _closed(value: float | None) -> Item:
     if value is None:
-        return NOTHING
+        return DASH
     return Item(text="grows", key=np.inf) if value == np.inf else time_item(value)
 
 
 def _known(value: float | None) -> Item:
-    return NOTHING if value is None else number_item(value)
+    return DASH if value is None else number_item(value)
 
 
 def _share(value: float) -> Item:

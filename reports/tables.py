@@ -41,16 +41,16 @@ class Item(NamedTuple):
         return self.key if self.key != "" else self.text
 
 
-NOTHING: Final = Item(text="-", key=-1.0)
+DASH: Final = Item(text="-", key=-1.0)
 
 
 def number_item(value: float) -> Item:
     """Three significant digits; "-" where unknown."""
-    return NOTHING if isnan(value) else Item(text=digits(value), key=value)
+    return DASH if isnan(value) else Item(text=digits(value), key=value)
 
 
 def time_item(value: float) -> Item:
-    return NOTHING if isnan(value) else Item(text=seconds(value), key=value)
+    return DASH if isnan(value) else Item(text=seconds(value), key=value)
 
 
 def digits(value: float) -> str:

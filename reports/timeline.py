@@ -19,7 +19,7 @@ from llmviewer.units import counted, fold, seconds
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
-from .tables import NOTHING, Item, Table, digits, time_item
+from .tables import DASH, Item, Table, digits, time_item
 
 _KERNELS: Final = 15  # in words
 _NAME: Final = 33  # characters of a kernel's name
@@ -236,8 +236,8 @@ def _parts(result: Timeline) -> Table:
     rows = [_part(result, part) for part in result.parts]
     if result.idle_s is not None:
         rows.append((
-            Item(text=IDLE), NOTHING, time_item(result.idle_s), _share(result.idle_s, result), NOTHING,
-            NOTHING if result.host_s is None else time_item(result.host_s), NOTHING,
+            Item(text=IDLE), DASH, time_item(result.idle_s), _share(result.idle_s, result), DASH,
+            DASH if result.host_s is None else time_item(result.host_s), DASH,
         ))  # fmt: skip
     return Table(
         title=f"Parts of a pass, {seconds(result.time_s)}",
@@ -254,8 +254,8 @@ def _part(result: Timeline, part: PartOfPass) -> tuple[Item, ...]:
         Item(text=digits(part.launches), key=part.launches),
         time_item(part.measured_s),
         _share(part.measured_s, result),
-        time_item(part.bound_s) if part.bound_s else NOTHING,
-        time_item(part.expected_s) if part.expected_s else NOTHING,
+        time_item(part.bound_s) if part.bound_s else DASH,
+        time_item(part.expected_s) if part.expected_s else DASH,
         _ratio(part, result),
     )
 
@@ -273,7 +273,7 @@ def _products(result: Timeline) -> list[Table]:
             Item(text=digits(product.launches), key=product.launches),
             time_item(product.measured_s / product.launches),
             time_item(product.bound_s / product.launches),
-            time_item(product.expected_s / product.launches) if product.expected_s else NOTHING,
+            time_item(product.expected_s / product.launches) if product.expected_s else DASH,
             _ratio(product, result),
         )
         for product in result.products
@@ -296,8 +296,8 @@ def _elementwise(result: Timeline) -> list[Table]:
             Item(text=", ".join(work.operators) or "others"),
             Item(text=digits(work.launches), key=work.launches),
             time_item(work.measured_s),
-            time_item(work.bound_s) if work.bound_s else NOTHING,
-            time_item(work.expected_s) if work.expected_s else NOTHING,
+            time_item(work.bound_s) if work.bound_s else DASH,
+            time_item(work.expected_s) if work.expected_s else DASH,
             _ratio(work, result),
         )
         for work in result.elementwise
@@ -317,7 +317,7 @@ def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, result: Timeline
     """Timeline over expected time; over the bound if no expected time is known."""
     of = row.bound_s if result.expected_s is None else row.expected_s
     if not of or not row.measured_s:
-        return NOTHING
+        return DASH
     ratio = row.measured_s / of
     return Item(text=f"{ratio:.2f}x" if ratio < _MANY else f"{ratio:.0f}x", key=ratio)
 

@@ -12,7 +12,7 @@ from llmviewer.units import fold, seconds
 
 from .parts import Card
 from .report import Report
-from .tables import NOTHING, Item, Table, digits, time_item
+from .tables import DASH, Item, Table, digits, time_item
 
 _MAX_KERNELS: Final = 12
 _MIN_SHARE: Final = 0.02  # of a pass, from which a change is a sentence
@@ -86,9 +86,9 @@ def _table(heading: str, what: str, rows: Sequence[PairedRow], result: TracePair
         body=tuple(
             (
                 Item(text=row.name),
-                time_item(row.before.measured_s) if row.before else NOTHING,
-                time_item(row.after.measured_s) if row.after else NOTHING,
-                NOTHING if row.ratio is None else Item(text=f"{row.ratio:.2f}x", key=row.ratio),
+                time_item(row.before.measured_s) if row.before else DASH,
+                time_item(row.after.measured_s) if row.after else DASH,
+                DASH if row.ratio is None else Item(text=f"{row.ratio:.2f}x", key=row.ratio),
                 _change(row),
                 _multiple(row.after, result.after),
             )
@@ -107,7 +107,7 @@ def _change(row: PairedRow) -> Item:
 def _multiple(side: Side | None, recording: Timeline) -> Item:
     """Time as a multiple of the expected one, or of the bound where nothing is expected."""
     of = None if side is None else side.bound_s if recording.expected_s is None else side.expected_s
-    return Item(text=f"{side.measured_s / of:.2f}x", key=side.measured_s / of) if side and of else NOTHING
+    return Item(text=f"{side.measured_s / of:.2f}x", key=side.measured_s / of) if side and of else DASH
 
 
 def _kernels(result: TracePair) -> list[Table]:

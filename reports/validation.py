@@ -14,7 +14,7 @@ from llmviewer.units import counted, seconds
 
 from .columns import WIDTH
 from .parts import Card
-from .tables import NOTHING, Item, Table, filled
+from .tables import DASH, Item, Table, filled
 
 if TYPE_CHECKING:
     from .page_figures import Picture
@@ -184,7 +184,7 @@ def _clouds(points: Sequence[ValidationPoint], prediction: str) -> dict[str, Any
 
 
 def _share(value: float) -> Item:
-    return NOTHING if isnan(value) else Item(text=f"{value:.1%}", key=value)
+    return DASH if isnan(value) else Item(text=f"{value:.1%}", key=value)
 
 
 def by_group(groups: Sequence[ValidationGroup]) -> Table:
@@ -210,7 +210,7 @@ def by_group(groups: Sequence[ValidationGroup]) -> Table:
 def _numbers(group: ValidationGroup) -> tuple[Item, ...]:
     e = group.expected
     shares = (group.bound.mape, e.mape, e.median, e.mape_short, e.mape_long, e.bias, e.within_20, e.covered)
-    rank = NOTHING if isnan(e.rank) else Item(text=f"{e.rank:.3f}", key=e.rank)
+    rank = DASH if isnan(e.rank) else Item(text=f"{e.rank:.3f}", key=e.rank)
     below = Item(text=f"{group.violations:,}", key=group.violations)
     return Item(text=f"{e.rows:,}", key=e.rows), *map(_share, shares), rank, below
 

@@ -13,7 +13,7 @@ from llmviewer.comparing.cells import TECHNIQUE
 from llmviewer.comparing.comparison import compare
 from llmviewer.errors import InputError
 from llmviewer.reports.comparison import REPORT
-from llmviewer.setting import Setting, arranges
+from llmviewer.setting import Setting, changes_passes
 from llmviewer.sweeping.grid import sweep
 from llmviewer.techniques import parse_technique, techniques
 
@@ -72,7 +72,7 @@ def test_a_row_is_what_analyze_says(name):
             assert row[field] == pytest.approx(getattr(one.generation, field), rel=1e-6), (field, point)
         assert row["decode_step_s"] == pytest.approx(one.phases.decode.total.bound_time_s, rel=1e-12)
         assert row["total_bytes"] == pytest.approx(one.memory.total_bytes, rel=1e-12)
-        if arranges([parse_technique(written(name))]):
+        if changes_passes([parse_technique(written(name))]):
             assert row["decode_tokens_per_s"] != row["decode_tokens_per_s"]  # not known
         else:
             assert row["decode_tokens_per_s"] == pytest.approx(row["batch"] / row["decode_step_s"])

@@ -22,7 +22,7 @@ from llmviewer.devices.files import (
 )
 from llmviewer.devices.keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
 from llmviewer.devices.local import draft
-from llmviewer.documents import plain
+from llmviewer.documents import normalized
 from llmviewer.errors import InputError
 from llmviewer.units import parse
 
@@ -370,7 +370,7 @@ def test_no_name_stands_for_a_device_that_it_may_not_mean(written):
 
 def test_no_alias_says_what_goes_without_saying():
     for name, called in hardware_aliases().items():
-        ways = [plain(each).removeprefix(load_hardware(name).vendor) for each in called]
+        ways = [normalized(each).removeprefix(load_hardware(name).vendor) for each in called]
         assert len({*ways}) == len(ways), called
 
 

@@ -179,8 +179,8 @@ def test_a_report_of_several_devices_says_whose_numbers_it_has(layout, memory, p
 def test_a_format_that_has_all_launches_takes_no_other(capsys, form, option):
     assert main(["analyze", "gpt2", "t4", "--format", form, option]) == 2
     assert capsys.readouterr().err == (
-        f"llmviewer: --per-call and --all-calls are of text and markdown; leave them out with {form}, which says of "
-        "all launches how many they are\n"
+        "llmviewer: --per-call and --all-calls apply to text and markdown; leave them out with "
+        f"{form}, which has the launches of each operator\n"
     )
 
 

@@ -35,7 +35,7 @@ from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_la
 from ..parameters import KvLink
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, whole
+from ..setting import Setting, whole_number
 from ..workload import Workload
 from .costs import Devices, per_dollar
 from .disaggregation import joined, latency_s, sent_bytes_per_s
@@ -254,22 +254,24 @@ def afd(
 
     Raises InputError if an argument is invalid or the model has no experts.
     """
-    arguments.check(model=model)
+    arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     given = arguments.with_defaults(options, ExpertOptions)
     layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
     if layout.ep * layout.pp * layout.cp > 1:
         raise InputError(f"attention_layout must have degrees of tp and dp only; got {attention_layout}")
-    many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
-    sizes = np.array([whole("batch", n) for n in arguments.counts(batch)], dtype=np.float64)
-    arguments.positive(years=years)
-    laid = Layout(dp=many, ep=many, redundant_experts=whole("redundant_experts", given["redundant_experts"], least=0))
+    many, cut = whole_number("expert_devices", expert_devices), whole_number("micro_batches", micro_batches, least=0)
+    sizes = np.array([whole_number("batch", n) for n in arguments.as_numbers(batch)], dtype=np.float64)
+    arguments.check_positive(years=years)
+    laid = Layout(
+        dp=many, ep=many, redundant_experts=whole_number("redundant_experts", given["redundant_experts"], least=0)
+    )
     own, others = each_changed((attention_hardware, expert_hardware), given["hardware_set"])
     each = given | {"redundant_experts": 0}  # `laid` has them
     attention = Setting.of(loaded, attention_hardware, layout=layout, **each | {"hardware_set": own})
     experts = Setting.of(loaded, expert_hardware, layout=laid, **each | {"hardware_set": others})
-    way = _joined(attention, experts, arguments.among("link", link, KvLink))
-    pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
+    way = _joined(attention, experts, arguments.enum_member("link", link, KvLink))
+    pair = _Sides(attention, experts, way, whole_number("kv_len", kv_len))
     tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)
     every = np.tile(sizes, len(tried))
     parts = np.minimum(np.repeat(tried, len(sizes)), every)

@@ -19,7 +19,7 @@ from ..options import ExpertOptions, document_options
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, whole
+from ..setting import Setting, whole_number
 from .afd import SCHEMA_VERSION, ExpertDisaggregation, afd
 
 _TENSOR: Final = (1, 2, 4, 8)  # degrees of tensor parallelism of attention
@@ -104,11 +104,14 @@ def afd_splits(
 
     Raises InputError if an argument is invalid, the model has no experts, or no split fits the memory within `tpot`.
     """
-    arguments.check(model=model)
+    arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     given = arguments.with_defaults(options, ExpertOptions)
-    number, copies = whole("devices", devices, least=2), whole("redundant_experts", given["redundant_experts"], least=0)
-    arguments.positive(tpot=tpot)
+    number, copies = (
+        whole_number("devices", devices, least=2),
+        whole_number("redundant_experts", given["redundant_experts"], least=0),
+    )
+    arguments.check_positive(tpot=tpot)
     sides = {"attention_hardware": attention_hardware, "expert_hardware": expert_hardware}
     own = zip(sides.items(), each_changed(tuple(sides.values()), given["hardware_set"]), strict=True)
     asked: dict[str, Any] = {

@@ -268,7 +268,7 @@ def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
 
 def _check_goal(tpot: float | None, searched: bool) -> None:
     """Raises InputError if tpot is not positive, or given without batch max."""
-    arguments.positive(tpot=tpot)
+    arguments.check_positive(tpot=tpot)
     if tpot is not None and not searched:
         raise InputError("tpot must come with batch max, which it limits; give batch max or leave out tpot")
 

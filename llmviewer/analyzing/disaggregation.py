@@ -170,11 +170,14 @@ def disaggregate(
     """
     if str(batch) == MAX:
         raise InputError("batch max is not supported with two kinds of device; give a number")
-    arguments.check(model=model)
+    arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
-    when, link = arguments.among("kv_transfer", kv_transfer, KvTransfer), arguments.among("kv_link", kv_link, KvLink)
+    when, link = (
+        arguments.enum_member("kv_transfer", kv_transfer, KvTransfer),
+        arguments.enum_member("kv_link", kv_link, KvLink),
+    )
     changes = arguments.with_defaults(options, DisaggregatedOptions)["hardware_set"]
     own, others = each_changed((prefill_hardware, decode_hardware), changes)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **options | {"hardware_set": own})

@@ -62,7 +62,7 @@ def check(measured: Mapping[str, float] | None) -> dict[str, float]:
     if not isinstance(measured, Mapping | None):
         raise InputError(f"measured must be a mapping of quantities to numbers; got {measured!r}")
     found = {named(str(name).removesuffix("_s") if name != RATE else RATE): at for name, at in (measured or {}).items()}
-    arguments.positive(**{f"measured: {name}": value for name, value in found.items()})
+    arguments.check_positive(**{f"measured: {name}": value for name, value in found.items()})
     return found
 
 

@@ -16,7 +16,7 @@ from ..architectures.blocks.feed_forward import Experts
 from ..architectures.blocks.parts import HIDDEN, Parts
 from ..devices.files import loaded
 from ..devices.hardware import Hardware
-from ..documents import LARGEST
+from ..documents import MAX_EXACT_INTEGER
 from ..errors import InputError, suggest
 from ..expectation.expected import ExpectedPass
 from ..forms import Num
@@ -123,7 +123,7 @@ def kernel(
 
     Raises InputError if a size is missing, unknown or out of range, or the device is unknown.
     """
-    arguments.check(kernel=kernel, hardware=hardware)
+    arguments.check_types(kernel=kernel, hardware=hardware)
     given = arguments.with_defaults(options, KernelOptions)
     quant, library, profiles = given["quant"], given["library"], given["profiles"]
     kind = _kind(kernel)
@@ -179,8 +179,10 @@ def _listed(kernel: str, kind: KernelKind, sizes: Mapping[str, int | Sequence[in
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{kernel}: {name} must be a whole number of at least {least}; got {value!r}")
-            if value > LARGEST:
-                raise InputError(f"{kernel}: {name} must be at most {LARGEST}, the largest that is counted exactly")
+            if value > MAX_EXACT_INTEGER:
+                raise InputError(
+                    f"{kernel}: {name} must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly"
+                )
             if value > _OR_NONE.get(name, value):
                 raise InputError(f"{kernel}: {name} must be 0 or 1; got {value}")
         if len(set(values)) < len(values) or not values:
@@ -213,8 +215,8 @@ def _estimates(
     graph = setting.graph if len(rows) == 1 else _together(setting.graph)
     (whole,) = setting.planned(graph).estimate(workload).operators
     (rated,) = plan(graph, setting.linked.at_datasheet()).estimate(workload).operators
-    if (most := np.max(whole.ops)) > LARGEST:
-        must = f"OPs must be at most {LARGEST}, the largest that is counted exactly"
+    if (most := np.max(whole.ops)) > MAX_EXACT_INTEGER:
+        must = f"OPs must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly"
         raise InputError(f"{setting.model.name}: {must}; got {most:.3g}")
     found = setting.kernels.expect(rows, workload) if setting.kernels else None
     count = len(sizes)

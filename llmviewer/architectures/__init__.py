@@ -60,7 +60,7 @@ def builder(config: Section) -> Builder:
         load_plugins()
     if model_type not in _BUILDERS:
         raise config.error("model_type", _unknown(config, model_type))
-    config.also_called(OTHER_NAMES)
+    config.set_aliases(OTHER_NAMES)
     return _BUILDERS[model_type]
 
 

@@ -100,7 +100,7 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
 
     Raises InputError for a class that is part of a model, and for bidirectional attention that is not known.
     """
-    read = "architectures" in config.asked  # by the builder, which then made the head
+    read = "architectures" in config.read_keys  # by the builder, which then made the head
     named = next(iter(config.texts("architectures")), "")
     if any(block.stream == TARGET for block in graph.blocks):
         config.ignore("add_cross_attention")

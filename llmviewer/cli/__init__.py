@@ -26,16 +26,16 @@ _MODULES = {  # of this package, by command
     "sweep": "sweep", "techniques": "techniques", "timeline": "timeline", "validate": "validation", "web": "web",
 }  # fmt: skip
 
-_SELDOM = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
-_MULTIPLYING = {
+_GC_THRESHOLD = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
+_MATRIX_COMMANDS = {
     "calibrate",
     "measure",
 }  # commands with matrix products; in others numpy's threads only spin at its start
-_TAKERS = ("--model", "--hardware")  # options that are arguments of other commands
+_SUBJECT_OPTIONS = ("--model", "--hardware")  # options that are arguments of other commands
 _ARITHMETIC = "llmviewer|numpy"  # modules whose warnings are of arithmetic
 _HELP = "`llmviewer --help` and `llmviewer COMMAND --help` list all."
-_LISTED = {"model": "models", "hardware": "hardware"}  # commands with what an argument can be
-_ELSEWHERE = {  # options that other tools have, and what they are here
+_LISTING_COMMANDS = {"model": "models", "hardware": "hardware"}  # commands with what an argument can be
+_EQUIVALENT_OPTIONS = {  # options that other tools have, and what they are here
     "--concurrency": "--batch", "--context": "--kv-len", "--context-length": "--kv-len",
     "--data-parallel-size": "--dp", "--devices": "--tp", "--dp-size": "--dp", "--dtype": "--quant", "--ep-size": "--ep",
     "--gpus": "--tp", "--input-len": "--prompt", "--isl": "--prompt", "--kv-cache-dtype": "--quant",
@@ -53,23 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0; 2, with one line on stderr, where the input is at fault; 130 where it was interrupted.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    gc.set_threshold(_SELDOM)
-    if not set(given[:1]) & _MULTIPLYING:
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    gc.set_threshold(_GC_THRESHOLD)
+    if not set(argv[:1]) & _MATRIX_COMMANDS:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.stdout, sys.stderr = sys.stdout or _Closed(), sys.stderr or io.StringIO()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=RuntimeWarning, module=_ARITHMETIC)
-            cli.main(args=given or ["--help"], prog_name="llmviewer", standalone_mode=False)
+            cli.main(args=argv or ["--help"], prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
-        return _refused(_usage(error) if isinstance(error, click.ClickException) else _in_options(error, given))
+        return _print_error(
+            _usage_error(error) if isinstance(error, click.ClickException) else _with_option_names(error, argv)
+        )
     except RuntimeWarning as warning:  # of numpy, where a result would be wrong or undefined
-        return _refused(f"{warning}: the numbers are too large or too small to be counted; give others")
+        return _print_error(f"{warning}: the numbers are too large or too small to be counted; give others")
     except (KeyboardInterrupt, click.Abort) as stop:
-        kept = str(stop.__cause__ or stop)  # click raises Abort from the interrupt
-        click.echo(f"llmviewer: stopped{f'; {kept}' if kept else ''}", err=True)
+        progress = str(stop.__cause__ or stop)  # click raises Abort from the interrupt
+        click.echo(f"llmviewer: stopped{f'; {progress}' if progress else ''}", err=True)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
@@ -77,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None and not isinstance(sys.stdout, _Closed):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest is flushed at exit
-        return _refused(f"{error.filename or 'cannot write to standard output'}: {error.strerror}")
+        return _print_error(f"{error.filename or 'cannot write to standard output'}: {error.strerror}")
     return 0
 
 
-def _refused(message: str) -> int:
+def _print_error(message: str) -> int:
     """Prints the one line that says why an input is refused; returns the exit code."""
     click.echo(f"llmviewer: {shortened(' '.join(message.split()))}", err=True)
     return 2
@@ -94,32 +96,34 @@ class _Closed(io.TextIOBase):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
-def _usage(error: click.ClickException) -> str:
+def _usage_error(error: click.ClickException) -> str:
     """What is wrong with how a command is called, and what to give in its place."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context:
-        here = _ELSEWHERE.get(error.option_name)
-        if any(here in one.opts for one in context.command.params):
-            return f"No such option '{error.option_name}'. Here it is {here}."
+        equivalent = _EQUIVALENT_OPTIONS.get(error.option_name)
+        if any(equivalent in one.opts for one in context.command.params):
+            return f"No such option '{error.option_name}'. Here it is {equivalent}."
     if isinstance(error, click.MissingParameter) and context and error.param:
-        return f"{context.info_name} needs {_needed(error.param, context)}"
+        return f"{context.info_name} needs {_describe_missing(error.param, context)}"
     return message if "Did you mean" in message or not message.startswith("No such") else f"{message} {_HELP}"
 
 
-def _needed(parameter: click.Parameter, context: click.Context) -> str:
+def _describe_missing(parameter: click.Parameter, context: click.Context) -> str:
     """What is missing, where it stands, and what can be given."""
     if isinstance(parameter, click.Option):
         return f"{max(parameter.opts, key=len)} {parameter.metavar}: {parameter.help}"
     _, *words = context.command.collect_usage_pieces(context)
-    listed = f"; `llmviewer {_LISTED[parameter.name]}` lists all" if parameter.name in _LISTED else ""
+    listed = (
+        f"; `llmviewer {_LISTING_COMMANDS[parameter.name]}` lists all" if parameter.name in _LISTING_COMMANDS else ""
+    )
     return f"{parameter.human_readable_name}: {context.command_path} {' '.join(words)}{listed}"
 
 
-def _in_options(error: InputError, arguments: Sequence[str]) -> str:
+def _with_option_names(error: InputError, arguments: Sequence[str]) -> str:
     """What is wrong, by the names that options have."""
     name, *_ = (*arguments, "")
     command = cli.get_command(click.Context(cli), name)
-    return shared.in_options(str(error), command, arguments) if command else str(error)
+    return shared.with_option_names(str(error), command, arguments) if command else str(error)
 
 
 class _Commands(click.Group):
@@ -155,25 +159,27 @@ def _check(command: click.Command, context: click.Context, arguments: list[str])
         if times > 1 and isinstance(parameter, click.Option) and not (parameter.multiple or parameter.is_flag):
             option = max(parameter.opts, key=len)
             raise InputError(f"{option} must be given once; got it {times} times")
-    takers = [parameter.opts[0] for parameter in command.params if parameter.opts[0] in _TAKERS]
-    if words and takers:
-        raise InputError(f"{context.info_name} takes no {words[0]!r} by itself; give it as {' or '.join(takers)}")
+    subject_options = [parameter.opts[0] for parameter in command.params if parameter.opts[0] in _SUBJECT_OPTIONS]
+    if words and subject_options:
+        raise InputError(
+            f"{context.info_name} takes no {words[0]!r} by itself; give it as {' or '.join(subject_options)}"
+        )
     if words and values.get("hardware"):
         raise InputError(
             f"{context.info_name} takes one HARDWARE; got {words[0]!r} as well: "
-            + _for_several(str(context.info_name), values["model"], (values["hardware"], *words))
+            + _command_for_several(str(context.info_name), values["model"], (values["hardware"], *words))
         )
 
 
-def _for_several(command: str, model: str, devices: Sequence[str]) -> str:
+def _command_for_several(command: str, model: str, devices: Sequence[str]) -> str:
     """What to do instead of giving several devices to a command that takes one."""
-    listed = ",".join(devices)
-    instead = {
+    device_list = ",".join(devices)
+    alternative = {
         "analyze": ("compare", model, *devices),
-        "simulate": ("plan", model, "--hardware", listed, "--rate", "R"),
-        "sweep": ("sweep", model, listed, "--over", "AXIS=VALUES", "-o", "DIR/"),
+        "simulate": ("plan", model, "--hardware", device_list, "--rate", "R"),
+        "sweep": ("sweep", model, device_list, "--over", "AXIS=VALUES", "-o", "DIR/"),
     }.get(command)
-    return f"`llmviewer {shlex.join(instead)}` takes several" if instead else "give each by itself"
+    return f"`llmviewer {shlex.join(alternative)}` takes several" if alternative else "give each by itself"
 
 
 @click.group(

@@ -29,18 +29,18 @@ _MOST: Final = 1000  # batches, each of which is an analysis of its own
 @shared.number("--expert-devices", f"Devices that have the experts; {_USUAL['expert_devices']} if not given.")
 @click.option("--batch", metavar="NUMBERS", help=f"Sequences of all attention devices; {_USUAL['batch']} if not given.")
 @shared.number("--devices", "Of both sides together, in place of these: their best splits and batches.")
-@shared.goal("--tpot", "With --devices: the longest time per output token, as expected where that is known.")
+@shared.latency_target("--tpot", "With --devices: the longest time per output token, as expected where that is known.")
 @shared.number("--kv-len", "Tokens that a sequence attends to.", default=4096)
 @shared.number("--micro-batches", "That a batch is cut into; if 0, of 1 to 8 those that are fastest.", default=0)
 @shared.choice(
     "--link",
-    of=("scale-out", "scale-up"),
-    told="Links between both sides: of nodes, or within a domain of both.",
+    choices=("scale-out", "scale-up"),
+    help_text="Links between both sides: of nodes, or within a domain of both.",
     default="scale-out",
 )
-@inputs.takes(ExpertOptions)
+@inputs.declared_options(ExpertOptions)
 @shared.depreciation
-@shared.reported
+@shared.report_options
 def afd(
     *,
     devices: int | None,

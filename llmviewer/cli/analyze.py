@@ -36,7 +36,9 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     show_default=True,
     help="Sequences at a time; max: as many as fit in memory.",
 )
-@shared.goal("--tpot", "With --batch max: the longest time per output token, as expected where that is known.")
+@shared.latency_target(
+    "--tpot", "With --batch max: the longest time per output token, as expected where that is known."
+)
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number(
     "--gen", "Tokens generated of each sequence; 128, or those of one inference of a model for robots, if not given."
@@ -64,10 +66,10 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     "tokens_per_s (of the generation, prefill included). May be repeated.",
 )
 @click.option("--sources", is_flag=True, help="Name the measurements behind the times of an engine (text).")
-@inputs.takes(SettingOptions)
-@inputs.two_kinds
+@inputs.declared_options(SettingOptions)
+@inputs.disaggregation
 @inputs.scenario
-@shared.output(what="the report")
+@shared.output(subject="the report")
 def analyze(
     model: str,
     hardware: str,
@@ -90,48 +92,48 @@ def analyze(
     from ..analyzing.analysis import analyze as run
     from ..reports.columns import WIDTH
 
-    chosen = shared.form_of(form, output)
-    if per_call is not None and chosen not in ("text", "markdown"):
+    output_form = shared.form_of(form, output)
+    if per_call is not None and output_form not in ("text", "markdown"):
         raise InputError(
-            f"--per-call and --all-calls are of text and markdown; leave them out with {chosen}, which says of all "
-            "launches how many they are"
+            "--per-call and --all-calls apply to text and markdown; leave them out with "
+            f"{output_form}, which has the launches of each operator"
         )
-    if every and chosen != "text":
-        raise InputError(f"--all is of text; leave it out with {chosen}, which has every operator")
-    if question["measured"] and chosen == "csv":
+    if every and output_form != "text":
+        raise InputError(f"--all is of text; leave it out with {output_form}, which has every operator")
+    if question["measured"] and output_form == "csv":
         raise InputError("--measured is not told in csv, which has a row per operator; leave one of them out")
-    brief = chosen == "text" and not every and output is None
-    room = shared.terminal() if chosen == "text" and output is None else 0
-    shown: dict[str, Any] = {
-        "per_call": per_call, "brief": brief, "sources": sources or chosen == "markdown",
-        "room": max(room, WIDTH) if room else sys.maxsize,
+    brief = output_form == "text" and not every and output is None
+    table_columns = shared.terminal_columns() if output_form == "text" and output is None else 0
+    report_options: dict[str, Any] = {
+        "per_call": per_call, "brief": brief, "sources": sources or output_form == "markdown",
+        "room": max(table_columns, WIDTH) if table_columns else sys.maxsize,
     }  # fmt: skip
     if sides:
         from ..analyzing.disaggregation import disaggregate
         from ..setting import layout_of
 
-        for name, alone in (
+        for name, value in (
             ("with", options["techniques"]), ("tpot", question.pop("tpot")), ("measured", question.pop("measured")),
         ):  # fmt: skip
-            if alone:
+            if value:
                 raise InputError(f"--{name} is for one kind of device; leave out --prefill-... and --decode-...")
         layout = layout_of(options)
         _check_used(sides, hardware, layout)
-        usual: dict[str, Any] = {"prefill_hardware": hardware, "decode_hardware": hardware}
-        usual |= {"prefill_layout": layout, "decode_layout": layout}
+        both_sides: dict[str, Any] = {"prefill_hardware": hardware, "decode_hardware": hardware}
+        both_sides |= {"prefill_layout": layout, "decode_layout": layout}
         if question["gen"] is None:
             del question["gen"]
         from ..reports import disaggregated
 
-        found = disaggregate(model, **(usual | sides), **only(options, DisaggregatedOptions), **question)
-        shared.emit_report(disaggregated.report(**shown), found, chosen, output)
+        result = disaggregate(model, **(both_sides | sides), **only(options, DisaggregatedOptions), **question)
+        shared.emit_report(disaggregated.report(**report_options), result, output_form, output)
         return
     analysis = run(model, hardware, **options, **question)
     if question["gen"] is not None and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
     from ..reports.analysis import report
 
-    shared.emit_report(report(**shown), analysis, chosen, output)
+    shared.emit_report(report(**report_options), analysis, output_form, output)
 
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
@@ -139,12 +141,12 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
     from ..devices.files import load_hardware
     from ..parallel.layout import ALONE
 
-    own = {what: [sides[f"{side}_{what}"] for side in inputs.SIDES if f"{side}_{what}" in sides]
-           for what in ("hardware", "layout")}  # fmt: skip
-    named = [load_hardware(name).name for name in own["hardware"]]
+    side_values = {field: [sides[f"{side}_{field}"] for side in inputs.SIDES if f"{side}_{field}" in sides]
+           for field in ("hardware", "layout")}  # fmt: skip
+    named = [load_hardware(name).name for name in side_values["hardware"]]
     if len(named) > 1 and load_hardware(hardware).name not in named:
         raise InputError(
             f"HARDWARE {hardware} is of no use beside --prefill-hardware and --decode-hardware; name one of them"
         )
-    if len(own["layout"]) > 1 and layout != ALONE:
+    if len(side_values["layout"]) > 1 and layout != ALONE:
         raise InputError(f"layout {layout} is of no use beside --prefill-layout and --decode-layout; leave one out")

@@ -13,7 +13,7 @@ from ..errors import InputError, suggest
 from ..options import FigureOptions, FleetOptions
 from . import inputs
 from . import options as shared
-from .progress import on_a_bar
+from .progress import with_progress_bar
 
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
 _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
@@ -60,9 +60,9 @@ def _split(text: str) -> list[str]:
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number("--gen", "Tokens generated of each sequence.", default=128)
 @inputs.layouts
-@inputs.takes(FleetOptions)
+@inputs.declared_options(FleetOptions)
 @shared.depreciation
-@shared.reported
+@shared.report_options
 def compare(
     *,
     model: str,
@@ -112,20 +112,20 @@ def compare(
 @shared.number("--gen", "Tokens of each answer.", default=128)
 @shared.quants("A precision that is allowed. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
 @hardware_option
-@shared.choice("--by", of=("speed", "cost", "energy"), told="What devices are ranked by.", default="speed")
+@shared.choice("--by", choices=("speed", "cost", "energy"), help_text="What devices are ranked by.", default="speed")
 @click.option("--budget", metavar="USD", type=shared.NUMBER, help="The highest price of all devices together.")
 @click.option("--power", metavar="W", type=shared.NUMBER, help="The highest TDP of all devices together.")
-@shared.goal("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
-@shared.goal("--tpot", "The longest time per output token.")
+@shared.latency_target("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
+@shared.latency_target("--tpot", "The longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies without converting them.")
 @shared.number(
     "--max-devices",
     "At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
     default=1,
 )
-@inputs.takes(FleetOptions)
+@inputs.declared_options(FleetOptions)
 @shared.depreciation
-@shared.reported
+@shared.report_options
 def choose(
     *,
     options: FleetOptions,
@@ -142,7 +142,7 @@ def choose(
     from ..reports.choice import REPORT
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS}
-    found = on_a_bar("layouts and precisions", functools.partial(run, **question, **options))
+    found = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)
 
 
@@ -150,11 +150,11 @@ def choose(
 @click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
 @click.argument("model")
 @click.argument("hardware")
-@inputs.takes(FigureOptions)
+@inputs.declared_options(FigureOptions)
 @shared.number("--batch", "Sequences at a time.", default=1)
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.choice("--phase", of=("prefill", "decode"), told="Which phase the roofline is of.", default="prefill")
-@shared.output(what="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
+@shared.choice("--phase", choices=("prefill", "decode"), help_text="Which phase the roofline is of.", default="prefill")
+@shared.output(subject="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
 def plot(figure: str, options: FigureOptions, output: Path | None, **question: Any) -> None:
     """Draw a figure of "LLM Inference Unveiled".
 

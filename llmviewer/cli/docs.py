@@ -10,7 +10,7 @@ from . import options as shared
 
 
 @click.command()
-@click.argument("page", required=False, callback=shared.given)
+@click.argument("page", required=False, callback=shared.nonempty)
 def docs(page: str | None) -> None:
     """List the pages of the documentation, or show one.
 

@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
 
 SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
-_LAYOUTS: Final = 64  # degrees of one kind that are compared at once
-_UNSET: Final = ("output", "help", "scenario")  # options that a scenario does not set
-_READ: Final[Mapping[str, Mapping[str, Any]]] = {  # how values are read that are neither text nor numbers
+_MAX_DEGREES: Final = 64  # degrees of one kind that are compared at once
+_NOT_IN_SCENARIOS: Final = ("output", "help", "scenario")  # options that a scenario does not set
+_CLICK_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # how values are read that are neither text nor numbers
     "quant": {"callback": shared.precision},
-    "offload": {"callback": shared.given},
+    "offload": {"callback": shared.nonempty},
     "profiles": {"type": shared.PATH},
     "techniques": {"type": click.UNPROCESSED},  # a file gives them as objects
 }
 
-_NUMBERS: Final[Mapping[Any, Any]] = {
-    int: shared.WHOLE, "int | None": shared.WHOLE, float: shared.NUMBER,
+_NUMBER_TYPES: Final[Mapping[Any, Any]] = {
+    int: shared.WHOLE_NUMBER, "int | None": shared.WHOLE_NUMBER, float: shared.NUMBER,
 }  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
-def takes(options: type, **changes: Mapping[str, Any]) -> Callable[[_F], _F]:
+def declared_options(options: type, **changes: Mapping[str, Any]) -> Callable[[_F], _F]:
     """A decorator that adds the options of a TypedDict, which the command gets as one argument `options`.
 
     changes  arguments of click by the name of an option, in place of those made from its declaration
     """
     hints = options.__annotations__
-    made = [option(name, hint, **changes.get(name, {})) for name, hint in hints.items()]
+    decorators = [option(name, hint, **changes.get(name, {})) for name, hint in hints.items()]
     if "hardware_set" in hints:
-        made.append(shared.hardware_path)
+        decorators.append(shared.hardware_path)
 
     def decorator(command: _F) -> _F:
         @functools.wraps(command)
-        def with_options(*arguments: Any, **given: Any) -> object:
-            return command(*arguments, options={name: given.pop(name) for name in hints}, **given)
+        def with_options(*arguments: Any, **values: Any) -> object:
+            return command(*arguments, options={name: values.pop(name) for name in hints}, **values)
 
-        return shared.all_of(cast("_F", with_options), *made)
+        return shared.add_options(cast("_F", with_options), *decorators)
 
     return decorator
 
@@ -60,8 +60,8 @@ def takes(options: type, **changes: Mapping[str, Any]) -> Callable[[_F], _F]:
 def option(name: str, hint: Any, **changes: Any) -> Callable[[_F], _F]:
     """The option of a parameter, from its annotation; `changes` replace arguments of click."""
     (parameter,), kind = hint.__metadata__, kind_of(hint)
-    made: dict[str, Any] = {
-        "type": _NUMBERS.get(kind),
+    click_arguments: dict[str, Any] = {
+        "type": _NUMBER_TYPES.get(kind),
         "help": parameter.help,
         "default": parameter.default,
         "metavar": parameter.metavar or "|".join(parameter.choices) or None,
@@ -70,49 +70,55 @@ def option(name: str, hint: Any, **changes: Any) -> Callable[[_F], _F]:
         "show_default": kind is not bool and parameter.default not in (None, "", ()),
     }
     flag = parameter.flag or f"--{name.replace('_', '-')}"
-    return click.option(flag, name, **{**made, **_READ.get(name, {}), **changes})
+    return click.option(flag, name, **{**click_arguments, **_CLICK_ARGUMENTS.get(name, {}), **changes})
 
 
 def layouts(command: _F) -> _F:
     """Options of layouts, which the command gets as a list of all combinations of the degrees given."""
     degrees = DegreeOptions.__annotations__
-    ways = {name: hint for name, hint in LayoutOptions.__annotations__.items() if name not in (*degrees, "layout")}
+    layout_options = {
+        name: hint for name, hint in LayoutOptions.__annotations__.items() if name not in (*degrees, "layout")
+    }
 
     @functools.wraps(command)
-    def with_layouts(*arguments: Any, **given: Any) -> object:
-        return command(*arguments, layout=_combined({name: given.pop(name) for name in (*degrees, *ways)}), **given)
+    def with_layouts(*arguments: Any, **values: Any) -> object:
+        return command(
+            *arguments,
+            layout=_layout_combinations({name: values.pop(name) for name in (*degrees, *layout_options)}),
+            **values,
+        )
 
-    several = {"type": str, "metavar": "NUMBERS", "default": "1"}
-    return shared.all_of(
+    number_list = {"type": str, "metavar": "NUMBERS", "default": "1"}
+    return shared.add_options(
         cast("_F", with_layouts),
         *(
-            option(name, hint, **several, help=f"{hint.__metadata__[0].help} Several: 1,2,4.")
+            option(name, hint, **number_list, help=f"{hint.__metadata__[0].help} Several: 1,2,4.")
             for name, hint in degrees.items()
         ),
-        *(option(name, hint) for name, hint in ways.items()),
+        *(option(name, hint) for name, hint in layout_options.items()),
     )
 
 
-def _combined(given: Mapping[str, Any]) -> list[Layout]:
+def _layout_combinations(values: Mapping[str, Any]) -> list[Layout]:
     """A layout for every combination of degrees."""
-    from ..arguments import among
+    from ..arguments import enum_member
     from ..parallel.layout import layouts
     from ..sweeping.axes import parse_numbers
 
-    numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in DEGREES]
+    numbers = [parse_numbers(values[name], where=f"--{name} {values[name]}", most=_MAX_DEGREES) for name in DEGREES]
     each = (dict(zip(DEGREES, combined, strict=True)) for combined in itertools.product(*numbers))
-    ways = {name: value for name, value in given.items() if name not in DEGREES}
-    return layouts(each, **ways | {"collective": among("collective", given["collective"], Algorithm)})
+    layout_options = {name: value for name, value in values.items() if name not in DEGREES}
+    return layouts(each, **layout_options | {"collective": enum_member("collective", values["collective"], Algorithm)})
 
 
-def two_kinds(command: _F) -> _F:
+def disaggregation(command: _F) -> _F:
     """Devices and layouts of prefill and decode apart, which the command gets as `sides`, empty where none is given."""
 
     @functools.wraps(command)
     def with_sides(*arguments: Any, **options: Any) -> object:
-        names = [f"{side}_{what}" for side in SIDES for what in ("hardware", "layout")]
-        given = {name: options.pop(name) for name in (*names, "kv_transfer", "kv_link")}
-        sides = {name: value for name, value in given.items() if value is not None}
+        names = [f"{side}_{field}" for side in SIDES for field in ("hardware", "layout")]
+        values = {name: options.pop(name) for name in (*names, "kv_transfer", "kv_link")}
+        sides = {name: value for name, value in values.items() if value is not None}
         if sides and not sides.keys() & set(names):
             option = next(iter(sides)).replace("_", "-")
             raise InputError(
@@ -121,9 +127,9 @@ def two_kinds(command: _F) -> _F:
         return command(*arguments, sides=sides, **options)
 
     options = [
-        click.option(f"--{side}-{what}", metavar=metavar, help=f"{about} {does}.")
+        click.option(f"--{side}-{field}", metavar=metavar, help=f"{about} {does}.")
         for side, does in SIDES.items()
-        for what, metavar, about in (
+        for field, metavar, about in (
             ("hardware", "HARDWARE", "In place of HARDWARE, the devices that"),
             ("layout", "DEGREES", "A layout, such as 'tp=4 pp=2', of the devices that"),
         )
@@ -142,7 +148,7 @@ def two_kinds(command: _F) -> _F:
             help="Over which links: between nodes (of a host where there are none), or within a domain of both.",
         )
     )
-    return shared.all_of(cast("_F", with_sides), *options)
+    return shared.add_options(cast("_F", with_sides), *options)
 
 
 scenario = click.option(
@@ -150,12 +156,12 @@ scenario = click.option(
     metavar="FILE",
     is_eager=True,
     expose_value=False,
-    callback=lambda context, _, value: _scenario(context, value),
+    callback=lambda context, _, value: _load_scenario(context, value),
     help="A YAML file with model, hardware and any of these options by name; the command line overrides it.",
 )
 
 
-def _scenario(context: click.Context, value: str | None) -> None:
+def _load_scenario(context: click.Context, value: str | None) -> None:
     """Takes the file's values as the defaults of the command."""
     if value is None:
         return
@@ -163,25 +169,27 @@ def _scenario(context: click.Context, value: str | None) -> None:
     from ..techniques import parse_technique
 
     file = read_yaml(Path(value))
-    known = {option.lstrip("-"): p for p in context.command.params if p.name not in _UNSET for option in p.opts}
+    parameters = {
+        option.lstrip("-"): p for p in context.command.params if p.name not in _NOT_IN_SCENARIOS for option in p.opts
+    }
     defaults: dict[str, Any] = {}
     for key in file:
-        parameter = known.get(str(key).replace("_", "-"))
+        parameter = parameters.get(str(key).replace("_", "-"))
         if parameter is None:
-            raise file.error(str(key), f"unknown key; {suggest(str(key), known)}")
-        given, name = file.get(key), parameter.name or ""
-        several = getattr(parameter, "multiple", False)
+            raise file.error(str(key), f"unknown key; {suggest(str(key), parameters)}")
+        entry, name = file.get(key), parameter.name or ""
+        is_list = getattr(parameter, "multiple", False)
         if name == "techniques":
-            defaults[name] = [parse_technique(one) for one in (given if isinstance(given, list) else [given])]
+            defaults[name] = [parse_technique(one) for one in (entry if isinstance(entry, list) else [entry])]
             for technique in defaults[name]:
                 _check_no_code(file, str(key), vars(technique).values())
-        elif isinstance(given, Mapping) or isinstance(given, list) != several:
-            must = "a list" if several else "one value"
-            raise file.error(str(key), f"must be {must}; got {json.dumps(given, default=str)}")
-        elif given is not None:
+        elif isinstance(entry, Mapping) or isinstance(entry, list) != is_list:
+            must = "a list" if is_list else "one value"
+            raise file.error(str(key), f"must be {must}; got {json.dumps(entry, default=str)}")
+        elif entry is not None:
             try:
-                defaults[name] = [_typed(one, parameter) for one in given] if several else _typed(given, parameter)
-                _check_no_code(file, str(key), (given,) if name == "model" else ())
+                defaults[name] = [_convert(one, parameter) for one in entry] if is_list else _convert(entry, parameter)
+                _check_no_code(file, str(key), (entry,) if name == "model" else ())
             except click.BadParameter as error:
                 raise file.error(str(key), error.message) from None
     context.default_map = {**(context.default_map or {}), **defaults}
@@ -196,7 +204,7 @@ def _check_no_code(file: Section, key: str, values: Iterable[object]) -> None:
             raise file.error(key, f"must not name code, which a file never runs; got {value!r}; give it as an option")
 
 
-def _typed(value: object, parameter: click.Parameter) -> object:
+def _convert(value: object, parameter: click.Parameter) -> object:
     """A value of a file, read as text that is typed: click would make a 2 of the number 2.9."""
     text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
     return parameter.type(text, parameter)

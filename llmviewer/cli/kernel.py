@@ -21,9 +21,9 @@ _QUANT: Final = "Formats of weights, activations and cache: W4A16g128, fp8, KV8.
 @click.argument("hardware", metavar="[HARDWARE,...]", required=False)
 @click.argument("sizes", metavar="[SIZE=VALUES]...", nargs=-1)
 @click.option("--measured", metavar="TIME", help="What your kernel took, such as '31.5 us': tells how good that is.")
-@inputs.takes(KernelOptions, quant={"callback": shared.given, "help": _QUANT})
+@inputs.declared_options(KernelOptions, quant={"callback": shared.nonempty, "help": _QUANT})
 @shared.report_format(tuple(_FORMATS.values()))
-@shared.output(what="the estimates")
+@shared.output(subject="the estimates")
 def kernel(
     name: str | None,
     hardware: str | None,

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 T = TypeVar("T")
 
-_DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
-_CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+_GRAPH_SUFFIXES: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
+_DEVICE_SUFFIXES: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
 @click.command()
-@click.argument("name", required=False, callback=shared.given)
+@click.argument("name", required=False, callback=shared.nonempty)
 @click.option("--graph", is_flag=True, help="The operators of NAME with their tensors and weights.")
 @click.option("--add", metavar="NEW", help="Add NAME, a config.json or org/name, to those that ship, as NEW.")
 @click.option("--parameters", type=int, help="--add: the published number of parameters, which must be the graph's.")
 @click.option("--repository", default="", help="--add: where a local config.json is published, such as org/name.")
 @click.option("--title", default="", help="--add: the name in lists and reports.  [default: NEW]")
-@shared.report_format(("text", "json", "dot", "mermaid"), told="dot and mermaid draw the graph. ")
-@shared.output(what="the list")
+@shared.report_format(("text", "json", "dot", "mermaid"), help_prefix="dot and mermaid draw the graph. ")
+@shared.output(subject="the list")
 def models(
     name: str | None,
     form: str | None,
@@ -55,7 +55,7 @@ def models(
     def names(model: ModelFacts) -> Sequence[str]:
         return model.name, model.title, *model.aliases
 
-    form = shared.form_of(form, output, _DRAWN)
+    form = shared.form_of(form, output, _GRAPH_SUFFIXES)
     if add:
         _add(name, add, parameters, repository=repository, title=title)
         return
@@ -67,32 +67,32 @@ def models(
 
         shared.emit(render(load_model(name), form, shared.width(output)), output)
         return
-    found = _found(name, _model, partial(every, lambda each: _facts(_model(each))), names)
+    matches = _find(name, _model, partial(every, lambda each: _facts(_model(each))), names)
     if form == "json":
-        facts = [each.to_dict() for each in found] if isinstance(found, list) else _facts(found).to_dict()
+        facts = [each.to_dict() for each in matches] if isinstance(matches, list) else _facts(matches).to_dict()
         shared.emit(json.dumps(facts, indent=2) + "\n", output)
         return
     width = shared.width(output)
-    if isinstance(found, list):
+    if isinstance(matches, list):
         from ..reports.models import model_list
 
-        shared.emit(model_list(found, width), output)
+        shared.emit(model_list(matches, width), output)
         return
     from ..reports.catalogue import model_card
 
-    shared.emit(model_card(found, width), output)
+    shared.emit(model_card(matches, width), output)
 
 
 @click.command()
-@click.argument("name", required=False, callback=shared.given)
+@click.argument("name", required=False, callback=shared.nonempty)
 @click.option("--check", is_flag=True, help="Check whether the numbers of NAME, or of every device, fit together.")
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
 @shared.hardware_path
 @shared.report_format(
     ("text", "json", "yaml"),
-    told="yaml: the file of NAME, to start yours from (`llmviewer docs hardware`); the device is named as --output. ",
+    help_prefix="yaml: the file of NAME, as a start for your own (`llmviewer docs hardware`), named as --output. ",
 )
-@shared.output(what="the list")
+@shared.output(subject="the list")
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
     """List devices, or show every number of one with its source.
 
@@ -105,7 +105,7 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
     def names(device: Hardware) -> Sequence[str]:
         return device.name, device.title, device.vendor, device.architecture, *device.aliases
 
-    form = shared.form_of(form, output, _CARDS)
+    form = shared.form_of(form, output, _DEVICE_SUFFIXES)
     if check and (local or output or form != "text"):
         raise InputError("--check is for the screen; leave out --local, --format and -o")
     if local:
@@ -120,18 +120,18 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
             raise InputError("--format yaml is of one device; give its NAME")
         shared.emit(hardware_yaml(name, output.stem if output else ""), output)
         return
-    found = _found(name, load_hardware, lambda: [*map(load_hardware, hardware_names())], names)
+    matches = _find(name, load_hardware, lambda: [*map(load_hardware, hardware_names())], names)
     if check:
-        _check(found if isinstance(found, list) else [found])
+        _check(matches if isinstance(matches, list) else [matches])
         return
     if form == "json":
-        facts = [hardware_facts(each) for each in found] if isinstance(found, list) else hardware_facts(found)
+        facts = [hardware_facts(each) for each in matches] if isinstance(matches, list) else hardware_facts(matches)
         shared.emit(json.dumps(facts, indent=2) + "\n", output)
         return
     from ..reports.catalogue import hardware_card, hardware_list
 
     width = shared.width(output)
-    shared.emit(hardware_list(found, width) if isinstance(found, list) else hardware_card(found, width), output)
+    shared.emit(hardware_list(matches, width) if isinstance(matches, list) else hardware_card(matches, width), output)
 
 
 def _add(source: str | None, name: str, parameters: int | None, *, repository: str, title: str) -> None:
@@ -142,8 +142,8 @@ def _add(source: str | None, name: str, parameters: int | None, *, repository: s
     from ..model_records import add_model
 
     path, unread = add_model(source, name, parameters=parameters, title=title, repository=repository)
-    left = f"; left out, as nothing reads them: {', '.join(unread)}" if unread else ""
-    shared.emit(f"{path} is written, and its line in models/index.json{left}\n", None)
+    unread_note = f"; left out, as nothing reads them: {', '.join(unread)}" if unread else ""
+    shared.emit(f"{path} is written, and its line in models/index.json{unread_note}\n", None)
 
 
 def _model(name: str) -> Model:
@@ -158,7 +158,7 @@ def _facts(model: Model) -> ModelFacts:
     return model_facts(model)
 
 
-def _found(
+def _find(
     name: str | None, load: Callable[[str], T], every: Callable[[], list[S]], names: Callable[[S], Sequence[str]]
 ) -> T | list[S]:
     """What `name` stands for; else of `every` those that have it in one of their `names`; without a name, all."""
@@ -169,9 +169,9 @@ def _found(
     except InputError:
         if "/" in name:  # a path, or a name of the hub
             raise
-        part = _hyphened(name)  # not by `plain`: qwen3 is no part of qwen-32b
-        if found := [each for each in every() if any(part in _hyphened(own) for own in names(each))]:
-            return found
+        name_part = _hyphened(name)  # not by `plain`: qwen3 is no part of qwen-32b
+        if matches := [each for each in every() if any(name_part in _hyphened(alias) for alias in names(each))]:
+            return matches
         raise
 
 
@@ -184,12 +184,12 @@ def _check(devices: Sequence[Hardware]) -> None:
     from ..devices.checks import CHECKS, clashes, violations
     from ..devices.files import hardware_aliases
 
-    aliases, wrong = hardware_aliases(), 0
+    aliases, num_problems = hardware_aliases(), 0
     for device in devices:
-        found = (*violations(device), *clashes(device, aliases))
-        wrong += len(found)
+        problems = (*violations(device), *clashes(device, aliases))
+        num_problems += len(problems)
         counts = f"{counted(len(device.facts), 'fact')}, {counted(len(device.sources), 'source')}"
-        click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {counts}")
-    if wrong:
-        raise InputError(f"--check: {counted(wrong, 'violation')}")
+        click.echo("\n".join(f"{device.name}: {line}" for line in problems) or f"{device.name}: ok: {counts}")
+    if num_problems:
+        raise InputError(f"--check: {counted(num_problems, 'violation')}")
     click.echo(click.wrap_text(f"Checked: {'; '.join((*CHECKS, 'names'))}.", shared.width()))

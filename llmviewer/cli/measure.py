@@ -234,7 +234,7 @@ class _MeasureProgress:
             return
         part = min(self._session.elapsed / self._session.seconds, 1)
         bar = f"[{'#' * round(_BAR * part):<{_BAR}}] " if self._ticker.live else ""
-        self._ticker.say(f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {what}"[:_WIDTH])
+        self._ticker.print(f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {what}"[:_WIDTH])
 
     def end(self) -> None:
         if self._ticker.live:

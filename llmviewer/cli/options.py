@@ -26,7 +26,7 @@ FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 
 _WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
-_SEVERAL: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of numbers
+_NUMBER_LIST: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of numbers
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _R = TypeVar("_R", bound="Result")
@@ -36,18 +36,18 @@ _V = TypeVar("_V", str | None, tuple[str, ...])
 class WholeNumber(click.types.IntParamType):
     """A whole number, from `least` to `most`; where several are given, the error says which command takes them."""
 
-    def __init__(self, least: int | None = None, most: int | None = None) -> None:
-        self.least, self.most = least, most
+    def __init__(self, minimum: int | None = None, maximum: int | None = None) -> None:
+        self.minimum, self.maximum = minimum, maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             number = int(value)
         except ValueError:
-            self.fail(f"must be a whole number; got {value!r}{_over(param, value)}", param, ctx)
-        if self.least is not None and number < self.least:
-            self.fail(f"must be a whole number of at least {self.least}; got {value}", param, ctx)
-        if self.most is not None and number > self.most:
-            self.fail(f"must be a whole number of at most {self.most}; got {value}", param, ctx)
+            self.fail(f"must be a whole number; got {value!r}{_sweep_hint(param, value)}", param, ctx)
+        if self.minimum is not None and number < self.minimum:
+            self.fail(f"must be a whole number of at least {self.minimum}; got {value}", param, ctx)
+        if self.maximum is not None and number > self.maximum:
+            self.fail(f"must be a whole number of at most {self.maximum}; got {value}", param, ctx)
         return number
 
 
@@ -77,7 +77,7 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _over(parameter: click.Parameter | None, value: str) -> str:
+def _sweep_hint(parameter: click.Parameter | None, value: str) -> str:
     """How to give several values of what a sweep can go over; nothing where `value` is one."""
     from ..parameters import DEGREES
     from ..sweeping.axes import NUMBERS
@@ -85,25 +85,25 @@ def _over(parameter: click.Parameter | None, value: str) -> str:
     name = parameter.name if parameter else None
     return (
         f"; `llmviewer sweep` takes --over {name}={value}"
-        if name in (*NUMBERS, *DEGREES) and _SEVERAL.search(value)
+        if name in (*NUMBERS, *DEGREES) and _NUMBER_LIST.search(value)
         else ""
     )
 
 
-WHOLE: Final = WholeNumber()
+WHOLE_NUMBER: Final = WholeNumber()
 NUMBER: Final = _Number()
 PATH: Final = _Path()
 
 
-def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
+def _set_hardware_path(context: click.Context, _: click.Parameter, value: str | None) -> None:
     """Sets the variable for as long as the command runs, so that all that loads devices sees the folder."""
     if value is not None:
         before = os.environ.get(PATH_VARIABLE)
         os.environ[PATH_VARIABLE] = value
-        context.call_on_close(lambda: _restore(before))
+        context.call_on_close(lambda: _restore_hardware_path(before))
 
 
-def _restore(folder: str | None) -> None:
+def _restore_hardware_path(folder: str | None) -> None:
     if folder is None:
         os.environ.pop(PATH_VARIABLE, None)
     else:
@@ -126,7 +126,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: object) 
     return time
 
 
-def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:
+def or_max(number: Callable[[str], float], requirement: str) -> Callable[..., Any]:
     """A callback that reads a number, or max, with what it `must` be."""
 
     def read(context: click.Context, parameter: click.Parameter, value: object) -> float | str | None:
@@ -135,32 +135,36 @@ def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:
         try:
             return number(str(value))
         except ValueError:
-            told = f"must be {must}; got {str(value)!r}{_over(parameter, str(value))}"
-            raise click.BadParameter(told, context, parameter) from None
+            message = f"must be {requirement}; got {str(value)!r}{_sweep_hint(parameter, str(value))}"
+            raise click.BadParameter(message, context, parameter) from None
 
     return read
 
 
-def number(name: str, told: str, *, default: int | None = None) -> Callable[[_F], _F]:
+def number(name: str, help_text: str, *, default: int | None = None) -> Callable[[_F], _F]:
     """A whole number, with its help."""
-    return click.option(name, type=WHOLE, default=default, show_default=default is not None, help=told)
+    return click.option(name, type=WHOLE_NUMBER, default=default, show_default=default is not None, help=help_text)
 
 
-def choice(name: str, *names: str, of: Sequence[str], told: str, default: str | None = None) -> Callable[[_F], _F]:
+def choice(
+    name: str, *names: str, choices: Sequence[str], help_text: str, default: str | None = None
+) -> Callable[[_F], _F]:
     """One of some words, with its help."""
-    known = click.Choice(of)
-    return click.option(name, *names, type=known, default=default, show_default=default is not None, help=told)
+    choice_type = click.Choice(choices)
+    return click.option(
+        name, *names, type=choice_type, default=default, show_default=default is not None, help=help_text
+    )
 
 
-def report_format(formats: Sequence[str], *, told: str = "") -> Callable[[_F], _F]:
+def report_format(formats: Sequence[str], *, help_prefix: str = "") -> Callable[[_F], _F]:
     """How a report is written, if not as the name of its file ends; `told` comes before that in its help."""
-    return click.option("--format", "form", type=click.Choice(formats), help=f"{told}{AS_NAMED}.")
+    return click.option("--format", "form", type=click.Choice(formats), help=f"{help_prefix}{AS_NAMED}.")
 
 
-def goal(name: str, told: str, *, default: float | None = None) -> Callable[[_F], _F]:
+def latency_target(name: str, help_text: str, *, default: float | None = None) -> Callable[[_F], _F]:
     """A time that answers are held to, with its help."""
     return click.option(
-        name, metavar="SECONDS", type=click.UNPROCESSED, callback=_seconds, default=default, help=told
+        name, metavar="SECONDS", type=click.UNPROCESSED, callback=_seconds, default=default, help=help_text
     )  # fmt: skip
 
 
@@ -169,7 +173,7 @@ hardware_path = click.option(
     metavar="DIR",
     is_eager=True,
     expose_value=False,
-    callback=_in_folder,
+    callback=_set_hardware_path,
     help=f"A folder of your own hardware YAML files, read before those that ship. {PATH_VARIABLE} sets it too.",
 )
 depreciation = click.option(
@@ -181,16 +185,16 @@ depreciation = click.option(
 )
 
 
-def all_of(command: _F, *options: Callable[[_F], _F]) -> _F:
+def add_options(command: _F, *options: Callable[[_F], _F]) -> _F:
     """`command` with options, in the order in which its help has them."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def reported(command: _F) -> _F:
+def report_options(command: _F) -> _F:
     """The options of reports that can be a folder of files."""
-    return all_of(
+    return add_options(
         command,
         report_format(FORMATS),
         click.option(
@@ -203,8 +207,8 @@ def reported(command: _F) -> _F:
     )
 
 
-def output(*, what: str) -> Callable[[_F], _F]:
-    return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {what} to a file.")
+def output(*, subject: str) -> Callable[[_F], _F]:
+    return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {subject} to a file.")
 
 
 def check_output(form: str | None, output: Path | None) -> None:
@@ -219,15 +223,15 @@ def form_of(form: str | None, output: Path | None, suffixes: Mapping[str, str] =
     Raises InputError where they contradict each other, or the name says nothing.
     """
     ending = output.suffix.lower() if output else ""
-    said = suffixes.get(ending)
-    if form and said not in (None, "text", form):
+    form_by_suffix = suffixes.get(ending)
+    if form and form_by_suffix not in (None, "text", form):
         raise InputError(f"{output}: ends in {ending}, and --format is {form}; leave one of them out")
-    if output and not form and not said and not output.is_dir():  # which writing to it tells
+    if output and not form and not form_by_suffix and not output.is_dir():  # which writing to it tells
         raise InputError(f"{output}: must end in one of {', '.join(suffixes)}; or give --format")
-    return form or said or "text"
+    return form or form_by_suffix or "text"
 
 
-def given(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
+def nonempty(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
     """The value, or values, of an option or argument that must not be empty where it is there."""
     if value is None or context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT:
         return value
@@ -237,27 +241,27 @@ def given(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
     return value
 
 
-def quants(about: str) -> Callable[[_F], _F]:
-    return click.option("--quant", "quants", metavar="SCHEME", multiple=True, callback=given, help=about)
+def quants(help_text: str) -> Callable[[_F], _F]:
+    return click.option("--quant", "quants", metavar="SCHEME", multiple=True, callback=nonempty, help=help_text)
 
 
 def precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """The value of --quant; None where it is left to the model, also by name."""
-    asked = given(context, parameter, value)
-    if asked is None:
+    scheme = nonempty(context, parameter, value)
+    if scheme is None:
         return None
     from ..transforms.quantize import unless_published
 
-    return unless_published(asked)
+    return unless_published(scheme)
 
 
-def in_options(message: str, command: click.Command, arguments: Sequence[str]) -> str:
+def with_option_names(message: str, command: click.Command, arguments: Sequence[str]) -> str:
     """`message`, with the option as typed in place of its name in Python; if not typed, where that is another."""
-    there = [argument.partition("=")[0] for argument in arguments]
+    argument_names = [argument.partition("=")[0] for argument in arguments]
     for parameter in command.params:
-        typed = next((name for name in there if name in parameter.opts), "")
-        option = typed or max(parameter.opts, key=len)
-        if isinstance(parameter, click.Option) and (typed or option != f"--{parameter.name}"):
+        typed_option = next((name for name in argument_names if name in parameter.opts), "")
+        option = typed_option or max(parameter.opts, key=len)
+        if isinstance(parameter, click.Option) and (typed_option or option != f"--{parameter.name}"):
             message = re.sub(rf"^{parameter.name}(?=:| must | is )", option, message)
     return message
 
@@ -267,38 +271,38 @@ def emit_report(report: Report[_R], result: _R, form: str | None, output: Path |
     from ..writing import write_text
 
     if output and not form and (output.is_dir() or not output.suffix):
-        _make(output)
+        _make_folder(output)
         for suffix in (".html", ".md", ".csv"):
             write_text(output / f"{report.name}{suffix}", getattr(report, SUFFIXES[suffix])(result))
         click.echo(f"{output}: {report.name}.html, {report.name}.md, {report.name}.csv", err=True)
         return
-    chosen = form_of(form, output)
-    if chosen == "text":
-        emit(report.text(result, width(output), colored=output is None and styled()), output)
+    output_form = form_of(form, output)
+    if output_form == "text":
+        emit(report.text(result, width(output), colored=output is None and shows_colors()), output)
     else:
-        emit(getattr(report, chosen)(result), output)
+        emit(getattr(report, output_form)(result), output)
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
-def styled() -> bool:
+def shows_colors() -> bool:
     """Whether standard output is a terminal that shows colours, which NO_COLOR (https://no-color.org) forbids."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def terminal() -> int:
+def terminal_columns() -> int:
     """Columns of the terminal, or of what the environment says is in its place; 0 where there is neither."""
     return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
 
 
 def width(output: Path | None = None) -> int:
     """Columns for the words of a text: 80, or on a terminal that has fewer as many as it has, 40 at least."""
-    return max(min(terminal() or _WIDTH, _WIDTH), _NARROW) if output is None else _WIDTH
+    return max(min(terminal_columns() or _WIDTH, _WIDTH), _NARROW) if output is None else _WIDTH
 
 
 def emit(text: str, output: Path | None) -> None:

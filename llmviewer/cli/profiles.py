@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..expectation.profile import KernelFit, Profile
 
 _HEAD: Final = ("device", "library", "family", "dtype", "rows", "off", "<20us")
-_LEFT: Final = (0, 1, 2, 3)
+_LEFT_ALIGNED: Final = (0, 1, 2, 3)
 
 
 @click.command()
@@ -34,23 +34,23 @@ def profiles(name: str | None, form: str) -> None:
     from ..expectation.profile import profiles as every
     from ..reports.tables import filled
 
-    found = list(every())
+    matches = list(every())
     if name:
-        known = {p.device for p in found} | {p.library for p in found}
-        device = name not in known and _is_device(name)
-        wanted = load_hardware(name).name if device else name
-        if device and wanted not in known:
-            raise InputError(f"no kernels were measured on {wanted}: times there are carried over from others")
-        if wanted not in known:
-            names = [n for n in hardware_names() if n in known] + sorted(known - set(hardware_names()))
+        known_names = {p.device for p in matches} | {p.library for p in matches}
+        is_device = name not in known_names and _is_device(name)
+        query = load_hardware(name).name if is_device else name
+        if is_device and query not in known_names:
+            raise InputError(f"no kernels were measured on {query}: times there are carried over from others")
+        if query not in known_names:
+            names = [n for n in hardware_names() if n in known_names] + sorted(known_names - set(hardware_names()))
             raise InputError(f"no profile of a device or a library {name!r}; {suggest(name, names)}")
-        found = [p for p in found if wanted in (p.device, p.library)]
-    listed = [(profile, fit) for profile in found for fit in profile.fits]
+        matches = [p for p in matches if query in (p.device, p.library)]
+    fits = [(profile, fit) for profile in matches for fit in profile.fits]
     if form == "json":
-        click.echo(json.dumps([_document(*each) for each in listed], indent=2))
+        click.echo(json.dumps([_document(*each) for each in fits], indent=2))
         return
-    click.echo(_table(listed), nl=False)
-    sources = dict.fromkeys(source for profile in found for source in profile.sources)
+    click.echo(_table(fits), nl=False)
+    sources = dict.fromkeys(source for profile in matches for source in profile.sources)
     lines = (filled(source, shared.width(), first="  ", others="    ") for source in sources)
     click.echo("\n".join(("", "Measured by:", *lines)))
 
@@ -85,18 +85,18 @@ def _document(profile: Profile, fit: KernelFit) -> dict[str, Any]:
     }
 
 
-def _table(listed: list[tuple[Profile, KernelFit]]) -> str:
+def _table(fits: list[tuple[Profile, KernelFit]]) -> str:
     """A line for each family and data type, that of a cache behind it: of the kernel with most rows."""
     from ..reports.columns import columns
 
     best: dict[tuple[str, ...], KernelFit] = {}
-    for _, e in listed:
+    for _, e in fits:
         dtype = "/".join(filter(None, (e.implementation.dtype, e.implementation.kv_dtype)))
         key = (e.device, e.implementation.library, e.family.removeprefix("attention_"), dtype)
         if key not in best or e.rows > best[key].rows:
             best[key] = e
     lines = [(*key, str(e.rows), *map(_percent, (e.held_out.mape, e.held_out.mape_short))) for key, e in best.items()]
-    return columns([_HEAD, *lines], left=_LEFT, gap=" ")
+    return columns([_HEAD, *lines], left=_LEFT_ALIGNED, gap=" ")
 
 
 def _percent(share: float) -> str:

@@ -12,8 +12,8 @@ import click
 
 from ..units import counted
 
-_QUIET_S: Final = 10  # between two lines where there is no terminal
-_SHORT_S: Final = 2  # before the first line of progress
+_LINE_INTERVAL_S: Final = 10  # between two lines where there is no terminal
+_FIRST_LINE_S: Final = 2  # before the first line of progress
 
 _T = TypeVar("_T")
 
@@ -28,17 +28,17 @@ class Ticker:
 
     def __init__(self) -> None:
         self.live = rewritable()
-        self.told = time.monotonic()
+        self.last_line_s = time.monotonic()
 
     def due(self) -> bool:
         """Whether another is to be said now."""
         now = time.monotonic()
-        if not self.live and now - self.told < _QUIET_S:
+        if not self.live and now - self.last_line_s < _LINE_INTERVAL_S:
             return False
-        self.told = now
+        self.last_line_s = now
         return True
 
-    def say(self, line: str, *, last: bool = False) -> None:
+    def print(self, line: str, *, last: bool = False) -> None:
         """`line` in place of that before, where there is a terminal."""
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=last or not self.live)
 
@@ -46,32 +46,32 @@ class Ticker:
 def with_progress(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
     """Wraps `run`, which may take minutes: after some seconds, standard error shows how much of it is done."""
     ticker = Ticker()
-    began, said = time.monotonic(), False
+    start_s, printed_line = time.monotonic(), False
 
-    def progress(done: int, things: int) -> None:
-        nonlocal said
-        if time.monotonic() - began > _SHORT_S and ticker.due():
-            ticker.say(f"{done:,} of {counted(things, noun)} done")
-            said = True
+    def progress(finished_count: int, total_count: int) -> None:
+        nonlocal printed_line
+        if time.monotonic() - start_s > _FIRST_LINE_S and ticker.due():
+            ticker.print(f"{finished_count:,} of {counted(total_count, noun)} done")
+            printed_line = True
 
     def running(*arguments: object, **options: object) -> _T:
         try:
             return run(*arguments, **options, progress=progress)
         finally:
-            if said and ticker.live:
-                ticker.say("", last=True)
+            if printed_line and ticker.live:
+                ticker.print("", last=True)
 
     return running
 
 
-def on_a_bar(label: str, run: Callable[..., _T]) -> _T:
+def with_progress_bar(label: str, run: Callable[..., _T]) -> _T:
     """What `run` finds; on a terminal a bar says how far it is."""
     if not rewritable():
         return run()
     with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
 
-        def progress(done: int, settings: int) -> None:
+        def progress(finished_count: int, settings: int) -> None:
             bar.length = settings
-            bar.update(done - bar.pos)
+            bar.update(finished_count - bar.pos)
 
         return run(progress=progress)

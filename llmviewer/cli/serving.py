@@ -14,7 +14,7 @@ from ..options import FleetOptions, ServedOptions
 from . import inputs
 from . import options as shared
 from .comparing import hardware_option, named
-from .progress import on_a_bar, with_progress
+from .progress import with_progress, with_progress_bar
 
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
     "arrivals": None, "concurrency": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None,
@@ -105,7 +105,7 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
 @shared.number("--copies", "Copies of the model; requests go to them in turn.", default=1)
 @click.option(
     "--readers",
-    type=shared.WHOLE,
+    type=shared.WHOLE_NUMBER,
     default=0,
     help="More copies, which only read prompts, so that the others only decode.",
 )
@@ -115,11 +115,11 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
 )
 @click.option("--kv-transfer", metavar="after|overlapped", help="As in analyze; after if not given.")
 @click.option("--kv-link", metavar="scale-out|scale-up", help="As in analyze; scale-out if not given.")
-@shared.goal("--ttft", "Goal: the longest time to first token.", default=inf)
-@shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)
-@inputs.takes(ServedOptions)
+@shared.latency_target("--ttft", "Goal: the longest time to first token.", default=inf)
+@shared.latency_target("--tpot", "Goal: the longest time per output token.", default=inf)
+@inputs.declared_options(ServedOptions)
 @shared.depreciation
-@shared.reported
+@shared.report_options
 def simulate(*, options: ServedOptions, form: str | None, output: Path | None, **question: Any) -> None:
     """Simulate requests that arrive over time at MODEL on HARDWARE.
 
@@ -184,8 +184,8 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
     metavar="R",
     help="Requests a second, which arrive at random (Poisson).",
 )
-@shared.goal("--ttft", "The longest mean time to first token.", default=inf)
-@shared.goal("--tpot", "The longest mean time per output token.", default=inf)
+@shared.latency_target("--ttft", "The longest mean time to first token.", default=inf)
+@shared.latency_target("--tpot", "The longest mean time per output token.", default=inf)
 @click.option(
     "--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Tokens of each prompt."
 )
@@ -226,11 +226,13 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
     "--kv-link", metavar="scale-out|scale-up", help="With --disaggregated, as in analyze; scale-out if not given."
 )
 @shared.choice(
-    "--by", of=("cost", "energy", "devices"), told="What is to be low; if not given, the first of these that is known."
+    "--by",
+    choices=("cost", "energy", "devices"),
+    help_text="What is to be low; if not given, the first of these that is known.",
 )
-@inputs.takes(FleetOptions)
+@inputs.declared_options(FleetOptions)
 @shared.depreciation
-@shared.reported
+@shared.report_options
 def plan(
     *,
     options: FleetOptions,
@@ -258,7 +260,7 @@ def plan(
         question["prefill_hardware"] = named(prefill_hardware)
         if question["prefill_hardware"] is None:
             raise InputError("--prefill-hardware must name devices; leave it out, and each kind reads for itself")
-    found = on_a_bar("layouts and precisions", functools.partial(run, **question, **options))
+    found = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)
 
 
@@ -266,7 +268,11 @@ def plan(
 @click.argument("model")
 @click.argument("hardware")
 @shared.choice(
-    "--for", "wanted", of=("latency", "ttft", "tpot", "throughput"), told="What is to get better.", default="latency"
+    "--for",
+    "wanted",
+    choices=("latency", "ttft", "tpot", "throughput"),
+    help_text="What is to get better.",
+    default="latency",
 )
 @shared.number("--batch", "Sequences at a time.", default=1)
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
@@ -280,8 +286,8 @@ def plan(
     multiple=True,
     help="Leave out what changes the answers, or what needs a draft or a model made for it. May be repeated.",
 )
-@inputs.takes(ServedOptions)
-@shared.reported
+@inputs.declared_options(ServedOptions)
+@shared.report_options
 def advise(*, options: ServedOptions, form: str | None, output: Path | None, **question: Any) -> None:
     """Rank what each technique would gain for MODEL on HARDWARE.
 
@@ -292,5 +298,5 @@ def advise(*, options: ServedOptions, form: str | None, output: Path | None, **q
     from ..reports.advice import REPORT
     from ..serving.advice import advise as run
 
-    found = on_a_bar("techniques", functools.partial(run, **question, **options))
+    found = with_progress_bar("techniques", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, found, form, output)

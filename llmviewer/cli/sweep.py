@@ -22,7 +22,7 @@ from . import options as shared
 from .progress import Ticker, rewritable
 
 _SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
-_LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
+_PROGRESS_BAR_POINTS: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
 
 @click.command()
@@ -36,13 +36,13 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     "images=0..4, quant=published,W4A16g128, attention=eager,flash, tp=1,2,4 and pp, ep, dp, cp, 'layout=tp=8,tp=4 "
     "pp=2'; what-ifs on the device: memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
 )
-@inputs.takes(SweepOptions, images={"default": None, "show_default": False})
+@inputs.declared_options(SweepOptions, images={"default": None, "show_default": False})
 @inputs.scenario
 @click.option(
     "-o",
     "--output",
     metavar="FILE|DIR/",
-    callback=shared.given,
+    callback=shared.nonempty,
     help="Write the points to a file (.csv or .parquet), or shards to a folder.",
 )
 @click.option("--workers", type=shared.WholeNumber(1), help="Processes that fill the folder.")
@@ -50,7 +50,7 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
 @click.option(
     "--dask",
     metavar="ADDRESS",
-    callback=shared.given,
+    callback=shared.nonempty,
     help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.",
 )
 @click.option("--shard-points", type=shared.WholeNumber(1), help="The most points of a shard; a million if not given.")
@@ -58,7 +58,7 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
 @click.option(
     "--by", metavar="AXES", default="model", show_default=True, help="Axes whose values a summary keeps apart."
 )
-@shared.report_format(tuple(_SUMMARIES.values()), told="Of a summary. ")
+@shared.report_format(tuple(_SUMMARIES.values()), help_prefix="Of a summary. ")
 def sweep(
     *,
     model: str | None,
@@ -86,7 +86,7 @@ def sweep(
             f"sweep needs {'MODEL' if model is None else 'HARDWARE'}: llmviewer sweep MODEL HARDWARE --over AXIS=VALUES"
         )
     if any(running.values()) or (output and (output.endswith(("/", os.sep)) or Path(output).is_dir())):
-        _fill(model, hardware, over, output, options, **running)
+        _write_shards(model, hardware, over, output, options, **running)
         return
     if not over:
         raise InputError("sweep needs --over AXIS=VALUES, such as --over batch=1..256*2")
@@ -95,27 +95,29 @@ def sweep(
             raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
     from ..sweeping.axes import parse_axis
 
-    axes = _once(map(parse_axis, over), over)
+    axes = _unique_axes(map(parse_axis, over), over)
     path = Path(output) if output else None
     if path and path.suffix not in (".csv", ".parquet"):
         raise InputError(
             f"{path}: must end in .csv or .parquet, the formats a sweep is written in, or in / for a folder"
         )
-    _rows(model, hardware, axes, path, options)
+    _write_points(model, hardware, axes, path, options)
 
 
-def _rows(model: str, hardware: str, axes: dict[str, Sequence[Any]], path: Path | None, options: SweepOptions) -> None:
+def _write_points(
+    model: str, hardware: str, axes: dict[str, Sequence[Any]], path: Path | None, options: SweepOptions
+) -> None:
     """Writes the points of a sweep to a file, or to standard output as CSV."""
     from ..sweeping.export import sweep_csv, write_sweep
     from ..sweeping.grid import sweep as run
     from ..sweeping.grid import sweep_blocks
 
     points = prod(map(len, axes.values()))
-    shown = points >= _LONG and rewritable()
-    with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shown) as bar:
+    shows_bar = points >= _PROGRESS_BAR_POINTS and rewritable()
+    with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shows_bar) as bar:
 
-        def progress(done: int, _: int) -> None:
-            bar.update(done - bar.pos)
+        def progress(finished_count: int, _: int) -> None:
+            bar.update(finished_count - bar.pos)
 
         if path:
             blocks = sweep_blocks(model, hardware, axes, progress=progress, **options)
@@ -128,12 +130,12 @@ def _rows(model: str, hardware: str, axes: dict[str, Sequence[Any]], path: Path 
         click.echo(written, nl=False)
 
 
-def _fill(
+def _write_shards(
     model: str,
     hardware: str,
     over: Sequence[str],
     output: str | None,
-    question: SweepOptions,
+    sweep_options: SweepOptions,
     *,
     workers: int | None,
     shard: str | None,
@@ -153,21 +155,21 @@ def _fill(
         raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")
     if workers and dask:
         raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
-    layout, offload = layout_of(question), str(offload_of(question))
+    layout, offload = layout_of(sweep_options), str(offload_of(sweep_options))
     options: dict[str, Any] = {
         name: value
-        for name, value in question.items()
+        for name, value in sweep_options.items()
         if name not in (*LayoutOptions.__annotations__, "offload", "offload_sync")
     }
     text = "" if layout == ALONE else str(layout)
     if parse_layout(text) != layout:
-        alone = "--micro-batches, --collective, --hierarchical-all-to-all and --overlap"
-        raise InputError(f"{alone} are not for sweeps in a folder")
-    given = {name: options.pop(name) for name in NUMBERS}
-    axes: dict[str, Any] = {name: [value] for name, value in given.items() if value is not None}
+        option_names = "--micro-batches, --collective, --hierarchical-all-to-all and --overlap"
+        raise InputError(f"{option_names} are not for sweeps in a folder")
+    numbers = {name: options.pop(name) for name in NUMBERS}
+    axes: dict[str, Any] = {name: [value] for name, value in numbers.items() if value is not None}
     axes |= {name: [value] for name in ("quant", "attention") if (value := options.pop(name))}
     axes |= {"layout": [text], "offload": [offload]}
-    swept = _once(map(parse_over, over), over)
+    swept = _unique_axes(map(parse_over, over), over)
     design = Design.of(
         named(model, model_names(), command="models"),
         named(hardware, hardware_names(), command="hardware"),
@@ -175,20 +177,20 @@ def _fill(
         shard_points=shard_points or SHARD_POINTS,
         **options,
     )
-    folder, part, told = Path(output), _part(shard or "1/1"), _SweepProgress()
+    folder, shard_slice, sweep_progress = Path(output), _parse_shard(shard or "1/1"), _SweepProgress()
     try:
-        run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told, notice=_notice)
+        run(folder, design, workers=workers or 1, shard=shard_slice, dask=dask, progress=sweep_progress, notice=_notice)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"finished shards are in {folder}; the same command goes on from there") from None
-    shards = len(range(part[0] - 1, design.shards, part[1]))
-    click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
+    shards = len(range(shard_slice[0] - 1, design.shards, shard_slice[1]))
+    click.echo(f"{folder}: {counted(sweep_progress.points, 'point')} in {counted(shards, 'shard')}", err=True)
 
 
 def _notice(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:
+def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The axes of --over.
 
     Raises InputError where one is there twice, or an option says what one of them does, unless it is one of a scenario
@@ -197,18 +199,18 @@ def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> d
     from ..sweeping.axes import laid_out
 
     axes, context = dict(parsed), click.get_current_context()
-    of_axes = context.get_parameter_source("over")
+    axes_source = context.get_parameter_source("over")
     if len(axes) < len(over):
         raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
     for axis in axes:
         for name in DEGREES if axis in ("layout", *DEGREES) else (axis,):
-            if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, of_axes):
+            if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, axes_source):
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")
     return laid_out(axes)
 
 
-def _part(text: str) -> tuple[int, int]:
+def _parse_shard(text: str) -> tuple[int, int]:
     """Read "3/40"."""
     i, _, n = text.partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
@@ -224,27 +226,27 @@ class _SweepProgress:
         self.start = 0.0
         self.ticker = Ticker()
 
-    def __call__(self, done: int, points: int) -> None:
+    def __call__(self, finished_count: int, points: int) -> None:
         if not self.points:
-            self.points, self.first, self.start = points, done, time.monotonic()
+            self.points, self.first, self.start = points, finished_count, time.monotonic()
             return
         if not self.ticker.due():
             return
-        rate = (done - self.first) / max(self.ticker.told - self.start, 1e-9)
-        left = (points - done) / rate if rate else 0
-        hours, rest = divmod(round(left), 3600)
-        line = f"{done:,} of {points:,} points, {rate:,.0f}/s, {hours}:{rest // 60:02}:{rest % 60:02} left"
-        self.ticker.say(line, last=done == points)
+        rate = (finished_count - self.first) / max(self.ticker.last_line_s - self.start, 1e-9)
+        remaining_s = (points - finished_count) / rate if rate else 0
+        hours, rest = divmod(round(remaining_s), 3600)
+        line = f"{finished_count:,} of {points:,} points, {rate:,.0f}/s, {hours}:{rest // 60:02}:{rest % 60:02} left"
+        self.ticker.print(line, last=finished_count == points)
 
 
 def _summarize(
-    folder: Path, model: str | None, by: str, form: str | None, output: Path | None, *, expected: bool
+    folder: Path, model: str | None, axis_list: str, form: str | None, output: Path | None, *, expected: bool
 ) -> None:
     from ..reports.sweeps import render
     from ..sweeping.summary import summarize
 
     if model:
         raise InputError(f"--summary is of what a folder holds; leave out {model}")
-    axes = [axis.strip() for axis in by.split(",") if axis.strip()]
+    axes = [axis.strip() for axis in axis_list.split(",") if axis.strip()]
     form = shared.form_of(form, output, _SUMMARIES)
     shared.emit(render(summarize(folder, axes, expected=expected), form, shared.width(output)), output)

@@ -42,8 +42,8 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 )
 @shared.choice(
     "--phase",
-    of=("decode", "prefill"),
-    told="Where passes of both kinds were recorded: decode, those of which there are most; prefill, the longest.",
+    choices=("decode", "prefill"),
+    help_text="Where passes of both kinds were recorded: decode, those of which there are most; prefill, the longest.",
     default="decode",
 )
 @shared.number("--passes", "Passes of the model in the file; if not given, counted by its layers.")
@@ -64,8 +64,8 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 )
 @click.option("--against-hardware", metavar="HARDWARE", help="Device of the second recording, if it is another one.")
 @click.option("--against-quant", metavar="SCHEME", help="Precision of the second recording, if it is another one.")
-@inputs.takes(SettingOptions)
-@shared.reported
+@inputs.declared_options(SettingOptions)
+@shared.report_options
 def timeline(
     file: Path,
     *,
@@ -95,7 +95,7 @@ def timeline(
         raise InputError(
             "--against-hardware and --against-quant describe a second recording; give it with --against FILE"
         )
-    read = partial(_recorded, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
+    read = partial(_read_timeline, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
     result = read(file, request, options)
     if against is None:
         shared.emit_report(REPORT, result, form, output)
@@ -109,7 +109,7 @@ def timeline(
     shared.emit_report(PAIR, pair(result, other), form, output)
 
 
-def _recorded(
+def _read_timeline(
     file: Path,
     request: Mapping[str, Any],
     options: SettingOptions,

@@ -22,7 +22,7 @@ from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..resource import Resource, Unit
-from ..setting import Setting, arranges
+from ..setting import Setting, changes_passes
 from ..variants.evaluation import Evaluation, Times
 from ..workload import Workload
 from .breakdown import Breakdown, Column, Waits, fleets_of, spent, waits_of, workload_of
@@ -326,7 +326,7 @@ class _Times:
             columns["decoding_s"][fleet.rows] = decoding_s(
                 fleet, one.layout, batch=points[fleet.rows], prompt=prompt, gen=gen
             )
-        for place in set(devices) - set(refused) if arranges(one.techniques) else ():
+        for place in set(devices) - set(refused) if changes_passes(one.techniques) else ():
             try:
                 bounds = Evaluation(setting=settings[place], batch=points[place], prompt=prompt, gen=gen).bounds
             except InputError as error:  # due to a network other than the model

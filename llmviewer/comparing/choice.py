@@ -22,7 +22,7 @@ from ..parallel import parallel
 from ..parallel.layout import Layout, Network
 from ..records import frozen
 from ..rows import Rows
-from ..setting import whole
+from ..setting import whole_number
 from ..transforms.quantize import PUBLISHED
 from .cells import LAYOUT, Cell
 from .comparison import Comparison, compare
@@ -172,12 +172,12 @@ def choose(
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
-    wanted = arguments.among("by", by, _MERIT)
+    wanted = arguments.enum_member("by", by, _MERIT)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
-    arguments.check(model=model)
+    arguments.check_types(model=model)
     named, left = _devices(hardware)
-    allowed, asked = arguments.several("quants", quants), whole("users", users)
-    most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
+    allowed, asked = arguments.as_values("quants", quants), whole_number("users", users)
+    most, own = whole_number("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
     ways = [Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)]
@@ -201,13 +201,13 @@ def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Har
     Raises InputError if there are none, or one is given twice.
     """
     left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
-    every = hardware_names() if hardware is None else arguments.several("hardware", hardware)
+    every = hardware_names() if hardware is None else arguments.as_values("hardware", hardware)
     named = tuple(one for one in every if one not in left)
     if not named:
         raise InputError("hardware: nothing to choose from")
     devices = [loaded(one) for one in named]
-    arguments.each_once("hardware", devices)
-    arguments.told_apart(zip(named, (device.name for device in devices), strict=True))
+    arguments.check_unique("hardware", devices)
+    arguments.check_unique_names(zip(named, (device.name for device in devices), strict=True))
     return named, left
 
 

@@ -24,7 +24,7 @@ from ..options import FleetOptions, document_options
 from ..parallel.layout import ALONE, Layout, parse_layout
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, engine_on, whole
+from ..setting import Setting, engine_on, whole_number
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from .breakdown import RESOURCES
@@ -219,23 +219,23 @@ def compare(
     its model cannot be laid out so or does not allow a technique.
     """
     fullest = isinstance(batch, str) and batch == MAX
-    batches = (1,) if fullest else tuple(whole("batch", b) for b in arguments.counts(batch))
-    prompt, gen = whole("prompt", prompt), whole("gen", gen)
-    arguments.positive(years=years)
+    batches = (1,) if fullest else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
+    prompt, gen = whole_number("prompt", prompt), whole_number("gen", gen)
+    arguments.check_positive(years=years)
     given = arguments.with_defaults(options, FleetOptions)
     library, engine, bound = given["library"], given["engine"], given["bound"]
-    arguments.bound_alone(bound, library, engine, given["profiles"])
-    devices, lacking = _changed(arguments.several("hardware", hardware), given["hardware_set"])
-    named = [load_model(m) if isinstance(m, str) else m for m in arguments.several("models", models)]
-    allowed = arguments.several("quants", quants)
-    ways = [parse_layout(way) if isinstance(way, str) else way for way in arguments.several("layout", layout)]
+    arguments.check_bound_only(bound, library, engine, given["profiles"])
+    devices, lacking = _changed(arguments.as_values("hardware", hardware), given["hardware_set"])
+    named = [load_model(m) if isinstance(m, str) else m for m in arguments.as_values("models", models)]
+    allowed = arguments.as_values("quants", quants)
+    ways = [parse_layout(way) if isinstance(way, str) else way for way in arguments.as_values("layout", layout)]
     listed: dict[str, Sequence[object]] = {
         "models": named, "hardware": devices, "quants": allowed, "batch": batches, "layout": ways,
     }  # fmt: skip
     for name, values in listed.items():
         if not values:
             raise InputError(f"{name}: nothing to compare")
-        arguments.each_once(name, values)
+        arguments.check_unique(name, values)
     known, measured, ours = Known(), read_given(given["profiles"]), parse_techniques(given["techniques"])
     first, unable = _able(engine, library, devices, measured)
     bases = [Setting.of(model, first, library=library, engine=engine, profiles=measured) for model in named]

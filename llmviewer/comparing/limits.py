@@ -53,7 +53,7 @@ class Limits:
     native: bool = False
 
     def __post_init__(self) -> None:
-        arguments.positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
+        arguments.check_positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
 
 
 def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:

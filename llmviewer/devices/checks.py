@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from ..documents import plain
+from ..documents import normalized
 from .hardware import ROUNDING, Hardware, products
 from .keys import ON_CHIP
 
@@ -56,7 +56,7 @@ def clashes(device: Hardware, aliases: Mapping[str, Sequence[str]]) -> tuple[str
         for other, names in aliases.items()
         if other != device.name
         for name in own
-        if plain(name) in map(plain, names)
+        if normalized(name) in map(normalized, names)
     )
 
 

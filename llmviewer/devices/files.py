@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from .._layout import PATH_VARIABLE, data_dir
-from ..documents import Section, check_path, is_there, parse_yaml, plain, read_text, read_yaml
+from ..documents import Section, check_path, normalized, parse_yaml, path_exists, read_text, read_yaml
 from ..errors import InputError, suggest
 from ..resource import MEMORY, Resource, Unit
 from ..units import parse, si
@@ -87,7 +87,7 @@ def hardware_file(name: str) -> Path:
     """The file that load_hardware(name) reads."""
     if found := known_file(name):
         return found
-    if is_there(name):
+    if path_exists(name):
         raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
     makers = _makers()
@@ -109,7 +109,7 @@ def _instead(name: str, makers: set[str]) -> str:
     if maker in makers:
         name = "-".join(words) or name
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
-    return suggest(name, devices, of=devices)
+    return suggest(name, devices, targets=devices)
 
 
 def _makers() -> set[str]:
@@ -123,11 +123,11 @@ def known_file(name: str) -> Path | None:
         return Path(name)
     for folder in _folders():
         own = folder / f"{name.lower()}.yaml"
-        if "/" not in name and is_there(str(own)):
+        if "/" not in name and path_exists(str(own)):
             return own
         files = _shipped_files() if folder == data_dir("hardware") else _files(folder)
-        if plain(name) in files:
-            return files[plain(name)]
+        if normalized(name) in files:
+            return files[normalized(name)]
     return None
 
 
@@ -147,7 +147,7 @@ def hardware_aliases() -> dict[str, tuple[str, ...]]:
 
 
 def plain_names() -> dict[str, str]:
-    """The device of each name that is known, as `plain` writes it."""
+    """The device of each name that is known, as `normalized` writes it."""
     files = {called: path for folder in reversed(_folders()) for called, path in _files(folder).items()}
     return {called: path.stem for called, path in files.items()}
 
@@ -163,7 +163,7 @@ def _folders() -> tuple[Path, ...]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The file of each name of a device, as `plain` writes it, also with the maker in front."""
+    """The file of each name of a device, as `normalized` writes it, also with the maker in front."""
     return {name: path for path in sorted(folder.glob("*.yaml")) for name in _called(path)}
 
 
@@ -171,9 +171,9 @@ def _called(path: Path) -> Iterator[str]:
     text = read_text(path)
     maker = _VENDOR.search(text)
     for name in (path.stem, *_aliases(path, text)):
-        yield plain(name)
+        yield normalized(name)
         if maker:
-            yield plain(maker[1] + name)
+            yield normalized(maker[1] + name)
 
 
 @cache

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ..documents import plain
+from ..documents import normalized
 
 _WORDS: Final = re.compile(r"[\s_/-]+")
 _MOST_WORDS: Final = 12  # of a name in a table
@@ -31,4 +31,4 @@ def in_tables(name: str) -> Iterator[str]:
     for count in range(len(words), 0, -1):
         if not _OTHERS & {*words[count:]}:
             written = "-".join(words[:count])
-            yield _USUAL.get(plain(written).removeprefix("nvidia"), written)
+            yield _USUAL.get(normalized(written).removeprefix("nvidia"), written)

@@ -12,7 +12,7 @@ from .._layout import PATH_VARIABLE
 from ..devices.files import known_file, load_hardware
 from ..devices.hardware import Hardware
 from ..devices.names import in_tables
-from ..documents import is_there
+from ..documents import path_exists
 from ..errors import InputError
 from ..records import frozen
 from ..resource import MEMORY, Resource, Unit, matrix, vector
@@ -154,7 +154,7 @@ def _own(name: str) -> tuple[tuple[str, int, int], ...]:
     """The files of the user that decide what `name` is, as they are now: their names, times and sizes."""
     folder = os.environ.get(PATH_VARIABLE, "")
     paths = sorted(Path(folder).glob("*.yaml")) if folder else []
-    paths += [Path(name)] if name.endswith((".yaml", ".yml")) and is_there(name) else []
+    paths += [Path(name)] if name.endswith((".yaml", ".yml")) and path_exists(name) else []
     return tuple((str(path), held.st_mtime_ns, held.st_size) for path in paths if (held := path.stat()))
 
 

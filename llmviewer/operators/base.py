@@ -10,7 +10,7 @@ from math import prod
 from operator import is_
 from typing import ClassVar, Final, Self
 
-from ..documents import LARGEST
+from ..documents import MAX_EXACT_INTEGER
 from ..errors import InputError
 from ..forms import ONE, TOKENS, Form, Stream, total
 from ..precision import Format
@@ -201,12 +201,12 @@ class Operator:
     def check_sizes(self) -> None:
         """Raises InputError if a weight or tensor has a size that is not positive, or too many elements."""
         for weight in self.weights:
-            if min(weight.shape, default=1) < 1 or weight.numel > LARGEST:
-                raise InputError(f"{weight.name} must have positive sizes, and {LARGEST} elements at most; "
+            if min(weight.shape, default=1) < 1 or weight.numel > MAX_EXACT_INTEGER:
+                raise InputError(f"{weight.name} must have positive sizes, and {MAX_EXACT_INTEGER} elements at most; "
                                  f"got {list(weight.shape)}")  # fmt: skip
         for tensor in (*self.inputs, *self.outputs):
-            if not 0 <= tensor.width <= LARGEST:  # a convolution of one tap keeps no state
-                must = f"must have a width from 0 to {LARGEST}"
+            if not 0 <= tensor.width <= MAX_EXACT_INTEGER:  # a convolution of one tap keeps no state
+                must = f"must have a width from 0 to {MAX_EXACT_INTEGER}"
                 raise InputError(f"{self.name}: {tensor.name} {must}; got {tensor.width}")
 
     def arithmetic(self) -> dict[Resource, Form]:

@@ -10,14 +10,14 @@ from math import comb
 from typing import Any, ClassVar, Final, Unpack
 
 from .. import __version__
-from ..arguments import among, check_options, several
+from ..arguments import as_values, check_options, enum_member
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
 from ..options import ServedOptions, document_options
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, check_countable, setting_of, whole
+from ..setting import Setting, check_countable, setting_of, whole_number
 from ..techniques import Touches
 from ..variants.changes import (
     DEGREES,
@@ -131,11 +131,11 @@ def advise(
 
     Raises InputError if an argument is invalid, or the model does not generate.
     """
-    objective = among("wanted", wanted, Objective)
+    objective = enum_member("wanted", wanted, Objective)
     check_options(options, ServedOptions)
-    left_out = tuple(among("without", one, Touches) for one in several("without", without))
-    size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
-    most = whole("max_devices", max_devices)
+    left_out = tuple(enum_member("without", one, Touches) for one in as_values("without", without))
+    size = {name: whole_number(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
+    most = whole_number("max_devices", max_devices)
     setting = setting_of(model, hardware, **options)
     used = tuple(map(str, options.get("techniques", setting.techniques)))
     check_countable(batch, prompt + gen)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..documents import is_there, read_text
+from ..documents import path_exists, read_text
 from ..errors import InputError
 from ..records import frozen
 
@@ -110,7 +110,7 @@ def parse_lengths(text: str, name: str) -> Lengths:
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
             return _constant(_whole(kind, text, name))
-        if Path(kind).suffix or is_there(kind):
+        if Path(kind).suffix or path_exists(kind):
             return _file(Path(kind), name)
     if kind == "uniform":
         least, _, most = (part.strip() for part in given.partition("-"))

@@ -135,10 +135,10 @@ def load_curve(
 
     Raises InputError as simulate() does, and if there are no numbers, too many, or one twice.
     """
-    asked = arguments.counts(concurrency if isinstance(concurrency, int | np.ndarray) else tuple(concurrency))
+    asked = arguments.as_numbers(concurrency if isinstance(concurrency, int | np.ndarray) else tuple(concurrency))
     if not 0 < len(asked) <= MOST:
         raise InputError(f"concurrency must be 1 to {MOST} numbers; got {len(asked)}")
-    arguments.each_once("concurrency", asked)
+    arguments.check_unique("concurrency", asked)
     runs: list[Simulation] = []
     for one in asked:
         runs.append(simulate(model, hardware, concurrency=one, **options))

@@ -25,7 +25,7 @@ from ..operators.linear import ExpertsLinear
 from ..options import FleetOptions, document_options
 from ..parallel.layout import Layout, parse_layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, whole
+from ..setting import Setting, whole_number
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
@@ -90,16 +90,16 @@ def plan(
 
     Raises InputError where something given cannot be used.
     """
-    arguments.number(rate=rate, ttft=ttft, tpot=tpot)
-    arguments.positive(years=years)
+    arguments.check_numbers(rate=rate, ttft=ttft, tpot=tpot)
+    arguments.check_positive(years=years)
     given = arguments.with_defaults(options, FleetOptions)
     library, engine, bound = given["library"], given["engine"], given["bound"]
-    arguments.bound_alone(bound, library, engine, given["profiles"])
-    wanted = None if by is None else arguments.among("by", by, PRICES)
+    arguments.check_bound_only(bound, library, engine, given["profiles"])
+    wanted = None if by is None else arguments.enum_member("by", by, PRICES)
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
     _check_disaggregated(disaggregated, gen, apart)
-    when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
-    link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
+    when = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     devices, readers, left = _devices(hardware, prefill_hardware, given["hardware_set"])
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
@@ -191,9 +191,9 @@ def _load(
     """Raises InputError for a number out of range."""
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    tokens, steps = whole("prompt", prompt), Steps(base)
+    tokens, steps = whole_number("prompt", prompt), Steps(base)
     return Load(
-        rate=rate, prompt=tokens, gen=whole("gen", gen), known=float(steps.known(tokens)),
+        rate=rate, prompt=tokens, gen=whole_number("gen", gen), known=float(steps.known(tokens)),
         common=float(steps.in_common(tokens)), leaves=steps.leaves, width=steps.width, goals=goals,
         limits=_limits(batches), max_devices=_most(max_devices), years=years, disaggregated=disaggregated,
     )  # fmt: skip
@@ -204,7 +204,9 @@ def _limits(batches: Sequence[int]) -> Grid:
 
     Raises InputError if none is above 1.
     """
-    limits = np.array(sorted({1, *(whole("batches", batch) for batch in arguments.counts(batches))}), dtype=np.float64)
+    limits = np.array(
+        sorted({1, *(whole_number("batches", batch) for batch in arguments.as_numbers(batches))}), dtype=np.float64
+    )
     if limits[-1] < 2:
         raise InputError("batches must have a number above 1, for sequences that decode together; got none")
     return limits
@@ -212,7 +214,7 @@ def _limits(batches: Sequence[int]) -> Grid:
 
 def _most(devices: int) -> int:
     """Raises InputError unless the number of devices is from 1 to the maximum."""
-    count = whole("max_devices", devices)
+    count = whole_number("max_devices", devices)
     if count > _MOST_DEVICES:
         raise InputError(f"max_devices must be at most {_MOST_DEVICES}; got {count}")
     return count
@@ -235,7 +237,7 @@ def _devices(
     """Devices that decode: those named, each once, or all for sale; devices that prefill for them; and names of those
     left out.
     """
-    arguments.listed(hardware_set=changes)
+    arguments.check_lists(hardware_set=changes)
     named = tuple(hardware_names()) if hardware is None else _some("hardware", hardware)
     others = () if prefill_hardware is None else _some("prefill_hardware", prefill_hardware)
     own = each_changed((*named, *others), changes)
@@ -247,7 +249,7 @@ def _devices(
 
 def _some(name: str, values: Any) -> tuple[Any, ...]:
     """Raises InputError where there are none."""
-    found = arguments.several(name, values)
+    found = arguments.as_values(name, values)
     if not found:
         raise InputError(f"{name}: nothing to plan with")
     return found

@@ -20,7 +20,7 @@ from ..model import Model
 from ..options import ServedOptions, document_options
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, setting_of, whole
+from ..setting import Setting, setting_of, whole_number
 from .lengths import Lengths, Tokens
 from .metrics import Span
 from .outcome import summary
@@ -232,10 +232,10 @@ def saturate(
 
     Raises InputError if an argument is invalid, a request does not fit the memory, or there are too few requests.
     """
-    arguments.positive(years=years)
+    arguments.check_positive(years=years)
     arguments.check_options(options, ServedOptions)
-    max_batch = None if max_batch is None else whole("max_batch", max_batch)
-    copies, seed = whole("copies", copies), whole("seed", seed, least=0)
+    max_batch = None if max_batch is None else whole_number("max_batch", max_batch)
+    copies, seed = whole_number("copies", copies), whole_number("seed", seed, least=0)
     setting = setting_of(model, hardware, **options)
     engine, bound = setting.engine.name if setting.engine else "", setting.bound
     free = policy is None and not engine

@@ -21,7 +21,7 @@ from ..model import Model
 from ..options import ServedOptions, document_options
 from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, layout_of, setting_of, whole
+from ..setting import Setting, layout_of, setting_of, whole_number
 from ..techniques import altered
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
@@ -99,22 +99,22 @@ def simulate(
 
     Raises InputError if an argument is invalid, or a request does not fit the memory.
     """
-    arguments.number(ttft=ttft, tpot=tpot)
-    arguments.positive(years=years)
+    arguments.check_numbers(ttft=ttft, tpot=tpot)
+    arguments.check_positive(years=years)
     given = arguments.with_defaults(options, ServedOptions)
     apart = {
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
     }  # fmt: skip
     _check_readers(readers, apart, policy)
-    readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
+    readers, seed = whole_number("readers", readers, least=0), whole_number("seed", seed, least=0)
     if concurrency is not None and readers:
         raise InputError("concurrency must be left out beside readers, to which prompts come whoever is answered")
     asked_of: dict[str, Any] = {"prompts": prompt_lengths, "gens": gen_lengths, "requests": requests, "seed": seed}
     traffic = _traffic(rate, arrivals, concurrency, **asked_of)
     _check_span(traffic, "arrivals" if rate is None else "rate")
-    when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
-    link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
+    when = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     if isinstance(model, Setting) or hardware is None:
         setting = setting_of(model, hardware, **options)
         device = setting.hardware
@@ -122,7 +122,7 @@ def simulate(
     else:
         other = hardware if prefill_hardware is None else prefill_hardware
         for each in (hardware, other):
-            arguments.check(hardware=each)
+            arguments.check_types(hardware=each)
         device = loaded(hardware)
         own, others = each_changed((hardware, other), given["hardware_set"])
         setting = Setting.of(model, hardware, **options | {"hardware_set": own})
@@ -132,8 +132,8 @@ def simulate(
     chosen, block, most = scheduler(engine, policy, block, device, setting.layout)
     usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
     common: dict[str, Any] = {
-        "traffic": traffic.leaving(Steps(setting).leaves, seed), "copies": whole("copies", copies),
-        "max_batch": whole("max_batch", usual if max_batch is None else max_batch), "block": block,
+        "traffic": traffic.leaving(Steps(setting).leaves, seed), "copies": whole_number("copies", copies),
+        "max_batch": whole_number("max_batch", usual if max_batch is None else max_batch), "block": block,
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
     }  # fmt: skip
     if readers:
@@ -174,7 +174,7 @@ def _traffic(
             "one of rate (--rate), arrivals (--arrivals) and concurrency (--concurrency) must be given, and no more: "
             "requests a second, a file, or requests in flight"
         )
-    clients = 0 if concurrency is None else whole("concurrency", concurrency)
+    clients = 0 if concurrency is None else whole_number("concurrency", concurrency)
     if requests is None and _ROUNDS * clients > _MOST_REQUESTS:
         most = _MOST_REQUESTS // _ROUNDS
         raise InputError(
@@ -195,7 +195,7 @@ def _traffic(
         if count < clients:
             raise InputError(f"requests must be at least the concurrency, {clients}; got {count}")
         return closed_loop(in_flight=clients, **drawn)
-    arguments.number(rate=rate)
+    arguments.check_numbers(rate=rate)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     return poisson(rate=rate, **drawn)
@@ -236,7 +236,7 @@ def scheduler(
             f"policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got "
             f"{policy!r}"
         )
-    return chosen, whole("block", size if block is None else block), usual.max_batch
+    return chosen, whole_number("block", size if block is None else block), usual.max_batch
 
 
 def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:
@@ -249,7 +249,7 @@ def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengt
 
 def check_requests(count: int) -> int:
     """Raises InputError unless the number of requests is from 1 to the maximum."""
-    if whole("requests", count) > _MOST_REQUESTS:
+    if whole_number("requests", count) > _MOST_REQUESTS:
         raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {count}")
     return count
 

@@ -16,7 +16,7 @@ from ..forms import Num
 from ..generation import decode_s
 from ..memory import Footprint, Shapes
 from ..records import frozen
-from ..setting import Setting, arranges
+from ..setting import Setting, changes_passes
 from ..units import si
 from ..workload import Spans, Workload
 from .lengths import Tokens
@@ -49,7 +49,7 @@ class Steps:
         if model.encodes:
             raise InputError(f"{model.name} has an encoder, which no batch of mixed steps takes; use llmviewer analyze")
         for one in self.setting.techniques:
-            if arranges([one]) and not one.scheduled:
+            if changes_passes([one]) and not one.scheduled:
                 raise InputError(
                     f"{one.name} arranges the passes of one answer, which a scheduler of many does not do; use "
                     "llmviewer analyze"

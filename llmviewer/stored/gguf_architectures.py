@@ -398,7 +398,7 @@ def gguf_config(file: Gguf) -> Section:
     config = {field: read(header) for field, read in ARCHITECTURES[header.name].items()}
     for key in COSTLY:
         whole = f"{header.name}.{key}"
-        if whole not in metadata.asked and (found := header.number(key)):
+        if whole not in metadata.read_keys and (found := header.number(key)):
             raise metadata.error(whole, f"must be 0 or absent: not supported for {header.name}; got {found}")
     return Section(
         {

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from ..documents import LARGEST, Section, check_file
+from ..documents import MAX_EXACT_INTEGER, Section, check_file
 from ..errors import InputError
 from ..ggml import TYPES
 from ..precision import Format
@@ -136,7 +136,7 @@ class _ByteReader:
         if not 1 <= dimensions <= _DIMENSIONS:
             raise InputError(f"{self.file}: tensor {name!r} must have 1 to {_DIMENSIONS} dimensions; got {dimensions}")
         shape = tuple(self.number("q") for _ in range(dimensions))
-        if min(shape) < 1 or prod(shape) > LARGEST:
+        if min(shape) < 1 or prod(shape) > MAX_EXACT_INTEGER:
             raise InputError(f"{self.file}: tensor {name!r} has the impossible shape {list(shape)}")
         kind = self.number("I")
         self.number("Q")

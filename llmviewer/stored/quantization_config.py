@@ -50,7 +50,7 @@ def quantization_section(config: Section, beside: Section | None = None) -> Sect
             return config.section(key)
     text = config.data.get("text_config")
     if isinstance(text, Mapping) and text.get("quantization_config") is not None:
-        return Section(text, config.file, f"{config.at}text_config.").section("quantization_config")
+        return Section(text, config.file, f"{config.prefix}text_config.").section("quantization_config")
     return beside.section("quantization") if beside else None
 
 
@@ -73,15 +73,15 @@ def read_stored(q: Section, config: Section) -> Stored:
     if reader is None:
         known = ", ".join(sorted(READERS))
         said = f"quant_method {method!r} is not supported ({known})" if method else "names no quant_method"
-        where = q.at.rstrip(".") or "quantization"
+        where = q.prefix.rstrip(".") or "quantization"
         return Stored(unknown=f"{q.file}: {where} {said}")
     try:
         stored = reader(q, config)
     except re.error as error:
         problem = f"{error.pattern!r} is not a regular expression: {error.msg}"
-        raise InputError(f"{q.file}: {q.at.rstrip('.')}: {problem}") from None
-    unread = sorted(str(key) for key in q if key not in q.asked | _IGNORED and q.data[key] not in (None, [], {}))
-    fields = ", ".join(f"{q.at}{key}" for key in unread)
+        raise InputError(f"{q.file}: {q.prefix.rstrip('.')}: {problem}") from None
+    unread = sorted(str(key) for key in q if key not in q.read_keys | _IGNORED and q.data[key] not in (None, [], {}))
+    fields = ", ".join(f"{q.prefix}{key}" for key in unread)
     notes = (f"fields of {q.file} that nothing here reads: {fields}",) if unread else ()
     return replace(stored, notes=(*stored.notes, *notes))
 

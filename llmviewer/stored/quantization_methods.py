@@ -170,7 +170,7 @@ def _bitsandbytes(q: Section, _: Section) -> Stored:
         rule = Rule(scheme(fmt, text=text), towers=True)
     else:
         return Stored(
-            notes=(f"{q.file}: {q.at}load_in_4bit: neither it nor load_in_8bit is true: nothing is quantized",)
+            notes=(f"{q.file}: {q.prefix}load_in_4bit: neither it nor load_in_8bit is true: nothing is quantized",)
         )
     return Stored(rules=_excluding(q, rule, keys=("llm_int8_skip_modules",), matching=Matching.SKIPPED))
 
@@ -202,7 +202,7 @@ def _modelopt(q: Section, _: Section) -> Stored:
         q.ignore("ignore", "exclude_modules")  # unlisted modules are not quantized
         return Stored(rules=_listed(q), kv_cache=cache)
     if algorithm not in _ALGORITHMS:
-        said = f"{q.at}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
+        said = f"{q.prefix}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
         return Stored(unknown=f"{q.file}: {said}", kv_cache=cache)
     rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
     return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules"), matching=Matching.GLOB), kv_cache=cache)
@@ -222,7 +222,7 @@ def kv_cache(q: Section) -> Format | None:
     value = q.get(q.first("kv_cache_scheme", "kv_cache_quant_algo"))
     q.ignore("kv_cache_scheme", "kv_cache_quant_algo")
     if isinstance(value, Mapping):
-        return _tensor(Section(value, q.file, f"{q.at}kv_cache_scheme."))
+        return _tensor(Section(value, q.file, f"{q.prefix}kv_cache_scheme."))
     names = {"fp8": _FP8, "int8": NAMED["int8"], "nvfp4": _NVFP4}
     return names.get(str(value).lower())
 
@@ -252,7 +252,7 @@ def _compressed(q: Section, _: Section) -> Stored:
         weight = _tensor(group.section("weights"))
         activation = _tensor(group.section("input_activations")) if group.get("input_activations") else None
         if weight is None:
-            unknown = f"{q.file}: {group.at}weights: has an unsupported format"
+            unknown = f"{q.file}: {group.prefix}weights: has an unsupported format"
             continue
         targets = group.texts("targets") or ("Linear",)
         modules = [t for t in targets if not t.endswith("Linear")]
@@ -270,12 +270,12 @@ def _compressed(q: Section, _: Section) -> Stored:
 def _sparse(q: Section) -> str:
     """Why the size of weights is unknown, if they are stored without zeros; else ""."""
     if q.get("format") == "marlin-24":
-        return f"{q.file}: {q.at}format: 'marlin-24' omits zeros, which is not supported"
+        return f"{q.file}: {q.prefix}format: 'marlin-24' omits zeros, which is not supported"
     if not q.get("sparsity_config"):
         return ""
     sparsity = q.section("sparsity_config")
     kind = sparsity.text("format", "dense")
-    said = f"{q.file}: {sparsity.at}format: {kind!r} omits zeros, which is not supported"
+    said = f"{q.file}: {sparsity.prefix}format: {kind!r} omits zeros, which is not supported"
     return "" if kind == "dense" else said
 
 
@@ -300,7 +300,7 @@ def _quark(q: Section, _: Section) -> Stored:
     for pattern, part in (*whole, *_parts(q, "layer_quant_config")):
         weight, activation = (_quark_format(part, key) for key in ("weight", "input_tensors"))
         if isinstance(weight, str) or isinstance(activation, str):
-            unknown = f"{q.file}: {part.at}{weight if isinstance(weight, str) else activation}"
+            unknown = f"{q.file}: {part.prefix}{weight if isinstance(weight, str) else activation}"
         elif weight:
             rules.append(Rule(scheme(weight, activation), ModuleNames.of((pattern,)) if pattern else None))
     return Stored(
@@ -316,7 +316,7 @@ def _quark_format(part: Section, key: str) -> Format | str | None:
     steps = given if isinstance(given, list) else [given]
     if not isinstance(steps[-1], Mapping):
         return None
-    own = Section(steps[-1], part.file, f"{part.at}{key}.")
+    own = Section(steps[-1], part.file, f"{part.prefix}{key}.")
     kind, group = own.text("dtype", "none").lower(), _group(own, "group_size")
     made = _QUARK.get(kind)
     if made is None or (kind.startswith("fp4") and group not in (0, 32)):
@@ -430,11 +430,11 @@ def _torchao(q: Section, _: Section) -> Stored:
     q.ignore("untie_embedding_weights")
     if isinstance(q.get("quant_type"), str):
         older = q.text("quant_type")
-        kind, where = _TORCHAO_OLDER.get(older, older), f"{q.at}quant_type"
+        kind, where = _TORCHAO_OLDER.get(older, older), f"{q.prefix}quant_type"
         part = _or_empty(q, "quant_type_kwargs")
     else:
         whole = q.section("quant_type").section("default")
-        kind, where = whole.text("_type"), f"{whole.at}_type"
+        kind, where = whole.text("_type"), f"{whole.prefix}_type"
         part = _or_empty(whole, "_data")
     if kind in _TORCHAO_BY_MODULE:
         return _torchao_by_module(q, part.section(_TORCHAO_BY_MODULE[kind]))
@@ -462,7 +462,7 @@ def _torchao_by_module(q: Section, listed: Section) -> Stored:
         entry = listed.section(name)
         kind = entry.text("_type")
         if kind not in _TORCHAO:
-            return _torchao_unknown(q, f"{entry.at}_type", kind)
+            return _torchao_unknown(q, f"{entry.prefix}_type", kind)
         rules.append(Rule(_TORCHAO[kind](_or_empty(entry, "_data")), names))
     return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 

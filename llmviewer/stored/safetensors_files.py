@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from ..documents import LARGEST, Section, is_there, read_json
+from ..documents import MAX_EXACT_INTEGER, Section, path_exists, read_json
 from ..errors import InputError
 from ..precision import BF16, FP16, FP32, NAMED, Format
 from .gguf_files import StoredTensor
@@ -47,7 +47,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     for name in names:
         if Path(name).name != name:
             raise index.error("weight_map", f"must name files beside it; got {name!r}")
-        if not is_there(str(folder / name)):
+        if not path_exists(str(folder / name)):
             raise index.error("weight_map", f"names {name}, which is missing; download it, or give the config.json")
     return {name: tensor for file in names for name, tensor in read_safetensors(folder / file).items()}
 
@@ -86,8 +86,8 @@ def _tensor(part: Section, name: str) -> StoredTensor:
     shape: Any = part.get("shape")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise part.error("shape", f"must be a list of whole numbers of at least 0; got {json.dumps(shape)}")
-    if prod(shape) > LARGEST:
-        raise part.error("shape", f"must have at most {LARGEST} elements; got {json.dumps(shape)}")
+    if prod(shape) > MAX_EXACT_INTEGER:
+        raise part.error("shape", f"must have at most {MAX_EXACT_INTEGER} elements; got {json.dumps(shape)}")
     return StoredTensor(name=name, shape=tuple(shape), format=fmt)
 
 

@@ -13,7 +13,7 @@ from .. import arguments
 from ..devices.keys import SECTIONS
 from ..errors import InputError, suggest
 from ..parameters import DEGREES
-from ..setting import whole
+from ..setting import whole_number
 
 NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes computed as arrays
 TECHNIQUES: Final = ("quant", "attention", "layout")  # axes with one graph per value
@@ -114,7 +114,7 @@ def laid_out(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         raise InputError(f"{next(iter(degrees))}: the axis layout also sets it; give one of the two")
     for name, values in degrees.items():
         _check_values(name, values)
-    each = ([f"{name}={whole(name, value)}" for value in values] for name, values in degrees.items())
+    each = ([f"{name}={whole_number(name, value)}" for value in values] for name, values in degrees.items())
     layouts = list(map(" ".join, product(*each)))
     return {"layout" if name in degrees else name: layouts if name in degrees else over[name] for name in over}
 
@@ -136,10 +136,10 @@ def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
                 raise InputError(f"{name}: must be texts, such as '2x' or '155 TOP/s'; got {value!r}")
     elif name in TECHNIQUES:
         for value in values:
-            arguments.check(**{name: value})
+            arguments.check_types(**{name: value})
     else:
         for value in values:
-            whole(name, value, least=0 if name == "images" else 1)
+            whole_number(name, value, least=0 if name == "images" else 1)
     check_distinct(name, values)
 
 
@@ -147,4 +147,4 @@ def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
     """Raises InputError if a value of an axis is given twice."""
     found = np.asarray(values)
     if found.dtype == object or len(np.unique(found)) < len(found):  # None (as published) cannot be sorted among texts
-        arguments.each_once(name, values)
+        arguments.check_unique(name, values)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..model import Model
-from ..setting import arranges, check_images, whole
+from ..setting import changes_passes, check_images, whole_number
 from ..techniques import Technique
 from .axes import check_axis, laid_out
 
@@ -32,7 +32,7 @@ def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: 
             raise InputError(
                 f"{one.name}: is {one.quant}, and the axis quant also sets the precision; give one of the two"
             )
-        if arranges([one]) and not one.one_pass and gen is None and "gen" not in over:
+        if changes_passes([one]) and not one.one_pass and gen is None and "gen" not in over:
             raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
 
 
@@ -55,7 +55,7 @@ def check_numbers(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mappin
     """Raises InputError if a number is invalid or impossible for the model."""
     for name, value in fixed.items():
         if value is not None or (name in ("batch", "prompt") and name not in over):
-            whole(name, value, least=0 if name == "images" else 1)
+            whole_number(name, value, least=0 if name == "images" else 1)
     prompts, images = (list(map(int, over.get(name, (fixed[name] or 0,)))) for name in ("prompt", "images"))
     check_images(model, prompt=min(prompts), images=max(images))
     _check_steps(model, over, fixed)

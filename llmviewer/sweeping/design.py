@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
-from ..arguments import told_apart
+from ..arguments import check_unique_names
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
 from ..documents import read_json
@@ -23,7 +23,7 @@ from ..expectation.profile import read_given
 from ..model import Model
 from ..model_files import load_model
 from ..records import frozen
-from ..setting import Setting, whole
+from ..setting import Setting, whole_number
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from .axes import DEVICE, NUMBERS, check_distinct, parse_axis
@@ -58,13 +58,13 @@ class Design:
     version: str = __version__
 
     def __post_init__(self) -> None:
-        whole("shard_points", self.shard_points)
+        whole_number("shard_points", self.shard_points)
         for axis, values in (*self.settings.items(), *self.numbers.items()):
             if not len(values):
                 raise InputError(f"{axis}: nothing to sweep over")
         for axis, numbers in self.numbers.items():
             for value in numbers:
-                whole(axis, value, least=0 if axis == "images" else 1)
+                whole_number(axis, value, least=0 if axis == "images" else 1)
 
     @classmethod
     def of(
@@ -99,8 +99,8 @@ class Design:
         check_expected(unusual.get("library", ""), profiles, expected=expected)
         loaded = {f"model {name}": load_model(name) for name in settings["model"]}
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
-        told_apart((asked, one.name) for asked, one in loaded.items())
-        told_apart((asked, one.name) for asked, one in devices.items())
+        check_unique_names((asked, one.name) for asked, one in loaded.items())
+        check_unique_names((asked, one.name) for asked, one in devices.items())
         for axis in axes[len(SETTINGS) :]:
             for value in settings[axis]:
                 _check_change(settings["hardware"], changes, f"{axis}={value}")

@@ -22,7 +22,7 @@ from ..model import Model
 from ..options import SettingOptions, SweepOptions, document_options, only
 from ..parallel.layout import parse_layout
 from ..records import frozen
-from ..setting import Setting, arranges
+from ..setting import Setting, changes_passes
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from ..variants.evaluation import Evaluation
@@ -287,7 +287,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         whole = generation(plan, decode_plan, batch=batch, gen=gen, layout=layout, **lengths)
         columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
         columns |= {"tokens_per_s": whole.tokens_per_s}
-    if arranges(setting.techniques):
+    if changes_passes(setting.techniques):
         columns |= _arranged(setting, at)
     tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown must fit
     weights, cache, activations = setting.footprint.parts(batch=batch, gen=tokens, **lengths)
@@ -355,9 +355,9 @@ def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
     if setting.model.generates:
         step = setting.step(Workload.decode(batch=share, kv_len=context, **lengths))
         time = setting.expected_time("decode", step, batch)
-        rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
+        rate = batch / time.expected if time and not changes_passes(setting.techniques) else np.nan
         columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
-    passes = gen is not None or (arranges(setting.techniques) and not setting.model.generates)
+    passes = gen is not None or (changes_passes(setting.techniques) and not setting.model.generates)
     return columns | (_expected_answers(setting, at) if passes else {})
 
 

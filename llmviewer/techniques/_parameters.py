@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from ..documents import LARGEST
+from ..documents import MAX_EXACT_INTEGER
 from ..errors import InputError, suggest
 from ..parameters import Parameter
 
@@ -89,8 +89,10 @@ def _value(value: object, f: Field[Any], where: str) -> object:
         raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}") from None
     if isinstance(value, bool) or not math.isfinite(number) or (kind == "int" and number != int(number)):
         raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}")
-    if kind == "int" and abs(number) > LARGEST:
-        raise InputError(f"{where} must be at most {LARGEST}, the largest that is counted exactly; got {_shown(value)}")
+    if kind == "int" and abs(number) > MAX_EXACT_INTEGER:
+        raise InputError(
+            f"{where} must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly; got {_shown(value)}"
+        )
     return int(number) if kind == "int" else number
 
 

@@ -15,7 +15,7 @@ from ..analyzing.phases import OperatorResult, Phase, Total
 from ..errors import InputError
 from ..parallel.pipeline import SEND
 from ..records import frozen
-from ..setting import Setting, whole
+from ..setting import Setting, whole_number
 from ..workload import Workload
 from .elementwise import ElementwiseOfPass, elementwise_of
 from .kinds import (
@@ -201,7 +201,7 @@ def timeline(
 
     Raises InputError, with one line of text, if an argument or the file is invalid.
     """
-    found = read_timeline(Path(file), phase, most=whole("max_bytes", max_bytes))
+    found = read_timeline(Path(file), phase, most=whole_number("max_bytes", max_bytes))
     return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
 
 
@@ -209,7 +209,7 @@ def compared(
     found: RecordedLaunches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
 ) -> Timeline:
     """timeline() for a file that was read already; `file` is its name in errors."""
-    passes = None if passes is None else whole("passes", passes)
+    passes = None if passes is None else whole_number("passes", passes)
     shown = dict(analysis.phases)
     if phase not in shown:
         raise InputError(f"phase must be {' or '.join(shown)} of {analysis.model.name}; got {phase!r}")

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from .launches import RecordedLaunch, RecordedLaunches, of_busiest
 
 MAGIC: Final = b"SQLite format 3\x00"
@@ -77,4 +77,4 @@ def _launch(row: sqlite3.Row, where: str) -> RecordedLaunch:
         launch = RecordedLaunch(device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start))
         if launch.valid:
             return launch
-    raise InputError(f"{where}: must have a name, start and end; got {shown([name, start, end])}")
+    raise InputError(f"{where}: must have a name, start and end; got {quoted([name, start, end])}")

@@ -9,8 +9,8 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any, Final
 
-from ..documents import LARGEST
-from ..errors import InputError, shown
+from ..documents import MAX_EXACT_INTEGER
+from ..errors import InputError, quoted
 from .host_calls import CALLS, HostCall, HostCalls, Origin, parse_call
 from .launches import Operands, RecordedLaunch, RecordedLaunches, of_busiest, steps_of
 
@@ -84,7 +84,7 @@ def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> Re
     except (KeyError, OverflowError, TypeError, ValueError):
         launch = None
     if launch is None or not launch.valid:
-        raise InputError(f"{path}: event {number}: a {event['cat']} must have name, ts and dur; got {shown(event)}")
+        raise InputError(f"{path}: event {number}: a {event['cat']} must have name, ts and dur; got {quoted(event)}")
     return launch
 
 
@@ -100,7 +100,7 @@ def _operands(args: dict[str, Any], call: int) -> Operands | None:
     matrices = [
         (shape, str(dtype)) for shape, dtype in zip(shapes, types, strict=False)
         if isinstance(shape, list) and len(shape) >= _MATRIX
-        and all(isinstance(size, int) and 0 <= size <= LARGEST for size in shape)
+        and all(isinstance(size, int) and 0 <= size <= MAX_EXACT_INTEGER for size in shape)
     ]  # fmt: skip
     for (rows, dtype), (weights, _) in pairwise(matrices):
         if len(weights) > _MATRIX:

@@ -21,7 +21,7 @@ from ..memory import Memory, memory
 from ..records import frozen
 from ..request import Request
 from ..roofline import Estimate, OperatorEstimate, Plan
-from ..setting import Setting, arranges
+from ..setting import Setting, changes_passes
 from ..techniques import Run, Schedule
 from ..workload import Workload
 
@@ -136,7 +136,7 @@ class Evaluation:
         """Lower bounds."""
         if self.given:
             return self.given
-        if arranges(self.setting.techniques):
+        if changes_passes(self.setting.techniques):
             return self._scheduled()
         setting, layout, asked = self.setting, self.setting.layout, {"batch": self.batch, **self._lengths}
         gen = self.gen or 1
@@ -177,7 +177,7 @@ class Evaluation:
         kernels = self.setting.kernels
         if kernels is None:
             return None
-        if arranges(self.setting.techniques):
+        if changes_passes(self.setting.techniques):
             return self._runs_expected(kernels)
         several = self.gen > 1
         self.expect("prefill", *([_STEPS] if several else []))
@@ -288,7 +288,7 @@ class Evaluation:
 
     def expect_all(self) -> None:
         """expect() of the passes shown and, unless techniques arrange them, of all passes of the generation."""
-        steps = self.gen > 1 and not arranges(self.setting.techniques)
+        steps = self.gen > 1 and not changes_passes(self.setting.techniques)
         self.expect(*self.phases, *([_STEPS] if steps else []))
 
     def launched(self, name: str, kernels: Kernels) -> Launched:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from ..records import frozen
-from ..setting import ChangedOptions, Setting, arranges
+from ..setting import ChangedOptions, Setting, changes_passes
 from ..techniques import Touches
 from .evaluation import Evaluation, Objective, Times
 from .quantization import merged
@@ -184,7 +184,7 @@ def evaluate(changes: Change | Sequence[Change], base: Evaluation, objective: Ob
     for change in several:
         setting, batch = change.applied(setting), change.batch or batch
     result = base.changed(setting, batch)
-    if arranges(setting.techniques):
+    if changes_passes(setting.techniques):
         result.bounds  # noqa: B018  # raises what makes passes of techniques impossible
     setting.plan, setting.decode_plan  # noqa: B018  # raise what makes a layout or a format impossible
     return Variant(changes=several, base=base, result=result, objective=objective)

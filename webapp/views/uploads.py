@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from llmviewer.devices.files import hardware_aliases, plain_names
 from llmviewer.devices.names import in_tables
-from llmviewer.documents import plain
+from llmviewer.documents import normalized
 from llmviewer.errors import InputError, suggest
 from llmviewer.expectation import rows as measurements
 from llmviewer.expectation.families import FAMILIES
@@ -99,7 +99,7 @@ def _predicted(frame: pd.DataFrame, title: str) -> Predictions:
 
 @lru_cache(maxsize=1)
 def _devices() -> Mapping[str, str]:
-    """Every name that a device goes by, as `plain` writes it, with its own."""
+    """Every name that a device goes by, as `normalized` writes it, with its own."""
     return plain_names()
 
 
@@ -108,7 +108,9 @@ def _device(called: str) -> str:
 
     Files are not looked at: a name of a user is none of a path, and a thousand unknown ones take no time.
     """
-    return next((_devices()[plain(name)] for name in (called, *in_tables(called)) if plain(name) in _devices()), "")
+    return next(
+        (_devices()[normalized(name)] for name in (called, *in_tables(called)) if normalized(name) in _devices()), ""
+    )
 
 
 def _csv(title: str, data: bytes) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from ...documents import LARGEST, MAX_COUNT, Section
+from ...documents import MAX_COUNT, MAX_EXACT_INTEGER, Section
 from ...operators.routing import UNGROUPED, Groups
 from ...records import frozen
 from .attention import LatentAttention, SelfAttention
@@ -218,8 +218,8 @@ def integers(config: Section, key: str) -> tuple[int, ...]:
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
         raise config.error(key, f"must be a list of whole numbers; got {value!r}")
-    if any(abs(n) > LARGEST for n in value):
-        raise config.error(key, f"must be at most {LARGEST} each, the largest that is counted exactly")
+    if any(abs(n) > MAX_EXACT_INTEGER for n in value):
+        raise config.error(key, f"must be at most {MAX_EXACT_INTEGER} each, the largest that is counted exactly")
     return tuple(value)
 
 

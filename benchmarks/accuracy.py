@@ -30,14 +30,14 @@ from scipy import stats
 
 from llmviewer import hardware_names
 from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate, fit_kernel
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.profile import (
     FOLDER,
-    NEARNESS,
-    OTHERS,
-    SAME_MAKER,
+    OTHER_VENDORS,
+    SAME_VENDOR,
     SIBLINGS,
+    SIMILARITY_CLASSES,
     TRANSFERRED,
     Error,
     KernelFit,
@@ -50,7 +50,7 @@ from llmviewer.expectation.profile import (
 from llmviewer.expectation.profile import read as profile_of
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import expect, nearness, select_fits
+from llmviewer.expectation.transfer import expect, select_fits, similarity_class
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -317,7 +317,7 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     """How many measurements are faster than bounds say anything can be."""
     counts: dict[str, Any] = defaultdict(lambda: np.zeros(5))
     for rows in groups:
-        kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))
+        kept = rows.take(np.flatnonzero(rows.family.fittable(rows.shapes) & (rows.measured > 0)))
         kept = kept if rows.family.name != "gemm" or rows.implementation.dtype != "fp32" else kept.take(np.arange(0))
         plain = {**kept.shapes, "loop": np.zeros(len(kept))}
         ideal = rows.family.bound(plain, rows.device, rows.implementation)
@@ -389,14 +389,14 @@ def _told(own: list[tuple[str, CrossValidatedFit]]) -> list[str]:
 
 def _transfer(rows: MeasuredRows, fits: list[KernelFit]) -> tuple[Any, Any, str] | None:
     """Expected and measured, with what other devices say only, and how near the nearest of them is."""
-    kept = rows.family.kept(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
+    kept = rows.family.fittable(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(kept)[:1500])
     others = [e for e in fits if e.device != rows.device.name]
     found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
     if found.source.startswith("bound"):
         return None
     nearest, *_ = select_fits(rows.family.name, rows.device, rows.implementation, others).fits
-    return found.expected, rows.measured, nearness(nearest, rows.device)
+    return found.expected, rows.measured, similarity_class(nearest, rows.device)
 
 
 def _write_profiles(fits: list[KernelFit], sources: dict[tuple[str, str], set[str]]) -> None:
@@ -423,14 +423,14 @@ def _path(device: str, library: str) -> Path:
 def _write_transferred(moved: list[Moved]) -> None:
     errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in FAMILIES}
     for name in FAMILIES:
-        own = {near: _from(near, [m for m in moved if m[0].family == name]) for near in NEARNESS}
+        own = {near: _from(near, [m for m in moved if m[0].family == name]) for near in SIMILARITY_CLASSES}
         parts: dict[str, list[Moved]] = defaultdict(list)
-        for m in own[SAME_MAKER]:  # few are nearer, or further
-            parts[m[0].implementation.kind or m[0].implementation.dtype].append(m)
+        for m in own[SAME_VENDOR]:  # few are nearer, or further
+            parts[m[0].implementation.attention_kind or m[0].implementation.dtype].append(m)
         for near, rows in own.items():
-            told = sorted(parts.items()) if near == SAME_MAKER else []
+            told = sorted(parts.items()) if near == SAME_VENDOR else []
             found = {part: _pooled(some) for part, some in told if _devices(some) >= DEVICES} | {"all": _pooled(rows)}
-            if near == OTHERS:
+            if near == OTHER_VENDORS:
                 wide = _widened(name, moved)
                 found["all"] = replace(found["all"], short=wide.short, long=wide.long, covered=_inside(rows, moved))
             errors[name][near] = {part: plain_error(error) for part, error in found.items()}
@@ -441,7 +441,7 @@ def _write_transferred(moved: list[Moved]) -> None:
 
 def _from(near: str, moved: list[Moved]) -> list[Moved]:
     """Those from as near; within one maker, not messages over hosts, which are the hosts'."""
-    return [m for m in moved if m[3] == near and (near != SAME_MAKER or _kind(m[0]) != HOSTED)]
+    return [m for m in moved if m[3] == near and (near != SAME_VENDOR or _kind(m[0]) != HOSTED)]
 
 
 def _devices(moved: list[Moved]) -> int:
@@ -454,9 +454,9 @@ def _widened(name: str, moved: list[Moved]) -> Error:
     Those of its devices, each alike, and of one more: what the other families' devices need, each family alike, times
     what Student's t adds for so few devices.
     """
-    within = {family: _pooled(_from(SAME_MAKER, [m for m in moved if m[0].family == family])) for family in FAMILIES}
+    within = {family: _pooled(_from(SAME_VENDOR, [m for m in moved if m[0].family == family])) for family in FAMILIES}
     needed: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    others = _from(OTHERS, moved)
+    others = _from(OTHER_VENDORS, moved)
     for kernel_fit, expected, measured, _ in others:
         needed[kernel_fit.family][kernel_fit.device].append(within[kernel_fit.family].needed(expected, measured))
     uncertain = stats.t.ppf(0.9, _devices(others) - 1) / stats.norm.ppf(0.9)
@@ -477,11 +477,11 @@ def _pooled(moved: list[Moved]) -> Error:
 def _groups(kind: tuple[str, str], moved: list[Moved]) -> Iterator[tuple[list[Moved], Error | None]]:
     """The stacks of a kind that come from as near, for each nearness, and the error whose intervals they have."""
     of_family = [m for m in moved if m[0].family == kind[0]]
-    for near in NEARNESS:
+    for near in SIMILARITY_CLASSES:
         own = [m for m in _from(near, of_family) if _kind(m[0]) == kind]
         if not own:
             yield own, None
-        elif near == OTHERS:
+        elif near == OTHER_VENDORS:
             yield own, replace(_widened(kind[0], moved), covered=_inside(own, moved))
         else:
             yield own, _pooled(_from(near, of_family) if near == SIBLINGS else own)
@@ -509,7 +509,7 @@ def _kind(kernel_fit: KernelFit) -> tuple[str, str]:
         kinds = {"bf16": "16 bit", "fp16": "16 bit", "fp32": "fp32"}
         return "gemm", kinds.get(kernel_fit.implementation.dtype, "quantized")
     if kernel_fit.family == "collectives":
-        if "scale_up.bandwidth" not in find(kernel_fit.device).hardware.numbers:
+        if "scale_up.bandwidth" not in find_device(kernel_fit.device).hardware.numbers:
             return HOSTED
         return "collectives", "NCCL" if kernel_fit.implementation.library.startswith("nccl") else "custom"
     return kernel_fit.family, "all"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.transfer import expect
@@ -42,7 +42,7 @@ _FIXED = {
 
 def expectation_rates() -> Mapping[str, float]:
     """Expectations a second, by family: bound, features and time of shapes, in arrays of 4,000; processor time."""
-    device, fits = find("h100"), shipped()
+    device, fits = find_device("h100"), shipped()
     rates = {}
     for name, family in FAMILIES.items():
         shapes = _shapes(name)

@@ -31,7 +31,7 @@ import numpy as np
 
 import llmviewer
 from llmviewer._layout import data_dir
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.index import index
 from llmviewer.expectation.transfer import Estimator, select_fits
@@ -165,7 +165,7 @@ def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tupl
         "elementwise": ("sarathi", "fp16", "", {"rows": (1, 8192), "bytes": (1, 10**8)}),
         "collectives": ("nccl", "fp16", "", {"num_gpus": 8, "bytes": (1, 10**8)}),
     }
-    device, rates, numbers = find("h100-sxm"), {}, random.uniform(1, 1e6, kernels)
+    device, rates, numbers = find_device("h100-sxm"), {}, random.uniform(1, 1e6, kernels)
     for name, (library, dtype, kv_dtype, ranges) in asked.items():
         family = FAMILIES[name]
         columns = {

@@ -35,15 +35,15 @@ import yaml
 
 from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import fit_kernel
-from llmviewer.expectation.device import Device, find
+from llmviewer.expectation.device import Device, find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.families._family import MICROSECOND
 from llmviewer.expectation.profile import (
     ANOTHER_TYPE,
-    BEYOND,
+    BEYOND_SIZES,
     FOLDER,
     NO_KERNEL,
-    OTHERS,
+    OTHER_VENDORS,
     STAND_INS,
     Error,
     KernelFit,
@@ -52,7 +52,15 @@ from llmviewer.expectation.profile import (
     shipped,
 )
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import Estimator, FitSelection, expect, select_fits, sibling, source_class, twins
+from llmviewer.expectation.transfer import (
+    Estimator,
+    FitSelection,
+    expect,
+    has_equal_cost_types,
+    is_sibling,
+    select_fits,
+    source_class,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -133,7 +141,7 @@ def _shown(error: Error) -> str:
 def measured(path: Path) -> Iterator[MeasuredRows]:
     """The stacks of a table, each with so few rows that all count alike."""
     for rows in read(path).rows:
-        kept = np.flatnonzero(rows.timed & rows.family.kept(rows.shapes))
+        kept = np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes))
         if len(kept) >= LEAST:
             yield rows.take(np.sort(np.random.default_rng(0).permutation(kept)[:ROWS]))
 
@@ -153,7 +161,7 @@ def classes(groups: Sequence[MeasuredRows], fits: Sequence[KernelFit]) -> dict[t
                 continue
             seen.add(which)
             expected = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, left_out).expected
-            for part in ("all", rows.implementation.kind or rows.implementation.dtype):
+            for part in ("all", rows.implementation.attention_kind or rows.implementation.dtype):
                 found[rows.family.name, which, part].append((expected, rows.measured))
         other = [replace(e, implementation=rows.implementation) for e in fits if _of_another_cache(e, rows)]
         if other:
@@ -162,7 +170,7 @@ def classes(groups: Sequence[MeasuredRows], fits: Sequence[KernelFit]) -> dict[t
     return {
         key: pooled(times)
         for key, times in sorted(found.items())
-        if "another" in key[1] and not key[1].startswith(OTHERS) and len(times) >= IMPLEMENTATIONS
+        if "another" in key[1] and not key[1].startswith(OTHER_VENDORS) and len(times) >= IMPLEMENTATIONS
     }
 
 
@@ -181,7 +189,7 @@ def beyond(groups: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
                     further.shapes
                 )
                 found[family].append((made.expected, further.measured))
-    return {(family, BEYOND, "all"): pooled(times) for family, times in found.items()}
+    return {(family, BEYOND_SIZES, "all"): pooled(times) for family, times in found.items()}
 
 
 def _of_another_cache(kernel_fit: KernelFit, rows: MeasuredRows) -> bool:
@@ -199,7 +207,7 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
         frame = pd.read_parquet(folder / f"{name}.parquet").query("stat != 'mean_eager'")
         labels = [label for label in ("family", "op", "gpu", "framework") if label in frame]
         for label, group in frame.groupby(labels):
-            device, kind = find(label[-2]), _KINDS.get(label[-3].partition("_")[0], "")
+            device, kind = find_device(label[-2]), _KINDS.get(label[-3].partition("_")[0], "")
             if not kind or len(group) < FEWER:
                 continue
             own = group.sample(min(len(group), ROWS), random_state=0)
@@ -212,7 +220,9 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
             found[kind + step].append(times)
     for rows in measured(folder / "elementwise.parquet"):
         if not rows.implementation.kernel.endswith("add"):
-            implementation = replace(rows.implementation, kernel="eager add" if rows.implementation.eager else "add")
+            implementation = replace(
+                rows.implementation, kernel="eager add" if rows.implementation.host_launched else "add"
+            )
             choice = select_fits("elementwise", rows.device, implementation, shipped())
             times = (
                 Estimator(selection=choice, device=rows.device, implementation=implementation)
@@ -253,12 +263,12 @@ def without(rows: MeasuredRows, fits: Sequence[KernelFit]) -> Iterator[list[Kern
     devices: tuple[_Kept, ...] = (
         lambda e: True,
         lambda e: e.device != rows.device.name,
-        lambda e: e.device != rows.device.name and not sibling(e, rows.device),
+        lambda e: e.device != rows.device.name and not is_sibling(e, rows.device),
     )
     stacks: tuple[_Kept, ...] = (
         lambda e: (e.implementation.library, e.implementation.kernel) != (own.library, own.kernel),
         lambda e: e.implementation.library != own.library,
-        lambda e: not twins(e, own),
+        lambda e: not has_equal_cost_types(e, own),
     )
     for of_stack in stacks:
         for of_device in devices:

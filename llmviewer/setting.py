@@ -18,7 +18,7 @@ from .expectation.engines import Engine, find_engine
 from .expectation.expected import ExpectedPass, Interval
 from .expectation.kernels import Kernels
 from .expectation.library import check_library
-from .expectation.profile import Profile, read_given
+from .expectation.profile import Profile, read_profiles
 from .expectation.whole_passes import backend_of
 from .forms import Num
 from .graph import Graph
@@ -87,7 +87,7 @@ class Setting:
         arguments.check_bound_only(values["bound"], values["library"], values["engine"], values["profiles"])
         accounting = arguments.enum_member("accounting", values["accounting"], Accounting)
         device = loaded(hardware, values["hardware_set"])
-        profiles = read_given(values["profiles"])
+        profiles = read_profiles(values["profiles"])
         engine = engine_on(
             values["engine"], device, library=values["library"], accounting=accounting, profiles=profiles
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmviewer import __version__
 from llmviewer.analyzing.one_kernel import KINDS, SCHEMA_VERSION, KernelEstimate
-from llmviewer.expectation.sources import why_unknown
+from llmviewer.expectation.sources import bound_only_reason
 from llmviewer.units import fold, seconds, si
 
 from .columns import WIDTH, columns
@@ -49,7 +49,7 @@ def _legend(estimates: Sequence[KernelEstimate]) -> str:
     known = [each for each in estimates if each.expected_time_s is not None]
     text = f"time: the lower bound, {_conditions(estimates)}; bound: what sets it."
     if not known:
-        why = why_unknown(estimates[0].source)
+        why = bound_only_reason(estimates[0].source)
         return f"{text} No expected time is known there: {why or 'none was measured'}."
     text += " expected: time of measured kernels, 80 % of them between from and to; of bound: the share of the best "
     text += f"possible performance that they attain. Expectation {_sources(known)}."

@@ -34,7 +34,10 @@ def halves(rows):
     for which in (0, 1):
         own, other = np.flatnonzero(half == which), np.flatnonzero(half != which)
         found = fit_parameters(
-            family, pick(features, other), rows.measured[other], usual=family.usual(rows.implementation, rows.device)
+            family,
+            pick(features, other),
+            rows.measured[other],
+            usual=family.default_parameters(rows.implementation, rows.device),
         )
         expected[own] = family.seconds(found.parameters, pick(features, own))
     return expected

@@ -16,20 +16,20 @@ from llmviewer.devices.files import hardware_file
 from llmviewer.errors import InputError
 from llmviewer.expectation import calibrate as calibrating
 from llmviewer.expectation.calibrate import fit_kernel
-from llmviewer.expectation.device import find, of
+from llmviewer.expectation.device import device_of, find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
-from llmviewer.expectation.families._family import Fitted, cold
+from llmviewer.expectation.families._family import FittedParameter, cold
 from llmviewer.expectation.families._routing import TILES, local_loads, shared_out
 from llmviewer.expectation.fitting import fit_parameters
-from llmviewer.expectation.profile import Error, KernelFit, Profile, error_of, read, shipped, to_yaml, transferred
+from llmviewer.expectation.profile import Error, KernelFit, Profile, error_of, read, shipped, to_yaml, transfer_errors
 from llmviewer.expectation.residual import FitResidual, points_of
 from llmviewer.expectation.rows import MeasuredRows
 from llmviewer.expectation.rows import read as read_rows
-from llmviewer.expectation.scaling import parameters_on
+from llmviewer.expectation.scaling import scaled_parameters
 from llmviewer.expectation.transfer import expect, select_fits
 from llmviewer.reports.analysis import REPORT
 
-H100 = find("H100-SXM-80GB")
+H100 = find_device("H100-SXM-80GB")
 H100_LIMIT = 989.4e12 * 1980 / 1830  # of 16-bit products at the highest clock [OP/s]
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.12, mape_long=0.09, covered=0.8, short=(0.8, 1.3), long=(0.9, 1.2))
 IMPLEMENTATIONS = {
@@ -73,14 +73,14 @@ def seconds(name, columns, device=H100, variant=""):
     family = FAMILIES[name]
     implementation = IMPLEMENTATIONS[name]
     return family.seconds(
-        family.usual(implementation, H100),
+        family.default_parameters(implementation, H100),
         family.features(columns, device, implementation, variant or family.variants[0]),
     )
 
 
 def usual(name, implementation, variant):
-    found = FAMILIES[name].usual(implementation, H100)
-    return {q.name: float(f"{found[q.name]:.4g}") for q in FAMILIES[name].of(variant)}  # as profiles have them
+    found = FAMILIES[name].default_parameters(implementation, H100)
+    return {q.name: float(f"{found[q.name]:.4g}") for q in FAMILIES[name].parameters_of(variant)}  # as profiles have them
 
 
 def kernel_fit(name, device="h100-sxm", **changes):
@@ -172,13 +172,13 @@ def test_more_work_takes_longer(name, column):
     ],
 )  # fmt: skip
 def test_names_of_tables_and_drivers_are_those_of_a_device(written, name):
-    assert find(written).name == name
+    assert find_device(written).name == name
 
 
 @pytest.mark.parametrize("written", ["NVIDIA GeForce RTX 3080 Laptop GPU", "H100 MIG 1g.10gb", "RTX 5090 Ti"])
 def test_a_part_of_a_device_or_a_notebook_s_is_not_it(written):
     with pytest.raises(InputError, match="no hardware"):
-        find(written)
+        find_device(written)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -251,13 +251,16 @@ def test_parameters_are_found_again_in_noisy_rows(name):
         grown["kv_len"] = np.maximum(grown["kv_len"], SHAPES[name]["q_len"])
     columns = shapes(name, 400, **grown)
     features = family.features(columns, H100, implementation, family.variants[0])
-    true = family.usual(implementation, H100) | {
+    true = family.default_parameters(implementation, H100) | {
         "beta": 0.55,
-        "start_us": 1.6 * family.usual(implementation, H100)["start_us"],
+        "start_us": 1.6 * family.default_parameters(implementation, H100)["start_us"],
     }
     exact = family.seconds(true, features)
     found = fit_parameters(
-        family, features, exact * np.exp(random.normal(0, 0.03, 400)), usual=family.usual(implementation, H100)
+        family,
+        features,
+        exact * np.exp(random.normal(0, 0.03, 400)),
+        usual=family.default_parameters(implementation, H100),
     )
     assert found.loss < 0.035
     again = family.seconds(found.parameters, features)
@@ -337,7 +340,7 @@ def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
     far = replace(far, implementation=asked)
     found = select_fits("gemm", H100, asked, [far, twin])
     assert found.source == "calibrated on h100-sxm vllm 1.0 in fp16"
-    assert found.error == transferred()["gemm", "all", "siblings"]  # as sure as from a sibling
+    assert found.error == transfer_errors()["gemm", "all", "siblings"]  # as sure as from a sibling
     assert (
         select_fits("gemm", H100, asked, [twin, replace(twin, implementation=asked)]).source
         == "calibrated on h100-sxm vllm 1.0"
@@ -365,18 +368,18 @@ def test_other_libraries_that_stand_in_are_named_and_nothing_is_transferred_from
     both = [of_library("vllm"), of_library("sglang"), of_library("trtllm", "l40s")]
     found = select_fits("gemm", H100, asked, both)
     assert found.source == "stand-in on h100-sxm: another library (vllm 1.0 and sglang 1.0)"
-    assert found.error == transferred()["gemm", "fp8", "another library"]
-    assert select_fits("gemm", find("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
+    assert found.error == transfer_errors()["gemm", "fp8", "another library"]
+    assert select_fits("gemm", find_device("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
 
 
 def test_a_twin_of_the_library_comes_before_its_type_on_another_kind_of_memory():
     asked = Implementation(library="vllm", dtype="fp8_static")
     hopper = replace(kernel_fit("gemm", device="h100-sxm"), implementation=replace(asked, dtype="fp8"))
     ada, near = (replace(kernel_fit("gemm", device=name), implementation=asked) for name in ("l40s", "h100-sxm"))
-    assert select_fits("gemm", find("h200-sxm"), asked, [ada, hopper]).fits == (hopper,)
-    assert select_fits("gemm", find("h200-sxm"), asked, [ada, near, hopper]).fits == (near,)
+    assert select_fits("gemm", find_device("h200-sxm"), asked, [ada, hopper]).fits == (hopper,)
+    assert select_fits("gemm", find_device("h200-sxm"), asked, [ada, near, hopper]).fits == (near,)
     other = replace(hopper, implementation=replace(hopper.implementation, library="sglang"))
-    assert select_fits("gemm", find("h200-sxm"), asked, [ada, other]).fits == (ada,)
+    assert select_fits("gemm", find_device("h200-sxm"), asked, [ada, other]).fits == (ada,)
 
 
 def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
@@ -407,25 +410,25 @@ def test_what_only_moves_bytes_is_as_in_another_type_or_as_an_addition():
     other = select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="clamp"), [add, ln])
     unlike = "no kernel measured; memory traffic only, 1.3 times an addition on h100-sxm x 1.0 add"
     assert (other.fits, other.source, other.traffic) == ((add,), unlike, True)
-    assert other.error == transferred()["elementwise", "all", "no kernel"]
+    assert other.error == transfer_errors()["elementwise", "all", "no kernel"]
     scan = select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="scan"), [add, ln])
-    assert scan.error == transferred()["elementwise", "scan", "no kernel"]
+    assert scan.error == transfer_errors()["elementwise", "scan", "no kernel"]
     with pytest.raises(InputError, match="no profile of elementwise in bf16 on any GPU"):
         select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="clamp"), [ln])
 
 
 def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
-    device = of(load_hardware("b100"))
-    assert (device.cores, device.assumed) == (find("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
+    device = device_of(load_hardware("b100"))
+    assert (device.cores, device.assumed) == (find_device("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
     found = expect("gemm", shapes("gemm"), device, IMPLEMENTATIONS["gemm"], [kernel_fit("gemm")])
     assert found.source == "transferred from h100-sxm vllm; assumed cores.count of b200, l2.capacity of b200"
     with pytest.raises(InputError, match="no hardware 'K80'"):
-        find("K80")
+        find_device("K80")
 
 
 def test_fp32_is_not_rounded_to_tf32_and_uses_matrix_units_that_take_it():
     assert H100.peak("fp32") == pytest.approx(66.9e12)
-    assert find("MI100").peak("fp32") == pytest.approx(46.1e12)
+    assert find_device("MI100").peak("fp32") == pytest.approx(46.1e12)
 
 
 @pytest.mark.parametrize(
@@ -437,13 +440,13 @@ def test_fp32_is_not_rounded_to_tf32_and_uses_matrix_units_that_take_it():
     ],
 )  # fmt: skip
 def test_tables_may_name_devices_their_way(name, own):
-    assert find(name).name == own
+    assert find_device(name).name == own
 
 
 def test_all_that_a_file_lacks_to_lay_kernels_out_is_said_at_once():
     bare = replace(load_hardware("mi300x"), name="bare", architecture="own", facts=())
     with pytest.raises(InputError) as error:
-        of(bare)
+        device_of(bare)
     assert str(error.value) == (
         "bare has no cores.count and no l2.capacity: its file does not say, so kernels cannot be laid out"
     )
@@ -454,7 +457,7 @@ def test_a_device_that_is_not_known_is_looked_for_once(monkeypatch):
     monkeypatch.setattr("llmviewer.expectation.device.load_hardware", lambda name: asked.append(name) or missing(name))
     for _ in range(3):
         with pytest.raises(InputError, match="no hardware 'an abacus of 1945'"):
-            find("an abacus of 1945")
+            find_device("an abacus of 1945")
     assert asked == ["an abacus of 1945"]
 
 
@@ -466,19 +469,19 @@ def test_a_file_of_ones_own_may_have_the_maker_in_its_name(tmp_path, monkeypatch
     text = hardware_file("h100-sxm").read_text()
     own = text.replace("name: h100-sxm\n", "name: nvidia-h100-sxm\n").split("aliases:")
     (tmp_path / "nvidia-h100-sxm.yaml").write_text(own[0] + own[1].partition("\n")[2])
-    assert find("NVIDIA H100-SXM").name == "h100-sxm"
+    assert find_device("NVIDIA H100-SXM").name == "h100-sxm"
     monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
-    assert find("NVIDIA H100-SXM").name == "nvidia-h100-sxm"
-    assert find("h100-sxm").name == "h100-sxm"
+    assert find_device("NVIDIA H100-SXM").name == "nvidia-h100-sxm"
+    assert find_device("h100-sxm").name == "h100-sxm"
 
 
 def test_a_file_of_ones_own_that_changes_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
     text = hardware_file("h100-sxm").read_text()
-    assert find("h100-sxm").bandwidth == 3.352e12
+    assert find_device("h100-sxm").bandwidth == 3.352e12
     for bandwidth in (3.5, 0.35):
         (tmp_path / "h100-sxm.yaml").write_text(text.replace("bandwidth: 3352 GB/s", f"bandwidth: {bandwidth} TB/s"))
-        assert find("h100-sxm").bandwidth == bandwidth * 1e12
+        assert find_device("h100-sxm").bandwidth == bandwidth * 1e12
 
 
 def test_rows_of_a_shape_family_stay_together():
@@ -517,7 +520,8 @@ def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypa
     )
     columns["kv_len"] = columns["q_len"].copy()  # fmt: skip
     exact = family.seconds(
-        family.usual(implementation, H100), family.features(columns, H100, implementation, "16 packed only")
+        family.default_parameters(implementation, H100),
+        family.features(columns, H100, implementation, "16 packed only"),
     )
     rows = MeasuredRows(
         family=family,
@@ -539,7 +543,7 @@ def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypa
 def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
     fits = shipped()
     assert {e.family for e in fits} == set(FAMILIES)
-    assert all(find(e.device).name == e.device for e in fits)
+    assert all(find_device(e.device).name == e.device for e in fits)
     assert all(0 < e.held_out.short[0] <= 1 <= e.held_out.short[1] for e in fits)
 
 
@@ -547,7 +551,7 @@ def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
 def test_few_rows_are_drawn_to_what_relatives_say():
     pytest.importorskip("scipy")
     family, implementation, random = FAMILIES["gemm"], IMPLEMENTATIONS["gemm"], np.random.default_rng(2)
-    true = family.usual(implementation, H100) | {"alpha": 0.4, "quantize_us": 12, "start_us": 6}
+    true = family.default_parameters(implementation, H100) | {"alpha": 0.4, "quantize_us": 12, "start_us": 6}
     relative = replace(kernel_fit("gemm", device="h200-sxm"), parameters=true)
 
     def rows(count, least, most):
@@ -969,7 +973,7 @@ def test_a_loop_outgrows_the_cache_as_gradually_as_it_was_measured_to():
     ("h100-sxm", "bf16", 989.4), ("b300", "bf16", 2250),
 ])  # fmt: skip
 def test_cards_that_add_up_at_half_their_rate_lose_nothing_more(device, dtype, most):
-    gemm, implementation, own = FAMILIES["gemm"], Implementation(library="vllm", dtype=dtype), find(device)
+    gemm, implementation, own = FAMILIES["gemm"], Implementation(library="vllm", dtype=dtype), find_device(device)
     features = gemm.features(shapes("gemm", M=16384, N=16384, K=16384), own, implementation, "persistent")
     p = {**usual("gemm", implementation, "persistent"), "hot": 0, "alpha": 0.6, "tau_us": 0.01, "sharp": 12}
     reached = 2 * 16384**3 / gemm.seconds(p, features) / 1e12
@@ -981,7 +985,9 @@ def test_a_search_begins_again_where_there_are_two_valleys():
     pytest.importorskip("scipy")
 
     class Valleys(type(FAMILIES["elementwise"])):
-        parameters = (Fitted(name="place", usual=1, low=0.01, high=10, meaning="of a valley", again=0.2),)
+        parameters = (
+            FittedParameter(name="place", prior=1, low=0.01, high=10, meaning="of a valley", restart_factor=0.2),
+        )
 
         def seconds(self, p, features):
             away = np.log(p["place"])
@@ -1104,7 +1110,8 @@ def test_rows_that_the_cache_holds_are_passed_over_sooner():
     for columns, sooner in ((few, True), (many, False)):
         features = family.features(columns, H100, IMPLEMENTATIONS["moe"], "")
         none, all_of_it = (
-            family.seconds(family.usual(IMPLEMENTATIONS["moe"], H100) | {"held": held}, features) for held in (0, 1)
+            family.seconds(family.default_parameters(IMPLEMENTATIONS["moe"], H100) | {"held": held}, features)
+            for held in (0, 1)
         )
         assert (all_of_it < none) == sooner
 
@@ -1158,7 +1165,7 @@ def test_mxfp4_experts_that_ran_on_one_device_are_read_so_whatever_their_table_s
 
 
 def test_devices_that_share_a_host_slow_each_other_down():
-    l40s, implementation = find("l40s"), IMPLEMENTATIONS["collectives"]
+    l40s, implementation = find_device("l40s"), IMPLEMENTATIONS["collectives"]
     family = FAMILIES["collectives"]
 
     def each(device, count):
@@ -1167,7 +1174,7 @@ def test_devices_that_share_a_host_slow_each_other_down():
         moved = 2 * (count - 1) / count * 1e9
         return moved / family.seconds(p, family.features(columns, device, implementation, "ring"))
 
-    p = family.usual(implementation, H100) | {"own": 0}
+    p = family.default_parameters(implementation, H100) | {"own": 0}
 
     assert each(l40s, 8) < 0.4 * each(l40s, 2)
     assert each(H100, 8) == pytest.approx(each(H100, 2), rel=0.05)
@@ -1181,21 +1188,23 @@ def test_a_device_reads_and_writes_its_own_share_of_what_links_carry():
         """How many times as long it takes with a share of its own as without, half of what it sends and receives."""
         features = family.features(columns, device, implementation, "ring")
         with_own, without = (
-            family.seconds(family.usual(implementation, H100) | {"own": own}, features) for own in (0.5, 0)
+            family.seconds(family.default_parameters(implementation, H100) | {"own": own}, features) for own in (0.5, 0)
         )
         return (with_own / without).item()
 
     assert longer(H100) == pytest.approx(1.25, rel=0.01)
-    assert longer(find("l40s")) == 1  # over a host, which its memory does not wait for
+    assert longer(find_device("l40s")) == 1  # over a host, which its memory does not wait for
     assert longer(H100, replace(implementation, kernel="nccl send_recv")) == 1
 
 
 def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
     family, implementation = FAMILIES["collectives"], IMPLEMENTATIONS["collectives"]
     columns = shapes("collectives", 3, bytes=np.array([1e3, 2e6, 1e9]))
-    p = family.usual(implementation, H100) | {"sharp": 1, "own": 0}
+    p = family.default_parameters(implementation, H100) | {"sharp": 1, "own": 0}
     two, three = (
-        family.seconds({q.name: p[q.name] for q in family.of(v)}, family.features(columns, H100, implementation, v))
+        family.seconds(
+            {q.name: p[q.name] for q in family.parameters_of(v)}, family.features(columns, H100, implementation, v)
+        )
         for v in ("ring", "ring between")
     )
     start = (p["start_us"] + 7 * p["hop_us"] + p["between_us"]) * 1e-6
@@ -1209,14 +1218,16 @@ def test_switches_that_add_take_long_messages_of_types_that_they_add_by_hand():
     columns = shapes("collectives", 2, bytes=np.array([1e6, 1e9]))
 
     def found(device, implementation=implementation, variant="ring switched"):
-        p = {q.name: family.usual(implementation, H100)[q.name] for q in family.of(variant)} | {"sharp": 1}
+        p = {q.name: family.default_parameters(implementation, H100)[q.name] for q in family.parameters_of(variant)} | {
+            "sharp": 1
+        }
         return family.seconds(p, family.features(columns, device, implementation, variant))
 
-    p, ring = family.usual(implementation, H100), found(H100, variant="ring")
+    p, ring = family.default_parameters(implementation, H100), found(H100, variant="ring")
     added = p["switched_us"] * 1e-6 + (1 + 1 / 8) * 1e9 / 450e9 / p["switched"]
     assert found(H100).tolist() == [ring[0], pytest.approx(added)]
     assert added < ring[1]
-    for other in ({"device": find("a100-sxm-80gb")}, {"implementation": replace(implementation, dtype="int8")},
+    for other in ({"device": find_device("a100-sxm-80gb")}, {"implementation": replace(implementation, dtype="int8")},
                   {"implementation": replace(implementation, kernel="nccl alltoall")}):  # fmt: skip
         asked = {"device": H100} | other
         assert np.array_equal(found(**asked), found(**asked, variant="ring"))
@@ -1230,11 +1241,11 @@ def test_kernels_that_move_bytes_are_expected_from_all_generations_with_such_mem
     ]
     for one, start in zip(own, (44, 25, 3, 17), strict=True):  # 5 of which are the device's at most
         one.parameters["start_us"] = start
-    found = select_fits("elementwise", find("v100-pcie-32gb"), implementation, own)
+    found = select_fits("elementwise", find_device("v100-pcie-32gb"), implementation, own)
     starts = {e.device: e.parameters["start_us"] for e in found.fits}
     host = (20 + 12) / 2  # the median of 39, 20, 0 and 12
     assert starts == {"p100-pcie-16gb": 5 + host, "a100-pcie-40gb": 3 + host}
-    found = select_fits("elementwise", find("v100-pcie-32gb"), replace(implementation, kernel="add"), own)
+    found = select_fits("elementwise", find_device("v100-pcie-32gb"), replace(implementation, kernel="add"), own)
     starts = {e.device: e.parameters["start_us"] for e in found.fits}
     assert starts == {"p100-pcie-16gb": 5, "a100-pcie-40gb": 3}  # in a graph, no host launches it
 
@@ -1243,7 +1254,7 @@ def test_a_core_takes_as_long_for_a_row_as_it_is_long():
     family = FAMILIES["elementwise"]
     columns = shapes("elementwise", 2, rows=1, bytes=1, cols=[1, 100_000])
     p = {
-        **family.usual(IMPLEMENTATIONS["elementwise"], H100),
+        **family.default_parameters(IMPLEMENTATIONS["elementwise"], H100),
         "start_us": 2.0,
         "element_ns": 0.2,
         "row_ns": 1e-9,
@@ -1252,9 +1263,9 @@ def test_a_core_takes_as_long_for_a_row_as_it_is_long():
     for variant, times in (("", (2e-6, 2e-6)), ("long", (2.0002e-6, 22e-6))):
         features = family.features(columns, H100, IMPLEMENTATIONS["elementwise"], variant)
         assert family.seconds(p, features).tolist() == pytest.approx(times)
-    assert family.told("long", columns)
-    assert not family.told("long", shapes("elementwise", cols=8192))
-    assert family.told("", columns)
+    assert family.covers_variant("long", columns)
+    assert not family.covers_variant("long", shapes("elementwise", cols=8192))
+    assert family.covers_variant("", columns)
 
 
 def test_kernels_that_a_host_launches_are_told_by_such_and_others_by_others_first():
@@ -1264,17 +1275,20 @@ def test_kernels_that_a_host_launches_are_told_by_such_and_others_by_others_firs
            kernel_fit("elementwise", device="h200-sxm", implementation=other, rows=56)]  # fmt: skip
     own[0].parameters["start_us"] = 33
     for device in ("h200-sxm", "h100-sxm", "a100-pcie-40gb"):
-        assert [e.implementation for e in select_fits("elementwise", find(device), eager, own).fits] == [eager]
+        assert [e.implementation for e in select_fits("elementwise", find_device(device), eager, own).fits] == [eager]
         asked = replace(other, library="vllm")
-        assert [e.implementation for e in select_fits("elementwise", find(device), asked, own).fits] == [other]
-    (alone,) = select_fits("elementwise", find("a100-pcie-40gb"), replace(other, library="vllm"), own[:1]).fits
+        assert [e.implementation for e in select_fits("elementwise", find_device(device), asked, own).fits] == [other]
+    (alone,) = select_fits("elementwise", find_device("a100-pcie-40gb"), replace(other, library="vllm"), own[:1]).fits
     assert alone.parameters["start_us"] == 5
     assert alone.trend is None
-    assert expect("elementwise", shapes("elementwise"), find("a100-pcie-40gb"), eager, own[:1]).expected.min() >= 33e-6
+    assert (
+        expect("elementwise", shapes("elementwise"), find_device("a100-pcie-40gb"), eager, own[:1]).expected.min()
+        >= 33e-6
+    )
     for unknown, start in (("eager tanh", 33), ("tanh", 5)):  # as an addition
         add = [kernel_fit("elementwise", device="t4", implementation=replace(eager, kernel="eager add"))]
         add[0].parameters["start_us"] = 33
-        (as_add,) = select_fits("elementwise", find("t4"), replace(eager, kernel=unknown), add).fits
+        (as_add,) = select_fits("elementwise", find_device("t4"), replace(eager, kernel=unknown), add).fits
         assert as_add.parameters["start_us"] == start
 
 
@@ -1284,7 +1298,7 @@ def test_kernels_that_a_host_launches_are_told_by_such_and_others_by_others_firs
 )
 def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_kind_of_memory(device, factor):
     known = kernel_fit("gemm")
-    assert parameters_on(find(device), known)["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
+    assert scaled_parameters(find_device(device), known)["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
 
 
 @pytest.mark.parametrize(
@@ -1300,8 +1314,8 @@ def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_k
 def test_a_sibling_with_less_power_for_as_many_products_has_a_lower_clock(own, device, needed):
     known = kernel_fit("gemm", device=own)
     known.parameters.update({"alpha": 0.8, "tau_us": 1.0})
-    found = parameters_on(find(device), known)
-    clocks = find(own).clock / find(device).clock
+    found = scaled_parameters(find_device(device), known)
+    clocks = find_device(own).clock / find_device(device).clock
     assert found["alpha"] == pytest.approx(0.8 / needed ** (1 / 3), rel=2e-3)
     assert found["tau_us"] == pytest.approx(clocks * needed ** (1 / 3), rel=2e-3)
 
@@ -1311,26 +1325,31 @@ def test_a_higher_clock_slows_no_products_down(device):
     implementation, tokens = Implementation(library="vllm", dtype="bf16"), np.array([16.0, 256, 4096, 16384])
     shapes = {"M": tokens, **dict.fromkeys(("N", "K"), np.full(4, 8192.0)), "loop": 0 * tokens, "private": 0 * tokens,
               "batch": np.ones(4)}  # fmt: skip
-    faster = of(load_hardware(device, ["clock.boost=1.2x"]))
-    times = [expect("gemm", shapes, d, implementation, shipped()).expected for d in (faster, find(device))]
+    faster = device_of(load_hardware(device, ["clock.boost=1.2x"]))
+    times = [expect("gemm", shapes, d, implementation, shipped()).expected for d in (faster, find_device(device))]
     assert np.all(times[0] <= times[1] * (1 + 1e-9))
 
 
 def test_an_l2_cache_without_stacked_memory_is_as_fast_as_was_measured_of_both_generations_but_not_of_an_earlier_one():
     older, newer = kernel_fit("gemm", device="rtx-3090"), kernel_fit("gemm", device="l40s")
     cores = (936 / 82) / (864 / 142)
-    to_newer, to_older = parameters_on(find("l40s"), older), parameters_on(find("rtx-3090"), newer)
+    to_newer, to_older = (
+        scaled_parameters(find_device("l40s"), older),
+        scaled_parameters(find_device("rtx-3090"), newer),
+    )
     assert to_newer["lambda"] == pytest.approx(
         older.parameters["lambda"] * cores * (14.7 * 2.52) / (17 * 1.695), rel=2e-3
     )
     assert to_older["lambda"] == pytest.approx(newer.parameters["lambda"] / cores, rel=2e-3)
-    assert parameters_on(find("arc-pro-b60"), older)["lambda"] == older.parameters["lambda"]  # of which it was not
+    assert (
+        scaled_parameters(find_device("arc-pro-b60"), older)["lambda"] == older.parameters["lambda"]
+    )  # of which it was not
 
 
 def test_an_l2_cache_is_as_fast_as_both_files_say():
     known = kernel_fit("gemm", device="mi355x")
     own, device = (8000 / (8 * 16 * 128 * 2.4)), (5324.8 / (8 * 2048 * 2.1))
-    assert parameters_on(find("mi300x"), known)["lambda"] == pytest.approx(
+    assert scaled_parameters(find_device("mi300x"), known)["lambda"] == pytest.approx(
         known.parameters["lambda"] * own / device, rel=2e-3
     )
 
@@ -1348,27 +1367,27 @@ def test_an_l2_cache_is_as_fast_as_both_files_say():
 def test_a_power_limit_slows_less_what_multiplies_less_for_a_watt(device, hot):
     known = kernel_fit("gemm")
     known.parameters["hot"] = 0.2
-    assert parameters_on(find(device), known)["hot"] == pytest.approx(hot)
+    assert scaled_parameters(find_device(device), known)["hot"] == pytest.approx(hot)
 
 
 def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_too():
     """From an L40S (362 TOP/s, 350 W, 2.52 GHz) to an RTX PRO 6000 Server Edition (467.8, 600 and 2.43)."""
     known = kernel_fit("gemm", device="l40s")
     known.parameters.update({"alpha": 0.8, "hot": 0.3, "tau_us": 1.0})
-    server = find("rtx-pro-6000-server")
+    server = find_device("rtx-pro-6000-server")
     needed = (467.8 / 600) / (362.05 / 350) * (2.43 / 2.52) ** 2
     faster = 0.95 / 0.8
-    found = parameters_on(server, known)
+    found = scaled_parameters(server, known)
     l2 = (864 / (142 * 14.7 * 2.52)) / (1597 / (188 * 17.7 * 2.43))  # as measured of both generations
     assert found["alpha"] == pytest.approx(0.95)
     assert found["lambda"] == pytest.approx(known.parameters["lambda"] * l2 * faster, rel=1e-3)
     assert found["tau_us"] == pytest.approx(2.52 / 2.43 / faster)
     assert found["hot"] == pytest.approx(max(1.3 * needed * faster - 1, 0), abs=1e-3)
-    assert parameters_on(find("l4"), known)["alpha"] < 0.8  # of which each watt does more
+    assert scaled_parameters(find_device("l4"), known)["alpha"] < 0.8  # of which each watt does more
     for name, reached in (("attention_prefill", 0.95), ("moe", 0.95), ("attention_decode", 0.8)):
         known = kernel_fit(name, device="l40s")
         known.parameters.update({"alpha": 0.8})
-        assert parameters_on(server, known)["alpha"] == pytest.approx(reached, rel=0.02)  # which waits for memory
+        assert scaled_parameters(server, known)["alpha"] == pytest.approx(reached, rel=0.02)  # which waits for memory
 
 
 @pytest.mark.parametrize(
@@ -1383,7 +1402,7 @@ def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_t
 )
 def test_of_a_cache_in_halves_half_is_of_use(own, device, factor):
     known = kernel_fit("gemm", device=own)
-    found = parameters_on(find(device), known)
+    found = scaled_parameters(find_device(device), known)
     assert {n: found[n] / known.parameters[n] for n in ("eta", "eta_x")} == {"eta": factor, "eta_x": factor}
 
 
@@ -1391,7 +1410,7 @@ def test_fixed_times_are_as_many_clocks_but_over_a_host_and_of_another_maker():
     known, far = kernel_fit("attention_decode"), kernel_fit("collectives")
 
     def quotients(kernel_fit, device):
-        found = parameters_on(find(device), kernel_fit)
+        found = scaled_parameters(find_device(device), kernel_fit)
         return {
             n: found[n] / value for n, value in kernel_fit.parameters.items() if n not in ("lambda", "eta", "alpha")
         }
@@ -1409,7 +1428,7 @@ def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied()
     known = kernel_fit("attention_prefill")
 
     def quotient(device):
-        return parameters_on(find(device), known)["softmax"] / known.parameters["softmax"]
+        return scaled_parameters(find_device(device), known)["softmax"] / known.parameters["softmax"]
 
     assert quotient("b200") == pytest.approx((2250 / 148 / 1965) / (989.4 / 132 / 1980))
     assert quotient("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))
@@ -1422,7 +1441,7 @@ def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied()
 def test_what_ifs_leave_the_cache_and_what_a_core_has_under_way_as_they_were():
     known = kernel_fit("attention_decode")
     for change, factor in {"cores.count=2x": 2, "memory.bandwidth=2x": 1 / 2}.items():
-        found = parameters_on(of(load_hardware("h100-sxm", [change])), known)
+        found = scaled_parameters(device_of(load_hardware("h100-sxm", [change])), known)
         both = {name: factor * known.parameters[name] for name in ("kappa", "lambda")}
         assert found == pytest.approx(known.parameters | both)
 
@@ -1446,7 +1465,7 @@ def test_more_cores_slow_nothing_down(name, cores, size):
     """But where work is cut for them: by what a few blocks more cost."""
     grown = GROWS[name][0]
     columns = shapes(name, **{grown: max(1, round(SHAPES[name][grown] * size))})
-    more = of(load_hardware("h100-sxm", [f"cores.count={cores}x"]))
+    more = device_of(load_hardware("h100-sxm", [f"cores.count={cores}x"]))
     one, other = (
         expect(name, columns, device, IMPLEMENTATIONS[name], [kernel_fit(name)]).expected[0] for device in (H100, more)
     )
@@ -1455,11 +1474,11 @@ def test_more_cores_slow_nothing_down(name, cores, size):
 
 def test_matrix_units_of_a_what_if_do_not_speed_up_exponentials():
     known = kernel_fit("attention_prefill")
-    faster = of(load_hardware("h100-sxm", ["matrix.bf16=2x", "matrix.fp16=2x"]))
-    more = of(load_hardware("h100-sxm", ["cores.exponentials_per_clock=32"]))
-    assert parameters_on(H100, known) == known.parameters
-    assert parameters_on(faster, known)["softmax"] == pytest.approx(2 * known.parameters["softmax"])
-    assert parameters_on(more, known)["softmax"] == pytest.approx(known.parameters["softmax"] / 2)
+    faster = device_of(load_hardware("h100-sxm", ["matrix.bf16=2x", "matrix.fp16=2x"]))
+    more = device_of(load_hardware("h100-sxm", ["cores.exponentials_per_clock=32"]))
+    assert scaled_parameters(H100, known) == known.parameters
+    assert scaled_parameters(faster, known)["softmax"] == pytest.approx(2 * known.parameters["softmax"])
+    assert scaled_parameters(more, known)["softmax"] == pytest.approx(known.parameters["softmax"] / 2)
 
 
 def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
@@ -1467,14 +1486,14 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     alpha = known.parameters["alpha"]
 
     def waiting(device):
-        return (1 / parameters_on(find(device), known)["alpha"] - 1) / (1 / alpha - 1)
+        return (1 / scaled_parameters(find_device(device), known)["alpha"] - 1) / (1 / alpha - 1)
 
     assert waiting("a100-sxm-80gb") == pytest.approx((312 / 108 / 1410) / (989.4 / 132 / 1980))
     assert waiting("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))  # its clock is not known
     assert waiting("b200") == pytest.approx(1)  # has kernels of its own
     assert waiting("mi300x") == pytest.approx(1)
     products = kernel_fit("gemm")
-    assert parameters_on(find("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
+    assert scaled_parameters(find_device("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
 
 
 def test_faster_matrix_units_wait_as_many_clocks_where_the_kernel_is_the_same():
@@ -1488,9 +1507,9 @@ def test_faster_matrix_units_wait_as_many_clocks_where_the_kernel_is_the_same():
     ):
         known = kernel_fit(name, device="l40s", implementation=replace(IMPLEMENTATIONS[name], kernel=kernel))
         known.parameters["alpha"] = 0.4
-        other, own = find(device), find("l40s")
+        other, own = find_device(device), find_device("l40s")
         clocks = other.multiplies / own.multiplies * own.clock / other.clock
-        found = parameters_on(other, known)
+        found = scaled_parameters(other, known)
         assert clocks > 1.9
         assert found["alpha"] == pytest.approx(1 / (1 + 1.5 * clocks) if same else 0.4, rel=0.15)  # less power, too
         if same and name == "attention_prefill":
@@ -1509,8 +1528,8 @@ def test_starts_of_tiles_are_hidden_by_others_as_shared_memory_has_room_for():
         ("moe", "moe_torch_flow", "l40s", 1),
     ):
         known = kernel_fit(name, device="a100-sxm-80gb", implementation=replace(IMPLEMENTATIONS[name], kernel=kernel))
-        clocks = find("a100-sxm-80gb").clock / find(device).clock
-        found = parameters_on(find(device), known)
+        clocks = find_device("a100-sxm-80gb").clock / find_device(device).clock
+        found = scaled_parameters(find_device(device), known)
         assert found["tau_us"] == pytest.approx(known.parameters["tau_us"] * clocks * factor, rel=0.01)
 
 
@@ -1521,14 +1540,16 @@ def test_a_core_takes_no_more_bytes_in_a_clock_where_it_takes_less_than_memory_h
     def others(device, beta):
         """What a byte takes beside the memory's time, in that time."""
         known.parameters["beta"] = beta
-        return 1 / parameters_on(device, known)["beta"] - 1 / usual
+        return 1 / scaled_parameters(device, known)["beta"] - 1 / usual
 
     own = 1 / 0.4 - 1 / usual
-    assert others(find("h200-sxm"), 0.4) == pytest.approx(own * 4800 / 3352)
-    assert others(find("h20-sxm"), 0.4) == pytest.approx(own * (4000 / 78) / (3352 / 132))  # its clock is not known
-    assert others(of(load_hardware("h100-sxm", ["memory.bandwidth=2x"])), 0.4) == pytest.approx(2 * own)
-    assert others(find("b200"), 0.4) == pytest.approx(own)  # has kernels of its own
-    assert others(find("h200-sxm"), 0.95) == pytest.approx(1 / 0.95 - 1 / usual)
+    assert others(find_device("h200-sxm"), 0.4) == pytest.approx(own * 4800 / 3352)
+    assert others(find_device("h20-sxm"), 0.4) == pytest.approx(
+        own * (4000 / 78) / (3352 / 132)
+    )  # its clock is not known
+    assert others(device_of(load_hardware("h100-sxm", ["memory.bandwidth=2x"])), 0.4) == pytest.approx(2 * own)
+    assert others(find_device("b200"), 0.4) == pytest.approx(own)  # has kernels of its own
+    assert others(find_device("h200-sxm"), 0.95) == pytest.approx(1 / 0.95 - 1 / usual)
 
 
 @pytest.mark.parametrize(
@@ -1542,7 +1563,7 @@ def test_kernels_in_instructions_of_ampere_do_as_much_in_a_clock_on_later_device
             "moe", device=own, implementation=replace(IMPLEMENTATIONS["moe"], dtype="int4_wo", kernel=kernel)
         )
         known.parameters["alpha"] = 0.3
-        assert parameters_on(find(device), known)["alpha"] == pytest.approx(0.3 * quotient, rel=2e-3)
+        assert scaled_parameters(find_device(device), known)["alpha"] == pytest.approx(0.3 * quotient, rel=2e-3)
 
 
 def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memory():
@@ -1565,7 +1586,7 @@ def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memo
         ("l40s", "vllm_triton_attn", (triton,)),
     ):
         known = [e for e in (fa2, fa3, other, triton) if e.device != device]
-        assert select_fits("attention_decode", find(device), replace(asked, kernel=kernel), known).fits == own
+        assert select_fits("attention_decode", find_device(device), replace(asked, kernel=kernel), known).fits == own
 
 
 def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
@@ -1574,14 +1595,14 @@ def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
     asked = IMPLEMENTATIONS["attention_prefill"]
     own = [replace(kernel_fit("attention_prefill", device=d), rows=1000) for d in measured]
     for device, nearest in (("rtx-4090", "rtx-3090"), ("rtx-a6000", "l40s"), ("h100-sxm", "a100-sxm-80gb")):
-        assert select_fits("attention_prefill", find(device), asked, own).fits == (own[measured.index(nearest)],)
+        assert select_fits("attention_prefill", find_device(device), asked, own).fits == (own[measured.index(nearest)],)
     products = [replace(kernel_fit("gemm", device=d), rows=1000) for d in measured]
     for device, nearest in (("rtx-4090", "l40s"), ("rtx-a6000", "rtx-3090"), ("h100-sxm", "a100-sxm-80gb")):
-        assert select_fits("gemm", find(device), IMPLEMENTATIONS["gemm"], products).fits == (
+        assert select_fits("gemm", find_device(device), IMPLEMENTATIONS["gemm"], products).fits == (
             products[measured.index(nearest)],
         )
     moved = [replace(kernel_fit("elementwise"), device=e.device) for e in own]
-    assert len(select_fits("elementwise", find("rtx-4090"), IMPLEMENTATIONS["elementwise"], moved).fits) == 2
+    assert len(select_fits("elementwise", find_device("rtx-4090"), IMPLEMENTATIONS["elementwise"], moved).fits) == 2
 
 
 def test_messages_of_a_graph_are_told_by_others_of_a_graph():
@@ -1590,7 +1611,7 @@ def test_messages_of_a_graph_are_told_by_others_of_a_graph():
     asked = {how: Implementation(library="vllm", dtype="bf16", kernel=kernel) for how, kernel in kernels.items()}
     eager = replace(kernel_fit("collectives", device="a100-sxm-80gb", implementation=asked["eager"]), rows=1000)
     graph = replace(kernel_fit("collectives", device="h100-sxm", implementation=asked["graph"]), rows=1000)
-    a100, both = find("a100-sxm-80gb"), [eager, graph]
+    a100, both = find_device("a100-sxm-80gb"), [eager, graph]
     assert select_fits("collectives", a100, asked["graph"], both).fits == (graph,)
     assert select_fits("collectives", H100, asked["eager"], both).fits == (eager,)
     short = expect("collectives", shapes("collectives", num_gpus=4, bytes=16384), a100, asked["graph"], shipped())
@@ -1607,7 +1628,7 @@ def test_products_are_expected_from_all_generations_the_further_ones_less():
 
     hopper, ampere = [known("h100-sxm", 0.7), known("h200-sxm", 0.8)], known("a100-sxm-80gb", 0.4)
     other = known("l40s", 0.2)
-    columns, b200 = shapes("gemm", 3, M=np.array([1, 512, 8192])), find("b200")
+    columns, b200 = shapes("gemm", 3, M=np.array([1, 512, 8192])), find_device("b200")
 
     def expected(*fits):
         return np.log(expect("gemm", columns, b200, asked, fits).expected)
@@ -1618,7 +1639,7 @@ def test_products_are_expected_from_all_generations_the_further_ones_less():
     near, far = expected(*hopper), expected(ampere)
     # Ada was between them: Ampere is three generations away, Hopper one
     assert expected(other, ampere, *hopper) == pytest.approx((near + far / 4) / (1 + 1 / 4))
-    assert select_fits("gemm", find("gh200"), asked, [ampere, *hopper]).fits == tuple(hopper)
+    assert select_fits("gemm", find_device("gh200"), asked, [ampere, *hopper]).fits == tuple(hopper)
     prompts = [replace(kernel_fit("attention_prefill", device=e.device), rows=1000) for e in (*hopper, ampere)]
     assert select_fits("attention_prefill", b200, IMPLEMENTATIONS["attention_prefill"], prompts).fits == tuple(
         prompts[:2]
@@ -1629,14 +1650,14 @@ def test_a_launch_by_a_host_does_not_go_with_the_clock_of_the_device():
     own = kernel_fit("elementwise", device="t4")
     for start, elsewhere in ((2, 2 * 1590 / 1063), (25, 5 * 1590 / 1063 + 20)):
         known = replace(own, parameters={**own.parameters, "start_us": start})
-        assert parameters_on(find("p4"), known)["start_us"] == pytest.approx(elsewhere, rel=1e-3)
+        assert scaled_parameters(find_device("p4"), known)["start_us"] == pytest.approx(elsewhere, rel=1e-3)
 
 
 def test_few_rows_of_another_library_or_architecture_are_asked_last():
     asked = Implementation(library="vllm", dtype="bf16")
     far = replace(kernel_fit("gemm", device="h100-sxm"), implementation=asked, rows=2000)
     few = replace(kernel_fit("gemm", device="a100-pcie-80gb"), implementation=replace(asked, library="cublas"), rows=73)
-    a100 = find("a100-sxm-80gb")
+    a100 = find_device("a100-sxm-80gb")
     assert select_fits("gemm", a100, asked, [far, few]).fits == (far,)
     assert select_fits("gemm", a100, asked, [far, replace(few, rows=2000)]).fits[0].device == "a100-pcie-80gb"
     assert select_fits("gemm", a100, asked, [far, replace(few, implementation=asked)]).fits[0].rows == few.rows
@@ -1712,7 +1733,7 @@ def test_a_cache_in_one_piece_loses_all_of_a_loop_that_outgrows_it():
     """All comes from it as long as it fits, and none of 1.41 times as much; from one in two halves, some of both."""
     decode = FAMILIES["attention_decode"]
     for name, outgrown in (("l40s", True), ("a100-sxm-80gb", False)):
-        device = find(name)
+        device = find_device(name)
         keys = np.array([1.0, 1.41]) * device.l2 / (64 * 8 * 256 * 2)
         sizes = {"batch": 64, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "window": 0}
         shapes = {key: np.full(2, float(size)) for key, size in sizes.items()} | {"kv_len": keys}
@@ -1720,7 +1741,9 @@ def test_a_cache_in_one_piece_loses_all_of_a_loop_that_outgrows_it():
 
         def times(loop, useful, device=device, shapes=shapes, implementation=implementation):
             features = decode.features({**shapes, "loop": np.full(2, loop)}, device, implementation, "")
-            return decode.seconds(decode.usual(implementation, device) | {"eta": useful, "lambda": 5.0}, features)
+            return decode.seconds(
+                decode.default_parameters(implementation, device) | {"eta": useful, "lambda": 5.0}, features
+            )
 
         kept, gone = times(1.0, 2.0), times(0.0, 1.2)
         assert kept[1] < 0.5 * gone[1]

@@ -18,7 +18,7 @@ from llmviewer.expectation import index as index_file
 from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
-from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
+from llmviewer.expectation.profile import Profile, shipped, to_yaml, transfer_errors
 from llmviewer.expectation.times import KernelBounds
 from llmviewer.expectation.transfer import Estimator
 from llmviewer.forms import evaluate
@@ -203,7 +203,7 @@ def test_a_cache_of_another_type_than_were_measured_is_said_to_be(quant, said):
     attention = next(op for op in operators if op.name == "attention")
     assert attention.expectation_source.startswith(f"{said}calibrated on h100-sxm")
     wide = attention.expected_high_s / attention.expected_time_s
-    assert (wide >= transferred()["attention_decode", "all", "another data type"].long[1] * 0.999) == bool(said)
+    assert (wide >= transfer_errors()["attention_decode", "all", "another data type"].long[1] * 0.999) == bool(said)
 
 
 def test_collectives_are_those_of_nccl_but_for_short_sums():
@@ -568,7 +568,7 @@ def test_the_index_says_what_the_profiles_do():
     """If not: python -m llmviewer.expectation.index"""
     assert index_file.PATH.read_text() == index_file.to_json()
     assert list(map(repr, index_file.index().fits)) == list(map(repr, shipped()))
-    assert repr(index_file.index().errors) == repr(dict(transferred()))
+    assert repr(index_file.index().errors) == repr(dict(transfer_errors()))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -578,8 +578,8 @@ def test_fixed_costs_are_less_than_what_is_expected(name):
 
     family, implementation = FAMILIES[name], IMPLEMENTATIONS[name]
     features = family.features(columns(name), H100, implementation, family.variants[0])
-    p = family.usual(implementation, H100)
-    assert 0 < np.max(family.fixed(p, features)) < family.seconds(p, features)[0]
+    p = family.default_parameters(implementation, H100)
+    assert 0 < np.max(family.fixed_seconds(p, features)) < family.seconds(p, features)[0]
 
 
 def test_the_command_line_shows_both_numbers_in_eighty_columns(capsys):

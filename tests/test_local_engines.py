@@ -13,7 +13,7 @@ import yaml
 from llmviewer import analyze, choose, compare
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.engines import find_engine
 from llmviewer.expectation.profile import FOLDER
 from llmviewer.expectation.whole_passes import LEVELS, PHASES, backend_of
@@ -235,9 +235,9 @@ def test_the_page_says_how_far_off_engines_are():
 
 @pytest.mark.parametrize("name", ["m3", "m3-pro", "m3-ultra", "m4", "m4-pro", "m4-max", "m5-max"])
 def test_macs_whose_cache_is_not_published_have_that_of_a_relative(name):
-    device = find(name)
+    device = find_device(name)
     assert device.assumed == ("l3.capacity of m3-max",)
-    assert device.l2 == find("m3-max").l2
+    assert device.l2 == find_device("m3-max").l2
     sources = [op.expectation_source for op in analyze("llama-2-7b", name).phases.decode.operators]
     assert any(f"assumed {device.assumed[0]}" in source for source in sources)
 

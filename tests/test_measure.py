@@ -20,7 +20,7 @@ import pytest
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.expectation.device import of
+from llmviewer.expectation.device import device_of
 from llmviewer.expectation.rows import read
 from llmviewer.measuring import backend as backend_module
 from llmviewer.measuring import ceilings as ceilings_module
@@ -101,7 +101,7 @@ class Library:
         if len(self.asked) == self.breaks_at:
             raise KeyboardInterrupt
         self.asked.append(problem)
-        return [lambda: 2 * problem.bound(of(H200)) + 1e-6] * sets
+        return [lambda: 2 * problem.bound(device_of(H200)) + 1e-6] * sets
 
     def finite(self, outputs):
         return np.isfinite(outputs)
@@ -276,7 +276,7 @@ def test_a_type_without_a_kernel_is_refused_where_it_was_asked_for():
 
 def test_bytes_and_bounds_by_hand():
     found = problems(["deepseek-v2-lite", "llama-3.1-8b"], ["bf16"])
-    device = of(H200)
+    device = device_of(H200)
 
     def one(family, **sizes):
         return next(q for q in found if q.family == family and all(dict(q.sizes).get(n) == v for n, v in sizes.items()))
@@ -330,7 +330,9 @@ def test_kinds_take_turns_and_each_begins_with_what_is_quickly_done(tmp_path):
     kinds = [q.kind for q in library.asked]
     assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
     assert len(library.checked) == len(set(kinds))
-    assert library.asked[0].bound(of(H200)) == min(q.bound(of(H200)) for q in library.asked if q.kind == kinds[0])
+    assert library.asked[0].bound(device_of(H200)) == min(
+        q.bound(device_of(H200)) for q in library.asked if q.kind == kinds[0]
+    )
 
 
 def test_time_ends_a_run_and_what_takes_too_long_is_left_out(tmp_path):
@@ -374,7 +376,7 @@ class Tuned(Library):
         if tiling == self.others[0]:
             raise LaunchError("differs from its reference")
         times = {None: 2.0, self.others[1]: 3.0, self.others[2]: 1.999, self.others[3]: 1.0}
-        return [lambda: times[tiling] * problem.bound(of(H200)) + 1e-6] * sets
+        return [lambda: times[tiling] * problem.bound(device_of(H200)) + 1e-6] * sets
 
     def __init__(self, pause=0.0):
         super().__init__()

@@ -5,7 +5,7 @@ import pytest
 from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.ggml import BY_NAME
 from llmviewer.model_files import load_model
 from llmviewer.transforms.mixtures import MIXTURES
@@ -149,5 +149,5 @@ def test_advice_keeps_the_type():
 
 def test_a_type_is_expected_as_its_files_are():
     """Formats are those of a GGUF file, of which tests/test_local_engines.py has measurements."""
-    total = analyze("llama-3.1-8b", find("rtx-4090").name, quant="Q4_K_M,A8g32").phases.decode.total
+    total = analyze("llama-3.1-8b", find_device("rtx-4090").name, quant="Q4_K_M,A8g32").phases.decode.total
     assert total.bound_time_s < total.expected_low_s < total.expected_time_s < total.expected_high_s

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from llmviewer.expectation.calibrate import calibrate
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.rows import read
@@ -50,7 +50,7 @@ def test_published_speeds_are_expected(found):
         kernel=found.get("kernel", ""),
     )
     shapes = {**{key: np.full(len(times), value) for key, value in family.optional.items()}, **columns}
-    expectation = expect(family.name, shapes, find(found["device"]), implementation, shipped())
+    expectation = expect(family.name, shapes, find_device(found["device"]), implementation, shipped())
     assert expectation.source.startswith(f"calibrated on {found['device']}")
     assert np.all(expectation.bound <= times)
     assert np.mean(np.abs(expectation.expected / times - 1)) < found["within"]
@@ -63,7 +63,7 @@ def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path, 
     monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(path.parent / "hardware"))  # as it was measured
     errors, under, count, calibrated = [], 0, 0, 0
     for rows in sorted(read(path).rows, key=len, reverse=True):
-        kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))
+        kept = rows.take(np.flatnonzero(rows.family.fittable(rows.shapes) & (rows.measured > 0)))
         bound = rows.family.bound(kept.shapes, kept.device, kept.implementation)
         under, count = under + np.count_nonzero(kept.measured * 1.005 < bound), count + len(kept)
         half = kept.shape_families() % 2 == 0

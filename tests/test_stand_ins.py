@@ -9,22 +9,22 @@ import pytest
 import llmviewer
 from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
-from llmviewer.expectation.device import find
-from llmviewer.expectation.device_similarity import instructions
+from llmviewer.expectation.device import find_device
+from llmviewer.expectation.device_similarity import matrix_instructions
 from llmviewer.expectation.families import Implementation
-from llmviewer.expectation.formats import SIMILAR, TYPES
+from llmviewer.expectation.formats import STAND_IN_TYPES, TYPES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import (
     ANOTHER_KERNEL,
     ANOTHER_LIBRARY,
     ANOTHER_TYPE,
-    NEARNESS,
     NO_KERNEL,
+    SIMILARITY_CLASSES,
     Profile,
-    transferred,
+    transfer_errors,
 )
 from llmviewer.expectation.sources import CALIBRATED, CLASSES, TRANSFERRED
-from llmviewer.expectation.transfer import select_fits, sibling
+from llmviewer.expectation.transfer import is_sibling, select_fits
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
@@ -53,7 +53,7 @@ def passes(model, quant, techniques, device):
 
 def narrowest(classes):
     """The least quotient of the ends of an interval of such classes of sources in profiles/."""
-    errors = [error for (_, _, which), error in transferred().items() if which in classes]
+    errors = [error for (_, _, which), error in transfer_errors().items() if which in classes]
     return min(high / low for error in errors for low, high in (error.short, error.long))
 
 
@@ -62,7 +62,7 @@ def test_what_is_not_of_a_measured_kernel_says_so_is_wide_and_is_no_bound(device
     """Intervals of every kind of operator in every phase are no narrower than those of any class of sources."""
     seen = set()
     instead = narrowest((ANOTHER_KERNEL, ANOTHER_LIBRARY, ANOTHER_TYPE, NO_KERNEL))
-    elsewhere = narrowest(NEARNESS)
+    elsewhere = narrowest(SIMILARITY_CLASSES)
     assert instead > 1.25
     assert elsewhere > 1.03
     for asked in _ASKED:
@@ -127,7 +127,7 @@ def test_products_of_other_formats_have_their_own_bytes_and_units():
 def test_types_that_were_not_measured_have_others_that_were():
     measured = {kernel_fit.implementation.dtype for kernel_fit in index().fits if kernel_fit.family in ("gemm", "moe")}
     for dtype in TYPES:
-        assert dtype in measured or measured & {*SIMILAR[dtype]}, dtype
+        assert dtype in measured or measured & {*STAND_IN_TYPES[dtype]}, dtype
 
 
 def test_sparse_experts_are_as_dense_ones_of_as_many_bytes():
@@ -174,13 +174,13 @@ def test_of_an_unknown_library_the_interval_is_of_all():
 
 
 def test_jetson_thor_has_the_instructions_of_b200_and_is_no_sibling_of_it():
-    thor, b200 = find("jetson-thor"), find("b200")
-    assert instructions(thor) == instructions(b200) == "blackwell"
-    assert {instructions(find(name)) for name in ("rtx-5090", "rtx-pro-6000", "gb10")} == {"ampere"}
+    thor, b200 = find_device("jetson-thor"), find_device("b200")
+    assert matrix_instructions(thor) == matrix_instructions(b200) == "blackwell"
+    assert {matrix_instructions(find_device(name)) for name in ("rtx-5090", "rtx-pro-6000", "gb10")} == {"ampere"}
     own = next(e for e in index().fits if (e.device, e.family) == ("b200", "gemm"))
     near = select_fits("gemm", thor, Implementation(library="trtllm", dtype="bf16"), index().fits)
     assert {kernel_fit.device for kernel_fit in near.fits} == {"b200"}
-    assert not sibling(own, thor)
+    assert not is_sibling(own, thor)
 
 
 def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
@@ -200,7 +200,7 @@ def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
 def test_beyond_the_sizes_that_were_measured_little_is_as_sure():
     sizes = {"kv_len": [100_000, 900_000], "batch": 4, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
     near, far = llmviewer.kernel("attention", "h100-sxm", sizes, library="vllm")
-    beyond = transferred()["attention_decode", "all", "beyond the measured sizes"]
+    beyond = transfer_errors()["attention_decode", "all", "beyond the measured sizes"]
     reach, usual = (each.expected_high_s / each.expected_time_s for each in (far, near))
     assert reach >= 0.999 * beyond.long[1] > usual
     (operator,) = (

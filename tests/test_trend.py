@@ -7,14 +7,14 @@ import pytest
 
 from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import fit_kernel
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
-from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transferred
+from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transfer_errors
 from llmviewer.expectation.rows import MeasuredRows
-from llmviewer.expectation.transfer import expect, select_fits, sibling
+from llmviewer.expectation.transfer import expect, is_sibling, select_fits
 from llmviewer.expectation.trend import Trend, trend_of
 
-H100, GEMM = find("h100-sxm"), FAMILIES["gemm"]
+H100, GEMM = find_device("h100-sxm"), FAMILIES["gemm"]
 STACK = Implementation(library="mine", dtype="bf16")
 
 
@@ -45,7 +45,7 @@ def rows(columns, measured):
 
 def exact(columns):
     features = GEMM.features(columns, H100, STACK, GEMM.variants[0])
-    return GEMM.seconds(GEMM.usual(STACK, H100), features)
+    return GEMM.seconds(GEMM.default_parameters(STACK, H100), features)
 
 
 def off(trend, columns):
@@ -154,7 +154,8 @@ def test_it_goes_to_siblings():
     change = np.exp(kernel_fit.trend.change(GEMM, columns))
     for name, same in (("h200-sxm", True), ("b200", False)):
         bent, plain = (
-            expect("gemm", columns, find(name), STACK, [e]) for e in (kernel_fit, replace(kernel_fit, trend=None))
+            expect("gemm", columns, find_device(name), STACK, [e])
+            for e in (kernel_fit, replace(kernel_fit, trend=None))
         )
         assert bent.source == "transferred from h100-sxm mine"
         free = (bent.expected > bent.bound) & (plain.expected > plain.bound)
@@ -165,16 +166,18 @@ def test_it_goes_to_siblings():
 def test_siblings_run_the_same_kernels():
     products = {e.device: e for e in shipped() if e.family == "gemm"}
     hopper, blackwell = products["h100-sxm"], products["b200"]
-    assert all(sibling(hopper, find(name)) for name in ("h200-sxm", "h20-sxm", "gh200"))
-    assert all(sibling(blackwell, find(name)) for name in ("gb200", "b300"))  # compute capabilities 10.0 and 10.3
-    assert not any(sibling(blackwell, find(name)) for name in ("rtx-5090", "h100-sxm", "mi300x"))
+    assert all(is_sibling(hopper, find_device(name)) for name in ("h200-sxm", "h20-sxm", "gh200"))
+    assert all(
+        is_sibling(blackwell, find_device(name)) for name in ("gb200", "b300")
+    )  # compute capabilities 10.0 and 10.3
+    assert not any(is_sibling(blackwell, find_device(name)) for name in ("rtx-5090", "h100-sxm", "mi300x"))
     sums = next(e for e in shipped() if e.family == "collectives" and e.device == "l40s")
-    assert not sibling(sums, find("rtx-4090"))  # over another host
+    assert not is_sibling(sums, find_device("rtx-4090"))  # over another host
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_siblings_are_surer_than_others(name):
-    near, far = (transferred()[name, "all", near] for near in ("siblings", "same maker"))
+    near, far = (transfer_errors()[name, "all", near] for near in ("siblings", "same maker"))
     assert far.mape > near.mape
     assert far.long[1] / far.long[0] > near.long[1] / near.long[0]
 
@@ -182,19 +185,21 @@ def test_siblings_are_surer_than_others(name):
 def test_intervals_are_of_devices_as_near():
     own = next(e for e in shipped() if e.family == "attention_decode" and e.device == "a100-sxm-80gb")
     found = {
-        name: select_fits("attention_decode", find(name), own.implementation, [own]).error
+        name: select_fits("attention_decode", find_device(name), own.implementation, [own]).error
         for name in ("l40s", "mi300x")
     }
     assert (
         found["l40s"]
-        == transferred()["attention_decode", own.implementation.kind or own.implementation.dtype, "same maker"]
+        == transfer_errors()[
+            "attention_decode", own.implementation.attention_kind or own.implementation.dtype, "same maker"
+        ]
     )
-    assert found["mi300x"] == transferred()["attention_decode", "all", "others"]
+    assert found["mi300x"] == transfer_errors()["attention_decode", "all", "others"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_intervals_from_another_maker_are_those_within_one_to_a_power(name):
-    within, across = (transferred()[name, "all", near] for near in ("same maker", "others"))
+    within, across = (transfer_errors()[name, "all", near] for near in ("same maker", "others"))
     powers = np.log([*across.short, *across.long]) / np.log([*within.short, *within.long])
     assert powers == pytest.approx(powers[0], rel=5e-3)  # of four digits
     assert 1.5 < powers[0] < 5

@@ -9,7 +9,7 @@ import pytest
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.profile import Error, KernelFit, Profile, shipped, to_yaml
 from llmviewer.expectation.profile import read as read_profile
@@ -20,7 +20,10 @@ from llmviewer.reports.validation import render_text
 GEMM = FAMILIES["gemm"]
 STACK = Implementation(library="mine", dtype="bf16")
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.1, mape_long=0.1, covered=0.8, short=(0.9, 1.1), long=(0.9, 1.1))
-USUAL = {parameter.name: GEMM.usual(STACK, find("h100-sxm"))[parameter.name] for parameter in GEMM.of("persistent")}
+USUAL = {
+    parameter.name: GEMM.default_parameters(STACK, find_device("h100-sxm"))[parameter.name]
+    for parameter in GEMM.parameters_of("persistent")
+}
 ENTRY = KernelFit(
     device="h100-sxm", family="gemm", implementation=STACK, variant="persistent", parameters=USUAL, rows=100,
     version="1", fit_mape=0.05, held_out=ERROR,
@@ -40,7 +43,7 @@ def table(count=120, noise=0.0):
     })  # fmt: skip
     shapes = {c: frame[c].to_numpy(float) for c in ("M", "N", "K")}
     shapes |= {c: np.full(count, v) for c, v in GEMM.optional.items()}
-    features = GEMM.features(shapes, find("h100"), STACK, "persistent")
+    features = GEMM.features(shapes, find_device("h100"), STACK, "persistent")
     exact = GEMM.seconds(USUAL, features) * 1e6
     return frame.assign(time_us=exact * np.exp(random.normal(0, noise, count)))
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from llmviewer.errors import InputError
-from llmviewer.expectation.device import find
+from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.rows import read
@@ -169,7 +169,7 @@ def test_strange_numbers_are_not_scored_and_break_nothing(family):
 
 def test_names_of_devices_are_found_as_measurements_find_them_and_no_file_is():
     for called in ("H100-SXM-80GB", "NVIDIA H100_SXM", "h100-sxm", "Nvidia L40S", "A100-SXM4-80GB-foo", "MI300X"):
-        assert uploads._device(called) == find(called).name
+        assert uploads._device(called) == find_device(called).name
     for called in ("", "nothing", "nvidia", "/data/h100-sxm.yaml", "hardware/h100-sxm.yaml", "nvidia-x.yml", "../h100"):
         assert uploads._device(called) == ""
 

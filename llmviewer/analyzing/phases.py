@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interval
-from ..expectation.sources import unknown, why_unknown
+from ..expectation.sources import bound_only_label, bound_only_reason
 from ..records import frozen
 from ..roofline import Estimate, OperatorEstimate
 from ..variants.evaluation import Evaluation
@@ -164,7 +164,7 @@ def phase(evaluation: Evaluation, name: str, advises: Callable[[], str]) -> Phas
     setting, workload = evaluation.setting, evaluation.workload(name)
     (sequences,) = workload.groups
     estimate, found = evaluation.estimate(name), evaluation.operators_expected(name)
-    total = _total(estimate, found, unknown(setting.why_bound_alone))
+    total = _total(estimate, found, bound_only_label(setting.why_bound_alone))
     launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
     expected = [*launches, *[None] * len(estimate.exposed)]  # expected launches wait for their own data
     return Phase(
@@ -254,7 +254,7 @@ def unmodelled(phases: Phases) -> Iterator[str]:
     for name, phase in phases:
         total = phase.total
         if total.expected_time_s is None:
-            yield f"no expected times, only bounds: {why_unknown(total.expectation_source)}"
+            yield f"no expected times, only bounds: {bound_only_reason(total.expectation_source)}"
             return
         if total.unmodelled_share and total.unmodelled_share > _TOLD:
             alone = dict.fromkeys(op.name for op in phase.operators if op.expected_high_s is None)

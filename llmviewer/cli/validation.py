@@ -71,17 +71,17 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy, before it is loaded: matrices are small
 
     from ..expectation.calibrate import calibrate as run
-    from ..expectation.device import find
+    from ..expectation.device import find_device
     from ..expectation.index import index
-    from ..expectation.profile import read_given, to_yaml
+    from ..expectation.profile import read_profiles, to_yaml
     from ..expectation.rows import joined, read
     from ..writing import write_text
 
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
-    wanted = find(device).name if device else None
-    priors = [e for profile in read_given([prior]) for e in profile.fits] if prior else index().fits
+    wanted = find_device(device).name if device else None
+    priors = [e for profile in read_profiles([prior]) for e in profile.fits] if prior else index().fits
     tables = [read(path) for path in files]
     measured = joined(group for table in tables for group in table.rows)
     asked_for = [
@@ -186,7 +186,7 @@ def validate(
     than the bound, and the rows with the largest errors.
     """
     from ..expectation.index import index
-    from ..expectation.profile import read_given
+    from ..expectation.profile import read_profiles
     from ..expectation.rows import read
     from ..expectation.validate import predict
     from ..expectation.validate import validate as run
@@ -195,7 +195,7 @@ def validate(
     if predictions_out and predictions_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{predictions_out}: must end in .csv or .parquet, the formats of predictions")
     _check_folder()
-    fits = (*(e for profile in read_given(paths) for e in profile.fits), *index().fits)
+    fits = (*(e for profile in read_profiles(paths) for e in profile.fits), *index().fits)
     predictions = [predict(read(path), fits) for path in files]
     if predictions_out:
         _write(predictions_out, predictions)

@@ -16,7 +16,7 @@ from ..analyzing.facts import plain
 from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile, read_given
+from ..expectation.profile import Profile, read_profiles
 from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
@@ -236,7 +236,7 @@ def compare(
         if not values:
             raise InputError(f"{name}: nothing to compare")
         arguments.check_unique(name, values)
-    known, measured, ours = Known(), read_given(given["profiles"]), parse_techniques(given["techniques"])
+    known, measured, ours = Known(), read_profiles(given["profiles"]), parse_techniques(given["techniques"])
     first, unable = _able(engine, library, devices, measured)
     bases = [Setting.of(model, first, library=library, engine=engine, profiles=measured) for model in named]
     settings = list(product(bases, allowed, ways))

@@ -83,7 +83,7 @@ def cross_validate(
     rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False
 ) -> CrossValidatedFit | None:
     """The fit of one stack, with what its error is made of."""
-    rows = rows.take(np.flatnonzero(rows.timed & rows.family.kept(rows.shapes)))
+    rows = rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes)))
     if len(rows) < LEAST:
         return None
     order, fold = folds = _shuffled(rows, 0)
@@ -93,7 +93,7 @@ def cross_validate(
         _Problem(rows=rows, variant=variant, usual=usual, bound=bound,
                  features=rows.family.features(rows.shapes, rows.device, rows.implementation, variant))
         for variant in rows.family.variants
-        if rows.family.told(variant, rows.shapes)
+        if rows.family.covers_variant(variant, rows.shapes)
     ])  # fmt: skip
     plain = problem.held_out(folds)
     trend: Trend | bool | None = before[0].trend if before and len(rows) < _OWN else None
@@ -242,8 +242,8 @@ def _before(rows: MeasuredRows, priors: Sequence[KernelFit]) -> tuple[KernelFit,
 
 def _usual(rows: MeasuredRows, before: Sequence[KernelFit]) -> dict[str, float]:
     """Where the search begins: the family's usual parameters, or the mean of those before."""
-    usual = rows.family.usual(rows.implementation, rows.device)
+    usual = rows.family.default_parameters(rows.implementation, rows.device)
     for q in rows.family.parameters:
-        if known := [q.sought(e.parameters[q.name]) for e in before if q.name in e.parameters]:
-            usual[q.name] = q.found(float(np.mean(known)))
+        if known := [q.to_search(e.parameters[q.name]) for e in before if q.name in e.parameters]:
+            usual[q.name] = q.from_search(float(np.mean(known)))
     return usual

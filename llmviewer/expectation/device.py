@@ -72,7 +72,7 @@ class Device(DeviceTraits):
     """
 
     hardware: Hardware
-    rated: float
+    rated_clock: float
     l2: float
     link: float
     hosted: bool
@@ -93,12 +93,12 @@ class Device(DeviceTraits):
         """The rate that no kernel exceeds where peak() is the datasheet's. [OP/s]"""
         return self.hardware.limit(self._unit(dtype))
 
-    def tiled(self, dtype: str) -> bool:
+    def has_matrix_units(self, dtype: str) -> bool:
         """Whether matrix units multiply `dtype`, which take whole tiles of rows; vector units take single ones."""
         return self.hardware.supply(matrix(dtype)).unit is Unit.MATRIX
 
 
-def of(hardware: Hardware) -> Device:
+def device_of(hardware: Hardware) -> Device:
     """The Device of `hardware`.
 
     Raises InputError if neither its file nor a relative has the number of cores.
@@ -130,7 +130,7 @@ def of(hardware: Hardware) -> Device:
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
         shared=numbers.get("shared_memory.capacity", 0.0) / numbers["cores.count"],
         power=0.0 if "power.shared" in said else numbers.get("power.tdp", 0.0),
-        rated=hardware.said.get("clock.boost", numbers.get("clock.boost", 0.0)),
+        rated_clock=hardware.said.get("clock.boost", numbers.get("clock.boost", 0.0)),
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,
@@ -139,7 +139,7 @@ def of(hardware: Hardware) -> Device:
     )
 
 
-def find(name: str) -> Device:
+def find_device(name: str) -> Device:
     """The device that a table of measurements calls `name`, such as "H100-SXM-80GB".
 
     Raises InputError, with the nearest names, where there is none such.
@@ -169,5 +169,5 @@ def _find(name: str, folder: str, own: object) -> Device | str:  # noqa: ARG001 
 
 def _read(name: str) -> Device:
     if name.endswith((".yaml", ".yml")):
-        return of(load_hardware(name))
-    return of(load_hardware(next(filter(known_file, in_tables(name)), name)))
+        return device_of(load_hardware(name))
+    return device_of(load_hardware(next(filter(known_file, in_tables(name)), name)))

@@ -22,13 +22,13 @@ def generation(device: DeviceTraits) -> str:
     return _SAME_KERNELS.get(device.architecture, device.architecture)
 
 
-def earlier(one: DeviceTraits, other: DeviceTraits) -> bool:
+def is_earlier(one: DeviceTraits, other: DeviceTraits) -> bool:
     """Whether the first is of an earlier generation of the same maker's."""
     own, later = map(generation, (one, other))
     return any(line.index(own) < line.index(later) for line in _LINES if own in line and later in line)
 
 
-def apart(a: DeviceTraits, b: DeviceTraits) -> int:
+def generations_between(a: DeviceTraits, b: DeviceTraits) -> int:
     """Generations between two devices; -1 of a device and itself."""
     if a.name == b.name:
         return -1
@@ -41,7 +41,7 @@ def apart(a: DeviceTraits, b: DeviceTraits) -> int:
     return len(GENERATIONS)
 
 
-def instructions(device: DeviceTraits) -> str:
+def matrix_instructions(device: DeviceTraits) -> str:
     """The generation whose matrix instructions its kernels are written in. Hopper's, and those of Blackwell's with the
     rates of data centers, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a, sm_110a and their
     like, the latter of Jetson Thor); all others of NVIDIA have Ampere's.
@@ -52,18 +52,18 @@ def instructions(device: DeviceTraits) -> str:
     return own if alone else _EVERYWHERE
 
 
-def relation(other: DeviceTraits, device: DeviceTraits, *, computes: bool = True) -> tuple[int, ...]:
+def device_distance(other: DeviceTraits, device: DeviceTraits, *, computes: bool = True) -> tuple[int, ...]:
     """Distance of a device, the most important term first: another maker, another kind of chip, generations.
 
     Chips are of one kind by their memory; for what `computes`, one with the matrix instructions of data centers and
     without their memory, as Jetson Thor, is of the kind of those with the same instructions.
     """
-    own = instructions(device)
+    own = matrix_instructions(device)
     by_code = computes and device.vendor == "nvidia" and not device.stacked and own != _EVERYWHERE
-    alike = instructions(other) == own if by_code else other.stacked == device.stacked
-    return int(other.vendor != device.vendor), int(not alike), apart(other, device)
+    alike = matrix_instructions(other) == own if by_code else other.stacked == device.stacked
+    return int(other.vendor != device.vendor), int(not alike), generations_between(other, device)
 
 
-def slowed(device: DeviceTraits) -> bool:
+def has_half_rate_matrix_units(device: DeviceTraits) -> bool:
     """Whether its matrix units are: what feeds them then suffices, and kernels reach more of their peak."""
     return 0 < device.multiplies < _HALVED * device.clock

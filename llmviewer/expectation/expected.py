@@ -19,7 +19,7 @@ from ..roofline import Lane, OperatorEstimate, PlannedOperator, in_parts, lane, 
 from .engines import IDLE, Host
 from .families._family import Array
 from .profile import Error
-from .sources import CALIBRATED, CLASSES, FOR_OTHERS, for_other_work
+from .sources import CALIBRATED, CLASSES, STAND_IN_DTYPE, stand_in_label
 from .transfer import Expectation
 
 _MOSTLY: Final = 0.5  # share of the expected time from which fixed costs dominate
@@ -111,7 +111,7 @@ class ExpectedLaunch:
         names = ("expected", "low", "high", "latency")
         best = {name: np.where(second, getattr(other, name), getattr(self, name)) for name in names}
         found = other if np.all(second) else together([self, other], np.add)
-        return replace(found, source=for_other_work("few queries as so many heads", found.source), **best)
+        return replace(found, source=stand_in_label("few queries as so many heads", found.source), **best)
 
     def up_to(self, other: ExpectedLaunch) -> ExpectedLaunch:
         """The same, as far up and down as the intervals of both reach."""
@@ -264,9 +264,11 @@ class ExpectedPass:
 
 def _without_versions(source: str) -> str:
     """Such as "calibrated on a100-sxm-80gb sglang and vllm, kernels for int4_wo"."""
-    whose, *dtype = source.split(FOR_OTHERS)
+    whose, *dtype = source.split(STAND_IN_DTYPE)
     first, *others = whose.split(" and ")
-    return FOR_OTHERS.join((" and ".join((" ".join(first.split()[:4]), *(one.split()[0] for one in others))), *dtype))
+    return STAND_IN_DTYPE.join(
+        (" and ".join((" ".join(first.split()[:4]), *(one.split()[0] for one in others))), *dtype)
+    )
 
 
 def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:

@@ -46,20 +46,20 @@ def fit_parameters(
         from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise InputError("calibrating needs scipy: pip install 'llmviewer[calibrate]'") from None
-    names = family.of(variant or family.variants[0])
-    centre = np.array([q.sought(usual[q.name]) for q in names])
-    low, high = (np.array([q.sought(getattr(q, side)) for q in names]) for side in ("low", "high"))
+    names = family.parameters_of(variant or family.variants[0])
+    centre = np.array([q.to_search(usual[q.name]) for q in names])
+    low, high = (np.array([q.to_search(getattr(q, side)) for q in names]) for side in ("low", "high"))
     starts = [centre]
     for i, q in enumerate(names):
-        if q.again and len(measured) >= _MANY * len(names):
+        if q.restart_factor and len(measured) >= _MANY * len(names):
             start = centre.copy()
-            start[i] = q.sought(q.again * usual[q.name])
+            start[i] = q.to_search(q.restart_factor * usual[q.name])
             starts.append(start)
     starts = [np.clip(start, low + 1e-3 * (high - low), high - 1e-3 * (high - low)) for start in starts]
     logs = np.log(measured)
 
     def residuals(sought: Array) -> Any:
-        found = {q.name: q.found(float(x)) for q, x in zip(names, sought, strict=True)}
+        found = {q.name: q.from_search(float(x)) for q, x in zip(names, sought, strict=True)}
         errors = np.log(family.seconds(found, features)) - logs
         return np.concatenate([errors, np.sqrt(_PRIOR) * _SCALE * (sought - centre)])
 
@@ -80,7 +80,7 @@ def fit_parameters(
     result = search(starts[0])
     for other in map(search, starts[1:]):
         result = other if other.cost < result.cost * (1 - _LUCK) else result
-    found = {q.name: q.found(float(x)) for q, x in zip(names, result.x, strict=True)}
+    found = {q.name: q.from_search(float(x)) for q, x in zip(names, result.x, strict=True)}
     errors = np.abs(np.expm1(np.log(family.seconds(found, features)) - logs))
     return ParameterFit(parameters=found, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
 

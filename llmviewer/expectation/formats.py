@@ -68,8 +68,8 @@ SCHEMES: Final[Mapping[str, str]] = {
     "int4": "int4_wo", "w4a16": "int4_wo", "w8a16": "int8_wo", "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
 CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-TWINS: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
-SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
+EQUAL_COST_TYPES: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
+STAND_IN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
     "bf16": ("fp16",),
     "fp16": ("bf16",),
     "fp8": ("fp8_static", "fp8_block", "bf16"),

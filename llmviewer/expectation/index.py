@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, Final
 
 from ..records import frozen
-from .device import DeviceTraits, find
+from .device import DeviceTraits, find_device
 from .families import Implementation
-from .profile import FOLDER, Error, KernelFit, plain_entry, plain_error, shipped, transferred
+from .profile import FOLDER, Error, KernelFit, plain_entry, plain_error, shipped, transfer_errors
 from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
@@ -36,8 +36,8 @@ def index() -> ProfileIndex:
     """What ships."""
     found = json.loads(PATH.read_text(encoding="utf-8"))
     if found["sizes"] != _sizes():
-        devices = {fit.device: find(fit.device) for fit in shipped()}
-        return ProfileIndex(fits=shipped(), devices=devices, errors=transferred())
+        devices = {fit.device: find_device(fit.device) for fit in shipped()}
+        return ProfileIndex(fits=shipped(), devices=devices, errors=transfer_errors())
     return ProfileIndex(
         fits=tuple(map(_entry, found["entries"])),
         devices={k["name"]: DeviceTraits(**k) for k in found["devices"]},
@@ -53,15 +53,15 @@ def _sizes() -> dict[str, int]:
 def device_traits(name: str) -> DeviceTraits:
     """What decides how near the device is that a profile calls `name`."""
     known = index().devices
-    return known[name] if name in known else find(name)
+    return known[name] if name in known else find_device(name)
 
 
 def to_json() -> str:
     """The text of the file, an entry a line."""
-    devices = [find(name) for name in sorted({fit.device for fit in shipped()})]
+    devices = [find_device(name) for name in sorted({fit.device for fit in shipped()})]
     facts = [{key: getattr(device, key) for key in DeviceTraits.__dataclass_fields__} for device in devices]
     fits = [{"device": fit.device, "library": fit.implementation.library, **plain_entry(fit)} for fit in shipped()]
-    errors = [[*key, plain_error(error)] for key, error in transferred().items()]
+    errors = [[*key, plain_error(error)] for key, error in transfer_errors().items()]
     parts: dict[str, list[Any]] = {"devices": facts, "entries": fits, "errors": errors}
     between = ",\n"
     lists = (f'"{key}": [\n{between.join(map(json.dumps, items))}\n]' for key, items in parts.items())

@@ -17,13 +17,13 @@ from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
 from .device import Device
-from .device_similarity import instructions
+from .device_similarity import matrix_instructions
 from .engines import IDLE, Engine, Host
 from .expected import ExpectedLaunch, ExpectedPass, together
 from .families._family import Array
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .profile import Profile
-from .sources import CALIBRATED, for_other_work, unknown
+from .sources import CALIBRATED, bound_only_label, stand_in_label
 from .times import KernelBounds, KernelTimes
 from .transfer import bound_only, stand_in_error
 from .whole_passes import EngineKernels, backend_of
@@ -120,7 +120,7 @@ class Kernels(KernelTimes):
         """
         device = None if isinstance(self.device, str) else self.device
         return Launcher(
-            by_query=device is not None and instructions(device) == "blackwell",
+            by_query=device is not None and matrix_instructions(device) == "blackwell",
             cores=device.cores if device else np.nan,
             factor=self.factor, host=self.host, why=self.why,
         )  # fmt: skip
@@ -240,9 +240,9 @@ class Launcher:
             found = found.widened(stand_in_error(launch.kernels[0].family, launch.instead))
             found = replace(found, low=np.maximum(found.low, bound))
         if launch.partial:
-            source = unknown(f"{launch.remark}, at least {found.source}")
+            source = bound_only_label(f"{launch.remark}, at least {found.source}")
             return replace(found, high=np.full_like(found.high, np.inf), source=source, implementations=())
-        return replace(found, source=for_other_work(launch.remark, found.source)) if launch.remark else found
+        return replace(found, source=stand_in_label(launch.remark, found.source)) if launch.remark else found
 
 
 def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str | None:
@@ -263,5 +263,5 @@ def _run(kernel: LibraryKernel, times: Mapping[int, ExpectedLaunch | None], *, b
         most = apart.up_to(found) if by_query else found.up_to(apart)
         most = most.at_most(instead, kernel.instead.where) if kernel.instead and instead else most
         why = "a query at a time" if by_query else "few queries as so many heads"
-        return replace(most, source=for_other_work(f"{why}, of which no kernel was measured with several", most.source))
+        return replace(most, source=stand_in_label(f"{why}, of which no kernel was measured with several", most.source))
     return found.or_sooner(instead, kernel.instead.where) if found and kernel.instead and instead else found

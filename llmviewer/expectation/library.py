@@ -12,18 +12,18 @@ import numpy as np
 from ..devices.hardware import Hardware
 from ..errors import InputError, suggest
 from ..resource import matrix
-from .device import Device, of
+from .device import Device, device_of
 from .device_similarity import generation
 from .families import FAMILIES, Implementation
-from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
+from .formats import STAND_IN_TYPES, TYPES, WEIGHTS_ONLY
 from .index import index
 from .launches import LibraryKernel
 from .profile import KernelFit, Profile
-from .transfer import nearest, twins
+from .transfer import fits_on_nearest_devices, has_equal_cost_types
 
 _FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
 
-ALIKE: Final = tuple(name for name, family in FAMILIES.items() if family.alike)
+ALIKE: Final = tuple(name for name, family in FAMILIES.items() if family.library_independent)
 # Libraries that quantize activations of experts with MXFP4 weights to MXFP8 on GPUs of compute capability 10, unless
 # told not to: get_mxfp4_quant_algo() of tensorrt_llm/_torch/model_config.py, and the default of sglang's
 # --flashinfer-mxfp4-moe-precision.
@@ -58,7 +58,7 @@ class Library:
         if self.hardware.kind not in ("gpu", "") and not self.own:
             return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
         try:
-            return of(self.hardware)
+            return device_of(self.hardware)
         except InputError as error:
             return str(error)
 
@@ -71,7 +71,7 @@ class Library:
         """Libraries that can be the default of the device; the first one is."""
         mine = [fit for fit in self.given.values() if fit.device == self.hardware.name]
         device = self.device
-        related = [] if self.own or isinstance(device, str) else nearest(self.fits, device)
+        related = [] if self.own or isinstance(device, str) else fits_on_nearest_devices(self.fits, device)
         families: dict[str, set[str]] = {}
         for fit in mine or self.own or related:
             families.setdefault(fit.implementation.library, set()).add(fit.family)
@@ -129,7 +129,7 @@ class Library:
             if several and not mine:
                 implementations = self._carried(kernel, implementation.dtype, plain=plain, alone=not self.unknown)
             implementations = implementations or self._measured(kernel, mine or alike, several=several)
-            for dtype in (implementation.dtype, *SIMILAR.get(implementation.dtype, ())) if several else ():
+            for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())) if several else ():
                 for alone in (True, False):
                     implementations = implementations or self._carried(kernel, dtype, plain=plain, alone=alone)
             self._implementations[key] = implementations or (implementation,)
@@ -169,7 +169,7 @@ class Library:
             return ()
         like = replace(kernel, implementation=replace(implementation, dtype=dtype))
         alike = [fit for fit in self.by_family.get(kernel.family, ()) if _alike(fit, like, plain=plain)]
-        near = nearest(
+        near = fits_on_nearest_devices(
             [fit for fit in alike if not alone or fit.implementation.library == implementation.library], device
         )
         libraries = {fit.implementation.library for fit in near}
@@ -202,13 +202,13 @@ def key_of(fit: KernelFit) -> tuple[str, str, Implementation]:
 def _alike(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
     """Whether an entry has the family, types (or their twins) and kind of a kernel; the kind is its last word."""
     implementation = fit.implementation
-    if fit.family != kernel.family or not twins(fit, kernel.implementation):
+    if fit.family != kernel.family or not has_equal_cost_types(fit, kernel.implementation):
         return False
     if fit.family == "moe":
         if not plain:
             return not implementation.kernel.endswith("nongated")
         return implementation.kernel.endswith("nongated") or fit.sizes.get("gated", (1.0, 1.0))[0] == 0
     if fit.family.startswith("attention"):
-        return implementation.kind == kernel.implementation.kind
+        return implementation.attention_kind == kernel.implementation.attention_kind
     own, other = (name.rpartition(" ")[2] for name in (implementation.kernel, kernel.implementation.kernel))
     return own == other

@@ -16,9 +16,9 @@ from .._layout import data_dir
 from ..documents import Section, read_yaml
 from ..errors import InputError
 from ..records import frozen
-from .device import find
+from .device import find_device
 from .families import FAMILIES, Family, Implementation
-from .families._family import Array, Fitted, Shapes
+from .families._family import Array, FittedParameter, Shapes
 from .residual import FitResidual
 from .residual import plain as plain_residual
 from .statistics import mean
@@ -294,7 +294,7 @@ def read(path: Path) -> tuple[Profile, ...]:
     return tuple(replace(_profile(section), file=str(path)) for section in sections)
 
 
-def read_given(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
+def read_profiles(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
     """The user's profiles, given as files or as profiles.
 
     Raises InputError if a file is invalid or its device is unknown.
@@ -303,7 +303,7 @@ def read_given(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
     for one in given:
         for profile in (one,) if isinstance(one, Profile) else read(Path(one)):
             try:
-                name = find(profile.device).name
+                name = find_device(profile.device).name
             except InputError as error:
                 raise InputError(f"{_place(one)}device: {error}") from None
             if name != profile.device:
@@ -339,7 +339,7 @@ def _entry(section: Section, device: str, library: str) -> KernelFit:
             kernel=section.text("kernel", ""),
         ),
         variant=variant,
-        parameters=_parameters(section.section("parameters"), of.of(variant)),
+        parameters=_parameters(section.section("parameters"), of.parameters_of(variant)),
         rows=section.integer("rows"),
         version=section.text("version", ""),
         sizes=_sizes(section.section("sizes"), of) if "sizes" in section else {},
@@ -405,12 +405,12 @@ def _residual(section: Section, of: Family) -> FitResidual:
     return FitResidual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
 
 
-def _parameters(section: Section, had: Sequence[Fitted]) -> dict[str, float]:
+def _parameters(section: Section, had: Sequence[FittedParameter]) -> dict[str, float]:
     section.only(parameter.name for parameter in had)
     found = {}
     for parameter in had:
-        value = section.number(parameter.name, parameter.absent)
-        if value != parameter.absent and not parameter.low * 0.999 <= value <= parameter.high * 1.001:
+        value = section.number(parameter.name, parameter.default)
+        if value != parameter.default and not parameter.low * 0.999 <= value <= parameter.high * 1.001:
             raise section.error(parameter.name, f"must be {parameter.low} to {parameter.high}; got {value}")
         found[parameter.name] = value
     return found
@@ -449,18 +449,22 @@ def shipped() -> tuple[KernelFit, ...]:
 TRANSFERRED: Final = "transferred.yaml"
 STAND_INS: Final = "stand_ins.yaml"
 SIBLINGS: Final = "siblings"
-SAME_MAKER: Final = "same maker"
-OTHERS: Final = "others"
-NEARNESS: Final = (SIBLINGS, SAME_MAKER, OTHERS)  # of the nearest device that was measured, the nearest first
+SAME_VENDOR: Final = "same maker"
+OTHER_VENDORS: Final = "others"
+SIMILARITY_CLASSES: Final = (
+    SIBLINGS,
+    SAME_VENDOR,
+    OTHER_VENDORS,
+)  # of the nearest device that was measured, the nearest first
 ANOTHER_KERNEL: Final = "another kernel"
 ANOTHER_LIBRARY: Final = "another library"
 ANOTHER_TYPE: Final = "another data type"
 NO_KERNEL: Final = "no kernel"
-BEYOND: Final = "beyond the measured sizes"
+BEYOND_SIZES: Final = "beyond the measured sizes"
 
 
 @cache
-def transferred() -> Mapping[tuple[str, str, str], Error]:
+def transfer_errors() -> Mapping[tuple[str, str, str], Error]:
     """The error of expectations from other devices and from stand-ins, by family, kind of attention or data type, and
     class of source.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..records import frozen
-from .device import Device, find
+from .device import Device, find_device
 from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Shapes
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
@@ -110,7 +110,10 @@ class MeasuredRows:
         bound = self.family.bound(self.shapes, self.device, self.implementation)
         for why, wrong in (
             (NO_TIME, ~self.timed),
-            ("sizes that no fit rests on, which `llmviewer docs measurements` names", ~self.family.kept(self.shapes)),
+            (
+                "sizes that no fit rests on, which `llmviewer docs measurements` names",
+                ~self.family.fittable(self.shapes),
+            ),
             ("time_us is less than a tenth of the bound", self.measured < _IMPOSSIBLE * bound),
         ):
             left[why] = int(np.count_nonzero(wrong & kept))
@@ -309,7 +312,7 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         if not len(places):
             continue
         try:
-            device, implementation = find(gpu), _implementation(family, framework, dtype, kv_dtype, kernel)
+            device, implementation = find_device(gpu), _implementation(family, framework, dtype, kv_dtype, kernel)
         except InputError as error:
             unread[str(error)] += len(places)
             continue

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..records import frozen
 from .device import Device, DeviceTraits
-from .device_similarity import GENERATIONS, earlier, generation, instructions, slowed
+from .device_similarity import GENERATIONS, generation, has_half_rate_matrix_units, is_earlier, matrix_instructions
 from .families import FAMILIES, Family
 from .index import device_traits
 from .profile import KernelFit
@@ -34,7 +34,7 @@ _AMPERE: Final = 2048.0
 Parameters = Mapping[str, float]
 
 
-def parameters_on(device: Device, fit: KernelFit) -> Parameters:
+def scaled_parameters(device: Device, fit: KernelFit) -> Parameters:
     """The parameters of an entry on `device`.
 
     On its own device they are unchanged; under what-ifs, the rules for parameters that do not scale with the changed
@@ -50,28 +50,28 @@ def parameters_on(device: Device, fit: KernelFit) -> Parameters:
     return found
 
 
-def same_code(fit: KernelFit, device: Device) -> bool:
+def runs_same_code(fit: KernelFit, device: Device) -> bool:
     """Whether its kernel is the same on a device: in the same matrix instructions, or written for none."""
-    return _portable(fit) or instructions(device_traits(fit.device)) == instructions(device)
+    return _portable(fit) or matrix_instructions(device_traits(fit.device)) == matrix_instructions(device)
 
 
 def _portable(fit: KernelFit) -> bool:
     """Whether it is the same on all devices, whatever kind of attention it is for."""
-    return fit.implementation.kernel.partition(" ")[0] in FAMILIES[fit.family].portable
+    return fit.implementation.kernel.partition(" ")[0] in FAMILIES[fit.family].portable_kernels
 
 
-def launch_us(fit: KernelFit) -> float:
+def host_launch_us(fit: KernelFit) -> float:
     """What of the start of a kernel that only moves bytes is a host's. [us]"""
     return max(fit.parameters["start_us"] - _LAUNCH_US, 0.0)
 
 
-def replayed(fit: KernelFit) -> KernelFit:
+def without_host_launch(fit: KernelFit) -> KernelFit:
     """A kernel that only moves bytes as it is in a graph, without the launch by a host that it was measured with."""
-    start = fit.parameters["start_us"] - launch_us(fit)
+    start = fit.parameters["start_us"] - host_launch_us(fit)
     return replace(fit, parameters={**fit.parameters, "start_us": start}, trend=None, residual=None)
 
 
-def over_host(fit: KernelFit, device: Device) -> bool:
+def is_host_routed(fit: KernelFit, device: Device) -> bool:
     """Whether it is of messages that pass a host on their way between devices."""
     return fit.family == "collectives" and device.hosted
 
@@ -100,7 +100,7 @@ class _Move:
     @property
     def rated_clocks(self) -> float:
         """The same without what-ifs on the clock, which say nothing of the power that it takes."""
-        return self._clocks(self.device.rated)
+        return self._clocks(self.device.rated_clock)
 
     def _clocks(self, clock: float) -> float:
         return self.own.clock / clock if self.alike and self.own.clock and clock else 1.0
@@ -119,21 +119,21 @@ class _Move:
     @property
     def waits(self) -> bool:
         """Whether matrix units do, as those do of kernels that are not written for them."""
-        return self.family.waits or _portable(self.fit)
+        return self.family.latency_limited or _portable(self.fit)
 
     @property
     def back(self) -> bool:
         """Whether it is to an earlier generation, whose kernels are others."""
-        return earlier(self.device, self.own)
+        return is_earlier(self.device, self.own)
 
 
 def _fixed_times(found: Parameters, move: _Move) -> Parameters:
     """They are as many clocks, but of messages over a host and of launches by one, which are not its cores'."""
-    if over_host(move.fit, move.device):
+    if is_host_routed(move.fit, move.device):
         return {}
     times = {name: value * move.clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
-    if not move.family.aged:
-        times["start_us"] += launch_us(move.fit) * (1 - move.clocks)
+    if not move.family.generation_dependent:
+        times["start_us"] += host_launch_us(move.fit) * (1 - move.clocks)
     return times
 
 
@@ -147,7 +147,7 @@ def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
         return {}
     own, device = move.own, move.device
     was, now = own.l2_bandwidth, device.l2_bandwidth
-    if not (move.alike and was and now) and earlier(own, device):
+    if not (move.alike and was and now) and is_earlier(own, device):
         was, now = _l2_reads(own), _l2_reads(device)
     if move.alike and was and now:
         return {"lambda": found["lambda"] * (own.bandwidth / was) / (device.bandwidth / now)}
@@ -183,7 +183,7 @@ def _waits(found: Parameters, move: _Move) -> Parameters:
     """Where matrix units wait for others, they wait as many clocks: slower ones reach more of their peak, and faster
     ones less, unless they have kernels of their own, which hide more.
     """
-    if not move.waits or not move.multiplies or (move.multiplies > 1 and not same_code(move.fit, move.device)):
+    if not move.waits or not move.multiplies or (move.multiplies > 1 and not runs_same_code(move.fit, move.device)):
         return {}
     return {"alpha": 1 / (1 + (1 / found["alpha"] - 1) * move.multiplies)}
 
@@ -192,7 +192,7 @@ def _hidden(found: Parameters, move: _Move) -> Parameters:
     """Starts and ends of tiles, by others: a core holds as many as its shared memory has room for, of which kernels
     that are not written for matrix instructions need little.
     """
-    written = move.family.rewritten and not _portable(move.fit) and same_code(move.fit, move.device)
+    written = move.family.rewritten_per_generation and not _portable(move.fit) and runs_same_code(move.fit, move.device)
     was, now = move.own.shared, move.device.shared
     return {"tau_us": found["tau_us"] * was / now} if written and move.alike and was and now else {}
 
@@ -201,9 +201,9 @@ def _core_rate(found: Parameters, move: _Move) -> Parameters:
     """Where a kernel reaches less of the memory bandwidth than most do, the rest of its time is its cores', which have
     no more bytes under way on another device, and widen no more of them in a clock.
     """
-    if not (move.family.streams and move.alike and same_code(move.fit, move.device)):
+    if not (move.family.memory_bound and move.alike and runs_same_code(move.fit, move.device)):
         return {}
-    most = next(q.usual for q in move.family.parameters if q.name == "beta")
+    most = next(q.prior for q in move.family.parameters if q.name == "beta")
     own = max(1 / found["beta"] - 1 / most, 0.0)  # for each byte, beside what memory takes
     return {"beta": 1 / (1 / most + own * move.bytes)} if own else {}
 
@@ -235,11 +235,13 @@ def _power(found: Parameters, move: _Move) -> Parameters:
     for stacked memory are others.
     """
     was, now = _density(move.own), _density(move.device)
-    if not (move.family.heats and move.alike and was and now) or move.back:
+    if not (move.family.power_limited and move.alike and was and now) or move.back:
         return {}
     needed = now / was / move.rated_clocks**2
     if needed >= 1:
-        starved = generation(move.own) == generation(move.device) and not (slowed(move.own) or slowed(move.device))
+        starved = generation(move.own) == generation(move.device) and not (
+            has_half_rate_matrix_units(move.own) or has_half_rate_matrix_units(move.device)
+        )
         return _at_clock(found, needed ** (-1 / 3)) if starved else {}
     most = _UNLIMITED if move.own.stacked == move.device.stacked else found["alpha"]
     faster = min(1 / needed, max(1.0, most / found["alpha"]))

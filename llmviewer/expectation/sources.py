@@ -17,20 +17,20 @@ CALIBRATED: Final = "calibrated on "
 TRANSFERRED: Final = "transferred from "
 STAND_IN: Final = "stand-in"
 NOT_MEASURED: Final = "no kernel measured; memory traffic only"
-FOR_OTHERS: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
+STAND_IN_DTYPE: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
 CLASSES: Final = ("transferred", STAND_IN, "no kernel measured", BOUND_ONLY)  # as they begin, beside calibrated ones
 
 
-def unknown(why: str) -> str:
+def bound_only_label(why: str) -> str:
     """The source of what nothing above the bound is known of."""
     return f"{BOUND_ONLY}: {why}"
 
 
-def why_unknown(source: str) -> str:
+def bound_only_reason(source: str) -> str:
     """Why nothing above the bound is known, by such a source; "" by none."""
-    return source.removeprefix(unknown(""))
+    return source.removeprefix(bound_only_label(""))
 
 
-def for_other_work(why: str, source: str) -> str:
+def stand_in_label(why: str, source: str) -> str:
     """The source of kernels, that of `source`, which stand in for work that they do not do."""
     return f"{STAND_IN}: {why}; {source}"

@@ -22,8 +22,8 @@ from .families import Implementation
 from .families._family import Array
 from .launches import LibraryKernel
 from .library import ALIKE, Library, key_of
-from .profile import BEYOND, KernelFit, Profile
-from .transfer import Estimator, Expectation, FitSelection, select_fits, widens_beyond
+from .profile import BEYOND_SIZES, KernelFit, Profile
+from .transfer import Estimator, Expectation, FitSelection, has_extrapolation_error, select_fits
 
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
@@ -224,11 +224,11 @@ class _Alternative:
         """One kernel, for those that are asked for, each from one of `starts` to the next."""
         shape = found.expected.shape
         beyond = np.broadcast_to(fit.beyond(columns), shape)
-        wide = (beyond > 0) & widens_beyond(fit.family)
+        wide = (beyond > 0) & has_extrapolation_error(fit.family)
         far = 2 * np.add.reduceat(wide.astype(int), starts) >= np.diff([*starts, len(beyond)])
         return cls(
             found=found, library=fit.implementation.library, beyond=beyond, release=np.full(shape, release),
-            sources=[_with(found.source, BEYOND if most else "") for most in far],
+            sources=[_with(found.source, BEYOND_SIZES if most else "") for most in far],
         )  # fmt: skip
 
     def or_better(self, other: _Alternative, starts: Sequence[int]) -> _Alternative:

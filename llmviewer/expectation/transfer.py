@@ -12,27 +12,27 @@ import numpy as np
 from ..errors import InputError
 from ..records import frozen
 from .device import Device
-from .device_similarity import apart, generation, relation, slowed
+from .device_similarity import device_distance, generation, generations_between, has_half_rate_matrix_units
 from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Parameters, Shapes
-from .formats import SIMILAR, TWINS
+from .formats import EQUAL_COST_TYPES, STAND_IN_TYPES
 from .index import device_traits, index
 from .profile import (
     ANOTHER_KERNEL,
     ANOTHER_LIBRARY,
     ANOTHER_TYPE,
-    BEYOND,
-    NEARNESS,
+    BEYOND_SIZES,
     NO_KERNEL,
-    OTHERS,
-    SAME_MAKER,
+    OTHER_VENDORS,
+    SAME_VENDOR,
     SIBLINGS,
+    SIMILARITY_CLASSES,
     Error,
     KernelFit,
 )
 from .residual import NEIGHBOURS, FitResidual
-from .scaling import launch_us, over_host, parameters_on, replayed, same_code
-from .sources import CALIBRATED, FOR_OTHERS, NOT_MEASURED, STAND_IN, TRANSFERRED, unknown
+from .scaling import host_launch_us, is_host_routed, runs_same_code, scaled_parameters, without_host_launch
+from .sources import CALIBRATED, NOT_MEASURED, STAND_IN, STAND_IN_DTYPE, TRANSFERRED, bound_only_label
 from .trend import Trend
 
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
@@ -104,7 +104,7 @@ def select_fits(
 
 
 def _plain(implementation: Implementation) -> Implementation:
-    return replace(implementation, kernel=f"{EAGER} {_PLAIN}" if implementation.eager else _PLAIN)
+    return replace(implementation, kernel=f"{EAGER} {_PLAIN}" if implementation.host_launched else _PLAIN)
 
 
 def _as_traffic(implementation: Implementation, plain: FitSelection) -> FitSelection:
@@ -123,7 +123,7 @@ def _calibrated(of_family: Sequence[KernelFit], device: Device, implementation: 
         fit for fit in of_family if fit.device == device.name and fit.implementation.library == implementation.library
     ]
     exact = [fit for fit in own if _of_type(fit, implementation, implementation.dtype)]
-    for found in (exact, [fit for fit in own if fit not in exact and twins(fit, implementation)]):
+    for found in (exact, [fit for fit in own if fit not in exact and has_equal_cost_types(fit, implementation)]):
         same = [fit for fit in found if fit.implementation.kernel == implementation.kernel]
         alike = (
             []
@@ -142,7 +142,7 @@ def _calibrated(of_family: Sequence[KernelFit], device: Device, implementation: 
 def _others(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
     """Stacks on all devices that do the same work, in the data type nearest to its own."""
     alike = [fit for fit in of_family if _alike(fit, implementation)]
-    for dtype in (implementation.dtype, *SIMILAR.get(implementation.dtype, ())):
+    for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())):
         found = [fit for fit in alike if _of_type(fit, implementation, dtype)]
         own = (fit for fit in found if fit.implementation.library == implementation.library)
         if dtype == implementation.dtype and not any(
@@ -151,7 +151,7 @@ def _others(of_family: Sequence[KernelFit], device: Device, implementation: Impl
             mine = (
                 fit
                 for fit in alike
-                if fit.implementation.library == implementation.library and twins(fit, implementation)
+                if fit.implementation.library == implementation.library and has_equal_cost_types(fit, implementation)
             )
             found += [fit for fit in mine if not _of_type(fit, implementation, dtype)]
         if found:
@@ -163,10 +163,14 @@ def _carried_over(
     found: Sequence[KernelFit], device: Device, implementation: Implementation, *, unknown: bool
 ) -> FitSelection:
     near = [_launched(fit, found, implementation) for fit in _nearest(found, device, implementation)]
-    asked = replace(implementation, library="") if unknown and twins(near[0], implementation) else implementation
+    asked = (
+        replace(implementation, library="")
+        if unknown and has_equal_cost_types(near[0], implementation)
+        else implementation
+    )
     error = _measured_error(near[0].family, implementation, source_class(near[0], device, asked))
-    launched = near[0].family == "elementwise" and near[0].implementation.eager
-    if launched and not implementation.eager:  # what is left of a start is a guess
+    launched = near[0].family == "elementwise" and near[0].implementation.host_launched
+    if launched and not implementation.host_launched:  # what is left of a start is a guess
         error = replace(error, short=_UNKNOWN.short, mape_short=_UNKNOWN.mape_short)
     return FitSelection(fits=tuple(near), error=error, source=_told(near, device, implementation))
 
@@ -175,27 +179,29 @@ def _launched(fit: KernelFit, found: Sequence[KernelFit], implementation: Implem
     """An entry with the median launch time of all measured hosts, as it is not the device's; without one, if the stack
     is not launched by a host.
     """
-    if FAMILIES[fit.family].aged:
+    if FAMILIES[fit.family].generation_dependent:
         return fit
-    if not implementation.eager:
-        return replayed(fit) if fit.implementation.eager else fit
+    if not implementation.host_launched:
+        return without_host_launch(fit) if fit.implementation.host_launched else fit
     hosts = [
-        np.asarray(launch_us(other)) for other in found if other.implementation.library == fit.implementation.library
+        np.asarray(host_launch_us(other))
+        for other in found
+        if other.implementation.library == fit.implementation.library
     ]
-    start = fit.parameters["start_us"] - launch_us(fit) + float(_middle(hosts))
+    start = fit.parameters["start_us"] - host_launch_us(fit) + float(_middle(hosts))
     return replace(fit, parameters={**fit.parameters, "start_us": start})
 
 
 def _told(near: Sequence[KernelFit], device: Device, implementation: Implementation) -> str:
     """Label of the devices and libraries whose parameters are used, those of one device together."""
     dtype = near[0].implementation.dtype
-    others = f"{FOR_OTHERS}{dtype}" if dtype != implementation.dtype else ""
+    others = f"{STAND_IN_DTYPE}{dtype}" if dtype != implementation.dtype else ""
     if near[0].device != device.name:
         libraries: dict[str, dict[str, None]] = {}
         for fit in near:
             libraries.setdefault(fit.device, {})[fit.implementation.library] = None
         names = ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
-        return f"{TRANSFERRED}{names}{others if not twins(near[0], implementation) else ''}"
+        return f"{TRANSFERRED}{names}{others if not has_equal_cost_types(near[0], implementation) else ''}"
     names = " and ".join(_named(fit).removeprefix(f"{device.name} ") for fit in near)
     instead = stand_in(near[0], implementation)
     if not instead:
@@ -204,10 +210,10 @@ def _told(near: Sequence[KernelFit], device: Device, implementation: Implementat
     return f"{STAND_IN} on {device.name}: {instead}{of} ({names}{others})"
 
 
-def nearest(fits: Sequence[KernelFit], device: Device) -> list[KernelFit]:
+def fits_on_nearest_devices(fits: Sequence[KernelFit], device: Device) -> list[KernelFit]:
     """The entries of the nearest relatives of a device, which may be itself."""
     sources = {name: device_traits(name) for name in {fit.device for fit in fits}}
-    distances = {name: relation(own, device) for name, own in sources.items() if own.kind == device.kind}
+    distances = {name: device_distance(own, device) for name, own in sources.items() if own.kind == device.kind}
     least = min(distances.values(), default=())
     return [fit for fit in fits if distances.get(fit.device) == least]
 
@@ -229,7 +235,7 @@ def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implemen
         best.setdefault((fit.device, fit.implementation.library), (distance, fit))
     ranked = list(best.values())
     least, first = ranked[0]
-    if not FAMILIES[first.family].steady or _same(first, device):
+    if not FAMILIES[first.family].stable_tiling or _same(first, device):
         return [fit for distance, fit in ranked if distance == least][:_RELATIVES]
     generations: dict[str, list[tuple[tuple[float, ...], KernelFit]]] = {}
     for distance, fit in ranked:
@@ -244,7 +250,7 @@ def _of_line(fit: KernelFit, device: Device, implementation: Implementation) -> 
     """Whether few rows of an entry are more reliable than many of others: of the same kernel on the same architecture,
     or of communication on the same kind of memory, with which links go.
     """
-    other, computes = device_traits(fit.device), FAMILIES[fit.family].computes
+    other, computes = device_traits(fit.device), FAMILIES[fit.family].multiplies_matrices
     own, asked = (generation(d) if computes else d.stacked for d in (other, device))
     return (
         fit.implementation.library == implementation.library
@@ -254,7 +260,7 @@ def _of_line(fit: KernelFit, device: Device, implementation: Implementation) -> 
 
 
 def _count(fit: KernelFit) -> int:
-    return len(FAMILIES[fit.family].of(fit.variant))
+    return len(FAMILIES[fit.family].parameters_of(fit.variant))
 
 
 def _distance(fit: KernelFit, device: Device, implementation: Implementation) -> tuple[float, ...]:
@@ -263,25 +269,29 @@ def _distance(fit: KernelFit, device: Device, implementation: Implementation) ->
     library ranks no better than another library's.
     """
     other, family = device_traits(fit.device), FAMILIES[fit.family]
-    maker, *near = relation(other, device, computes=family.computes)
-    if not family.aged:
+    maker, *near = device_distance(other, device, computes=family.multiplies_matrices)
+    if not family.generation_dependent:
         memory = int(other.stacked != device.stacked)
         return (
             maker,
-            int(implementation.eager and not fit.implementation.eager),
+            int(implementation.host_launched and not fit.implementation.host_launched),
             memory,
-            int(fit.implementation.eager and not implementation.eager),
+            int(fit.implementation.host_launched and not implementation.host_launched),
         )
-    weak = family.computes and not family.halves and slowed(other) != slowed(device)
-    paced = fit.implementation.eager != implementation.eager
+    weak = (
+        family.multiplies_matrices
+        and not family.models_half_rate
+        and has_half_rate_matrix_units(other) != has_half_rate_matrix_units(device)
+    )
+    paced = fit.implementation.host_launched != implementation.host_launched
     library, kernel = (
         fit.implementation.library != implementation.library,
         fit.implementation.kernel != implementation.kernel,
     )
-    untuned = kernel and fit.variant in family.alone
-    if _same(fit, device) or not family.computes:
+    untuned = kernel and fit.variant in family.untuned_variants
+    if _same(fit, device) or not family.multiplies_matrices:
         return (maker, int(weak), int(paced), 0, *near, library + kernel + untuned)
-    known = family.rewritten and _of_name(fit, implementation) and same_code(fit, device)
+    known = family.rewritten_per_generation and _of_name(fit, implementation) and runs_same_code(fit, device)
     return (maker, int(weak), int(paced), 1 - known, *near, (library or kernel) + untuned)
 
 
@@ -295,7 +305,7 @@ def _of_type(fit: KernelFit, implementation: Implementation, dtype: str) -> bool
     return fit.implementation.dtype == dtype and fit.implementation.kv_dtype == implementation.kv_dtype
 
 
-def twins(fit: KernelFit, implementation: Implementation) -> bool:
+def has_equal_cost_types(fit: KernelFit, implementation: Implementation) -> bool:
     """Whether data types take equally long: as wide, as fast, and multiplied by the same kernels."""
     if fit.family == "elementwise":
         return True
@@ -303,7 +313,7 @@ def twins(fit: KernelFit, implementation: Implementation) -> bool:
         (fit.implementation.dtype, implementation.dtype),
         (fit.implementation.kv_dtype, implementation.kv_dtype),
     )
-    return all(own == other or {own, other} in TWINS for own, other in pairs)
+    return all(own == other or {own, other} in EQUAL_COST_TYPES for own, other in pairs)
 
 
 def _alike(fit: KernelFit, implementation: Implementation) -> bool:
@@ -311,46 +321,48 @@ def _alike(fit: KernelFit, implementation: Implementation) -> bool:
     if fit.family in ("elementwise", "collectives"):
         own, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
         return own == other or not own
-    return fit.implementation.kind == implementation.kind
+    return fit.implementation.attention_kind == implementation.attention_kind
 
 
-def sibling(fit: KernelFit, device: Device) -> bool:
+def is_sibling(fit: KernelFit, device: Device) -> bool:
     """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
     since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
     """
     memory = device_traits(fit.device).stacked == device.stacked
-    return memory and not over_host(fit, device) and _same(fit, device)
+    return memory and not is_host_routed(fit, device) and _same(fit, device)
 
 
 def _same(fit: KernelFit, device: Device) -> bool:
-    return max(relation(device_traits(fit.device), device, computes=FAMILIES[fit.family].computes)) <= 0
+    return (
+        max(device_distance(device_traits(fit.device), device, computes=FAMILIES[fit.family].multiplies_matrices)) <= 0
+    )
 
 
 def source_class(fit: KernelFit, device: Device, implementation: Implementation) -> str:
     """The class of an entry as a source for a stack on a device: of NEARNESS, of a stand-in, or both; "" for the stack
     itself.
     """
-    where = "" if fit.device == device.name else nearness(fit, device)
+    where = "" if fit.device == device.name else similarity_class(fit, device)
     return ", ".join(filter(None, (where, stand_in(fit, implementation))))
 
 
 def stand_in(fit: KernelFit, implementation: Implementation) -> str:
     """Label of the difference between an entry and a stack: data type, library or kernel; "" if the kernel is equal."""
-    if FAMILIES[fit.family].alike:
+    if FAMILIES[fit.family].library_independent:
         return ""
-    if not twins(fit, implementation):
+    if not has_equal_cost_types(fit, implementation):
         return ANOTHER_TYPE
     if fit.implementation.library != implementation.library:
         return ANOTHER_LIBRARY
-    name = implementation.kernel.removesuffix(implementation.kind).strip()
+    name = implementation.kernel.removesuffix(implementation.attention_kind).strip()
     return "" if not name or _of_name(fit, implementation) else ANOTHER_KERNEL
 
 
-def nearness(fit: KernelFit, device: Device) -> str:
+def similarity_class(fit: KernelFit, device: Device) -> str:
     """How near the device of an entry is: one of NEARNESS."""
-    if sibling(fit, device):
+    if is_sibling(fit, device):
         return SIBLINGS
-    return SAME_MAKER if device_traits(fit.device).vendor == device.vendor else OTHERS
+    return SAME_VENDOR if device_traits(fit.device).vendor == device.vendor else OTHER_VENDORS
 
 
 def _measured_error(name: str, implementation: Implementation, which: str) -> Error:
@@ -358,19 +370,19 @@ def _measured_error(name: str, implementation: Implementation, which: str) -> Er
     stand-in on another device is no surer than the kernel itself is there.
     """
     near, _, instead = which.rpartition(", ")
-    if which in NEARNESS:
+    if which in SIMILARITY_CLASSES:
         near, instead = which, ""
-    further = NEARNESS[NEARNESS.index(near) :] if near else ("", *NEARNESS)
-    parts, known = (implementation.kind or implementation.dtype, "all"), index().errors
-    classes = [", ".join(filter(None, (each, instead))) for each in further if each != OTHERS]
-    keys = [(name, of, each) for each in (*classes, OTHERS) for of in parts]
+    further = SIMILARITY_CLASSES[SIMILARITY_CLASSES.index(near) :] if near else ("", *SIMILARITY_CLASSES)
+    parts, known = (implementation.attention_kind or implementation.dtype, "all"), index().errors
+    classes = [", ".join(filter(None, (each, instead))) for each in further if each != OTHER_VENDORS]
+    keys = [(name, of, each) for each in (*classes, OTHER_VENDORS) for of in parts]
     error = next((known[key] for key in keys if key in known), _UNKNOWN)
     return error.or_wider(_measured_error(name, implementation, near)) if near and instead else error
 
 
-def widens_beyond(family: str) -> bool:
+def has_extrapolation_error(family: str) -> bool:
     """Whether the error of a family beyond the sizes that its kernels were measured with is known."""
-    return (family, "all", BEYOND) in index().errors
+    return (family, "all", BEYOND_SIZES) in index().errors
 
 
 def stand_in_error(family: str, instead: str) -> Error:
@@ -396,7 +408,7 @@ def bound_only(bound: Array, why: str) -> Expectation:
     """The bound as expectation, if nothing else is known; `why` is the reason."""
     open_end = np.full_like(bound, np.inf)
     none = np.zeros_like(bound)
-    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=unknown(why))
+    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=bound_only_label(why))
 
 
 def expect(
@@ -434,37 +446,40 @@ class Estimator:
     @cached_property
     def _parameters(self) -> list[Parameters]:
         """Parameters of each entry, scaled to the device."""
-        return [parameters_on(self.device, fit) for fit in self.selection.fits]
+        return [scaled_parameters(self.device, fit) for fit in self.selection.fits]
 
     @cached_property
     def _trends(self) -> list[Trend | None]:
-        return [fit.trend if sibling(fit, self.device) else None for fit in self.selection.fits]
+        return [fit.trend if is_sibling(fit, self.device) else None for fit in self.selection.fits]
 
     @cached_property
     def _generations(self) -> tuple[tuple[list[int], float], ...]:
         """Places of the entries of each architecture, and its weight: less for one that is further away."""
         fits = self.selection.fits
-        if not self.family.steady:
+        if not self.family.stable_tiling:
             return ((list(range(len(fits))), 1.0),)
         places: dict[str, list[int]] = {}
         for place, fit in enumerate(fits):
             places.setdefault(generation(device_traits(fit.device)), []).append(place)
-        return tuple((own, _FADES ** apart(device_traits(fits[own[0]].device), self.device)) for own in places.values())
+        return tuple(
+            (own, _FADES ** generations_between(device_traits(fits[own[0]].device), self.device))
+            for own in places.values()
+        )
 
     def expect(self, shapes: Shapes) -> Expectation:
         selection, device, family, first = self.selection, self.device, self.family, self.selection.fits[0]
         fitted = first.device == device.name
-        seconds = family.seconds if fitted else family.elsewhere
+        seconds = family.seconds if fitted else family.seconds_elsewhere
         by_variant = family.features_of(shapes, device, self.implementation, {fit.variant for fit in selection.fits})
         features = [by_variant[fit.variant] for fit in selection.fits]
         logs = [
             np.log(seconds(p, f)) + (trend.change(family, shapes) if trend else 0.0)
             for p, f, trend in zip(self._parameters, features, self._trends, strict=True)
         ]
-        fixed = [family.fixed(p, f) for p, f in zip(self._parameters, features, strict=True)]
+        fixed = [family.fixed_seconds(p, f) for p, f in zip(self._parameters, features, strict=True)]
         expected = np.exp(self._combined(logs)) * selection.error.scale
         low, high = selection.error.interval(expected)
-        further, far = index().errors.get((family.name, "all", BEYOND)), first.beyond(shapes) > 0
+        further, far = index().errors.get((family.name, "all", BEYOND_SIZES)), first.beyond(shapes) > 0
         if further and np.any(far):
             ends = further.or_wider(selection.error).interval(expected)
             low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))

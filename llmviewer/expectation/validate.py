@@ -166,7 +166,7 @@ def _points(one: Predictions) -> list[ValidationPoint]:
         kept = rows.take(np.flatnonzero(usable & (random.random(len(rows)) < share)))
         if not len(kept):
             continue
-        arithmetic, moving = rows.family.ideals(kept.shapes, rows.device, rows.implementation)
+        arithmetic, moving = rows.family.ideal_times(kept.shapes, rows.device, rows.implementation)
         name = " ".join(
             filter(
                 None,
@@ -178,11 +178,16 @@ def _points(one: Predictions) -> list[ValidationPoint]:
         for measured, bound, expected, of_ops, of_bytes in zip(*(c.tolist() for c in columns), strict=True):
             found.append(
                 ValidationPoint(
-                    family=rows.family.name, device=rows.device.name, name=name, measured_us=measured * 1e6,
-                    bound_us=bound, expected_us=expected, balance=of_ops / of_bytes if rows.family.computes else 0.0,
-                    attained=of_ops / measured if rows.family.computes else 0.0,
+                    family=rows.family.name,
+                    device=rows.device.name,
+                    name=name,
+                    measured_us=measured * 1e6,
+                    bound_us=bound,
+                    expected_us=expected,
+                    balance=of_ops / of_bytes if rows.family.multiplies_matrices else 0.0,
+                    attained=of_ops / measured if rows.family.multiplies_matrices else 0.0,
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..devices.files import hardware_file, load_hardware
 from ..errors import InputError
-from ..expectation.device import Device, of
+from ..expectation.device import Device, device_of
 from ..records import frozen
 from ..writing import write_text
 from .backend import Backend, LaunchError, Sets, breaks
@@ -256,7 +256,7 @@ class Session:
 
     def judge(self) -> None:
         """Bounds all rows by the ceilings as they are now, which rows may have raised."""
-        device = of(load_hardware(str(self.hardware())))
+        device = device_of(load_hardware(str(self.hardware())))
         for kind in self.kinds:
             kind.bound_by(device)
             for row in self.journal.rows:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..expectation.kernels import Kernels
-from ..expectation.sources import why_unknown
+from ..expectation.sources import bound_only_reason
 from ..forms import Num
 from ..generation import decode_s
 from ..memory import Footprint, Shapes
@@ -173,7 +173,7 @@ class Steps:
             return kernels.device
         workload = Workload.decode(batch=1.0, kv_len=1.0)
         found = kernels.run(plan, workload)
-        return "" if found.modelled else why_unknown(found.source)
+        return "" if found.modelled else bound_only_reason(found.source)
 
     @cached_property
     def _kernels(self) -> Kernels:

@@ -19,7 +19,7 @@ from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
 from ..documents import read_json
 from ..errors import InputError
-from ..expectation.profile import read_given
+from ..expectation.profile import read_profiles
 from ..model import Model
 from ..model_files import load_model
 from ..records import frozen
@@ -95,7 +95,7 @@ class Design:
         check_techniques(ours, over, None)
         check_changes(changes, over)
         profiles = [str(path) for path in unusual.pop("profiles", ())]
-        measured = read_given(profiles)
+        measured = read_profiles(profiles)
         check_expected(unusual.get("library", ""), profiles, expected=expected)
         loaded = {f"model {name}": load_model(name) for name in settings["model"]}
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}

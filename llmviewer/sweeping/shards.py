@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.profile import Profile, read_given
+from ..expectation.profile import Profile, read_profiles
 from ..model import Model
 from ..model_files import load_model
 from ..writing import write, write_text
@@ -267,7 +267,7 @@ def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: s
 @cache
 def _profiles(files: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
     """The profiles of (file, digest when the design was made)."""
-    found = read_given([path for path, _ in files])
+    found = read_profiles([path for path, _ in files])
     for path, known in files:
         _check_same(path, hash_of(path), known)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ._family import Family, Fitted, Implementation
+from ._family import Family, FittedParameter, Implementation
 from .collectives import Collectives
 from .decode import Decode
 from .elementwise import ElementwiseFamily
@@ -17,4 +17,4 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family for family in (Gemm(), Prefill(), Decode(), Moe(), ElementwiseFamily(), Collectives())
 }
 
-__all__ = ["FAMILIES", "Family", "Fitted", "Implementation"]
+__all__ = ["FAMILIES", "Family", "FittedParameter", "Implementation"]

@@ -29,7 +29,7 @@ _NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
 @frozen(kw_only=True)
-class Fitted:
+class FittedParameter:
     """A number that is fitted. It stays within `low` and `high`, and near `usual` unless measurements say otherwise.
 
     meaning  what it is, with its unit
@@ -40,20 +40,20 @@ class Fitted:
     """
 
     name: str
-    usual: float
+    prior: float
     low: float
     high: float
     meaning: str
     linear: bool = False
-    way: str = ""
-    absent: float | None = None
-    again: float = 0.0
+    variant_word: str = ""
+    default: float | None = None
+    restart_factor: float = 0.0
 
-    def sought(self, value: float) -> float:
+    def to_search(self, value: float) -> float:
         """The value as the search sees it."""
         return value if self.linear else log(max(value, self.low))
 
-    def found(self, sought: float) -> float:
+    def from_search(self, sought: float) -> float:
         return min(max(sought if self.linear else exp(sought), self.low), self.high)
 
 
@@ -70,13 +70,13 @@ class Implementation:
     kernel: str = ""
 
     @property
-    def kind(self) -> str:
+    def attention_kind(self) -> str:
         """The kind of attention, which is the last word of the kernel's name; "" for plain attention."""
         word = self.kernel.rpartition(" ")[2]
         return word if word in _ATTENTIONS else ""
 
     @property
-    def eager(self) -> bool:
+    def host_launched(self) -> bool:
         """Whether a host launches it time and again, which takes longer than a short kernel does in a graph."""
         first, _, rest = self.kernel.partition(" ")
         return bool(rest) and first.endswith(EAGER)
@@ -105,23 +105,23 @@ class Family(ABC):
     """
 
     name: ClassVar[str]
-    parameters: ClassVar[tuple[Fitted, ...]]
+    parameters: ClassVar[tuple[FittedParameter, ...]]
     variants: ClassVar[tuple[str, ...]] = ("",)
-    alone: ClassVar[tuple[str, ...]] = ()
+    untuned_variants: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]]
     optional: ClassVar[Mapping[str, float]] = {}
     groups: ClassVar[tuple[str, ...]]
-    alike: ClassVar[bool] = False
-    computes: ClassVar[bool] = True
-    halves: ClassVar[bool] = False
-    aged: ClassVar[bool] = True
-    steady: ClassVar[bool] = False
-    rewritten: ClassVar[bool] = False
-    portable: ClassVar[tuple[str, ...]] = ()
-    streams: ClassVar[bool] = False
-    waits: ClassVar[bool] = False
-    heats: ClassVar[bool] = False
-    on_cpu: ClassVar[Parameters] = {}
+    library_independent: ClassVar[bool] = False
+    multiplies_matrices: ClassVar[bool] = True
+    models_half_rate: ClassVar[bool] = False
+    generation_dependent: ClassVar[bool] = True
+    stable_tiling: ClassVar[bool] = False
+    rewritten_per_generation: ClassVar[bool] = False
+    portable_kernels: ClassVar[tuple[str, ...]] = ()
+    memory_bound: ClassVar[bool] = False
+    latency_limited: ClassVar[bool] = False
+    power_limited: ClassVar[bool] = False
+    cpu_parameters: ClassVar[Parameters] = {}
 
     @abstractmethod
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
@@ -137,7 +137,7 @@ class Family(ABC):
     def seconds(self, p: Parameters, features: Features) -> Array:
         """The expected time of every row. [s]"""
 
-    def elsewhere(self, p: Parameters, features: Features) -> Array:
+    def seconds_elsewhere(self, p: Parameters, features: Features) -> Array:
         """The expected time of every row on a device that the parameters were not fitted to. [s]"""
         return self.seconds(p, features)
 
@@ -145,7 +145,7 @@ class Family(ABC):
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
         """The roofline of the same work. Bytes that a benchmark's loop keeps in the cache do not count. [s]"""
 
-    def ideals(self, shapes: Shapes, device: Device, implementation: Implementation) -> tuple[Array, Array]:
+    def ideal_times(self, shapes: Shapes, device: Device, implementation: Implementation) -> tuple[Array, Array]:
         """The bound's least times of arithmetic and of memory traffic, with nothing in the cache at the start. [s]"""
         plain = {**shapes, "loop": np.zeros(len(next(iter(shapes.values()))))}
         rates = {resource: rate * _FAR for resource, rate in device.hardware.rates.items()}
@@ -153,15 +153,15 @@ class Family(ABC):
         computing = replace(device, bandwidth=device.bandwidth * _FAR)
         return self.bound(plain, computing, implementation), self.bound(plain, moving, implementation)
 
-    def fixed(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
+    def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
         """The part of the time that the smallest work takes too: launches, and start and end of a tile. [s]"""
         return (p["start_us"] + p.get("tau_us", 0.0)) * MICROSECOND
 
-    def kept(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
+    def fittable(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
         """Rows to fit: those with sizes that occur in models."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
-    def told(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
+    def covers_variant(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
         """Whether rows of `shapes` exercise everything that a variant has."""
         return True
 
@@ -175,14 +175,14 @@ class Family(ABC):
     def size_names(self) -> tuple[str, ...]:
         return tuple(name for name in (*self.columns, *self.optional) if name not in _NO_SIZES)
 
-    def of(self, variant: str) -> tuple[Fitted, ...]:
+    def parameters_of(self, variant: str) -> tuple[FittedParameter, ...]:
         """The parameters of a variant."""
-        return tuple(q for q in self.parameters if not q.way or q.way in variant.split())
+        return tuple(q for q in self.parameters if not q.variant_word or q.variant_word in variant.split())
 
-    def usual(self, implementation: Implementation, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
+    def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
         """The values of parameters where measurements do not say."""
-        usual = {parameter.name: parameter.usual for parameter in self.parameters}
-        return {**usual, **(self.on_cpu if implementation.library.endswith(_CPU) else {})}
+        usual = {parameter.name: parameter.prior for parameter in self.parameters}
+        return {**usual, **(self.cpu_parameters if implementation.library.endswith(_CPU) else {})}
 
 
 def cold(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:

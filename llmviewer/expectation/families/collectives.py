@@ -10,7 +10,17 @@ import numpy as np
 from ...errors import InputError
 from ...operators.collectives import UP
 from ..device import Device
-from ._family import MICROSECOND, Array, Family, Features, Fitted, Implementation, Parameters, Shapes, smooth_max
+from ._family import (
+    MICROSECOND,
+    Array,
+    Family,
+    Features,
+    FittedParameter,
+    Implementation,
+    Parameters,
+    Shapes,
+    smooth_max,
+)
 
 # What switches add (ncclNvlsSupported of NCCL's src/include/device.h, of the types that rows have).
 _ADDED: Final = ("fp16", "bf16", "fp32")
@@ -30,29 +40,61 @@ class Collectives(Family):
     name = "collectives"
     columns = ("num_gpus", "bytes")
     groups = ("num_gpus",)
-    alike = True
-    computes = False
-    steady = True
+    library_independent = True
+    multiplies_matrices = False
+    stable_tiling = True
     optional: ClassVar = {}
     variants = ("ring", "peers", "ring between", "ring switched", "ring between switched")
     parameters = (
-        Fitted(name="start_us", usual=5, low=0.5, high=120, meaning="launch [us]"),
-        Fitted(name="hop_us", usual=1.6, low=0.01, high=60, meaning="each further device [us]"),
-        Fitted(name="beta", usual=0.7, low=0.02, high=2, meaning="part of the link that is reached; above 1 where "
-                  "switches add"),
-        Fitted(name="short", usual=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"),
-        Fitted(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
-        Fitted(name="between", usual=0.7, low=0.05, high=1, way="between", meaning="of that, by the one between"),
-        Fitted(name="between_us", usual=4, low=0.1, high=100, way="between", meaning="its further start [us]"),
-        Fitted(name="switched", usual=0.65, low=0.05, high=1, way="switched", meaning="part of the link that is "
-                  "reached where switches add"),
-        Fitted(name="switched_us", usual=60, low=1, high=400, way="switched", meaning="launch where they do [us]"),
-        Fitted(name="own", usual=0.3, low=0, high=1.5, absent=0, meaning="time of a device's own share, which it "
-                  "reads, adds up and writes / of one sent", linear=True),
-        Fitted(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
-                  "slows down beyond two", linear=True),
-        Fitted(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
-    )  # fmt: skip
+        FittedParameter(name="start_us", prior=5, low=0.5, high=120, meaning="launch [us]"),
+        FittedParameter(name="hop_us", prior=1.6, low=0.01, high=60, meaning="each further device [us]"),
+        FittedParameter(
+            name="beta",
+            prior=0.7,
+            low=0.02,
+            high=2,
+            meaning="part of the link that is reached; above 1 where switches add",
+        ),
+        FittedParameter(
+            name="short", prior=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"
+        ),
+        FittedParameter(name="long_us", prior=15, low=0.1, high=200, meaning="further start of the other [us]"),
+        FittedParameter(
+            name="between", prior=0.7, low=0.05, high=1, variant_word="between", meaning="of that, by the one between"
+        ),
+        FittedParameter(
+            name="between_us", prior=4, low=0.1, high=100, variant_word="between", meaning="its further start [us]"
+        ),
+        FittedParameter(
+            name="switched",
+            prior=0.65,
+            low=0.05,
+            high=1,
+            variant_word="switched",
+            meaning="part of the link that is reached where switches add",
+        ),
+        FittedParameter(
+            name="switched_us", prior=60, low=1, high=400, variant_word="switched", meaning="launch where they do [us]"
+        ),
+        FittedParameter(
+            name="own",
+            prior=0.3,
+            low=0,
+            high=1.5,
+            default=0,
+            meaning="time of a device's own share, which it reads, adds up and writes / of one sent",
+            linear=True,
+        ),
+        FittedParameter(
+            name="crowd",
+            prior=1,
+            low=0,
+            high=3,
+            meaning="power of the number of devices by which a host's link slows down beyond two",
+            linear=True,
+        ),
+        FittedParameter(name="sharp", prior=1.3, low=1, high=6, meaning="power of the smooth maximum"),
+    )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, implementation)
@@ -89,7 +131,7 @@ class Collectives(Family):
             found = np.minimum(found, smooth_max(p["sharp"], start, features["added"] / p["switched"]))
         return np.asarray(found, dtype=float)
 
-    def fixed(self, p: Parameters, features: Features) -> Array | float:
+    def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:
         return np.asarray((p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:

@@ -11,7 +11,18 @@ from ...records import frozen
 from ..device import Device
 from ..formats import cache_bytes
 from ._cuts import RULES, SKIPPING, DecodeCaches, worth
-from ._family import MICROSECOND, Array, Family, Features, Fitted, Implementation, Parameters, Shapes, cold, from_memory
+from ._family import (
+    MICROSECOND,
+    Array,
+    Family,
+    Features,
+    FittedParameter,
+    Implementation,
+    Parameters,
+    Shapes,
+    cold,
+    from_memory,
+)
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
 _LEAST: Final = 64  # keys of a part of the cache
@@ -50,64 +61,190 @@ class Decode(Family):
     columns = ("batch", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
-    rewritten = True
-    portable = ("triton", "vllm_triton_attn", "flashinfer")
-    streams = True
-    waits = True
-    on_cpu: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
+    rewritten_per_generation = True
+    portable_kernels = ("triton", "vllm_triton_attn", "flashinfer")
+    memory_bound = True
+    latency_limited = True
+    cpu_parameters: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
     parameters = (
-        Fitted(name="alpha", usual=0.3, low=0.0005, high=1, meaning="part of the peak that is reached"),
-        Fitted(name="beta", usual=0.87, low=0.05, high=1, meaning="part of the memory bandwidth that is reached"),
-        Fitted(name="start_us", usual=8.5, low=0.5, high=300, meaning="launch and first tile [us]"),
-        Fitted(name="kappa", usual=2, low=0.3, high=30, meaning="of the bandwidth that one core can use, x cores"),
-        Fitted(name="lambda", usual=1.8, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Fitted(name="split_us", usual=4, low=0.1, high=60, meaning="adding up parts of the cache [us]"),
-        Fitted(name="tau_us", usual=1.5, low=0.02, high=30, meaning="start and end of a part [us]"),
-        Fitted(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Fitted(name="sharp", usual=8, low=1.2, high=20, meaning="power of the smooth maximum"),
-        Fitted(name="key_ns", usual=0.5, low=0.01, high=400, meaning="a key of a part, whatever its width [ns]"),
-        Fitted(name="single", usual=1, low=0.2, high=8, meaning="time / of others where a head goes alone"),
-        Fitted(name="single_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
-        Fitted(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
-        Fitted(name="broad", usual=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"),
-        Fitted(name="thin", usual=1, low=0.4, high=2.5, absent=1, meaning="launch and first tile / those of others "
-                  "where a head is no wider than 64"),
-        Fitted(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
-                  "of two"),
-        Fitted(name="odd_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
-        Fitted(name="pad", usual=0.3, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
-        Fitted(name="window_us", usual=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
-        Fitted(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
-        Fitted(name="ramp_us", usual=4, low=0.05, high=60, absent=0, meaning="more for the first bytes, as many as "
-                  "the L2 cache holds [us]"),
-        Fitted(name="overlap", usual=0.3, low=0, high=1, absent=0, meaning="of starts and ends, what others hide",
-                  linear=True),
-        Fitted(name="part_us", usual=0.05, low=0.001, high=5, absent=0, meaning="adding up, for each part [us]"),
-        Fitted(name="row_ns", usual=5, low=0.05, high=1000, absent=0, meaning="start and end of a part, for each "
-                  "head of its tile that is 128 columns wide [ns]"),
-        Fitted(name="token_ns", usual=2, low=0.05, high=1000, way="listed", meaning="a new token, however many "
-                  "heads [ns]"),
-        Fitted(name="turned_us", usual=4, low=0.1, high=60, way="waves", meaning="copies of queries and results, "
-                  "to make heads that share keys rows of one [us]"),
-        Fitted(name="nearer", usual=2, low=1, high=8, absent=2, way="waves", meaning="what a core reads in a "
-                  "second from the L2 cache / from memory"),
-        Fitted(name="masked_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="more for a block of "
-                  "masked attention [us]"),
-        Fitted(name="summed_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="and for adding up its "
-                  "parts [us]"),
-        Fitted(name="masked_ns", usual=0.3, low=0.01, high=200, absent=0, way="masked", meaning="and for a key "
-                  "[ns]"),
-        Fitted(name="resident", usual=1.5, low=1, high=8, way="triton", meaning="parts that a core works at "
-                  "together"),
-        Fitted(name="idle", usual=0.3, low=0.01, high=1, absent=1, way="segments", meaning="start and end of a "
-                  "part beyond the last key / of others"),
-    )  # fmt: skip
-    variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
-                "128 few", "128 apart few", "128 whole few", "128 one", "128 always", "128 short", "128 short few",
-                "128 short always", "128 tall", "128 tall one", "32 shared", "32 shared one",
-                "32 shared rule", "32 shared rule masked", "128 listed", "128 tall waves", "128 triton segments",
-                "128 short triton gradual", "32 shared dealt masked worth", "32 shared dealt64 masked",
-                "32 shared one masked", "128 gen", "32 gen masked", "128 filled")  # fmt: skip
+        FittedParameter(name="alpha", prior=0.3, low=0.0005, high=1, meaning="part of the peak that is reached"),
+        FittedParameter(
+            name="beta", prior=0.87, low=0.05, high=1, meaning="part of the memory bandwidth that is reached"
+        ),
+        FittedParameter(name="start_us", prior=8.5, low=0.5, high=300, meaning="launch and first tile [us]"),
+        FittedParameter(
+            name="kappa", prior=2, low=0.3, high=30, meaning="of the bandwidth that one core can use, x cores"
+        ),
+        FittedParameter(
+            name="lambda", prior=1.8, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"
+        ),
+        FittedParameter(name="split_us", prior=4, low=0.1, high=60, meaning="adding up parts of the cache [us]"),
+        FittedParameter(name="tau_us", prior=1.5, low=0.02, high=30, meaning="start and end of a part [us]"),
+        FittedParameter(name="eta", prior=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        FittedParameter(name="sharp", prior=8, low=1.2, high=20, meaning="power of the smooth maximum"),
+        FittedParameter(
+            name="key_ns", prior=0.5, low=0.01, high=400, meaning="a key of a part, whatever its width [ns]"
+        ),
+        FittedParameter(name="single", prior=1, low=0.2, high=8, meaning="time / of others where a head goes alone"),
+        FittedParameter(name="single_us", prior=0.3, low=0.01, high=40, meaning="and as much more [us]"),
+        FittedParameter(
+            name="wide", prior=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"
+        ),
+        FittedParameter(
+            name="broad", prior=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"
+        ),
+        FittedParameter(
+            name="thin",
+            prior=1,
+            low=0.4,
+            high=2.5,
+            default=1,
+            meaning="launch and first tile / those of others where a head is no wider than 64",
+        ),
+        FittedParameter(
+            name="odd", prior=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power of two"
+        ),
+        FittedParameter(name="odd_us", prior=0.3, low=0.01, high=40, meaning="and as much more [us]"),
+        FittedParameter(
+            name="pad", prior=0.3, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True
+        ),
+        FittedParameter(name="window_us", prior=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
+        FittedParameter(
+            name="passed_ns", prior=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"
+        ),
+        FittedParameter(
+            name="ramp_us",
+            prior=4,
+            low=0.05,
+            high=60,
+            default=0,
+            meaning="more for the first bytes, as many as the L2 cache holds [us]",
+        ),
+        FittedParameter(
+            name="overlap",
+            prior=0.3,
+            low=0,
+            high=1,
+            default=0,
+            meaning="of starts and ends, what others hide",
+            linear=True,
+        ),
+        FittedParameter(
+            name="part_us", prior=0.05, low=0.001, high=5, default=0, meaning="adding up, for each part [us]"
+        ),
+        FittedParameter(
+            name="row_ns",
+            prior=5,
+            low=0.05,
+            high=1000,
+            default=0,
+            meaning="start and end of a part, for each head of its tile that is 128 columns wide [ns]",
+        ),
+        FittedParameter(
+            name="token_ns",
+            prior=2,
+            low=0.05,
+            high=1000,
+            variant_word="listed",
+            meaning="a new token, however many heads [ns]",
+        ),
+        FittedParameter(
+            name="turned_us",
+            prior=4,
+            low=0.1,
+            high=60,
+            variant_word="waves",
+            meaning="copies of queries and results, to make heads that share keys rows of one [us]",
+        ),
+        FittedParameter(
+            name="nearer",
+            prior=2,
+            low=1,
+            high=8,
+            default=2,
+            variant_word="waves",
+            meaning="what a core reads in a second from the L2 cache / from memory",
+        ),
+        FittedParameter(
+            name="masked_us",
+            prior=2,
+            low=0.01,
+            high=30,
+            default=0,
+            variant_word="masked",
+            meaning="more for a block of masked attention [us]",
+        ),
+        FittedParameter(
+            name="summed_us",
+            prior=2,
+            low=0.01,
+            high=30,
+            default=0,
+            variant_word="masked",
+            meaning="and for adding up its parts [us]",
+        ),
+        FittedParameter(
+            name="masked_ns",
+            prior=0.3,
+            low=0.01,
+            high=200,
+            default=0,
+            variant_word="masked",
+            meaning="and for a key [ns]",
+        ),
+        FittedParameter(
+            name="resident",
+            prior=1.5,
+            low=1,
+            high=8,
+            variant_word="triton",
+            meaning="parts that a core works at together",
+        ),
+        FittedParameter(
+            name="idle",
+            prior=0.3,
+            low=0.01,
+            high=1,
+            default=1,
+            variant_word="segments",
+            meaning="start and end of a part beyond the last key / of others",
+        ),
+    )
+    variants = (
+        "128",
+        "32",
+        "8",
+        "128 whole",
+        "32 whole",
+        "128 apart",
+        "32 apart",
+        "128 whole apart",
+        "128 narrow",
+        "128 few",
+        "128 apart few",
+        "128 whole few",
+        "128 one",
+        "128 always",
+        "128 short",
+        "128 short few",
+        "128 short always",
+        "128 tall",
+        "128 tall one",
+        "32 shared",
+        "32 shared one",
+        "32 shared rule",
+        "32 shared rule masked",
+        "128 listed",
+        "128 tall waves",
+        "128 triton segments",
+        "128 short triton gradual",
+        "32 shared dealt masked worth",
+        "32 shared dealt64 masked",
+        "32 shared one masked",
+        "128 gen",
+        "32 gen masked",
+        "128 filled",
+    )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         b, whole, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
@@ -198,10 +335,10 @@ class Decode(Family):
         arithmetic = max(device.limit("bf16"), device.limit("fp8") if implementation.kv_dtype == "fp8" else 0)
         return np.maximum(ops / arithmetic, moved / device.bandwidth)
 
-    def usual(self, implementation: Implementation, device: Device) -> dict[str, float]:
-        return super().usual(implementation, device) | ({"alpha": 0.9} if _latent(implementation) else {})
+    def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:
+        return super().default_parameters(implementation, device) | ({"alpha": 0.9} if _latent(implementation) else {})
 
-    def kept(self, shapes: Shapes) -> Array:
+    def fittable(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
 
 

@@ -12,7 +12,7 @@ from ._family import (
     Array,
     Family,
     Features,
-    Fitted,
+    FittedParameter,
     Implementation,
     Parameters,
     Shapes,
@@ -35,17 +35,23 @@ class ElementwiseFamily(Family):
     optional: ClassVar = {"cols": 1.0}
     groups = ("cols",)
     variants = ("", "long")
-    alike = True
-    computes = False
-    aged = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
+    library_independent = True
+    multiplies_matrices = False
+    generation_dependent = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
     parameters = (
-        Fitted(name="beta", usual=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"),
-        Fitted(name="start_us", usual=3, low=0.3, high=120, meaning="launch and ramp [us]"),
-        Fitted(name="lambda", usual=2.5, low=0.8, high=12, meaning="bandwidth of the L2 cache / of the memory"),
-        Fitted(name="row_ns", usual=0.05, low=0.0005, high=60, meaning="start of a row [ns]"),
-        Fitted(name="eta", usual=0.8, low=0.15, high=3, meaning="part of the L2 cache that is of use"),
-        Fitted(name="sharp", usual=2, low=1, high=20, meaning="power of the smooth maximum"),
-        Fitted(name="element_ns", usual=0.1, low=0.001, high=5, meaning="an element of a row [ns]", way="long"),
+        FittedParameter(
+            name="beta", prior=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"
+        ),
+        FittedParameter(name="start_us", prior=3, low=0.3, high=120, meaning="launch and ramp [us]"),
+        FittedParameter(
+            name="lambda", prior=2.5, low=0.8, high=12, meaning="bandwidth of the L2 cache / of the memory"
+        ),
+        FittedParameter(name="row_ns", prior=0.05, low=0.0005, high=60, meaning="start of a row [ns]"),
+        FittedParameter(name="eta", prior=0.8, low=0.15, high=3, meaning="part of the L2 cache that is of use"),
+        FittedParameter(name="sharp", prior=2, low=1, high=20, meaning="power of the smooth maximum"),
+        FittedParameter(
+            name="element_ns", prior=0.1, low=0.001, high=5, meaning="an element of a row [ns]", variant_word="long"
+        ),
     )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:  # noqa: ARG002
@@ -69,7 +75,7 @@ class ElementwiseFamily(Family):
             start = start + features["row"] * (p["element_ns"] * 1e-3 * MICROSECOND)
         return smooth_max(p["sharp"], work, start)
 
-    def told(self, variant: str, shapes: Shapes) -> bool:
+    def covers_variant(self, variant: str, shapes: Shapes) -> bool:
         return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _LONG))
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:  # noqa: ARG002

@@ -15,7 +15,7 @@ from ._family import (
     Array,
     Family,
     Features,
-    Fitted,
+    FittedParameter,
     Implementation,
     Parameters,
     Shapes,
@@ -87,39 +87,81 @@ class Gemm(Family):
     columns = ("M", "N", "K")
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
     groups = ("N", "K")
-    halves = True
-    steady = True
-    heats = True
+    models_half_rate = True
+    stable_tiling = True
+    power_limited = True
     variants = (
         "persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow", "waves sm89",
         "waves rowwise", "waves sm100", "waves fewest", "persistent coarse", "waves coarse",
     )  # fmt: skip
     parameters = (
-        Fitted(name="alpha", usual=0.84, low=0.05, high=1, meaning="part of the peak that is reached"),
-        Fitted(name="beta", usual=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
-        Fitted(name="start_us", usual=2.7, low=0.3, high=60, meaning="launch and first tile [us]"),
-        Fitted(name="sharp", usual=3.4, low=1, high=12, meaning="power of the smooth maximum"),
-        Fitted(name="kappa", usual=1.1, low=0.3, high=30, again=0.4, meaning="L2 path that a core can use, x cores"),
-        Fitted(name="lambda", usual=3.5, low=0.7, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Fitted(name="split_us", usual=2.5, low=0.3, high=100, meaning="adding up parts of K [us]"),
-        Fitted(name="omega", usual=1.4, low=1, high=4, meaning="cost of a byte written / of one read"),
-        Fitted(name="eta", usual=0.5, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Fitted(name="eta_x", usual=0.5, low=0.05, high=4, absent=0, meaning="part of it that activations stay in"),
-        Fitted(name="width", usual=1.2, low=0.05, high=2, absent=0.6, meaning="how gradually loops outgrow it"),
-        Fitted(name="first_us", usual=1, low=0, high=30, absent=0, meaning="memory's first bytes [us]", linear=True),
-        Fitted(name="hot", usual=0.1, low=0, high=1, absent=0, meaning="longer at a power limit", linear=True),
-        Fitted(name="tau_us", usual=0.3, low=0.01, high=8, meaning="start and end of a tile [us]"),
-        Fitted(name="round", usual=0.4, low=0, high=1, meaning="whole waves rather than parts", linear=True),
-        Fitted(name="quantize_us", usual=3, low=0.05, high=60, meaning="launch of the quantization before [us]"),
-        Fitted(name="passes", usual=1.5, low=0.1, high=40, meaning="quantization, in times its bytes need"),
-        Fitted(name="row_us", usual=0.1, low=0.001, high=8, absent=0, meaning="a row of it, on one core [us]"),
-        Fitted(name="step_ns", usual=100, low=1, high=2000, meaning="128 elements of K [ns]", way="fewest"),
-        Fitted(name="spill", usual=3, low=1, high=12, meaning="time of tiles that spill, x", way="fewest"),
-        Fitted(name="gemv_us", usual=5, low=0.3, high=60, meaning="launch and first bytes [us]", way="gemv"),
-        Fitted(name="gemv_alpha", usual=0.7, low=0.02, high=8, meaning="of the fp32 vector peak", way="gemv"),
-        Fitted(name="gemv_beta", usual=0.85, low=0.1, high=1, meaning="of the memory bandwidth", way="gemv"),
-        Fitted(name="gemv_step_ns", usual=0.4, low=0.001, high=5, meaning="an element of K [ns]", way="gemv"),
-        Fitted(name="gemv_tau_us", usual=0.1, low=0.001, high=5, meaning="start and end of blocks [us]", way="gemv"),
+        FittedParameter(name="alpha", prior=0.84, low=0.05, high=1, meaning="part of the peak that is reached"),
+        FittedParameter(
+            name="beta", prior=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"
+        ),
+        FittedParameter(name="start_us", prior=2.7, low=0.3, high=60, meaning="launch and first tile [us]"),
+        FittedParameter(name="sharp", prior=3.4, low=1, high=12, meaning="power of the smooth maximum"),
+        FittedParameter(
+            name="kappa",
+            prior=1.1,
+            low=0.3,
+            high=30,
+            restart_factor=0.4,
+            meaning="L2 path that a core can use, x cores",
+        ),
+        FittedParameter(
+            name="lambda", prior=3.5, low=0.7, high=15, meaning="bandwidth of the L2 cache / of the memory"
+        ),
+        FittedParameter(name="split_us", prior=2.5, low=0.3, high=100, meaning="adding up parts of K [us]"),
+        FittedParameter(name="omega", prior=1.4, low=1, high=4, meaning="cost of a byte written / of one read"),
+        FittedParameter(name="eta", prior=0.5, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        FittedParameter(
+            name="eta_x", prior=0.5, low=0.05, high=4, default=0, meaning="part of it that activations stay in"
+        ),
+        FittedParameter(
+            name="width", prior=1.2, low=0.05, high=2, default=0.6, meaning="how gradually loops outgrow it"
+        ),
+        FittedParameter(
+            name="first_us", prior=1, low=0, high=30, default=0, meaning="memory's first bytes [us]", linear=True
+        ),
+        FittedParameter(
+            name="hot", prior=0.1, low=0, high=1, default=0, meaning="longer at a power limit", linear=True
+        ),
+        FittedParameter(name="tau_us", prior=0.3, low=0.01, high=8, meaning="start and end of a tile [us]"),
+        FittedParameter(name="round", prior=0.4, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        FittedParameter(
+            name="quantize_us", prior=3, low=0.05, high=60, meaning="launch of the quantization before [us]"
+        ),
+        FittedParameter(name="passes", prior=1.5, low=0.1, high=40, meaning="quantization, in times its bytes need"),
+        FittedParameter(
+            name="row_us", prior=0.1, low=0.001, high=8, default=0, meaning="a row of it, on one core [us]"
+        ),
+        FittedParameter(
+            name="step_ns", prior=100, low=1, high=2000, meaning="128 elements of K [ns]", variant_word="fewest"
+        ),
+        FittedParameter(
+            name="spill", prior=3, low=1, high=12, meaning="time of tiles that spill, x", variant_word="fewest"
+        ),
+        FittedParameter(
+            name="gemv_us", prior=5, low=0.3, high=60, meaning="launch and first bytes [us]", variant_word="gemv"
+        ),
+        FittedParameter(
+            name="gemv_alpha", prior=0.7, low=0.02, high=8, meaning="of the fp32 vector peak", variant_word="gemv"
+        ),
+        FittedParameter(
+            name="gemv_beta", prior=0.85, low=0.1, high=1, meaning="of the memory bandwidth", variant_word="gemv"
+        ),
+        FittedParameter(
+            name="gemv_step_ns", prior=0.4, low=0.001, high=5, meaning="an element of K [ns]", variant_word="gemv"
+        ),
+        FittedParameter(
+            name="gemv_tau_us",
+            prior=0.1,
+            low=0.001,
+            high=5,
+            meaning="start and end of blocks [us]",
+            variant_word="gemv",
+        ),
     )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
@@ -150,7 +192,7 @@ class Gemm(Family):
         tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
         tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
         part = 64 * np.ceil(k / (64 * split))
-        whole_rows = word == "fewest" and device.tiled(kind.arithmetic)
+        whole_rows = word == "fewest" and device.has_matrix_units(kind.arithmetic)
         rows = np.maximum(tile_m, _INSTRUCTION) if whole_rows else tile_m
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         lasting, reuse = _reuse(shapes, weights, inputs + written)
@@ -172,7 +214,7 @@ class Gemm(Family):
             "rows": (batch * m)[:, 0] / device.cores,
             "cache": device.l2,
             "single": None
-            if device.tiled(kind.arithmetic)
+            if device.has_matrix_units(kind.arithmetic)
             else 2 * np.where(m <= _FEW_ROWS, np.minimum(tile_m, m), tile_m) * tile_n * part * device.cores / whole,
             "steps": np.ceil(tiles / device.cores) * np.ceil(k / 128) if word == "fewest" else None,
             "spills": (tile_m * tile_n >= _LARGE) & (tiles <= device.cores) if word == "fewest" else None,
@@ -229,7 +271,7 @@ class Gemm(Family):
             time_s = time_s + p["passes"] * f["quantized"] * (1 - kept + kept / p["lambda"])
         return np.asarray(time_s, dtype=float)
 
-    def elsewhere(self, p: Parameters, features: Features) -> Array:
+    def seconds_elsewhere(self, p: Parameters, features: Features) -> Array:
         """For few rows no more than with tiles, since the part of their peak that vector units reach differs by
         generation. On devices without matrix units, few rows fill no tile.
         """
@@ -239,7 +281,7 @@ class Gemm(Family):
         few_rows_s = self._few_rows_s(p, features, moved, tiled_s)
         return self._quantized_s(p, features, gone, np.minimum(few_rows_s, tiled_s))
 
-    def fixed(self, p: Parameters, features: Features) -> Array | float:
+    def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:
         start: Array | float = p["start_us"] + p["tau_us"]
         if features["gemv"] is not None:
             few, tried, *_ = features["gemv"].T
@@ -248,7 +290,7 @@ class Gemm(Family):
         quantizes = features["quantized"] is not None
         return (start + quantizes * p["quantize_us"]) * MICROSECOND
 
-    def told(self, variant: str, shapes: Shapes) -> bool:
+    def covers_variant(self, variant: str, shapes: Shapes) -> bool:
         return "gemv" not in variant.split() or bool(np.any(np.asarray(shapes["M"]) <= _FEW_ROWS))
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
@@ -261,7 +303,7 @@ class Gemm(Family):
         moved = from_memory(around, shapes["loop"], device.l2) / sets
         return np.asarray(np.maximum(ops / device.limit(kind.arithmetic), moved / device.bandwidth))
 
-    def kept(self, shapes: Shapes) -> Array:
+    def fittable(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["N"] >= 256) & (shapes["K"] >= 256))
 
 

@@ -9,7 +9,18 @@ import numpy as np
 
 from ..device import Device
 from ..formats import kernel_type
-from ._family import MICROSECOND, Array, Family, Features, Fitted, Implementation, Parameters, Shapes, cold, from_memory
+from ._family import (
+    MICROSECOND,
+    Array,
+    Family,
+    Features,
+    FittedParameter,
+    Implementation,
+    Parameters,
+    Shapes,
+    cold,
+    from_memory,
+)
 from ._routing import TILES, local_loads, shared_out
 
 _HEIGHTS: Final = np.array(TILES, dtype=float)
@@ -34,28 +45,45 @@ class Moe(Family):
     columns = ("tokens", "hidden", "inter", "topk", "experts")
     optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "reached": 0.0, "loop": 0.0}
     groups = ("hidden", "inter", "topk", "experts")
-    streams = True
-    heats = True
+    memory_bound = True
+    power_limited = True
     variants = ("", "whole", "triton", "triton whole", "tokens", "mean", "marlin", "marlin whole", "tall")
-    alone = ("tall",)
+    untuned_variants = ("tall",)
     parameters = (
-        Fitted(name="alpha", usual=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
-        Fitted(name="beta", usual=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
-        Fitted(name="start_us", usual=30, low=1, high=500, meaning="launches [us]"),
-        Fitted(name="tau_us", usual=2, low=0.02, high=60, meaning="start and end of a tile [us]"),
-        Fitted(name="round", usual=0.5, low=0, high=1, meaning="whole waves rather than parts", linear=True),
-        Fitted(name="pad", usual=0.5, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
-        Fitted(name="kappa", usual=1, low=0.05, high=40, meaning="of the bandwidth that one core can use, x cores"),
-        Fitted(name="lambda", usual=3, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Fitted(name="passes", usual=4.5, low=0.1, high=60, meaning="over rows before and after, beside it"),
-        Fitted(name="middle", usual=1, low=0.02, high=20, meaning="passes over rows between the multiplications"),
-        Fitted(name="strangers", usual=0.3, low=0.005, high=10, meaning="passes over rows of all devices' experts"),
-        Fitted(name="eta", usual=0.7, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Fitted(name="held", usual=0.5, low=0, high=1, absent=0, linear=True, meaning="of rows passed over, what the "
-                  "L2 cache still holds where they fit"),
-        Fitted(name="sharp", usual=2.5, low=1, high=20, meaning="power of the smooth maximum"),
-        Fitted(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
-    )  # fmt: skip
+        FittedParameter(name="alpha", prior=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
+        FittedParameter(
+            name="beta", prior=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"
+        ),
+        FittedParameter(name="start_us", prior=30, low=1, high=500, meaning="launches [us]"),
+        FittedParameter(name="tau_us", prior=2, low=0.02, high=60, meaning="start and end of a tile [us]"),
+        FittedParameter(name="round", prior=0.5, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        FittedParameter(
+            name="pad", prior=0.5, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True
+        ),
+        FittedParameter(
+            name="kappa", prior=1, low=0.05, high=40, meaning="of the bandwidth that one core can use, x cores"
+        ),
+        FittedParameter(name="lambda", prior=3, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        FittedParameter(name="passes", prior=4.5, low=0.1, high=60, meaning="over rows before and after, beside it"),
+        FittedParameter(
+            name="middle", prior=1, low=0.02, high=20, meaning="passes over rows between the multiplications"
+        ),
+        FittedParameter(
+            name="strangers", prior=0.3, low=0.005, high=10, meaning="passes over rows of all devices' experts"
+        ),
+        FittedParameter(name="eta", prior=0.7, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        FittedParameter(
+            name="held",
+            prior=0.5,
+            low=0,
+            high=1,
+            default=0,
+            linear=True,
+            meaning="of rows passed over, what the L2 cache still holds where they fit",
+        ),
+        FittedParameter(name="sharp", prior=2.5, low=1, high=20, meaning="power of the smooth maximum"),
+        FittedParameter(name="expert_us", prior=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
+    )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         kind = kernel_type(implementation.dtype)
@@ -67,7 +95,7 @@ class Moe(Family):
             tall, wide = (column[:, None] for column in rule(work))
             at = np.searchsorted(TILES, tall)
         peak = device.peak(kind.arithmetic)
-        tiled = device.tiled(kind.arithmetic)
+        tiled = device.has_matrix_units(kind.arithmetic)
         found: dict[str, Array] = {}
         everything = np.zeros(len(work["rows"]))
         for name, n, k in (("up", work["up"], work["hidden"]), ("down", work["hidden"], work["inner"])):

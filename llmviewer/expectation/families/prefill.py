@@ -13,7 +13,7 @@ from ._family import (
     Array,
     Family,
     Features,
-    Fitted,
+    FittedParameter,
     Implementation,
     Parameters,
     Shapes,
@@ -49,37 +49,54 @@ class Prefill(Family):
     columns = ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "causal": 1.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
-    rewritten = True
-    portable = ("triton", "vllm_triton_attn")
-    heats = True
-    on_cpu: ClassVar = {"alpha": 0.2}
+    rewritten_per_generation = True
+    portable_kernels = ("triton", "vllm_triton_attn")
+    power_limited = True
+    cpu_parameters: ClassVar = {"alpha": 0.2}
     variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind", "192 packed width", "128 only", "256 only",
                 "32 only", "16 packed only")  # fmt: skip
     parameters = (
-        Fitted(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
-        Fitted(name="beta", usual=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
-        Fitted(name="start_us", usual=11, low=0.5, high=300, meaning="launch and first tile [us]"),
-        Fitted(name="tau_us", usual=2, low=0.02, high=30, meaning="start and end of a tile [us]"),
-        Fitted(name="softmax", usual=60, low=1, high=1500, meaning="a score's exponential, in columns of a head"),
-        Fitted(name="wide", usual=1, low=0.3, high=4, meaning="cost of columns of a head above 128, each"),
-        Fitted(name="round", usual=0.6, low=0, high=1, meaning="whole waves rather than parts", linear=True),
-        Fitted(name="tail", usual=0.2, low=0, high=1, meaning="of the longest tile, left at the end", linear=True),
-        Fitted(name="passes", usual=1.9, low=0.05, high=20, meaning="over queries, beside it"),
-        Fitted(name="cache_passes", usual=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
-        Fitted(name="token_ns", usual=0.3, low=0.001, high=60, meaning="a new token, however many heads [ns]"),
-        Fitted(name="store_us", usual=0.3, low=0.003, high=30, absent=0, meaning="a block of threads that writes a "
-                  "token's keys and values to the cache [us]"),
-        Fitted(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
-                  "of two"),
-        Fitted(name="edge", usual=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"),
-        Fitted(name="lambda", usual=2.5, low=0.8, high=15, meaning="bandwidth of the L2 cache / of the memory"),
-        Fitted(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
-        Fitted(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
-    )  # fmt: skip
+        FittedParameter(name="alpha", prior=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
+        FittedParameter(
+            name="beta", prior=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"
+        ),
+        FittedParameter(name="start_us", prior=11, low=0.5, high=300, meaning="launch and first tile [us]"),
+        FittedParameter(name="tau_us", prior=2, low=0.02, high=30, meaning="start and end of a tile [us]"),
+        FittedParameter(
+            name="softmax", prior=60, low=1, high=1500, meaning="a score's exponential, in columns of a head"
+        ),
+        FittedParameter(name="wide", prior=1, low=0.3, high=4, meaning="cost of columns of a head above 128, each"),
+        FittedParameter(name="round", prior=0.6, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        FittedParameter(
+            name="tail", prior=0.2, low=0, high=1, meaning="of the longest tile, left at the end", linear=True
+        ),
+        FittedParameter(name="passes", prior=1.9, low=0.05, high=20, meaning="over queries, beside it"),
+        FittedParameter(name="cache_passes", prior=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
+        FittedParameter(name="token_ns", prior=0.3, low=0.001, high=60, meaning="a new token, however many heads [ns]"),
+        FittedParameter(
+            name="store_us",
+            prior=0.3,
+            low=0.003,
+            high=30,
+            default=0,
+            meaning="a block of threads that writes a token's keys and values to the cache [us]",
+        ),
+        FittedParameter(
+            name="odd", prior=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power of two"
+        ),
+        FittedParameter(
+            name="edge", prior=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"
+        ),
+        FittedParameter(
+            name="lambda", prior=2.5, low=0.8, high=15, meaning="bandwidth of the L2 cache / of the memory"
+        ),
+        FittedParameter(name="eta", prior=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        FittedParameter(name="sharp", prior=6, low=1.2, high=20, meaning="power of the smooth maximum"),
+    )
 
-    def usual(self, implementation: Implementation, device: Device) -> dict[str, float]:
+    def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:
         """For exponentials: if multiplication is that fast, most of the time of special function units shows."""
-        usual = super().usual(implementation, device)
+        usual = super().default_parameters(implementation, device)
         if device.vendor == "nvidia" and device.kind == "gpu" and device.clock:
             columns = device.peak(kernel_type(implementation.dtype).arithmetic) / 2 / device.cores
             shown = _SHOWN * columns / (device.exponentials * device.clock)
@@ -153,7 +170,7 @@ class Prefill(Family):
         types = (kernel_type(implementation.dtype).arithmetic, kernel_type(arithmetic).arithmetic)
         return np.asarray(np.maximum(ops / max(map(device.limit, types)), memory))
 
-    def kept(self, shapes: Shapes) -> Array:
+    def fittable(self, shapes: Shapes) -> Array:
         return np.asarray(shapes["q_len"] >= 128)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from math import nan
 from typing import Any, Final
@@ -70,6 +70,8 @@ class Cell:
     refused   why the device cannot run it, in one line; "" if it can
     obstacle  kind of `refused`: DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF or ENGINE
     decode    None if no token is generated
+    footprint        memory of one device; None if it is refused. Cells of a comparison share it
+    matrix_launches  launches of matrix products of a prefill without the head, by the resource that they need
     """
 
     result: Evaluation
@@ -80,6 +82,8 @@ class Cell:
     largest: Largest
     prefill: Breakdown | None
     decode: Breakdown | None
+    footprint: Footprint | None = field(default=None, repr=False)
+    matrix_launches: Mapping[Resource, int] = field(default_factory=dict, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -161,9 +165,9 @@ class Cell:
     def peak(self) -> float:
         """Peak rate of the unit that runs most matrix products of the prefill, without the head. [OP/s]"""
         launches: dict[Resource, int] = {}
-        for row in self.setting.plan.operators:
-            if row.work.wanted.unit is Unit.MATRIX and kind_of(row.operator.kind).group is not OperatorGroup.HEAD:
-                launches[row.compute] = launches.get(row.compute, 0) + row.block.repeat
+        for needed, count in self.matrix_launches.items():
+            unit = self.hardware.supply(needed)
+            launches[unit] = launches.get(unit, 0) + count
         return self.hardware.rates[max(launches, key=launches.__getitem__)]
 
     def fleet(self, phase: str) -> Fleet:
@@ -289,6 +293,8 @@ def _answers(
             ),
             prefill=_pass(times.waits["prefill"], place, some, prompt) if able else None,
             decode=_pass(times.waits["decode"], place, some, context) if able and context else None,
+            footprint=footprint if able else None,
+            matrix_launches=times.matrix_launches.get(place, {}),
         )
 
 
@@ -296,13 +302,15 @@ def _answers(
 class _Times:
     """Times of all devices, [device, point].
 
-    waits    by phase [s]
-    refused  why devices cannot run it, by index
+    waits            by phase [s]
+    refused          why devices cannot run it, by index
+    matrix_launches  as in Cell, by index of the device
     """
 
     bounds: Times
     waits: Mapping[str, Mapping[tuple[str, str], Column]]
     refused: Mapping[int, str]
+    matrix_launches: Mapping[int, Mapping[Resource, int]]
 
     @classmethod
     def of(cls, settings: Sequence[Setting], known: Known, points: Column, *, prompt: int, gen: int) -> _Times:
@@ -334,7 +342,18 @@ class _Times:
                 continue
             for name, column in columns.items():
                 column[place] = getattr(bounds, name)
-        return cls(bounds=Times(**columns), waits=waits, refused=refused)
+        launches = {place: own for fleet in prefills for own in [_matrix_launches(fleet)] for place in fleet.devices}
+        return cls(bounds=Times(**columns), waits=waits, refused=refused, matrix_launches=launches)
+
+
+def _matrix_launches(fleet: Fleet) -> dict[Resource, int]:
+    """Launches of matrix products without the head, by the resource that they need."""
+    launches: dict[Resource, int] = {}
+    for row in fleet.operators:
+        needed = row.work.wanted
+        if needed.unit is Unit.MATRIX and kind_of(row.operator.kind).group is not OperatorGroup.HEAD:
+            launches[needed] = launches.get(needed, 0) + row.block.repeat
+    return launches
 
 
 def _put(into: dict[tuple[str, str], Column], fleet: Fleet, waits: Waits, points: Column) -> None:

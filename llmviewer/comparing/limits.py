@@ -65,10 +65,10 @@ def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
 
 def _read_at_once(cell: Cell) -> str:
     """A note on the memory for one prefill of all prompts, if the cell would fit without it; else ""."""
-    if cell.refused:
+    if cell.footprint is None:
         return ""
     lengths = {"batch": float(cell.batches[0]), "prompt": cell.prompt, "gen": cell.gen if cell.decode else 0}
-    weights, cache, live = (float(part) for part in cell.setting.footprint.parts(**lengths))
+    weights, cache, live = (float(part) for part in cell.footprint.parts(**lengths))
     if weights + cache > cell.hardware.capacity:
         return ""
     return f"; {si(live)}B of it are activations of prompts read at once: plan reads them in chunks"

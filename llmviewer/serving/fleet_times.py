@@ -27,7 +27,7 @@ from .load import Grid, Load, StepTimes
 from .stages import among_experts, waiting_ranks
 from .step_times import going_on
 
-_MAX_HELD_TIMES: Final = 1 << 21  # times of operators, of all devices, that are expected together
+_MAX_HELD_TIMES: Final = 1 << 22  # distinct times of operators, of all devices, that are expected together: 32 MiB
 Key = tuple[Layout, str]  # and the name of a device
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
 
@@ -312,7 +312,7 @@ def expected(
     for number, (placement, places) in enumerate(several):
         for one in placement.launched(load, kernels, places):
             waiting.append((number, one))
-            held += len(one.launched.bounds) * one.part.shape[0] * len(one.places)
+            held += len({id(bound) for bound in one.launched.bounds}) * one.part.shape[0] * len(one.places)
         if held < _MAX_HELD_TIMES and number < len(several) - 1:
             continue
         asked: dict[str, list[KernelBounds]] = {}

@@ -143,8 +143,8 @@ def _altered(setting: Setting) -> list[str]:
     """What-ifs, the numbers that follow from them, and which what-ifs affect little."""
     hardware = setting.hardware
     found = [f"what-if: {change} replaces the number of the device's file" for change in hardware.changes]
-    if hardware.follows:
-        found.append(f"derived from these what-ifs: {', '.join(hardware.follows)}")
+    if hardware.derived_changes:
+        found.append(f"derived from these what-ifs: {', '.join(hardware.derived_changes)}")
     small = [change for change in hardware.changes if change.partition(".")[0] in ON_CHIP and ".capacity" in change]
     if small:
         found.append(

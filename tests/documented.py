@@ -19,11 +19,11 @@ from llmviewer.cli import main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md")))
 ELISION = "..."
 # A command with its output: in one block, or the command at the end of a block and its output in the next.
 TRANSCRIPT = re.compile(
-    r"(?:^\$ llmviewer (.*(?:\\\n.*)*)\n|bin/llmviewer (.*)\n```\n\n```\n)((?:(?!```|\$ ).*\n)+)", re.MULTILINE
+    r"(?:^\$ llmviewer ((?:.*\\\n)*.*)\n|bin/llmviewer (.*)\n```\n\n```\n)((?:(?!```|\$ ).*\n)*)", re.MULTILINE
 )
 NOT_REPRODUCIBLE = "gpt2.json.gz"  # a recording of another machine, too large to commit
 _EQUAL_LINES = 0.5  # similarity above which a printed line is taken for a rewording of a line shown
@@ -85,12 +85,14 @@ def output(command):
 
 
 def excerpt(shown, printed):
-    """The part of `printed` that corresponds to `shown`, where ELISION stands for any lines; `shown` if it is one.
+    """The part of `printed` that corresponds to `shown`, where ELISION stands for any lines; all if nothing is shown.
 
-    Else a passage between two elisions runs from the line printed in place of its first line to that in place of its
-    last.
+    If `shown` is no such part, a passage between two elisions runs from the line printed in place of its first line to
+    that in place of its last.
     """
     lines = shown.splitlines()
+    if not lines:
+        return "".join(f"{line}\n" for line in printed)
     if is_excerpt(lines, printed):
         return shown
     places = _align(lines, printed)

@@ -1,8 +1,9 @@
 """Options of a setting: each declared once, and taken alike by Python, the command line and the page.
 
-`python -m tests.test_options` remakes docs/options.md.
+`python -m tests.test_options` remakes docs/options.md and the option table of README.md.
 """
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -158,6 +159,8 @@ def test_functions_of_requests_over_time_take_a_setting_as_analyze_does():
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- options of analyze: python -m tests.test_options -->\n", "<!-- end of options -->\n"
 INTRO = """\
 # Options of a request and of a setting
 
@@ -192,8 +195,24 @@ def table(options):
     return "".join(f"| {' | '.join(cell.replace('|', ' or ') for cell in row)} |\n" for row in rows)
 
 
-def test_the_documentation_has_every_option():
-    assert PAGE.read_text(encoding="utf-8") == page()
+def readme():
+    """The text of README.md, with a line for each option of `analyze`: the first sentence of its help."""
+    head, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    command = cli.get_command(click.Context(cli), "analyze")
+    context = click.Context(command)
+    rows = ["| option | meaning |", "|---|---|"]
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            names, description = parameter.get_help_record(context)
+            sentence = re.split(r"\.? +\[default|\. (?=[A-Z])|\.$", description)[0]
+            rows.append("| `{}` | {} |".format(*(cell.replace("|", "\\|") for cell in (names, sentence))))
+    return head + begin + "".join(f"{row}\n" for row in rows) + end + tail
+
+
+@pytest.mark.parametrize(("path", "text"), [(PAGE, page), (README, readme)])
+def test_the_documentation_has_every_option(path, text):
+    assert path.read_text(encoding="utf-8") == text(), "make it anew: python -m tests.test_options"
 
 
 def test_the_page_has_every_option_under_its_name_with_its_default():
@@ -215,4 +234,5 @@ def test_commands_take_the_options_with_their_defaults():
 
 
 if __name__ == "__main__":
+    README.write_text(readme(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

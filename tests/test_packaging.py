@@ -57,8 +57,10 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     for kind in ("hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
         assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).rglob("*") if path.is_file()}
-    pages = {Path(name).name for name in names if name.startswith("llmviewer/data/docs/")}
-    assert pages == {path.name for path in (ROOT / "docs").glob("*.md")}
+    folder = "llmviewer/data/docs/"
+    pages = {name.removeprefix(folder) for name in names if name.startswith(folder)}
+    sources = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]
+    assert pages == {str(path.relative_to(ROOT / "docs")) for path in sources}
     templates = {Path(name).name for name in names if name.startswith("llmviewer/reports/templates/")}
     assert templates == {path.name for path in (ROOT / "reports" / "templates").iterdir()}
     assert "llmviewer/timelines/kernel_names.yaml" in names

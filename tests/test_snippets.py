@@ -10,9 +10,9 @@ import pytest
 
 from llmviewer.cli import cli, main
 
-from .documented import PAGES, ROOT, TRANSCRIPT, fill_workplace, with_output
+from .documented import DOCS, PAGES, ROOT, TRANSCRIPT, fill_workplace, with_output
 
-NEEDS_A_GPU = "kernels.md"
+NEEDS_A_GPU = DOCS / "kernels.md"
 MODULES = """\
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,16 +51,22 @@ def test_snippets_run_as_printed(tmp_path):
     (tmp_path / "my_package.py").write_text(MODULES)
     names = []
     for page in PAGES:
-        for number, text in enumerate(snippets(page) if page.name != NEEDS_A_GPU else ()):
-            names.append("my_models.py" if (page.name, number) == ("trace.md", 0) else f"{page.stem}_{number}.py")
+        for number, text in enumerate(snippets(page) if page != NEEDS_A_GPU else ()):
+            name = "_".join(page.relative_to(ROOT).with_suffix("").parts)
+            names.append("my_models.py" if (name, number) == ("docs_trace", 0) else f"{name}_{number}.py")
             (tmp_path / names[-1]).write_text(text)
-    assert {"README_0.py", "my_models.py", "trace_1.py"} < set(names)
+    assert {"README_0.py", "my_models.py", "docs_trace_1.py"} < set(names)
     run = [sys.executable, "-P", "-c", RUN, *names]
     finished = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
 
 
-SLOW_PAGES = {"docs/afd.md": "searches all splits of 64 devices"}
+SLOW_PAGES = {
+    "docs/afd.md": "searches all splits of 64 devices",
+    "docs/tutorials/kernels.md": "calibrates a profile",
+    "docs/tutorials/paper.md": "analyzes several models",
+    "docs/tutorials/serving.md": "simulates, advises and plans",
+}
 QUOTING_PAGES = [str(page.relative_to(ROOT)) for page in PAGES if TRANSCRIPT.search(page.read_text())]
 
 
@@ -80,6 +86,7 @@ def test_commands_print_what_the_documentation_shows(name, monkeypatch, tmp_path
 
 COMMAND = re.compile(r"^(?:\w+=\S+ )*llmviewer (\S.*?)(?:\s+#.*)?$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(_[A-Z]+)?\b(?!_)|\[|\.\.\.")  # MODEL, [--batch 8]; MXFP4_MOE is a file type
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 USER_FILES = ("mine.yaml", "measured/", "m/", "my_models", "shortlist.py", "gpt2.json")
 LONG_RUNNING = ("measure", "web")
 WRITTEN = [*PAGES, *sorted((ROOT / "reports").rglob("*.md"))]
@@ -99,7 +106,9 @@ def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
         for command in commands(page):
             words = shlex.split(command)
             needs_user_files = any(name in command for name in USER_FILES)
-            if PLACEHOLDER.search(command) or words[0] in LONG_RUNNING or needs_user_files:
+            if page in TUTORIALS and words[0] == "measure":
+                words += ["--backend", "cpu", "--minutes", "0.05"]
+            elif PLACEHOLDER.search(command) or words[0] in LONG_RUNNING or needs_user_files:
                 continue
             if "-o" in words:
                 place = words.index("-o") + 1

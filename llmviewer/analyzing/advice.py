@@ -196,7 +196,7 @@ def _units(setting: Setting, estimate: Estimate) -> str:
     for row in estimate.operators:
         if row.limiting.bound == "compute":
             unit = row.limiting
-            text = f"{unit.dtype} {unit.unit} units ({setting.hardware.described(unit)})"
+            text = f"{unit.dtype} {unit.unit} units ({setting.linked.described(unit)})"
             busy[text] = busy.get(text, 0.0) + float(row.repeat * row.time_s)
     unit_text = max(busy, key=busy.__getitem__)
     return f"{busy[unit_text] / float(estimate.time_s):.0%} of its time waits for the {unit_text}"

@@ -143,8 +143,8 @@ def _altered(setting: Setting) -> list[str]:
     """What-ifs, the numbers that follow from them, and which what-ifs affect little."""
     hardware = setting.hardware
     found = [f"what-if: {change} replaces the number of the device's file" for change in hardware.changes]
-    if hardware.derived_changes:
-        found.append(f"derived from these what-ifs: {', '.join(hardware.derived_changes)}")
+    if hardware.follows:
+        found.append(f"derived from these what-ifs: {', '.join(hardware.follows)}")
     small = [change for change in hardware.changes if change.partition(".")[0] in ON_CHIP and ".capacity" in change]
     if small:
         found.append(
@@ -420,6 +420,6 @@ def _substitutions(setting: Setting) -> list[str]:
         if wanted.unit is Unit.MATRIX and wanted != compute:
             found[
                 f"{hardware.name} has no {wanted.dtype} matrix units: {wanted.dtype} matrix products are computed in "
-                f"{compute.dtype} on {compute.unit} units ({hardware.described(compute)})"
+                f"{compute.dtype} on {compute.unit} units ({setting.linked.described(compute)})"
             ] = None
     return list(found)

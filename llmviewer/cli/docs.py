@@ -16,7 +16,9 @@ def docs(page: str | None) -> None:
 
     Pages are Markdown; `llmviewer docs PAGE | less` shows one screen after another.
     """
-    pages = {path.stem: path for path in sorted(data_dir("docs").glob("*.md"))}
+    folder = data_dir("docs")
+    paths = (*sorted(folder.glob("*.md")), *sorted(folder.glob("tutorials/*.md")))
+    pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     if page is None:
         width = max(map(len, pages))
         heads = {name: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, path in pages.items()}

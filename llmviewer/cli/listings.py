@@ -181,12 +181,12 @@ def _hyphened(name: str) -> str:
 
 def _check(devices: Sequence[Hardware]) -> None:
     """A line for each violation, and one for a device without; at the end, if all is well, what was checked."""
-    from ..devices.checks import CHECKS, name_clashes, violations
+    from ..devices.checks import CHECKS, clashes, violations
     from ..devices.files import hardware_aliases
 
     aliases, num_problems = hardware_aliases(), 0
     for device in devices:
-        problems = (*violations(device), *name_clashes(device, aliases))
+        problems = (*violations(device), *clashes(device, aliases))
         num_problems += len(problems)
         counts = f"{counted(len(device.facts), 'fact')}, {counted(len(device.sources), 'source')}"
         click.echo("\n".join(f"{device.name}: {line}" for line in problems) or f"{device.name}: ok: {counts}")

@@ -13,7 +13,7 @@ from typing import Any, Final, Unpack
 import numpy as np
 
 from .. import arguments
-from ..devices.files import changes_by_device, loaded
+from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Default, find_engine
@@ -124,7 +124,7 @@ def simulate(
         for each in (hardware, other):
             arguments.check_types(hardware=each)
         device = loaded(hardware)
-        own, others = changes_by_device((hardware, other), given["hardware_set"])
+        own, others = each_changed((hardware, other), given["hardware_set"])
         setting = Setting.of(model, hardware, **options | {"hardware_set": own})
         reads = Setting.of(model, other, **options | {"hardware_set": others}) if readers else setting
     _check_hits(setting, traffic)

@@ -6,14 +6,13 @@ import json
 import math
 import re
 import stat
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import yaml
+from typing import Any, Protocol
 
 from .errors import InputError, quoted, suggest
+from .parsed_files import parsed_file, parsed_json
 
 MAX_COUNT = 10_000  # layers and other things that are made one by one
 MAX_EXACT_INTEGER = 2**53  # whole numbers up to here are exact as floats
@@ -24,57 +23,6 @@ _MAX_VALUES = 2_000_000  # values of a document, each alias of YAML counted with
 _MAX_NUMBER = 1e100  # beyond which squares and products have no float
 _SEPARATORS = re.compile(r"[\s_-]+")  # words of a name
 _TRADEMARKS = re.compile(r"\((?:r|tm)\)")  # in names that drivers give
-
-
-class _Loader(yaml.CSafeLoader):
-    """Mappings, lists, text, numbers, true, false and null; no other tag, and no key twice.
-
-    Numbers are those of YAML 1.2, and there are no dates: 1e12 is a number and 2022-10-01 is text.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT002
-        keys: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
-            if key in keys:
-                mark = key_node.start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
-            keys.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-    def scalar(self, node: yaml.ScalarNode) -> bool | int | float:
-        """A value of `_SCALARS`.
-
-        Raises ConstructorError if a tag claims another kind of value than the text has.
-        """
-        text = self.construct_scalar(node)
-        if self.resolve(yaml.ScalarNode, text, (True, False)) != node.tag:  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is no {node.tag}", node.start_mark)
-        return _SCALARS[node.tag.removeprefix(_TAG)][1](text.lower())
-
-
-_TAG: Final = "tag:yaml.org,2002:"
-_SCALARS: Final[Mapping[str, tuple[str, Callable[[str], bool | int | float], str]]] = {
-    "bool": (r"true|True|false|False", "true".__eq__, "tTfF"),
-    "int": (r"[-+]?[0-9]+", int, "-+0123456789"),
-    "float": (
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN)",
-        lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
-        "-+0123456789.",
-    ),
-}  # by tag: pattern, conversion, first characters
-_OTHER_TAGS: Final = (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map")
-_Loader.yaml_constructors = {
-    tag: make for tag, make in yaml.CSafeLoader.yaml_constructors.items() if tag in (*_OTHER_TAGS, None)
-} | {f"{_TAG}{name}": _Loader.scalar for name in _SCALARS}
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag in _OTHER_TAGS]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
-for _name, (_pattern, _, _first) in _SCALARS.items():
-    _Loader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read_text(path: Path) -> str:
@@ -131,7 +79,13 @@ def _document(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Section:
-    return parse_yaml(_document(path), path)
+    """The mapping in a YAML file; that of a file that ships comes from parsed.json of its folder.
+
+    Raises InputError if the file cannot be read, or is no mapping in YAML.
+    """
+    text = _document(path)
+    data = parsed_file(path, text)
+    return parse_yaml(text, path) if data is None else Section(data, str(path))
 
 
 def parse_yaml(text: str, path: Path | str) -> Section:
@@ -139,14 +93,16 @@ def parse_yaml(text: str, path: Path | str) -> Section:
 
     Raises InputError, with file, line and column, if it is no mapping in YAML.
     """
+    from . import yaml_text
+
     try:
-        too_deep = len(text) > _MAX_UNCHECKED_CHARS and any(depth > _MAX_DEPTH for depth in _depths(text))
-        data = None if too_deep else yaml.load(text, Loader=_Loader)  # noqa: S506
+        too_deep = len(text) > _MAX_UNCHECKED_CHARS and any(depth > _MAX_DEPTH for depth in yaml_text.depths(text))
+        data = None if too_deep else yaml_text.load(text)
     except RecursionError:
         too_deep = True
     except ValueError:
         raise InputError(f"{path}: is not readable YAML: a number has too many digits") from None
-    except yaml.YAMLError as error:
+    except yaml_text.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -156,12 +112,13 @@ def parse_yaml(text: str, path: Path | str) -> Section:
     return _checked_section(data, path, "YAML", "a mapping of keys to values")
 
 
-def _depths(text: str) -> Iterator[int]:
-    """The nesting depth of each part of a document."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        yield depth
+def parsed_folder(folder: Path) -> str:
+    """The text of parsed.json of a folder of YAML files.
+
+    Raises InputError if a file is no mapping in YAML.
+    """
+    texts = {path.stem: read_text(path) for path in folder.glob("*.yaml")}
+    return parsed_json(texts, {name: parse_yaml(text, folder / f"{name}.yaml").data for name, text in texts.items()})
 
 
 def read_json(path: Path) -> Section:

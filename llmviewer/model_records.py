@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from . import model_index
 from ._layout import IN_CHECKOUT, data_dir
-from .documents import Section, read_json
+from .documents import Section, parsed_folder, read_json
 from .errors import InputError
 from .hub import fetch, is_repository
 from .model_files import load_model, model_facts, model_names, parse_model, unread_fields
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
 def add_model(
     source: str, name: str, *, parameters: int, title: str = "", repository: str = ""
 ) -> tuple[Path, tuple[str, ...]]:
-    """Writes the record of a model and its line of the index. Returns the file, and fields that are left out as unread.
+    """Writes the record of a model and its lines of the indexes. Returns the file and unread fields, which it leaves out.
 
     source      path of a config.json or its folder, or org/name on the hub
     parameters  the published number, which the graph of the config must have
@@ -55,6 +55,7 @@ def add_model(
     write_text(record, f"# {title or name}.\n{text}")
     model_names.cache_clear()
     model_index.index.cache_clear()
+    write_text(data_dir("models") / "parsed.json", parsed_folder(data_dir("models")))
     write_text(model_index.PATH, model_index.to_json(model_index.every(lambda one: model_facts(load_model(one)))))
     model_index.index.cache_clear()
     return record, tuple(unread)

@@ -1,14 +1,13 @@
-"""The list of devices; all facts of a model or a device with their sources."""
+"""All facts of a model or a device with their sources."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from llmviewer.devices.hardware import Hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model import Model
-from llmviewer.resource import Resource, Unit
+from llmviewer.resource import Unit
 from llmviewer.transforms.quantize import AS_IT_IS
 from llmviewer.units import si
 
@@ -16,7 +15,6 @@ from .columns import WIDTH, columns
 from .operator_table import number
 from .tables import filled
 
-_NARROW: Final = ("fp8", "int8", "fp4")
 _KEY: Final = 22  # characters of the longest key of a model, and a gap
 
 
@@ -52,15 +50,6 @@ def _cache_per_token(model: Model) -> str:
     return f"{within:,.0f} B within all windows, {beyond:,.0f} B beyond them"
 
 
-def hardware_list(devices: Sequence[Hardware], width: int = WIDTH) -> str:
-    head = ("device", "memory", "bandwidth", "16-bit", *_NARROW, "fp32")
-    lines = [(h.name, f"{si(h.capacity)}B", f"{si(h.bandwidth())}B/s", *_rates(h)) for h in devices]
-    announced = ", ".join(h.name for h in devices if h.status == "announced")
-    notes = ["Dense OP/s of matrix units, fp32 of vector units; a multiply-add is two OPs."]
-    notes += [f"Announced: {announced}."] if announced else []
-    return columns([head, *lines], left=(0,), gap=" ") + "".join(f"{filled(note, width)}\n" for note in notes)
-
-
 def hardware_card(device: Hardware, width: int = WIDTH) -> str:
     """Every number of a device by block, as in its file, with the keys of its sources."""
     about = f"{device.title} ({device.architecture}, {device.released}, {device.status})"
@@ -92,10 +81,3 @@ def _turning(device: Hardware, width: int) -> str:
 
 def _wrapped(text: str, width: int) -> str:
     return filled(text, width, others="    ")
-
-
-def _rates(device: Hardware) -> tuple[str, ...]:
-    """Peaks of fp16, or bf16 without fp16, ahead of the others."""
-    wide = "fp16" if Resource(Unit.MATRIX, "fp16") in device.rates else "bf16"
-    preferred = (*(Resource(Unit.MATRIX, dtype) for dtype in (wide, *_NARROW)), Resource(Unit.VECTOR, "fp32"))
-    return tuple(si(device.rates[r]).rstrip() if r in device.rates else "-" for r in preferred)

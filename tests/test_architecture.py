@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up: a module imports from lines above its own, or from its own.
 LAYERS = (
-    ("_layout", "errors", "records", "parameters", "plugins", "rows", "writing"),
+    ("_layout", "errors", "parsed_files", "records", "parameters", "plugins", "rows", "writing", "yaml_text"),
     ("units", "resource", "forms"),
     ("precision", "ggml", "workload", "documents"),
     ("devices",),

@@ -80,7 +80,9 @@ def seconds(name, columns, device=H100, variant=""):
 
 def usual(name, implementation, variant):
     found = FAMILIES[name].default_parameters(implementation, H100)
-    return {q.name: float(f"{found[q.name]:.4g}") for q in FAMILIES[name].parameters_of(variant)}  # as profiles have them
+    return {
+        q.name: float(f"{found[q.name]:.4g}") for q in FAMILIES[name].parameters_of(variant)
+    }  # as profiles have them
 
 
 def kernel_fit(name, device="h100-sxm", **changes):

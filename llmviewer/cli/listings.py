@@ -16,6 +16,7 @@ from . import options as shared
 
 if TYPE_CHECKING:
     from ..devices.hardware import Hardware
+    from ..devices.index import DeviceRow
     from ..model import Model
     from ..model_index import ModelFacts
 
@@ -99,10 +100,10 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
     NAME is the name of a device, or the path of a YAML file; or a maker, an architecture, or a part of the names of
     several devices, such as rtx.
     """
-    from ..analyzing.facts import hardware_facts
-    from ..devices.files import hardware_names, hardware_yaml, load_hardware
+    from ..devices.files import hardware_yaml, load_hardware
+    from ..devices.index import device_rows
 
-    def names(device: Hardware) -> Sequence[str]:
+    def names(device: DeviceRow) -> Sequence[str]:
         return device.name, device.title, device.vendor, device.architecture, *device.aliases
 
     form = shared.form_of(form, output, _DEVICE_SUFFIXES)
@@ -120,18 +121,29 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
             raise InputError("--format yaml is of one device; give its NAME")
         shared.emit(hardware_yaml(name, output.stem if output else ""), output)
         return
-    matches = _find(name, load_hardware, lambda: [*map(load_hardware, hardware_names())], names)
+    matches = _find(name, load_hardware, device_rows, names)
+    if form == "text" and not check:
+        shared.emit(_hardware_text(matches, shared.width(output)), output)
+        return
+    devices = [load_hardware(row.name) for row in matches] if isinstance(matches, list) else [matches]
     if check:
-        _check(matches if isinstance(matches, list) else [matches])
+        _check(devices)
         return
-    if form == "json":
-        facts = [hardware_facts(each) for each in matches] if isinstance(matches, list) else hardware_facts(matches)
-        shared.emit(json.dumps(facts, indent=2) + "\n", output)
-        return
-    from ..reports.catalogue import hardware_card, hardware_list
+    from ..analyzing.facts import hardware_facts
 
-    width = shared.width(output)
-    shared.emit(hardware_list(matches, width) if isinstance(matches, list) else hardware_card(matches, width), output)
+    facts = [*map(hardware_facts, devices)]
+    shared.emit(json.dumps(facts if isinstance(matches, list) else facts[0], indent=2) + "\n", output)
+
+
+def _hardware_text(matches: Hardware | list[DeviceRow], width: int) -> str:
+    """A list of devices, or the facts of one."""
+    if isinstance(matches, list):
+        from ..reports.device_list import hardware_list
+
+        return hardware_list(matches, width)
+    from ..reports.catalogue import hardware_card
+
+    return hardware_card(matches, width)
 
 
 def _add(source: str | None, name: str, parameters: int | None, *, repository: str, title: str) -> None:

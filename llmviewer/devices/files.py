@@ -32,7 +32,13 @@ _START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one 
 
 def hardware_names() -> tuple[str, ...]:
     """Names of the shipped devices and of those in the user's folder."""
-    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")}))
+    return tuple(hardware_files())
+
+
+def hardware_files() -> dict[str, Path]:
+    """The file of each shipped device and of those in the user's folder, by name."""
+    files = {path.stem: path for folder in reversed(_folders()) for path in folder.glob("*.yaml")}
+    return dict(sorted(files.items()))
 
 
 def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:

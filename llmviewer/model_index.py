@@ -7,6 +7,7 @@ file has another size than the index knows is built instead.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -93,5 +94,6 @@ def to_json(models: Iterable[ModelFacts]) -> str:
 
 
 def _sizes() -> dict[str, int]:
-    """Of the files, by the names of their models. [B]"""
-    return {path.stem: path.stat().st_size for path in PATH.parent.glob("*.yaml")}
+    """Sizes of the files, by the names of their models. [B]"""
+    with os.scandir(PATH.parent) as files:
+        return {one.name[:-5]: one.stat().st_size for one in files if one.name.endswith(".yaml")}

@@ -76,6 +76,8 @@ def si(value: float, digits: int = 3) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g} "
     for step, prefix in (*_STEPS, (1.0, "")):
+        if 2 * abs(value) < step:  # no rounding makes it 1: not worth a text, of which lists have thousands
+            continue
         text = significant(value / step, digits)
         if abs(float(text)) >= 1:
             return f"{text} {prefix}"

@@ -464,11 +464,11 @@ def test_the_command_line_loads_nothing_heavy():
 def test_every_command_is_listed_and_in_the_readme():
     modules = {name: import_module(f"{cli.__name__}.{name}") for _, name, _ in iter_modules(cli.__path__)}
     defined = {
-        one.name: name
+        one.name: (name, one.get_short_help_str(limit=100))
         for name, module in modules.items()
         for one in vars(module).values()
         if isinstance(one, click.Command) and one.callback and one.callback.__module__ == module.__name__
     }
-    assert defined == cli._MODULES, "llmviewer/cli/__init__.py has the module of each command"
+    assert defined == cli._COMMANDS, "llmviewer/cli/__init__.py has the module and the summary of each command"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in defined if not re.search(rf"llmviewer {name}\b", readme)] == []

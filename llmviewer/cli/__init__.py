@@ -17,14 +17,29 @@ import click
 
 from .. import __version__
 from ..errors import InputError, shortened, suggest
-from . import options as shared
 
-_MODULES = {  # of this package, by command
-    "advise": "serving", "afd": "afd", "analyze": "analyze", "calibrate": "validation", "choose": "comparing",
-    "compare": "comparing", "docs": "docs", "hardware": "listings", "kernel": "kernel", "measure": "measure",
-    "models": "listings", "plan": "serving", "plot": "comparing", "profiles": "profiles", "simulate": "serving",
-    "sweep": "sweep", "techniques": "techniques", "timeline": "timeline", "validate": "validation", "web": "web",
-}  # fmt: skip
+_COMMANDS = {  # module of this package and summary, which the command's docstring begins with
+    "advise": ("serving", "Rank what each technique would gain for MODEL on HARDWARE."),
+    "afd": ("afd", "Decode with attention and experts on separate devices."),
+    "analyze": ("analyze", "Analyze MODEL on HARDWARE, operator by operator."),
+    "calibrate": ("validation", "Fit a profile of kernel times to measurements."),
+    "choose": ("comparing", "Rank devices for a use of MODEL."),
+    "compare": ("comparing", "Compare MODEL on several devices."),
+    "docs": ("docs", "List the pages of the documentation, or show one."),
+    "hardware": ("listings", "List devices, or show every number of one with its source."),
+    "kernel": ("kernel", "Give the bound and the expected time of one kernel."),
+    "measure": ("measure", "Measure this machine's bandwidths, matrix rates and kernels."),
+    "models": ("listings", "List models, or show the facts or the graph of one."),
+    "plan": ("serving", "Find the cheapest devices that serve MODEL at a rate."),
+    "plot": ("comparing", 'Draw a figure of "LLM Inference Unveiled".'),
+    "profiles": ("profiles", "List measured kernel libraries and their errors."),
+    "simulate": ("serving", "Simulate requests that arrive over time at MODEL on HARDWARE."),
+    "sweep": ("sweep", "Compute a row for every combination of the values of --over."),
+    "techniques": ("techniques", "List techniques for --with, or show one."),
+    "timeline": ("timeline", "Compare a profiler trace of MODEL with its bound."),
+    "validate": ("validation", "Score bounds and expected times against measured kernels."),
+    "web": ("web", "Open the dashboard in a browser."),
+}
 
 _GC_THRESHOLD = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
 _MATRIX_COMMANDS = {
@@ -123,7 +138,9 @@ def _with_option_names(error: InputError, arguments: Sequence[str]) -> str:
     """What is wrong, by the names that options have."""
     name, *_ = (*arguments, "")
     command = cli.get_command(click.Context(cli), name)
-    return shared.with_option_names(str(error), command, arguments) if command else str(error)
+    from .options import with_option_names
+
+    return with_option_names(str(error), command, arguments) if command else str(error)
 
 
 class _Commands(click.Group):
@@ -133,19 +150,25 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_MODULES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _MODULES:
+        if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f".{_MODULES[cmd_name]}", __name__), cmd_name)
+        module, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f".{module}", __name__), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Writes the summaries of all commands, without importing their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _MODULES and not ctx.resilient_parsing:
-            raise InputError(f"no command {args[0]!r}: {suggest(args[0], _MODULES)} (`llmviewer --help` describes all)")
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            raise InputError(f"no command {args[0]!r}: {suggest(args[0], _COMMANDS)} (`llmviewer --help` describes all)")
         name, command, rest = super().resolve_command(ctx, args)
         if command:
             _check(command, click.Context(command, info_name=name, parent=ctx), rest)

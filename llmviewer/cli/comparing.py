@@ -135,7 +135,10 @@ def choose(
     output: Path | None,
     **question: Any,
 ) -> None:
-    """Rank devices for a use of MODEL, and say what disqualifies the others."""
+    """Rank devices for a use of MODEL.
+
+    Devices that are ruled out are listed with the reason.
+    """
     shared.check_output(form, output)
     from ..comparing.choice import QUANTS
     from ..comparing.choice import choose as run

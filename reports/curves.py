@@ -17,8 +17,8 @@ from .drawing import INK, PAPER, frame, lines, plain, ticks
 
 Array = npt.NDArray[Any]
 _HEIGHT: Final = 380  # [px]
-_TURN: Final = "bound changes"
-_MEET: Final = "curves cross"
+_BOUND_CHANGE_LABEL: Final = "bound changes"
+_CROSSING_LABEL: Final = "curves cross"
 _DOTTED: Final = {"color": INK, "width": 1, "dash": "dot"}
 
 
@@ -48,7 +48,7 @@ def curves(
     place: Callable[[int], str] = str,
     meets: Sequence[tuple[float, float, str]] = (),
     limits: Mapping[str, float] | None = None,
-    at: float | None = None,
+    present_x: float | None = None,
 ) -> go.Figure:
     """Curves by name over logarithmic axes.
 
@@ -60,12 +60,12 @@ def curves(
     """
     limits = limits or {}
     styles = [{"color": INK, "dash": "solid"}] if len(named) < len(limits) else lines(len(named))
-    turns = [turn for one in named.values() for turn in one.turns]
+    bound_changes = [turn for one in named.values() for turn in one.turns]
     traces = [
         *(trace for (name, one), line in zip(named.items(), styles, strict=True)
           for trace in _drawn(name, one, line, text)),
         *_limits(limits, named, text),
-        *_marked(_TURN, turns, "diamond"), *_marked(_MEET, meets, "x-thin"),
+        *_marked(_BOUND_CHANGE_LABEL, bound_changes, "diamond"), *_marked(_CROSSING_LABEL, meets, "x-thin"),
         *([{"type": "scatter", "x": [None], "y": [None], "mode": "markers", "name": "expected",
             "marker": {"symbol": "circle-open", "size": 6, "color": INK}}]
           if any(one.expected for one in named.values()) else []),
@@ -84,7 +84,7 @@ def curves(
         yaxis={"title": {"text": unit, "standoff": 8}, "type": "log", "tickvals": marks,
                "ticktext": [plain(text(value)) for value in marks],
                "range": [log10(low / 1.2), log10(1.2 * high)]},
-        **({} if at is None else _present(at)),
+        **({} if present_x is None else _present(present_x)),
     )  # fmt: skip
 
 
@@ -128,10 +128,10 @@ def _marked(name: str, marks: Sequence[tuple[float, float, str]], symbol: str) -
         }  # fmt: skip
 
 
-def _present(at: float) -> dict[str, Any]:
+def _present(x: float) -> dict[str, Any]:
     """A line at the present setting, as parts of a layout."""
-    upright = {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "y domain"}
-    word = {"text": "now", "x": log10(at), "y": 1, "yref": "y domain", "yanchor": "bottom", "showarrow": False}
+    upright = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "y domain"}
+    word = {"text": "now", "x": log10(x), "y": 1, "yref": "y domain", "yanchor": "bottom", "showarrow": False}
     return {"shapes": [{**upright, "line": _DOTTED, "opacity": 0.6}], "annotations": [{**word, "font": {"size": 11}}]}
 
 

@@ -56,16 +56,16 @@ def headline(result: Disaggregated) -> str:
 
 
 def summary(result: Disaggregated) -> list[Line]:
-    """Times, the transfer of the KV cache, and the memory of both, ahead of the times if one does not fit."""
-    whole, prefill = result.generation, seconds(result.prefill.generation.ttft_s)
+    """Latencies, the transfer of the KV cache, and the memory of both sides, which comes first if one does not fit."""
+    generation, prefill = result.generation, seconds(result.prefill.generation.ttft_s)
     when = "during it" if result.kv_transfer is KvTransfer.OVERLAPPED else "after it"
     parts = f"prefill {prefill}, KV transfer {seconds(result.kv_transfer_s)} {when}"
-    expected = expectation(whole, "ttft")
+    expected = expectation(generation, "ttft")
     times = [
-        Line("time to first token", f"{at_least(whole.ttft_s)}: {parts}" + f"; expected {expected}" * bool(expected)),
-        Line("time per output token", bound_and_expected(whole, "tpot")),
-        Line("latency", bound_and_expected(whole, "latency")),
-        Line("throughput", throughput(whole)),
+        Line("TTFT", f"{at_least(generation.ttft_s)}: {parts}" + f"; expected {expected}" * bool(expected)),
+        Line("TPOT", bound_and_expected(generation, "tpot")),
+        Line("E2E latency", bound_and_expected(generation, "latency")),
+        Line("throughput", throughput(generation)),
         Line("KV transfer", _transfer(result)),
         Line("balance", _balance(result)),
     ]
@@ -92,9 +92,9 @@ def _balance(result: Disaggregated) -> str:
     """The ratio of devices at which both kinds are equally busy."""
     ratio = result.decode_per_prefill
     if not ratio:
-        return "no decode step is taken"
-    many, of_one = ("decode", "prefill") if ratio >= 1 else ("prefill", "decode")
-    return f"{max(ratio, 1 / ratio):.3g} {many} devices for each {of_one} device keep both busy at the bound"
+        return "no decode steps"
+    larger, smaller = ("decode", "prefill") if ratio >= 1 else ("prefill", "decode")
+    return f"{max(ratio, 1 / ratio):.3g} {larger} devices per {smaller} device keep both busy at the bound"
 
 
 REPORT: Final = report()

@@ -19,15 +19,16 @@ from .tables import Item, Table, digits, number_item, time_item
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_KEPT: Final = 0.9  # of the requests, that are to keep to the goals
-_DRAINED: Final = 0.15  # of the time, that is worth a word: ten requests of each client, the usual, leave a tenth
-_TOGETHER: Final = 0.9  # of the most that is served, from which on more in flight only wait for each other
+_REQUIRED_GOODPUT: Final = 0.9  # share of requests within the targets
+_NOTABLE_DRAIN: Final = 0.15  # share of the span from which the drain is reported; 10 requests per client leave 0.1
+_KNEE_THROUGHPUT: Final = 0.9  # share of the highest throughput at the knee
 
 
 def title(result: LoadCurve) -> str:
+    """The model, its devices and the range of concurrency."""
     first, last = result.bound[0].concurrency, result.bound[-1].concurrency
     where = f"{result.setting.model.title} on {devices(result.runs[0])}"
-    return f"{where}, {first:,} to {last:,} requests in flight"
+    return f"{where}: concurrency {first:,} to {last:,}"
 
 
 def headline(result: LoadCurve) -> str:
@@ -39,22 +40,23 @@ def headline(result: LoadCurve) -> str:
 
 
 def tables(result: LoadCurve) -> list[Table]:
-    named = {"As expected": result.expected, "At the bound": result.bound}
+    """Throughput and latency by concurrency, expected and at the bound."""
+    named = {"Expected": result.expected, "At the bound": result.bound}
     return [_table(name, points, last=points is result.bound) for name, points in named.items() if points]
 
 
 def _table(name: str, points: Sequence[Point], *, last: bool) -> Table:
     has_goals = _has_goals(points)
     about = (
-        "Tokens/s of answers: of all devices, of each, and of one request (the inverse of the mean time per token). "
-        "TTFT: time to first token. TPOT: time per token. Answer: the whole time of a request. Means but for p99."
+        "Output token throughput in tok/s: of all devices, per device, and per request (1 / mean TPOT). Latencies are "
+        "means, except for p99."
     )
-    within = " Within: requests that meet the targets." if has_goals else ""
+    within = " Within: share of requests within the targets." if has_goals else ""
     return Table(
         title=name,
         about=about + within if last else "",
         head=(
-            "in flight", "tokens/s", "/device", "/request", "TTFT", "TTFT p99", "TPOT", "answer",
+            "concurrency", "tok/s", "/device", "/request", "TTFT", "TTFT p99", "TPOT", "E2E latency",
             *(("within",) if has_goals else ()),
         ),
         words=(),
@@ -83,33 +85,36 @@ def _likely(result: LoadCurve) -> tuple[Point, ...]:
     return result.expected or result.bound
 
 
-def _enough(points: Sequence[Point]) -> Point:
+def _knee(points: Sequence[Point]) -> Point:
     """The knee: the lowest concurrency with nearly the highest throughput."""
-    most = max(point.run.tokens_per_s for point in points)
-    return next(point for point in points if point.run.tokens_per_s >= _TOGETHER * most)
+    max_tokens_per_s = max(point.run.tokens_per_s for point in points)
+    return next(point for point in points if point.run.tokens_per_s >= _KNEE_THROUGHPUT * max_tokens_per_s)
 
 
 def remarks(result: LoadCurve) -> list[str]:
+    """The knee, the highest concurrency within the targets, the bottleneck, and what qualifies the results."""
     points = _likely(result)
-    enough, lines = _enough(points), list[str]()
-    if enough is not points[-1]:
-        share = enough.run.tokens_per_s / max(point.run.tokens_per_s for point in points)
-        each = "" if np.isnan(enough.speed) else f", with {digits(enough.speed)} tokens/s each"
-        lines.append(
-            f"Knee: {enough.concurrency:,} requests in flight, with {share:.0%} of the highest throughput{each}."
-        )
+    knee, lines = _knee(points), list[str]()
+    if knee is not points[-1]:
+        share = knee.run.tokens_per_s / max(point.run.tokens_per_s for point in points)
+        speed = "" if np.isnan(knee.speed) else f", {digits(knee.speed)} tok/s per request"
+        lines.append(f"Knee: concurrency {knee.concurrency:,}, {share:.0%} of the highest throughput{speed}.")
     if _has_goals(points):
-        able = [point for point in points if point.run.good >= _KEPT]
-        most = f"{able[-1].concurrency:,} in flight, {digits(able[-1].run.tokens_per_s)} tokens/s" if able else "none"
-        lines.append(f"Highest concurrency with which {_KEPT:.0%} of the requests meet the targets: {most}.")
-    lines.append(f"With {points[-1].concurrency:,}: {points[-1].run.limit}")
-    drained = [point for point in points if point.run.drained > _DRAINED]
+        meeting_targets = [point for point in points if point.run.good >= _REQUIRED_GOODPUT]
+        highest = (
+            f"{meeting_targets[-1].concurrency:,}, {digits(meeting_targets[-1].run.tokens_per_s)} tok/s"
+            if meeting_targets
+            else "none"
+        )
+        lines.append(f"Highest concurrency with {_REQUIRED_GOODPUT:.0%} of the requests within the targets: {highest}.")
+    lines.append(f"Bottleneck at concurrency {points[-1].concurrency:,}: {points[-1].run.limit}")
+    drained = [point for point in points if point.run.drained > _NOTABLE_DRAIN]
     if drained:
-        more = " and more" if len(drained) > 1 else ""
+        further = " or more" if len(drained) > 1 else ""
         lines.append(
-            f"With {drained[0].concurrency:,}{more}, fewer are in flight in up to the last "
-            f"{max(point.run.drained for point in drained):.0%} of the time, after the last arrival, which lowers "
-            "the throughput. More requests (--requests) make that share smaller."
+            f"Drain: at concurrency {drained[0].concurrency:,}{further}, fewer requests are running in up to the "
+            f"last {max(point.run.drained for point in drained):.0%} of the time, which lowers the throughput. More "
+            "requests (--requests) reduce that share."
         )
     longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in result.runs)
     return [*lines, *beyond(result.setting.model, longest)]
@@ -117,19 +122,19 @@ def remarks(result: LoadCurve) -> list[str]:
 
 def _cards(result: LoadCurve) -> list[Card]:
     points = _likely(result)
-    one, enough, most = points[0], _enough(points), max(points, key=lambda point: point.run.tokens_per_s)
+    first, knee, peak = points[0], _knee(points), max(points, key=lambda point: point.run.tokens_per_s)
     return [
         Card(
-            label="tokens/s of a request", value=number_item(one.speed).text,
-            about=f"{one.concurrency} in flight; first token after {seconds(float(np.mean(one.run.ttft_s)))}",
+            label="tok/s per request", value=number_item(first.speed).text,
+            about=f"concurrency {first.concurrency}; TTFT {seconds(float(np.mean(first.run.ttft_s)))}",
         ),
         Card(
-            label="tokens/s of each device", value=digits(most.per_device),
-            about=f"at most, {most.concurrency} in flight; {number_item(most.speed).text} for each request",
+            label="max tok/s per device", value=digits(peak.per_device),
+            about=f"concurrency {peak.concurrency}; {number_item(peak.speed).text} tok/s per request",
         ),
         Card(
-            label="knee", value=f"{enough.concurrency} in flight",
-            about=f"{digits(enough.per_device)} tokens/s of each device, {number_item(enough.speed).text} of a request",
+            label="knee", value=f"concurrency {knee.concurrency}",
+            about=f"{digits(knee.per_device)} tok/s per device, {number_item(knee.speed).text} per request",
         ),
     ]  # fmt: skip
 
@@ -140,27 +145,27 @@ def figure(result: LoadCurve) -> go.Figure:
 
     named = {"expected": result.expected, "at the bound": result.bound}
     curves = {name: points for name, points in named.items() if points}
-    chart = frame("Throughput and speed", "each point is a number of requests in flight; up and to the right is better")
+    chart = frame("Throughput and speed", "each point is a concurrency; up and to the right is better")
     for (name, points), line in zip(curves.items(), lines(len(curves)), strict=True):
         chart.add_scatter(
             x=[point.speed for point in points], y=[point.per_device for point in points], name=name,
             mode="lines+markers+text", line={**line, "width": 2}, marker={"size": 7, "color": line["color"]},
             text=[str(point.concurrency) for point in points], textposition="top right", textfont={"size": 11},
-            hovertext=[_words(point) for point in points], hovertemplate="%{hovertext}<extra></extra>",
+            hovertext=[_hover_text(point) for point in points], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     chart.update_traces(cliponaxis=False)
-    chart.update_xaxes(title_text="tokens/s of a request", rangemode="tozero", exponentformat="none")
-    chart.update_yaxes(title_text="tokens/s of each device", rangemode="tozero", exponentformat="none")
+    chart.update_xaxes(title_text="tok/s per request", rangemode="tozero", exponentformat="none")
+    chart.update_yaxes(title_text="tok/s per device", rangemode="tozero", exponentformat="none")
     return chart
 
 
-def _words(point: Point) -> str:
+def _hover_text(point: Point) -> str:
     run = point.run
     return "<br>".join((
-        f"<b>{point.concurrency} in flight</b>",
-        f"{digits(point.speed)} tokens/s of a request",
-        f"{digits(point.per_device)} tokens/s of each device",
-        f"first token {seconds(float(np.mean(run.ttft_s)))}, whole answer {seconds(float(np.mean(run.latency_s)))}",
+        f"<b>concurrency {point.concurrency}</b>",
+        f"{digits(point.speed)} tok/s per request",
+        f"{digits(point.per_device)} tok/s per device",
+        f"TTFT {seconds(float(np.mean(run.ttft_s)))}, E2E latency {seconds(float(np.mean(run.latency_s)))}",
     ))  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,15 +13,15 @@ from llmviewer.units import seconds
 
 from .drawing import INK, frame, lines, plain, ticks
 
-_QUANTILES = 200  # points of a line
-_BESIDE = 4  # times beside each other that a phone has room for
-_NAMES = {"ttft_s": "time to first token", "tpot_s": "time per token", "gap_s": "longest wait between tokens"}
+_QUANTILES: Final = 200  # points of a line
+_MAX_TIME_TICKS: Final = 4  # labels of a time axis that fit the width of a phone
+_NAMES: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "gap_s": "max ITL"}
 
 
 def queue(result: Simulation) -> go.Figure:
-    """Waiting requests, and all requests in the system."""
-    figure = frame("Requests over time", "as counted when one comes or goes")
-    series = {"waiting": result.waiting, "waiting or served": result.in_system}
+    """Queued requests and all unfinished requests over time."""
+    figure = frame("Requests over time", "queued, and all unfinished")
+    series = {"queued": result.waiting, "queued or running": result.in_system}
     for (name, (time_s, count)), line in zip(series.items(), lines(len(series)), strict=True):
         x, y = thinned(time_s, count)
         figure.add_scatter(
@@ -34,7 +35,7 @@ def queue(result: Simulation) -> go.Figure:
 def spread(result: Simulation) -> go.Figure:
     """Cumulative distribution of latencies with their targets; dotted at the bound."""
     dotted = "; dotted: at the bound" if result.expected else ""
-    figure = frame("How long requests take", f"part of all requests for which a time is at most so long{dotted}")
+    figure = frame("Latency distribution", f"cumulative share of requests{dotted}")
     share = np.linspace(0, 1, _QUANTILES)
     goals = {"ttft_s": result.goals.ttft_s, "tpot_s": result.goals.tpot_s}
     for (key, name), line in zip(_NAMES.items(), lines(len(_NAMES)), strict=True):
@@ -55,7 +56,7 @@ def spread(result: Simulation) -> go.Figure:
             figure.add_vline(x=goals[key], line={"color": line["color"], "width": 1, "dash": "dot"})
     times = np.concatenate([trace.x for trace in figure.data] or [np.array([0.01, 1.0])])
     marks = ticks(float(times.min()), float(times.max()))
-    marks = marks[:: ceil(len(marks) / _BESIDE)]
+    marks = marks[:: ceil(len(marks) / _MAX_TIME_TICKS)]
     figure.update_xaxes(title_text="time", type="log", tickvals=marks, ticktext=[plain(seconds(t)) for t in marks])
-    figure.update_yaxes(title_text="part of the requests", tickformat=".0%", range=[0, 1.01], linecolor=INK)
+    figure.update_yaxes(title_text="share of requests", tickformat=".0%", range=[0, 1.01], linecolor=INK)
     return figure

@@ -241,7 +241,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["analyze", "llama-2-7b"], "analyze needs HARDWARE: llmviewer analyze MODEL HARDWARE; `llmviewer hardware` "),
         (["compare", "gpt2"], "compare needs HARDWARE: llmviewer compare MODEL HARDWARE...; `llmviewer hardware` "),
         (["choose"], "choose needs MODEL: llmviewer choose MODEL; `llmviewer models` lists all"),
-        (["plan", "gpt2"], "plan needs --rate R: Requests a second, which arrive at random"),
+        (["plan", "gpt2"], "plan needs --rate R: Mean arrival rate in req/s (Poisson arrivals)"),
         (["analyze", "gpt2", "t4", "l4"],
          "analyze takes one HARDWARE; got 'l4' as well: `llmviewer compare gpt2 t4 l4` takes several"),
         (["simulate", "gpt2", "t4", "l4", "--rate", "1"],
@@ -303,8 +303,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("simulate gpt2 t4 --rate 1 --prompt-lengths foo --gen 9", f"--prompt-lengths: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4 --rate 1 --prompt foo --gen-lengths 9", f"--prompt: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4 --rate 1 --gen=foo", f"--gen: {LENGTHS}; got 'foo'"),
-        ("simulate gpt2 t4", ("one of rate (--rate), arrivals (--arrivals) and concurrency (--concurrency) must be "
-         "given, and no more: requests a second, a file, or requests in flight")),
+        ("simulate gpt2 t4", ("exactly one of rate (--rate, in req/s), arrivals (--arrivals, a trace file) and "
+         "concurrency (--concurrency, a number of clients) must be given")),
         ("plan gpt2 --rate 4 --rate 5 --rate=6", "--rate must be given once; got it 3 times"),
         ("plan gpt2 t4 --rate 4", "plan takes no 't4' by itself; give it as --hardware"),
         ("choose gpt2 t4", "choose takes no 't4' by itself; give it as --hardware"),

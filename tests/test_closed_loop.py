@@ -128,7 +128,7 @@ def test_the_report(capsys, tmp_path):
     assert main(asked) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    for words in ("1 to 16 requests in flight", "/request", "within", "With 16:", "Highest concurrency with which 90%"):
+    for words in ("concurrency 1 to 16", "/request", "within", "at concurrency 16:", "Highest concurrency with 90%"):
         assert words in text
     assert main([*asked, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -146,10 +146,10 @@ def test_remarks_say_what_more_requests_would_change():
         " ".join(REPORT.text(load_curve(MODEL, DEVICE, concurrency=[1, 4], requests=count, bound=True, **how)).split())
         for count, how in ((8, {"gen_lengths": 30}), (60, {"gen_lengths": "uniform:20-40"}))
     )
-    assert "With 4, fewer are in flight in up to the last" in few
-    assert "fewer are in flight" not in many
-    assert "prompts of 1,024 and answers of 30 tokens, as published" in few
-    assert "prompts of 1,024 and answers of 30 tokens on average, as published" in many
+    assert "Drain: at concurrency 4, fewer requests are running in up to the last" in few
+    assert "fewer requests are running" not in many
+    assert ": concurrency 1 to 4, 1,024 input and 30 output tokens, as published" in few
+    assert ", mean 1,024 input and 30 output tokens, as published" in many
 
 
 def test_answers_of_one_token_have_no_speed(capsys):
@@ -161,7 +161,7 @@ def test_answers_of_one_token_have_no_speed(capsys):
 def test_one_number_is_a_simulation(capsys):
     assert main(["simulate", MODEL, DEVICE, "--concurrency", "4", "--requests", "20"]) == 0
     text = capsys.readouterr().out
-    assert "4 in flight" in text
+    assert "concurrency 4" in text
     assert "closed form" not in text
     assert main(["simulate", MODEL, DEVICE, "--concurrency", "4", "--requests", "20", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -174,14 +174,14 @@ def test_one_number_is_a_simulation(capsys):
     (["--concurrency", "many"], "--concurrency: must be whole numbers, or ranges"),
     (["--concurrency", "4,4"], "concurrency: 4 is given twice; give each once"),
     (["--concurrency", "1..65"], "concurrency must be 1 to 64 numbers; got 65"),
-    (["--concurrency", "8", "--rate", "1"], "(--concurrency) must be given, and no more"),
-    (["--concurrency", "8,16", "--rate", "1"], "--concurrency must be alone; leave out --rate and --arrivals"),
+    (["--concurrency", "8", "--rate", "1"], "(--concurrency, a number of clients) must be given"),
+    (["--concurrency", "8,16", "--rate", "1"], "several values of --concurrency exclude --rate and --arrivals"),
     (["--concurrency", "8", "--rate", "max"], "leave out --concurrency"),
     (["--concurrency", "8", "--requests", "4"], "requests must be at least the concurrency, 8; got 4"),
-    (["--concurrency", "8", "--readers", "1"], "concurrency must be left out beside readers"),
+    (["--concurrency", "8", "--readers", "1"], "concurrency must be left out with readers"),
     (
         ["--concurrency", "200000"],
-        "concurrency must be at most 100000 without requests, of which each client sends 10 then; got 200000",
+        "concurrency must be at most 100000 without requests, as each client then sends 10; got 200000",
     ),
     (["--concurrency", "9", "--requests", "2000000"], "requests must be at most 1000000; got 2000000"),
 ], ids=lambda value: " ".join(value) * isinstance(value, list))  # fmt: skip

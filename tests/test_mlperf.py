@@ -22,7 +22,7 @@ import pytest
 
 from llmviewer.errors import InputError
 from llmviewer.serving.lengths import parse_lengths
-from llmviewer.serving.saturation import at_once, fullest
+from llmviewer.serving.saturation import all_at_start, best_chunks
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 
@@ -44,8 +44,8 @@ def served(model, device, quant, layout, prompt, gen, *, expected):
     steps = Steps(setting, expected=expected)
     if expected and steps.unknown:
         return 0
-    traffic = at_once((parse_lengths(prompt, "prompt"), parse_lengths(gen, "gen")), 1000, seed=0)
-    _, closed = fullest(steps, traffic, block=16)
+    traffic = all_at_start((parse_lengths(prompt, "prompt"), parse_lengths(gen, "gen")), 1000, seed=0)
+    _, closed = best_chunks(steps, traffic, block=16)
     return closed.max_rate * float(np.mean(traffic.gen)) / setting.layout.devices
 
 

@@ -48,7 +48,7 @@ def apart(found):
 
 def readers_by_hand(reads, *, most, travel_s):
     """The fewest copies that read within the time, and that time; None where none do, or have no room."""
-    read_s, each_s = map(float, Steps(reads).reading_s(float(GOALS["prompt"]), 0.0))
+    read_s, each_s = map(float, Steps(reads).prefill_and_interval_s(float(GOALS["prompt"]), 0.0))
     weights, cache, live = reads.footprint.parts(batch=float(reads.layout.pp), prompt=GOALS["prompt"], gen=0)
     if weights + 2 * cache + live > reads.hardware.capacity:
         return None
@@ -163,7 +163,7 @@ def test_a_cache_travels_on_scale_up_links_within_a_domain():
         assert one.readers.transfer_s == pytest.approx(2 * 1500 * TOKEN / (450e9 * min(sizes)))
     one = apart(found)[0]
     run = simulate(**found.simulation(one), requests=5)
-    read, _ = Steps(run.reads).reading_s(1500.0, 0.0)
+    read, _ = Steps(run.reads).prefill_and_interval_s(1500.0, 0.0)
     assert run.ttft_s.min() == pytest.approx(float(read) + one.readers.transfer_s)
     wide = plan("llama-3.1-70b", disaggregated=True, kv_link="scale-up", **{**GOALS, **asked, "layouts": ["tp=8"]})
     (why,) = (each.reason for each in wide.rejected if each.readers)
@@ -375,11 +375,11 @@ def test_what_rules_a_pair_out(device, options, reason):
             "--kv-transfer must be left out without disaggregated, where prompts are read els",
         ),
         (["--disaggregated", "--kv-transfer", "late"], "--kv-transfer must be one of after, overlapped; got 'late'"),
-        (["--disaggregated", "--prefill-hardware", "all"], "--prefill-hardware must name devices; leave it out, and "),
+        (["--disaggregated", "--prefill-hardware", "all"], "--prefill-hardware must name devices; leave it out for"),
         (["--disaggregated", "--prefill-hardware", "h1000"], "no hardware 'h1000'"),
         (["--disaggregated", "--prefill-hardware", ","], "--prefill-hardware: nothing to plan with"),
         (["--disaggregated", "--gen", "1"], "--gen must be at least 2 with disaggregated"),
-        (["--disaggregated", "--with", "beam"], "beam arranges the passes of one answer"),
+        (["--disaggregated", "--with", "beam"], "beam changes the passes of a request"),
     ],
 )
 def test_mistakes_get_one_line(capsys, options, said):

@@ -32,8 +32,9 @@ def laid(model, layout, *techniques):
     one = Setting.of(model, DEVICES[0], layout=layout, techniques=techniques)
     steps = Steps(one)
     load = Load(
-        rate=1.0, prompt=1000, gen=200, known=float(steps.known(1000)), common=float(steps.in_common(1000)),
-        leaves=steps.leaves, width=steps.width, goals=Goals(), limits=np.array([1.0, 4.0, 32.0]) * one.layout.dp,
+        rate=1.0, prompt=1000, gen=200, known=float(steps.cached_tokens(1000)),
+        common=float(steps.shared_prefix_tokens(1000)), leaves=steps.acceptance_probabilities, width=steps.width,
+        goals=Goals(), limits=np.array([1.0, 4.0, 32.0]) * one.layout.dp,
         max_devices=16, years=None,
     )  # fmt: skip
     devices = [load_hardware(name) for name in DEVICES]
@@ -122,7 +123,7 @@ def test_a_pipeline_is_left_out_where_passes_are_arranged():
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("beam", r"^beam arranges the passes of one answer"),
+    ("beam", r"^beam changes the passes of a request"),
     ("speculative:draft=qwen2.5-0.5b", r"^speculative: give alpha"),
     ("mtp", r"^mtp: qwen2.5-7b has no known multi-token prediction layers"),
     ("quantized:scheme=smoothquant", r"^quantized: is .*, and plan tries precisions; give --quant"),
@@ -162,7 +163,7 @@ def test_prompts_in_a_cache_are_read_in_pipelines_too():
         times = own.bounds(load)
         for place, device in enumerate(own.devices):
             steps = Steps(Setting.of("llama-3.1-8b", device, layout="pp=2", techniques=[PREFIX]))
-            assert times.alone[place] == pytest.approx(float(steps.reading_s(1000.0, 600.0)[0]), rel=1e-9)
+            assert times.alone[place] == pytest.approx(float(steps.prefill_and_interval_s(1000.0, 600.0)[0]), rel=1e-9)
     asked = {"rate": 6, "requests": 200, "layout": "pp=2", "policy": "prefill-first", "bound": True}
     hit, bare = (simulate("llama-3.1-8b", "h100-sxm", **asked, techniques=each) for each in ([PREFIX], []))
     assert np.mean(hit.ttft_s) < 0.6 * np.mean(bare.ttft_s)

@@ -15,7 +15,7 @@ from llmviewer.serving.server import serve
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic
-from llmviewer.serving.traffic import HASHED
+from llmviewer.serving.traffic import TRACE_BLOCK_TOKENS
 from llmviewer.setting import Setting
 
 MODEL, DEVICE = "llama-3.2-1b", "h100-sxm"
@@ -102,9 +102,9 @@ def trace(tmp_path_factory):
         if not talks or generator.random() < 0.3:
             talks.append([1, 2])
         talk = talks[generator.integers(max(len(talks) - 12, 0), len(talks))]
-        length = HASHED * len(talk) + int(generator.integers(1, 3000))
-        blocks = [*talk, *(next(names) for _ in range(-(-length // HASHED) - len(talk)))]
-        talk[:] = blocks[: length // HASHED]
+        length = TRACE_BLOCK_TOKENS * len(talk) + int(generator.integers(1, 3000))
+        blocks = [*talk, *(next(names) for _ in range(-(-length // TRACE_BLOCK_TOKENS) - len(talk)))]
+        talk[:] = blocks[: length // TRACE_BLOCK_TOKENS]
         lines.append({"timestamp": moment, "input_length": length, "output_length": int(generator.integers(1, 200)),
                       "hash_ids": blocks})  # fmt: skip
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -114,7 +114,7 @@ def trace(tmp_path_factory):
 def steps_with(tokens):
     """On a device with memory for so many tokens of caches beside a step of 8192."""
     steps = Steps(Setting.of(MODEL, DEVICE))
-    less = steps.room_bytes(8192) - tokens * float(steps.cache_bytes(1.0))
+    less = steps.kv_budget_bytes(8192) - tokens * float(steps.cache_bytes(1.0))
     capacity = steps.setting.hardware.capacity - less
     return Steps(Setting.of(MODEL, DEVICE, hardware_set=[f"memory.capacity={capacity:.0f} B"]))
 
@@ -194,9 +194,9 @@ def test_the_report_says_hits_asked_for_hits_had_and_what_went(trace, capsys):
     usage = document["usage"]
     there = usage["known"] / (usage["known"] + usage["read"] + usage["reread"])
     assert 0 < there < document["repeated"] - 0.1
-    came = f"{document['repeated']:.1%} of all tokens of prompts were in prompts before them"
-    gone = f"{usage['evicted']:,.0f} tokens had to go, as memory was full."
-    assert f"{came}, and {there:.1%} were still in a cache: {gone}" in words
+    came = f"{document['repeated']:.1%} of the prompt tokens repeat a prefix of an earlier prompt"
+    gone = f"{usage['evicted']:,.0f} tokens were evicted for lack of memory."
+    assert f"{came}; hit rate {there:.1%}; {gone}" in words
     pair = simulate(MODEL, DEVICE, arrivals=trace, copies=2, bound=True)
     assert pair.usage.evicted == 0
     assert pair.usage.there < pair.traffic.repeated

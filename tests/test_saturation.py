@@ -83,7 +83,7 @@ def test_a_long_run_has_the_same_pace(asked):
     assert found.bound.tokens_per_s == pytest.approx(many.bound.tokens_per_s, rel=0.02)
     steps = Steps(many.setting)
     whole = serve(steps, many.traffic, policy=many.policy, max_batch=64, block=16)
-    pace = steps.apart * np.sum(many.traffic.gen) / np.max(whole.finish_s)
+    pace = steps.rank_sets * np.sum(many.traffic.gen) / np.max(whole.finish_s)
     assert many.bound.tokens_per_s == pytest.approx(pace, rel=0.03)
 
 
@@ -110,16 +110,16 @@ def test_without_a_number_memory_says_how_many_at_a_time():
 
 
 @pytest.mark.parametrize(("asked", "said"), first_fast([
-    ({"policy": "chunked:512"}, "Reading prompts: of 476 sequences at a time in each copy 57 decode"),
-    ({"policy": "chunked:4096"}, "The steps themselves: half of the 473 sequences at a time would serve 9"),
-    ({"prompt_lengths": 64, "gen_lengths": "uniform:1000-3000"}, "Memory: in "),
-    ({"max_batch": 8}, "The batch: in 100% of the time all places of it are taken (--max-batch)"),
-    ({"policy": "decode-first"}, "Batches that end together: nobody is taken up before all "),
+    ({"policy": "chunked:512"}, "Prefill (57 of 476 running requests per replica decode"),
+    ({"policy": "chunked:4096"}, "Decode step time (half of the 473 running requests would give 9"),
+    ({"prompt_lengths": 64, "gen_lengths": "uniform:1000-3000"}, "KV-cache capacity (a request waits for KV memory "),
+    ({"max_batch": 8}, "Batch limit (a request waits at max batch 100% of the time; --max-batch)"),
+    ({"policy": "decode-first"}, "Static batches (no request is admitted until all "),
 ], "simulates thousands of requests", 2))  # fmt: skip
 def test_what_limits(asked, said):
     limit = saturate(MODEL, DEVICE, bound=True, **asked).bound.limit
     assert limit.startswith(said)
-    assert ". Of the time " in limit
+    assert ". Step time: " in limit
 
 
 @pytest.mark.slow("simulates thousands of requests")
@@ -128,7 +128,7 @@ def test_as_many_requests_come_as_it_takes():
     found = saturate(MODEL, DEVICE, **asked)
     assert len(found.traffic) > 1000
     assert found.bound.requests_per_s == pytest.approx(found.bound.closed.max_rate, rel=0.05)
-    with pytest.raises(InputError, match=r"^requests must be more than 200: nobody waits any more before a copy with "):
+    with pytest.raises(InputError, match=r"^requests must be more than 200: the queue is empty before a replica "):
         saturate(MODEL, DEVICE, requests=200, **asked)
     with pytest.raises(InputError, match=r"^requests must be a whole number"):
         saturate(MODEL, DEVICE, requests=0)
@@ -140,13 +140,13 @@ def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())
-    assert "at a time, as many as memory nearly always has room for At saturation" in words
-    assert words.startswith("Llama 3.1 8B: what h100-sxm serves at most: prompts of 1,024 and answers of 128 tokens")
-    assert "Bottleneck: The steps themselves" in words
-    assert "time to first token" not in words
-    assert "whole answer" not in words
+    assert "as KV memory allows Maximum throughput" in words
+    assert words.startswith("Llama 3.1 8B on h100-sxm, maximum throughput: 1,024 input and 128 output tokens")
+    assert "Bottleneck: Decode step time" in words
+    assert "mean TTFT" not in words
+    assert "E2E latency" not in words
     found = saturate(MODEL, DEVICE)
-    assert f"tokens/s written {found.bound.tokens_per_s:,.0f}" in words
+    assert f"output token throughput (tok/s) {found.bound.tokens_per_s:,.0f}" in words
     told = json.loads(REPORT.json(found))
     assert told["inputs"]["rate"] == "max"
     assert told["tokens_per_s"] == pytest.approx(found.bound.tokens_per_s)
@@ -158,12 +158,10 @@ def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
         assert f"{least.bound.tokens_per_s:,.0f}" in (tmp_path / name).read_text() or name.endswith("csv")
     capsys.readouterr()
     assert main(["simulate", MODEL, "tpu-v5e", "--rate", "max"]) == 0
-    assert "No time is expected above it: no kernel was measured on tpu-v5e" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "No expected times: no kernel was measured on tpu-v5e" in " ".join(capsys.readouterr().out.split())
 
 
-QUEUES = "--rate max has all requests there from the start, of copies that both read and decode; leave out --"
+QUEUES = "--rate max queues all requests at the start, on replicas that prefill and decode; leave out --"
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -187,6 +185,6 @@ def test_mistakes_get_one_line(capsys, options, said):
 
 def test_a_rate_is_a_number_or_max(capsys):
     assert main(["simulate", MODEL, DEVICE, "--rate", "most"]) == 2
-    assert "must be a number of requests a second, or max for as many as are served" in capsys.readouterr().err
+    assert "must be a number of req/s, or max for the maximum throughput" in capsys.readouterr().err
     with pytest.raises(InputError, match="must be a number"):
         llmviewer.simulate(MODEL, DEVICE, rate="max")

@@ -186,7 +186,7 @@ def test_larger_blocks_waste_more(tight):
 def test_what_does_not_fit_alone_is_refused_in_one_line(tight):
     with pytest.raises(
         InputError,
-        match=r"with a request of 130000 tokens does not fit h100-sxm: on a device of 18\.0 GB its weights take",
+        match=r"with a request of 130000 tokens does not fit h100-sxm: on a device of 18\.0 GB, weights take",
     ) as error:
         served(tight, traffic((0, 100_000, 30_000)))
     assert "\n" not in str(error.value)
@@ -356,10 +356,10 @@ def test_rates_over_a_short_run_are_told_from_an_overload():
     assert short.drained > 0.2 > 0.1 > long.drained
     assert math.isnan(beyond.drained)
     words = [" ".join(REPORT.text(one).split()) for one in (short, long, beyond)]
-    assert f"In the last {short.drained:.0%} of the {seconds(short.span_s)} no request arrives, which" in words[0]
-    assert f"{short.requests_per_s:.3g} requests/s finish, and {short.traffic.rate:.3g} arrive. That is no" in words[0]
+    assert f"in the last {short.drained:.0%} of the {seconds(short.span_s)}, no request arrives, which" in words[0]
+    assert f"{short.requests_per_s:.3g} req/s finish, {short.traffic.rate:.3g} arrive. This is no" in words[0]
     assert not any("no request arrives" in text for text in words[1:])
-    assert f"{short.drained:.0%} of the time after the last request" in REPORT.html(short)
+    assert f"{short.drained:.0%} of the time is drain" in REPORT.html(short)
     together = Traffic(arrival_s=np.zeros(2), prompt=np.array([9, 9]), gen=np.array([9, 9]))
     assert math.isnan(replace(short, traffic=together).drained)
 
@@ -369,13 +369,13 @@ def test_requests_without_an_answer_are_counted(tmp_path):
     path.write_text("timestamp,prompt,gen\n0,100,10\n1,100,0\n2,100,20\n3,5,0\n")
     found = simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True)
     assert (len(found.traffic), found.traffic.empty) == (2, 2)
-    assert "Of the file, 2 requests with an answer of 0 tokens left out." in REPORT.text(found)
+    assert "Trace: 2 requests without output tokens not simulated." in REPORT.text(found)
     assert found.to_dict()["inputs"]["empty_requests"] == 2
     first = simulate("llama-3.1-8b", "h100-sxm", arrivals=path, requests=1, bound=True)
-    assert "Of the file, 1 later request left out: --requests takes more." in REPORT.text(first)
+    assert "Trace: 1 later request not simulated (--requests)." in REPORT.text(first)
     assert first.to_dict()["inputs"]["later_requests"] == 1
     path.write_text("timestamp,prompt,gen\n0,100,10\n")
-    assert "left out" not in REPORT.text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
+    assert "Trace:" not in REPORT.text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
 
 
 @pytest.mark.parametrize("policy", first_fast(ALL, "simulates thousands of requests"))
@@ -387,8 +387,8 @@ def test_beyond_the_stability_limit_the_queue_grows_and_below_it_does_not(policy
     )
     assert below.closed.stable
     assert not beyond.closed.stable
-    assert beyond.limit.startswith("Load:")
-    memory = "which serves .* at most(, as memory has room for .* caches on average)?\\. The queue grows"
+    assert beyond.limit.startswith("Overload ")
+    memory = "which sustains .* req/s(, with KV memory for .* sequences on average)?; the queue grows"
     assert re.search(memory, beyond.limit)
     late = beyond.ttft_s[-300:].mean()
     assert late > 3 * beyond.ttft_s[50:250].mean()
@@ -425,7 +425,7 @@ def test_where_no_cache_fits_nothing_is_served():
 
 def test_readers_need_room_too():
     with pytest.raises(
-        InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB its weights take 16\.1 GB; use "
+        InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB, weights take 16\.1 GB; use "
     ):
         simulate("llama-3.1-8b", "h100-sxm", rate=1, readers=1, prefill_hardware="rtx-3080")
 
@@ -461,7 +461,7 @@ def test_readers_serve_in_order_as_many_at_a_time_as_there_are():
     read = float(Steps(found.reads).prefill_s(4000.0))
     assert np.all(np.diff(found.start_s) >= 0)
     assert np.all(found.start_s[2:] - found.start_s[:-2] >= read - 1e-9)
-    assert found.limit.startswith("The devices that read prompts")
+    assert found.limit.startswith("Prefill replicas ")
 
 
 def test_readers_of_a_simulation_may_lie_otherwise():
@@ -598,7 +598,7 @@ def test_the_mark_that_spreadsheets_begin_a_file_with_is_passed_over(tmp_path):
         ("timestamp,prompt,gen\ninf,1,1\n", "trace.csv:2: timestamp must be finite; got 'inf'"),
         ("timestamp,prompt,gen\n1,1\n", "trace.csv:2: gen must be a whole number from 0 to 16777216; got ''"),
         ("timestamp,prompt,gen\n1,1,99999999999\n", "gen must be a whole number from 0 to 16777216; got '99999999999'"),
-        ("timestamp,prompt,gen\n1,1,0\n", "holds no request that generates anything"),
+        ("timestamp,prompt,gen\n1,1,0\n", "has no request with output tokens"),
         ("", "timestamp: must be a column of the header, which has none"),
     ],
 )
@@ -649,15 +649,12 @@ def test_a_summary_of_nothing():
 def test_cards_say_what_their_numbers_are():
     found = simulate("llama-3.1-8b", "h100-sxm", rate=20, requests=300, ttft=0.5)
     run, page = found.likely, REPORT.html(found)
-    assert f"for half of the requests; at most {seconds(np.percentile(run.ttft_s, 99))} for 99%" in page
-    assert (
-        f"of the time; {run.traffic.rate:.3g} requests/s come, {run.closed.max_rate * run.copies:.3g} can be served"
-        in page
-    )
+    assert f"median; p99 {seconds(np.percentile(run.ttft_s, 99))}" in page
+    assert f"of the time; {run.traffic.rate:.3g} req/s arrive, max {run.closed.max_rate * run.copies:.3g} req/s" in page
     one = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, gen_lengths="1")
-    assert "Llama 3.1 8B: 1 request on h100-sxm" in REPORT.html(one)
+    assert "Llama 3.1 8B on h100-sxm: 1 request" in REPORT.html(one)
     apart = simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, readers=1)
-    assert "of the time, those that decode<" in REPORT.html(apart)
+    assert "decode replicas busy" in REPORT.html(apart)
 
 
 def test_the_report(capsys):
@@ -666,12 +663,13 @@ def test_the_report(capsys):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     for words in (
-        "time to first token",
+        "TTFT",
+        "E2E latency",
         "p99",
         "closed form",
         "Bottleneck:",
-        "within TTFT 50.0 ms",
-        "lower bounds",
+        "within TTFT <= 50.0 ms",
+        "roofline lower bound",
     ):
         assert words in text
     assert main([*asked, "--format", "json"]) == 0
@@ -701,24 +699,24 @@ def test_the_page(tmp_path, capsys):
 BAD = [
     (
         [],
-        "and concurrency (--concurrency) must be given, and no more: requests a second, a file, or requests in flight",
+        "and concurrency (--concurrency, a number of clients) must be given",
     ),
-    (["--rate", "1", "--arrivals", "x.csv"], "one of rate (--rate), arrivals (--arrivals) and concurrency"),
-    (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
-    (["--rate", "nan"], "rate must be a positive number of requests a second; got nan"),
+    (["--rate", "1", "--arrivals", "x.csv"], "one of rate (--rate, in req/s), arrivals (--arrivals, a trace file) and"),
+    (["--rate", "0"], "rate must be a positive number of req/s; got 0"),
+    (["--rate", "nan"], "rate must be a positive number of req/s; got nan"),
     (
         ["--rate", "1e-8"],
-        "rate must have all requests within 1e+09 s, in which steps of milliseconds can be told apart",
+        "rate must put all arrivals within 1e+09 s, in which the clock resolves steps",
     ),
-    (["--rate", "1e-310"], "can be told apart; got inf s"),
+    (["--rate", "1e-310"], "the clock resolves steps; got inf s"),
     (["--arrivals", "/no/such.csv"], "/no/such.csv: no such file"),
     (["--rate", "1", "--policy", "lifo"], "decode-first, prefill-first, fcfs, chunked, prefill-chunks; got 'lifo'\n"),
-    (["--rate", "1", "--policy", "static:3"], "policy static has no tokens to give, as it reads a whole batch at once"),
+    (["--rate", "1", "--policy", "static:3"], "policy static has no token budget, as it prefills a whole batch"),
     (["--rate", "1", "--policy", "fcfs:"], "policy fcfs:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--policy", f"chunked:{'9' * 5000}"], "policy chunked:TOKENS must give a whole number"),
     (["--rate", "1", "--policy", "fcfs:9,hold=0"], "policy fcfs,hold=STEPS must give a whole number"),
     (["--rate", "1", "--policy", "fcfs,wait=9"], "policy fcfs,hold=STEPS must give a whole number"),
-    (["--rate", "1", "--policy", "static,hold=9"], "policy static reads when nobody decodes, so there"),
+    (["--rate", "1", "--policy", "static,hold=9"], "policy static has no hold, as it prefills only when no "),
     (
         ["--rate", "1", "--policy", "fcfs,hold=9"],
         "policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got 'f",
@@ -736,8 +734,8 @@ BAD = [
     (["--rate", "1", "--requests", "2000000"], "requests must be at most 1000000; got 2000000"),
     (["--rate", "1", "--prefill-hardware", "l4"], "--prefill-hardware must be left out without readers"),
     (["--rate", "1", "--kv-transfer", "after"], "--kv-transfer must be left out without readers"),
-    (["--rate", "1", "--readers", "1", "--policy", "fcfs"], "policy must be left out beside readers"),
-    (["--arrivals", "x.csv", "--gen-lengths", "9"], "--gen-lengths must be left out beside arrivals"),
+    (["--rate", "1", "--readers", "1", "--policy", "fcfs"], "policy must be left out with readers"),
+    (["--arrivals", "x.csv", "--gen-lengths", "9"], "--gen-lengths must be left out with arrivals"),
     (["--rate", "1", "--ttft", "0"], "must be a positive time: seconds, such as 0.5"),
     (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
     (["--rate", "1", "--tp", "3"], "tp"),
@@ -768,7 +766,7 @@ def test_techniques_that_change_what_a_step_does():
         for techniques in ((), ["sparsity"])
     )
     assert np.mean(sparse.tpot_s) < 0.8 * np.mean(plain.tpot_s)
-    with pytest.raises(InputError, match=r"^beam arranges the passes of one answer, .*; use llmviewer analyze$"):
+    with pytest.raises(InputError, match=r"^beam changes the passes of a request, .*; use llmviewer analyze$"):
         simulate("llama-3.1-8b", "h100-sxm", rate=5, techniques=["beam"])
 
 
@@ -776,7 +774,7 @@ def test_techniques_that_change_what_a_step_does():
     ("model", "said"),
     [
         ("bert-base-uncased", "does not generate, so there is nothing to serve"),
-        ("t5-base", "has an encoder, which no batch of mixed steps takes"),
+        ("t5-base", "has an encoder, which steps of prefill and decode do not include"),
     ],
 )
 def test_what_is_not_served_step_by_step(model, said):
@@ -816,12 +814,13 @@ def test_ranks_that_do_alike_take_what_the_setting_takes(layout, expected):
     steps = Steps(setting, expected)
     assert steps.ranks == setting.layout.dp
     read, decode = Workload.prefill(batch=1, prompt=2000), Workload.decode(batch=16, kv_len=2000)
+    is_first = [i % steps.micro_batches == 0 for i in range(steps.running_batches)]
     for plan, workload, lane in (
-        (setting.plan, read, steps.step_s([read.groups if at % steps.turns == 0 else () for at in range(steps.lanes)])),
+        (setting.plan, read, steps.step_s([read.groups if first else () for first in is_first])),
         (
             setting.decode_plan,
             decode,
-            steps.decoding_s([(16, 2000.0) if at % steps.turns == 0 else (0, 0.0) for at in range(steps.lanes)]),
+            steps.decoding_s([(16, 2000.0) if first else (0, 0.0) for first in is_first]),
         ),
     ):
         found = setting.kernels.run(plan, workload)
@@ -868,11 +867,11 @@ def test_prompts_are_read_at_once_where_every_rank_has_one_or_one_has_nothing_el
     every = served(two, traffic((0, 400, 50), (0, 400, 50), (1e-6, 700, 1), (1e-6, 700, 1)), **asked)
     both, more = (
         two.step_s([(*decode, Spans(batch=1.0, q_len=tokens, kv_len=tokens))] * 2)
-        for tokens, decode in ((400.0, ()), (700.0, (two.going_on(1.0, 401.0),)))
+        for tokens, decode in ((400.0, ()), (700.0, (two.decoding_group(1.0, 401.0),)))
     )
     assert every.first_s[2:] == pytest.approx(both + more)
     idle = served(two, traffic((0, 400, 50), (1e-6, 700, 2)), **asked)
-    beside = two.step_s([(two.going_on(1.0, 401.0),), (Spans(batch=1.0, q_len=700.0, kv_len=700.0),)])
+    beside = two.step_s([(two.decoding_group(1.0, 401.0),), (Spans(batch=1.0, q_len=700.0, kv_len=700.0),)])
     assert idle.first_s[1] == pytest.approx(idle.first_s[0] + beside)
 
 
@@ -972,11 +971,11 @@ def test_caches_fill_the_memory_of_the_fullest_stage():
         (setting.hardware.capacity - weight_bytes(part)) / kv_cache_bytes(part, batch=1, context=1000)
         for part in (setting.graph.of_stage(0), setting.graph.of_stage(1))
     ]
-    assert steps.room_bytes(1) / float(steps.cache_bytes(1000.0)) == pytest.approx(min(room), rel=0.01)
+    assert steps.kv_budget_bytes(1) / float(steps.cache_bytes(1000.0)) == pytest.approx(min(room), rel=0.01)
 
 
 def test_readers_that_wait_for_each_other_are_refused():
-    with pytest.raises(InputError, match="copies that read prompts alone must not wait for each other"):
+    with pytest.raises(InputError, match="prefill replicas must not have ranks that wait for each other"):
         simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", readers=1)
     staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1, bound=True)
     assert staged.reading_utilization < 1
@@ -1062,14 +1061,12 @@ def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):
     assert found.likely is found
     assert "no kernel was measured on tpu-v5e" in found.unknown
     assert main(["simulate", "llama-3.2-1b", "tpu-v5e", "--rate", "1", "--requests", "5"]) == 0
-    assert "No time is expected above it: no kernel was measured on tpu-v5e" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "No expected times: no kernel was measured on tpu-v5e" in " ".join(capsys.readouterr().out.split())
 
 
 def test_requests_beyond_the_positions_of_a_model_are_told():
     found = simulate("gpt2", "l4", rate=1, requests=3, bound=True)
-    assert "1,152 tokens are more than the 1,024 positions of gpt2." in REPORT.remarks(found)
+    assert "1,152 tokens exceed the context length of gpt2, 1,024." in REPORT.remarks(found)
 
 
 def test_bounds_alone():
@@ -1089,7 +1086,7 @@ def test_a_library_changes_what_is_expected_and_never_the_bound():
 def test_rates_have_no_exponent(capsys):
     assert main(["simulate", "gpt2", "l4", "--rate", "2000", "--requests", "50", "--bound"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert ", 2,000 a second, " in said
+    assert " at 2,000 req/s, " in said
     assert "e+" not in said
 
 
@@ -1107,8 +1104,8 @@ def test_progress_counts_finished_requests_up_to_all(bound, copies):
 
 
 def test_a_long_simulation_tells_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("llmviewer.cli.progress._SHORT_S", 0)
-    monkeypatch.setattr("llmviewer.cli.progress._QUIET_S", 0)
+    monkeypatch.setattr("llmviewer.cli.progress._FIRST_LINE_S", 0)
+    monkeypatch.setattr("llmviewer.cli.progress._LINE_INTERVAL_S", 0)
     assert main(["simulate", "llama-68m", "h100-sxm", "--rate", "50", "--requests", "20", "--gen-lengths", "8"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == "40 of 40 requests done"
@@ -1119,8 +1116,8 @@ def test_a_long_simulation_tells_how_far_it_is(monkeypatch, capsys):
     [(("--concurrency", "1,2"), "2 of 2 points done"), (("--rate", "max"), r"\d,\d{3} of 2,\d{3} requests done")],
 )
 def test_further_simulations_tell_how_far_they_are(monkeypatch, capsys, given, last):
-    monkeypatch.setattr("llmviewer.cli.progress._SHORT_S", 0)
-    monkeypatch.setattr("llmviewer.cli.progress._QUIET_S", 0)
+    monkeypatch.setattr("llmviewer.cli.progress._FIRST_LINE_S", 0)
+    monkeypatch.setattr("llmviewer.cli.progress._LINE_INTERVAL_S", 0)
     more = ("--max-batch", "4", "--gen-lengths", "8") + (("--requests", "20") if "1,2" in given else ())
     assert main(["simulate", "llama-68m", "h100-sxm", *given, *more]) == 0
     assert re.fullmatch(last, capsys.readouterr().err.splitlines()[-1])

@@ -316,8 +316,8 @@ def test_the_report_says_what_is_fitted(capsys):
     assert main([*asked, "lightllm"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "as of LightLLM on kernels of sglang; its time between steps was fitted to its row of arXiv:2404.14294, table 6"
-        in text
+        "step times of LightLLM on kernels of sglang; its time between steps was fitted to its row of "
+        "arXiv:2404.14294, table 6" in text
     )
     assert main([*asked, "vllm"]) == 0
     assert "nothing was fitted to its row of arXiv:2404.14294, table 6" in " ".join(capsys.readouterr().out.split())

@@ -24,7 +24,7 @@ class FlowShop:
 
     def __init__(self, steps, policy):
         self.stages, self.policy = steps._stages, policy
-        self.free, self.ready = [0.0] * len(self.stages), [0.0] * steps.turns
+        self.free, self.ready = [0.0] * len(self.stages), [0.0] * steps.micro_batches
         self.read, self.ids, self.flies = ([kind() for _ in self.ready] for kind in (dict, list, list))
 
     def serve(self, traffic):

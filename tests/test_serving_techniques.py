@@ -46,7 +46,7 @@ def traffic(*requests):
 
 
 def served(steps, requests, policy="prefill-first", max_batch=64, block=16, seed=0):
-    drawn = requests.leaving(steps.leaves, seed)
+    drawn = requests.with_acceptance(steps.acceptance_probabilities, seed)
     return serve(steps, drawn, policy=parse_policy(policy), max_batch=max_batch, block=block)
 
 
@@ -67,7 +67,7 @@ def test_tokens_of_a_step_are_those_of_the_closed_form(alpha, gamma):
     """(1 - alpha^(gamma+1)) / (1 - alpha), arXiv:2211.17192, equation 1."""
     leaves = parse_technique(f"speculative:draft=llama-68m,gamma={gamma},alpha={alpha}").leaves
     expected = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
-    drawn = traffic((0, 10, 100_001)).leaving(leaves, 3)
+    drawn = traffic((0, 10, 100_001)).with_acceptance(leaves, 3)
     assert sum(leaves) == pytest.approx(expected)
     assert drawn.tokens_per_step == pytest.approx(expected, rel=0.01)
 
@@ -110,7 +110,7 @@ def test_steps_of_speculative_decoding_by_hand():
     plan, draft = steps.setting.plan, Setting.of("llama-68m", DEVICE, quant="W16A16").plan
     drafting = sum(float(draft.time_s(Workload.decode(batch=8, kv_len=500 + i))) for i in range(4))
     verified = Spans(batch=8.0, q_len=5.0, kv_len=504.0, logits=5.0)
-    assert steps.going_on(8.0, 500.0) == verified
+    assert steps.decoding_group(8.0, 500.0) == verified
     alone = float(plan.time_s(Workload((verified,))))
     assert float(steps.decode_s(batch=8.0, kv_len=500.0)) == pytest.approx(alone + drafting)
     assert steps.decoding_s([(8, 500.0)]) == pytest.approx(alone + drafting, rel=1e-4)
@@ -128,10 +128,10 @@ def test_a_sequence_alone_takes_as_long_as_analyze_says(text, expected):
     asked = analyze(MODEL, DEVICE, prompt=1000, gen=gen, techniques=[text]).generation
     steps = steps_of(text, expected=expected)
     found = served(steps, traffic((0, 1000, gen)))
-    tokens = traffic((0, 1000, gen)).leaving(steps.leaves, 0).tokens_per_step
-    tpot = (found.finish_s[0] - found.first_s[0]) / (gen - 1) * tokens / sum(steps.leaves)
+    tokens = traffic((0, 1000, gen)).with_acceptance(steps.acceptance_probabilities, 0).tokens_per_step
+    tpot = (found.finish_s[0] - found.first_s[0]) / (gen - 1) * tokens / sum(steps.acceptance_probabilities)
     assert tpot == pytest.approx(asked.expected_tpot_s if expected else asked.tpot_s, rel=0.02 if expected else 0.002)
-    assert tokens == pytest.approx(sum(steps.leaves), rel=0.03)
+    assert tokens == pytest.approx(sum(steps.acceptance_probabilities), rel=0.03)
 
 
 @pytest.mark.parametrize(("alpha", "tokens"), [(0, 1), (1, 5)])
@@ -156,7 +156,7 @@ def test_no_drafts_are_no_technique():
 def test_drafts_are_held_beside_the_model():
     bare, drafted = steps_of(), steps_of(DRAFT)
     draft = Setting.of("llama-68m", DEVICE, quant="W16A16")
-    assert bare.room_bytes(512) - drafted.room_bytes(512) == pytest.approx(weight_bytes(draft.graph))
+    assert bare.kv_budget_bytes(512) - drafted.kv_budget_bytes(512) == pytest.approx(weight_bytes(draft.graph))
     cache = kv_cache_bytes(draft.graph, batch=1, context=100.0, prompt=100.0)
     assert float(drafted.cache_bytes(100.0) - bare.cache_bytes(100.0)) == pytest.approx(float(cache))
 
@@ -199,7 +199,8 @@ def test_what_is_served_at_most_is_near_the_closed_form():
             bound=True,
         )  # fmt: skip
         assert found.bound.requests_per_s == pytest.approx(found.bound.closed.max_rate, rel=0.03)
-        assert found.to_dict()["tokens_per_step"] == pytest.approx(sum(steps_of(*techniques).leaves), rel=0.03)
+        mean = sum(steps_of(*techniques).acceptance_probabilities)
+        assert found.to_dict()["tokens_per_step"] == pytest.approx(mean, rel=0.03)
 
 
 @pytest.mark.parametrize(("batch", "measured"), [(1.0, 1.8), (32.0, 1.5)])
@@ -210,7 +211,7 @@ def test_a_prediction_layer_speeds_steps_up_as_an_engine_says(batch, measured):
         for techniques in ([], ["mtp"])
     )
     plain_s, step_s = (float(steps.decode_s(batch=batch, kv_len=2000.0)) for steps in (bare, drafted))
-    assert sum(drafted.leaves) * plain_s / step_s == pytest.approx(measured, rel=0.06)
+    assert sum(drafted.acceptance_probabilities) * plain_s / step_s == pytest.approx(measured, rel=0.06)
 
 
 # --- prompts that are there already ---
@@ -241,7 +242,7 @@ def test_a_common_beginning_is_held_once_and_others_by_each():
         steps = steps_of(f"prefix-cache:tokens=1600,common={common}")
         caches = Caches.of(steps, requests, POLICIES["prefill-first"], 16)
         usage = served(steps, requests).usage
-        once = steps.room_bytes(2048) - caches.blocks.room_bytes
+        once = steps.kv_budget_bytes(2048) - caches.blocks.room_bytes
         assert once == pytest.approx(1600 * token if common == "true" else 0, abs=1)
         peak[common] = usage.peak_bytes + once
     each = 2016 * token  # in whole blocks
@@ -270,7 +271,7 @@ def test_who_loses_a_cache_finds_only_what_others_have_too():
 def with_room(steps, tokens):
     """The same on a device with memory for so many tokens of caches beside a step of 2048."""
     setting = steps.setting
-    less = steps.room_bytes(2048) - tokens * float(steps.cache_bytes(1.0))
+    less = steps.kv_budget_bytes(2048) - tokens * float(steps.cache_bytes(1.0))
     return Steps(Setting.of(
         MODEL, DEVICE, techniques=setting.techniques,
         hardware_set=[f"memory.capacity={setting.hardware.capacity - less:.0f} B"],
@@ -331,7 +332,7 @@ def test_hits_of_a_file_are_those_of_a_technique_where_they_are_alike(tmp_path):
 @pytest.mark.parametrize(("rows", "said"), [
     ("0,10,5,11\n", r":2: cached must be at most the 10 tokens of the prompt; got 11$"),
     ("0,10,5,x\n", r":2: cached must be a whole number from 0 to .*; got 'x'$"),
-    ("0,10,5,5\n", r"^prefix-cache must be left out beside arrivals, a file that says what of each prompt is cached$"),
+    ("0,10,5,5\n", r"^prefix-cache must be left out with arrivals, a trace file with the cached tokens of each prompt"),
 ])  # fmt: skip
 def test_hits_of_a_file_that_cannot_be_are_said(tmp_path, rows, said):
     path = tmp_path / "requests.csv"
@@ -371,8 +372,8 @@ def test_ranks_that_wait_for_each_other_draft_too():
 
 @pytest.mark.parametrize(("text", "said"), [
     ("prefix-cache:hit=0.5,tokens=10", r"^prefix-cache: give hit \(a fraction of each prompt\) or tokens"),
-    ("chunked-prefill", r"^chunked-prefill arranges the passes of one answer, which a scheduler of many does not do"),
-    ("beam", r"^beam arranges the passes of one answer"),
+    ("chunked-prefill", r"^chunked-prefill changes the passes of a request, which continuous batching does not"),
+    ("beam", r"^beam changes the passes of a request"),
     ("mtp", r"^mtp: llama-3.1-8b has no known multi-token prediction layers"),
     ("speculative:draft=llama-68m", r"^speculative: give alpha \(acceptance rate\) or tau"),
 ])  # fmt: skip
@@ -398,15 +399,15 @@ def test_a_report_says_what_a_step_leaves_and_what_was_there(tmp_path, capsys):
     assert document["inputs"]["techniques"] == ["prefix-cache:tokens=512", str(parse_technique(DRAFT))]
     assert main(asked) == 0
     told = capsys.readouterr().out
-    assert "tokens a step leaves of a sequence" in told
-    assert "part of prompts in a cache already" in told
+    assert "output tokens per decode step" in told
+    assert "prefix-cache hit rate" in told
     headline = REPORT.headline(simulate(MODEL, DEVICE, rate=5, requests=5, techniques=[DRAFT], bound=True))
     assert headline.count(str(parse_technique(DRAFT))) == 1
 
 
 def test_the_closed_form_knows_of_an_overload():
     steps = steps_of("retrieval:length=4,tau=4")
-    requests = traffic(*((i, 500, 200) for i in range(300))).leaving(steps.leaves, 0)
+    requests = traffic(*((i, 500, 200) for i in range(300))).with_acceptance(steps.acceptance_probabilities, 0)
     one, plain = (
         steady(each, own, rate=1.0, policy=parse_policy("prefill-first"), max_batch=16)
         for each, own in ((steps, requests), (steps_of(), replace(requests, drafted=None)))

@@ -45,12 +45,12 @@ class Demand(NamedTuple):
     def of(cls, traffic: Traffic, steps: Steps) -> Demand:
         count, passes = min(_SAMPLES, len(traffic)), traffic.progress.passes
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
-        reads = traffic.prompt - steps.hits(traffic)
+        reads = traffic.prompt - steps.hit_tokens(traffic)
         prompt, new, gen, taken = (
             np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, reads, traffic.gen, passes)
         )
         share = traffic.gen / np.sum(traffic.gen)
-        common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic))
+        common = np.broadcast_to(steps.shared_prefix_tokens(traffic.prompt), len(traffic))
         read, groups, shares = _grouped(reads, traffic.prompt)
         several = traffic.gen > 1
         middle = float(share @ (traffic.prompt + traffic.gen / 2))
@@ -108,7 +108,7 @@ def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> 
     room = np.maximum(policy.budget - taken, 1) if policy.cuts else np.maximum(policy.budget, new + 0 * others)
     part = np.minimum(new, room)
     parts = new / part
-    decoding = steps.going_on(others, lengths.middle)
+    decoding = steps.decoding_group(others, lengths.middle)
 
     def step_s(tokens: Column, end: Column, count: Column | float = 1.0) -> Column:
         read = Spans(batch=count, q_len=tokens, kv_len=end, logits=np.minimum(1 / parts, tokens))

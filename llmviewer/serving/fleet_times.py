@@ -25,7 +25,7 @@ from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
 from .stages import among_experts, waiting_ranks
-from .step_times import going_on
+from .step_times import decoding_group
 
 _MAX_HELD_TIMES: Final = 1 << 22  # distinct times of operators, of all devices, that are expected together: 32 MiB
 Key = tuple[Layout, str]  # and the name of a device
@@ -253,11 +253,11 @@ class Placement:
         halves = 2 if layout.two_batch_overlap and load.new > 1 else 1
         reads = self._reads(load).times(1 / halves)
         share, turns = (np.broadcast_to(each, batches.shape) for each in (layout.share(batches), layout.parts(batches)))
-        for points in self.model.points(reads, load.going_on(share)):
+        for points in self.model.points(reads, load.decoding_group(share)):
             yield _Part(*points, turns, halves, drafting=False)
         if self.drafter and self.drafts:
             passes = zip(self.drafter.widths, self.drafter.before, strict=True)
-            drafting = _joined(*(going_on(width, share, load.middle + before) for width, before in passes))
+            drafting = _joined(*(decoding_group(width, share, load.middle + before) for width, before in passes))
             for points in self.drafts.points(reads if self.drafter.reads else None, drafting):
                 yield _Part(*points, turns, halves, drafting=True)
 

@@ -12,7 +12,7 @@ from .lengths import Tokens
 from .policy import Policy
 from .prefix_cache import PrefixBlock, Prompt
 from .steps import Steps
-from .traffic import HASHED, Traffic
+from .traffic import TRACE_BLOCK_TOKENS, Traffic
 
 
 @frozen(kw_only=True)
@@ -67,16 +67,25 @@ class Caches:
 
         Raises InputError if the cache of a request does not fit alone.
         """
-        known = steps.hits(traffic)
-        common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic)).astype(np.int64) // size * size
-        whole = traffic.prompt + traffic.gen
-        read, longest = policy.most_read(int(np.max(traffic.prompt))), int(np.max(whole))
-        every = Blocks.of(steps, room_bytes=steps.room_bytes(read), size=size, longest=longest + steps.ahead)
-        once = every.bytes_of_one(int(np.max(common)))
-        steps.check_fits(longest, read, once + every.bytes_of_one(int(np.max(whole - common)) + steps.ahead))
-        blocks = Blocks(room_bytes=every.room_bytes - once, size=size, taken=every.taken)
+        cached_tokens = steps.hit_tokens(traffic)
+        common = (
+            np.broadcast_to(steps.shared_prefix_tokens(traffic.prompt), len(traffic)).astype(np.int64) // size * size
+        )
+        request_tokens = traffic.prompt + traffic.gen
+        prefill_tokens, longest = policy.most_read(int(np.max(traffic.prompt))), int(np.max(request_tokens))
+        all_blocks = Blocks.of(
+            steps, room_bytes=steps.kv_budget_bytes(prefill_tokens), size=size, longest=longest + steps.draft_tokens
+        )
+        shared_bytes = all_blocks.bytes_of_one(int(np.max(common)))
+        steps.check_fits(
+            longest,
+            prefill_tokens,
+            shared_bytes + all_blocks.bytes_of_one(int(np.max(request_tokens - common)) + steps.draft_tokens),
+        )
+        blocks = Blocks(room_bytes=all_blocks.room_bytes - shared_bytes, size=size, taken=all_blocks.taken)
         return cls(
-            blocks=blocks, known=known, common=common, ahead=steps.ahead, prompt=traffic.prompt, names=traffic.blocks
+            blocks=blocks, known=cached_tokens, common=common, ahead=steps.draft_tokens, prompt=traffic.prompt,
+            names=traffic.blocks,
         )  # fmt: skip
 
     @property
@@ -92,6 +101,6 @@ class Caches:
         if self.names is None:
             return ()
         names = self.names[request]
-        ends = np.minimum(HASHED * np.arange(len(names) + 1), self.prompt[request])
+        ends = np.minimum(TRACE_BLOCK_TOKENS * np.arange(len(names) + 1), self.prompt[request])
         nbytes = np.diff(self.blocks.taken[-(-ends // self.blocks.size)])
         return tuple(map(PrefixBlock, names, np.diff(ends).tolist(), nbytes.tolist()))

@@ -17,8 +17,8 @@ from ..records import frozen
 Tokens = npt.NDArray[np.int64]
 
 _NORMAL: Final = {50: 0.0, 90: 1.2815515655446004, 95: 1.6448536269514722, 99: 2.3263478740408408}  # quantiles
-LONGEST: Final = 1 << 24  # tokens of a request
-_DIGITS: Final = 1000  # of a number, zeros before it included: Python refuses to read many thousands
+MAX_TOKENS: Final = 1 << 24  # of a prompt or an output
+_MAX_DIGITS: Final = 1000  # of a number, with leading zeros; int() refuses more than 4300
 
 
 @frozen(kw_only=True)
@@ -30,8 +30,8 @@ class Published:
     source: str
 
 
-# Tables of two papers on schedulers. Of the traces of Azure (arXiv:2311.18677, arXiv:2408.00741), BurstGPT (arXiv:
-# 2401.17644) and Mooncake (arXiv:2407.00079) no two percentiles were found, but the requests themselves are published.
+# From tables of two papers on schedulers. Azure (arXiv:2311.18677, arXiv:2408.00741), BurstGPT (arXiv:2401.17644) and
+# Mooncake (arXiv:2407.00079) publish traces instead of two percentiles.
 PUBLISHED: Final = {
     "sharegpt4": Published(
         prompt=(1730, 5696), gen=(415, 834), source="arXiv:2403.02310, table 2: openchat_sharegpt4, up to 8192 tokens"
@@ -57,8 +57,8 @@ _NOTATION: Final = (
 class Lengths:
     """A distribution of lengths. [tokens]
 
-    mean  before rounding
-    draw  gives independent lengths, at least 1
+    mean  mean before rounding
+    draw  returns independent lengths of at least 1
     """
 
     mean: float
@@ -69,10 +69,11 @@ def _constant(tokens: int) -> Lengths:
     return Lengths(mean=float(tokens), draw=lambda _, count: np.full(count, tokens, dtype=np.int64))
 
 
-def _uniform(least: int, most: int) -> Lengths:
-    """Uniform lengths from `least` to `most`, both included."""
+def _uniform(minimum: int, maximum: int) -> Lengths:
+    """Uniform lengths from `minimum` to `maximum`, both included."""
     return Lengths(
-        mean=(least + most) / 2, draw=lambda generator, count: generator.integers(least, most, count, endpoint=True)
+        mean=(minimum + maximum) / 2,
+        draw=lambda generator, count: generator.integers(minimum, maximum, count, endpoint=True),
     )
 
 
@@ -81,61 +82,61 @@ def _normal_logarithms(location: float, scale: float) -> Lengths:
 
     def draw(generator: np.random.Generator, count: int) -> Tokens:
         drawn = np.rint(generator.lognormal(location, scale, size=count))
-        return np.clip(drawn, 1, LONGEST).astype(np.int64)
+        return np.clip(drawn, 1, MAX_TOKENS).astype(np.int64)
 
     return Lengths(mean=exp(location + scale**2 / 2), draw=draw)
 
 
-def _seen(lengths: Sequence[int]) -> Lengths:
-    """A random one of given lengths."""
-    those = np.array(lengths, dtype=np.int64)
-    return Lengths(mean=float(np.mean(those)), draw=lambda generator, count: generator.choice(those, size=count))
+def _resampled(lengths: Sequence[int]) -> Lengths:
+    """Lengths drawn at random from a sample."""
+    samples = np.array(lengths, dtype=np.int64)
+    return Lengths(mean=float(np.mean(samples)), draw=lambda generator, count: generator.choice(samples, size=count))
 
 
 def parse_lengths(text: str, name: str) -> Lengths:
-    """Read "512", "uniform:100-900", "lognormal:mean=512,p95=2048", a name in PUBLISHED or the path of a file with one
-    length a line.
+    """Parses "512", "uniform:100-900", "lognormal:mean=512,p95=2048", a name in PUBLISHED, or the path of a file with
+    one length per line.
 
-    name  of the argument, for messages
+    name  name of the argument, for messages
 
     Raises InputError if the text is none of these.
     """
     if not isinstance(text, str) or not text.strip():
-        raise _wrong(text, name)
-    kind, colon, given = text.strip().partition(":")
+        raise _notation_error(text, name)
+    kind, colon, arguments = text.strip().partition(":")
     if not colon and kind in PUBLISHED:
-        known = PUBLISHED[kind]
-        middle, long = known.gen if name == "gen_lengths" else known.prompt
-        return _by_quantiles({"p50": middle, "p90": long}, text, name)
+        percentiles = PUBLISHED[kind]
+        p50, p90 = percentiles.gen if name == "gen_lengths" else percentiles.prompt
+        return _by_quantiles({"p50": p50, "p90": p90}, text, name)
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
-            return _constant(_whole(kind, text, name))
+            return _constant(_parse_tokens(kind, text, name))
         if Path(kind).suffix or path_exists(kind):
             return _file(Path(kind), name)
     if kind == "uniform":
-        least, _, most = (part.strip() for part in given.partition("-"))
-        ends = _whole(least, text, name), _whole(most, text, name)
+        minimum, _, maximum = (part.strip() for part in arguments.partition("-"))
+        ends = _parse_tokens(minimum, text, name), _parse_tokens(maximum, text, name)
         if ends[1] < ends[0]:
-            raise _wrong(text, name)
+            raise _notation_error(text, name)
         return _uniform(*ends)
     if kind == "lognormal":
-        return _lognormal(given, text, name)
-    raise _wrong(text, name)
+        return _lognormal(arguments, text, name)
+    raise _notation_error(text, name)
 
 
-def _lognormal(given: str, text: str, name: str) -> Lengths:
+def _lognormal(arguments: str, text: str, name: str) -> Lengths:
     numbers: dict[str, float] = {}
-    for part in given.split(","):
-        key, _, value = (piece.strip() for piece in part.partition("="))
+    for assignment in arguments.split(","):
+        key, _, value = (piece.strip() for piece in assignment.partition("="))
         try:
             number = float(value)
         except ValueError:
-            raise _wrong(text, name) from None
-        if key in numbers or (key != "mean" and key not in {f"p{q}" for q in _NORMAL}) or not 1 <= number <= LONGEST:
-            raise _wrong(text, name)
+            raise _notation_error(text, name) from None
+        if key in numbers or (key != "mean" and key not in {f"p{q}" for q in _NORMAL}) or not 1 <= number <= MAX_TOKENS:
+            raise _notation_error(text, name)
         numbers[key] = number
     if len(numbers) != 2:
-        raise _wrong(text, name)
+        raise _notation_error(text, name)
     mean = numbers.pop("mean", 0.0)
     return _by_mean(mean, numbers, text, name) if mean else _by_quantiles(numbers, text, name)
 
@@ -153,9 +154,9 @@ def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) ->
     ((key, value),) = numbers.items()
     z, distance = _NORMAL[int(key[1:])], log(value / mean)
     if not 0 < distance <= z * z / 2 and z:
-        most = mean * exp(z * z / 2)
+        limit = mean * exp(z * z / 2)
         raise InputError(
-            f"{name}: in {text!r} {key} must be above the mean, and {most:.0f} at most; or give two percentiles"
+            f"{name}: in {text!r} {key} must be above the mean, and {limit:.0f} at most; or give two percentiles"
         )
     if not z and distance >= 0:
         raise InputError(f"{name}: in {text!r} p50 must be below the mean; or give two percentiles")
@@ -164,32 +165,33 @@ def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) ->
 
 
 def _file(path: Path, name: str) -> Lengths:
-    seen: list[int] = []
+    lengths: list[int] = []
     for number, line in enumerate(map(str.strip, read_text(path).splitlines()), 1):
         if not line:
             continue
-        found = counted(line)
-        if found is None:
-            raise InputError(f"{path}:{number}: must be a length from 1 to {LONGEST}; got {line!r}")
-        seen.append(found)
-    if not seen:
-        raise InputError(f"{path}: {name}: holds no length; give one a line")
-    return _seen(seen)
+        length = parse_count(line)
+        if length is None:
+            raise InputError(f"{path}:{number}: must be a length from 1 to {MAX_TOKENS}; got {line!r}")
+        lengths.append(length)
+    if not lengths:
+        raise InputError(f"{path}: {name}: has no lengths; write one per line")
+    return _resampled(lengths)
 
 
-def counted(digits: str, least: int = 1) -> int | None:
-    """A number of tokens from text; None unless it is a whole number from `least` to LONGEST."""
-    if not digits.isdecimal() or len(digits) > _DIGITS:
+def parse_count(digits: str, minimum: int = 1) -> int | None:
+    """Parses a number of tokens; None unless it is a whole number from `minimum` to MAX_TOKENS."""
+    if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
         return None
-    return found if least <= (found := int(digits)) <= LONGEST else None
+    tokens = int(digits)
+    return tokens if minimum <= tokens <= MAX_TOKENS else None
 
 
-def _whole(digits: str, text: str, name: str) -> int:
-    found = counted(digits)
-    if found is None:
-        raise _wrong(text, name)
-    return found
+def _parse_tokens(digits: str, text: str, name: str) -> int:
+    tokens = parse_count(digits)
+    if tokens is None:
+        raise _notation_error(text, name)
+    return tokens
 
 
-def _wrong(text: object, name: str) -> InputError:
-    return InputError(f"{name}: {_NOTATION}, of 1 to {LONGEST} tokens; got {text!r}")
+def _notation_error(text: object, name: str) -> InputError:
+    return InputError(f"{name}: {_NOTATION}, of 1 to {MAX_TOKENS} tokens; got {text!r}")

@@ -17,7 +17,7 @@ from .markov_chain import Reading, held_up_s, reading
 from .outcome import Goals
 from .policy import POLICIES
 from .progress import mean_passes
-from .step_times import going_on
+from .step_times import decoding_group
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
@@ -68,9 +68,9 @@ class Load:
         """Mean decode steps of a request."""
         return mean_passes(self.gen - 1, self.leaves)
 
-    def going_on(self, batch: Grid) -> Spans:
+    def decoding_group(self, batch: Grid) -> Spans:
         """Decoding sequences of a step, in the middle of their outputs."""
-        return going_on(self.width, batch, self.middle)
+        return decoding_group(self.width, batch, self.middle)
 
     @property
     def middle(self) -> float:
@@ -124,8 +124,8 @@ class StepTimes:
     @property
     def writing(self) -> StepTimes:
         """The same with prefills on other devices: all steps only decode, and no lane waits for another's prefill."""
-        none = np.zeros(self.alone.shape)
-        return replace(self, alone=none, every=none, one_by_one=none, ranks=1, turns=1, together=1)
+        zeros = np.zeros(self.alone.shape)
+        return replace(self, alone=zeros, every=zeros, one_by_one=zeros, ranks=1, turns=1, together=1)
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
         return replace(self, **{name: getattr(self, name)[list(rows)] for name in _BY_DEVICE})

@@ -1,4 +1,4 @@
-"""load_curve(): throughput against the speed of one request, along the requests in flight."""
+"""load_curve(): throughput against the speed of a request, by concurrency."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from ..setting import Setting
 from .outcome import SCHEMA_VERSION, Simulation, summary
 from .simulation import simulate
 
-MOST: Final = 64  # points of a curve
-_PER_POINT: Final = ("concurrency", "requests", "max_batch")  # of its inputs
+MAX_POINTS: Final = 64  # of a curve
+_POINT_INPUTS: Final = ("concurrency", "requests", "max_batch")  # inputs that differ between points
 
 
 @frozen(kw_only=True)
 class Point:
-    """A closed loop, at the bound or as expected.
+    """A closed loop, at the bound or expected.
 
-    speed            tokens that one request gets in a second: the inverse of the mean time per token; nan where all
-                     answers are of one token [1/s]
-    per_device       tokens written by all requests in a second, of each device [1/s]
-    read_and_written the same with those of prompts [1/s]
+    speed             output tokens per second of one request, 1 / mean TPOT; nan if all outputs are of one token [1/s]
+    per_device        output token throughput per device [1/s]
+    read_and_written  input and output token throughput per device [1/s]
     """
 
     run: Simulation = field(repr=False)
@@ -51,7 +50,7 @@ class Point:
         )
 
     def numbers(self) -> dict[str, Any]:
-        """One row of the curve. [s], [1/s]"""
+        """Results of a row of the curve. [s], [1/s]"""
         times = {name: summary(values) for name, values in self.run.metrics.items() if name in ("ttft_s", "latency_s")}
         return {
             "concurrency": self.concurrency,
@@ -70,7 +69,7 @@ class Point:
 
 @frozen(kw_only=True, repr=False)
 class LoadCurve(Rows):
-    """Closed loops of ever more requests in flight, each simulated by itself."""
+    """Closed loops of increasing concurrency, each simulated by itself."""
 
     report: ClassVar = "load_curve"
 
@@ -96,8 +95,8 @@ class LoadCurve(Rows):
     @property
     def inputs(self) -> dict[str, Any]:
         """The arguments, as in the JSON document."""
-        own = {name: value for name, value in self.runs[0].inputs.items() if name not in _PER_POINT}
-        return own | {name: [run.inputs[name] for run in self.runs] for name in _PER_POINT}
+        shared_inputs = {name: value for name, value in self.runs[0].inputs.items() if name not in _POINT_INPUTS}
+        return shared_inputs | {name: [run.inputs[name] for run in self.runs] for name in _POINT_INPUTS}
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
@@ -114,7 +113,7 @@ class LoadCurve(Rows):
         })  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each point, first at the bound, then as expected."""
+        """Rows of the CSV table, one per point, first at the bound, then expected."""
         for name, points in (("bound", self.bound), ("expected", self.expected)):
             yield from ({"times": name, **point.numbers()} for point in points)
 
@@ -127,20 +126,22 @@ def load_curve(
     progress: Callable[[int, int], object] = lambda finished, points: None,
     **options: Any,
 ) -> LoadCurve:
-    """Simulates closed loops of several numbers of requests in flight: more serve more, and each of them slower.
+    """Simulates closed loops of several concurrencies: a higher one has more throughput and slower requests.
 
-    concurrency  requests in flight, smallest first in the result
+    concurrency  numbers of clients, in increasing order in the result
     progress     called with the number of finished points, and of all
-    options      the other arguments of simulate(), but rate and arrivals
+    options      the other arguments of simulate(), except rate and arrivals
 
-    Raises InputError as simulate() does, and if there are no numbers, too many, or one twice.
+    Raises InputError as simulate() does, and for no numbers, too many, or duplicates.
     """
-    asked = arguments.as_numbers(concurrency if isinstance(concurrency, int | np.ndarray) else tuple(concurrency))
-    if not 0 < len(asked) <= MOST:
-        raise InputError(f"concurrency must be 1 to {MOST} numbers; got {len(asked)}")
-    arguments.check_unique("concurrency", asked)
+    concurrencies = arguments.as_numbers(
+        concurrency if isinstance(concurrency, int | np.ndarray) else tuple(concurrency)
+    )
+    if not 0 < len(concurrencies) <= MAX_POINTS:
+        raise InputError(f"concurrency must be 1 to {MAX_POINTS} numbers; got {len(concurrencies)}")
+    arguments.check_unique("concurrency", concurrencies)
     runs: list[Simulation] = []
-    for one in asked:
-        runs.append(simulate(model, hardware, concurrency=one, **options))
-        progress(len(runs), len(asked))
+    for clients in concurrencies:
+        runs.append(simulate(model, hardware, concurrency=clients, **options))
+        progress(len(runs), len(concurrencies))
     return LoadCurve(runs=tuple(sorted(runs, key=lambda run: run.traffic.in_flight or 0)))

@@ -43,13 +43,17 @@ def reading(rate: Column, alone: Column, every: Column, step: Column, most: Colu
     several = bool(np.any(np.greater(most, 1)))
     more_s = (every * most - alone) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
     for _ in range(_ITERATIONS if several else 1):
-        often = comes / (comes + np.exp(-rate * read))
-        round_s = often * read + (1 - often) * step
+        prefill_fraction = comes / (comes + np.exp(-rate * read))
+        round_s = prefill_fraction * read + (1 - prefill_fraction) * step
         if several:
-            prompts = np.clip(np.divide(rate * round_s, often, out=prompts, where=often > 0), 1, most)
+            prompts = np.clip(
+                np.divide(rate * round_s, prefill_fraction, out=prompts, where=prefill_fraction > 0), 1, most
+            )
             read = alone + more_s * (prompts - 1)
     full = prompts / most
-    return Reading(read, alone, prompts, often * read + (1 - often) * step, often, full)
+    return Reading(
+        read, alone, prompts, prefill_fraction * read + (1 - prefill_fraction) * step, prefill_fraction, full
+    )
 
 
 def held_up_s(read: Column, step: Column, turns: int) -> Column:
@@ -83,9 +87,11 @@ def saturated_s(
     full = most / lanes
     count = np.minimum(ends / -np.expm1(-ends), full)  # prompts of a lane that are read together
     reads = ends * parts / count
-    own = np.minimum(reads, 1) if mixes else 1 / (1 + 1 / reads)
-    often = 1 - (1 - own) ** lanes
-    filled = (lanes * own / often * count - 1) / np.maximum(np.subtract(most, 1), 1)
-    longest = 1 - (1 - own * (count - 1) / np.maximum(full - 1, 1e-9)) ** lanes  # as long as any lane that is full
-    read = (alone + (every * most - alone) * np.maximum(filled, longest / often)) / parts
-    return np.asarray((often * read + (1 - often) * step) * parts / count / own)
+    lane_prefill_fraction = np.minimum(reads, 1) if mixes else 1 / (1 + 1 / reads)
+    prefill_fraction = 1 - (1 - lane_prefill_fraction) ** lanes
+    filled = (lanes * lane_prefill_fraction / prefill_fraction * count - 1) / np.maximum(np.subtract(most, 1), 1)
+    longest = (
+        1 - (1 - lane_prefill_fraction * (count - 1) / np.maximum(full - 1, 1e-9)) ** lanes
+    )  # as long as any lane that is full
+    read = (alone + (every * most - alone) * np.maximum(filled, longest / prefill_fraction)) / parts
+    return np.asarray((prefill_fraction * read + (1 - prefill_fraction) * step) * parts / count / lane_prefill_fraction)

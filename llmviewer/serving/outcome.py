@@ -26,9 +26,9 @@ from .traffic import Times, Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 PERCENTILES: Final = (50, 90, 95, 99)
-_POINTS: Final = 400  # of a line over time
-_NOTABLE: Final = 0.05  # share of the time from which it is mentioned
-_STALLED: Final = 0.1
+_MAX_LINE_POINTS: Final = 400  # points of a line over time
+_NOTABLE_SHARE: Final = 0.05  # share of the busy time from which a bottleneck is named
+_NOTABLE_PREFILL_SHARE: Final = 0.1  # the same for steps with prefills, of which every load has some
 
 
 @frozen(kw_only=True)
@@ -184,12 +184,12 @@ class Simulation(Rows):
     @cached_property
     def in_system(self) -> tuple[Times, Times]:
         """Moments, and the number of unfinished requests from then on."""
-        return _counted(self.traffic.arrival_s, self.finish_s)
+        return _count_over_time(self.traffic.arrival_s, self.finish_s)
 
     @cached_property
     def waiting(self) -> tuple[Times, Times]:
         """Moments, and the number of waiting requests from then on."""
-        return _counted(self.traffic.arrival_s, self.start_s)
+        return _count_over_time(self.traffic.arrival_s, self.start_s)
 
     @property
     def limit(self) -> str:
@@ -198,30 +198,33 @@ class Simulation(Rows):
 
     def _limits(self) -> Iterator[str]:
         usage, busy = self.usage, max(self.usage.busy_s, 1e-300)
-        wait, read = float(np.mean(self.wait_s)), float(np.mean(self.first_s - self.start_s))
-        full, crowded, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
-        if self.reads and self.reading_utilization > max(self.utilization, 1 - _NOTABLE):
-            yield f"The devices that read prompts, which work {self.reading_utilization:.0%} of the time."
+        queue_s, prefill_s = float(np.mean(self.wait_s)), float(np.mean(self.first_s - self.start_s))
+        blocked_by_memory, blocked_by_limit, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
+        if self.reads and self.reading_utilization > max(self.utilization, 1 - _NOTABLE_SHARE):
+            yield f"Prefill replicas (busy {self.reading_utilization:.0%} of the time)."
         if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
-            cause = f", as memory has room for {self.closed.max_batch} caches on average" if full > _NOTABLE else ""
-            yield (
-                f"Load: {significant(self.traffic.rate / self.copies)} requests a second come to each copy, which "
-                f"serves {significant(self.closed.max_rate)} at most{cause}. The queue grows for as long as they come."
+            cause = (
+                f", with KV memory for {self.closed.max_batch} sequences on average"
+                if blocked_by_memory > _NOTABLE_SHARE
+                else ""
             )
-        if full > max(crowded, _NOTABLE):
-            yield f"Memory: in {full:.0%} of the busy time the next request waits for room for its cache."
-        if crowded > _NOTABLE:
-            yield f"The batch: in {crowded:.0%} of the busy time all {self.max_batch} places of it are taken."
-        if self.policy.drains and wait > read:
-            yield f"Batches that end together: a request waits {seconds(wait)} on average for the one before its own."
-        if wait > read:
-            yield f"Queueing: a prompt waits {seconds(wait)} on average for the device and is read in {seconds(read)}."
-        if usage.written > len(self.traffic) and usage.reading_s / busy > _STALLED:
-            share = f"{usage.reading_s / busy:.0%} of the busy time"
-            yield f"Prompts: for {share} one is read and those that decode wait."
-        if mixed > _STALLED:
-            yield f"Prompts: {mixed:.0%} of the busy time are steps that read one beside those that decode."
-        yield f"The steps themselves: nobody waits for long, and the device works {self.utilization:.0%} of the time."
+            yield (
+                f"Overload ({significant(self.traffic.rate / self.copies)} req/s arrive per replica, which sustains "
+                f"{significant(self.closed.max_rate)} req/s{cause}; the queue grows until arrivals end)."
+            )
+        if blocked_by_memory > max(blocked_by_limit, _NOTABLE_SHARE):
+            yield f"KV-cache capacity (a request waits for KV memory {blocked_by_memory:.0%} of the busy time)."
+        if blocked_by_limit > _NOTABLE_SHARE:
+            yield f"Batch limit (a request waits at max batch {self.max_batch} for {blocked_by_limit:.0%} of the time)."
+        if self.policy.drains and queue_s > prefill_s:
+            yield f"Static batches (mean queue time {seconds(queue_s)}, until the batch before ends)."
+        if queue_s > prefill_s:
+            yield f"Queueing (mean queue time {seconds(queue_s)}, mean prefill time {seconds(prefill_s)})."
+        if usage.written > len(self.traffic) and usage.reading_s / busy > _NOTABLE_PREFILL_SHARE:
+            yield f"Prefill ({usage.reading_s / busy:.0%} of the busy time is prefill steps, which stall decoding)."
+        if mixed > _NOTABLE_PREFILL_SHARE:
+            yield f"Prefill ({mixed:.0%} of the busy time is mixed prefill and decode steps)."
+        yield f"Decode step time (little queueing and prefill; busy {self.utilization:.0%} of the time)."
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -285,17 +288,17 @@ class Simulation(Rows):
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each request. [s], [tokens]"""
+        """Rows of the CSV table, one per request. [s], [tokens]"""
         columns = {"arrival_s": self.traffic.arrival_s, "prompt": self.traffic.prompt, "gen": self.traffic.gen}
-        for prefix, found in (("", self), ("expected_", self.expected)):
-            names = ("start_s", "first_s", "finish_s", "gap_s") if found else ()
-            columns |= {f"{prefix}{name}": getattr(found, name) for name in names}
+        for prefix, run in (("", self), ("expected_", self.expected)):
+            names = ("start_s", "first_s", "finish_s", "gap_s") if run else ()
+            columns |= {f"{prefix}{name}": getattr(run, name) for name in names}
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
             yield dict(zip(columns, values, strict=True))
 
 
 def summary(values: Times) -> dict[str, float | None]:
-    """Mean, percentiles and the largest; None where there is nothing."""
+    """Mean, percentiles and maximum; None without values."""
     if not len(values):
         return dict.fromkeys(("mean", *(f"p{q}" for q in PERCENTILES), "max"))
     quantiles = np.percentile(values, PERCENTILES).tolist()
@@ -304,16 +307,16 @@ def summary(values: Times) -> dict[str, float | None]:
 
 
 def thinned(time_s: Times, values: Times) -> tuple[Times, Times]:
-    """At most _POINTS of them, evenly, the first and the last included."""
-    if len(time_s) <= _POINTS:
+    """Evenly spaced points of a line, at most _MAX_LINE_POINTS, with its first and last."""
+    if len(time_s) <= _MAX_LINE_POINTS:
         return time_s, values
-    place = np.linspace(0, len(time_s) - 1, _POINTS).astype(int)
+    place = np.linspace(0, len(time_s) - 1, _MAX_LINE_POINTS).astype(int)
     return time_s[place], values[place]
 
 
-def _counted(come: Times, go: Times) -> tuple[Times, Times]:
-    """When those who have come and not gone change in number, and how many they are from then on."""
-    time_s = np.concatenate((come, go))
+def _count_over_time(arrival_s: Times, departure_s: Times) -> tuple[Times, Times]:
+    """Moments of arrivals and departures, and the number of present requests from then on."""
+    time_s = np.concatenate((arrival_s, departure_s))
     order = np.argsort(time_s, kind="stable")
-    change = np.concatenate((np.ones(len(come)), -np.ones(len(go))))
+    change = np.concatenate((np.ones(len(arrival_s)), -np.ones(len(departure_s))))
     return time_s[order], np.cumsum(change[order])

@@ -193,9 +193,9 @@ def _load(
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     tokens, steps = whole_number("prompt", prompt), Steps(base)
     return Load(
-        rate=rate, prompt=tokens, gen=whole_number("gen", gen), known=float(steps.known(tokens)),
-        common=float(steps.in_common(tokens)), leaves=steps.leaves, width=steps.width, goals=goals,
-        limits=_limits(batches), max_devices=_most(max_devices), years=years, disaggregated=disaggregated,
+        rate=rate, prompt=tokens, gen=whole_number("gen", gen), known=float(steps.cached_tokens(tokens)),
+        common=float(steps.shared_prefix_tokens(tokens)), leaves=steps.acceptance_probabilities, width=steps.width,
+        goals=goals, limits=_limits(batches), max_devices=_most(max_devices), years=years, disaggregated=disaggregated,
     )  # fmt: skip
 
 

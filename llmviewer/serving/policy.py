@@ -7,9 +7,9 @@ from typing import Final
 
 from ..errors import InputError
 from ..records import frozen
-from .lengths import LONGEST, counted
+from .lengths import MAX_TOKENS, parse_count
 
-_BUDGET: Final = 2048  # tokens of whole prompts in one step, if more than one waits
+_DEFAULT_TOKEN_BUDGET: Final = 2048  # prompt tokens of a step, unless a single prompt is longer
 
 
 @frozen(kw_only=True)
@@ -20,8 +20,8 @@ class Policy:
     cuts    prefills are chunked
     drains  requests are admitted only when all running ones are finished
     padded  prompts and outputs are padded to the longest of the batch
-    budget  tokens of a step: of whole prompts, one of which always runs; of chunks, and of the sequences that decode in
-            the same step
+    budget  maximum tokens of a step: of whole prompts, of which a single one may exceed it, or of chunks and the
+            sequences that decode in the same step
     hold    where ranks wait for each other, prefills are held back until each rank has one, or one has nothing to
             decode, or for this many steps
     """
@@ -31,7 +31,7 @@ class Policy:
     cuts: bool = False
     drains: bool = False
     padded: bool = False
-    budget: int = _BUDGET
+    budget: int = _DEFAULT_TOKEN_BUDGET
     hold: int = 1
 
     @property
@@ -44,7 +44,7 @@ class Policy:
         return self.budget if self.cuts else max(self.budget, longest)
 
     def __str__(self) -> str:
-        tokens = f":{self.budget}" if self.cuts or self.budget != _BUDGET else ""
+        tokens = f":{self.budget}" if self.cuts or self.budget != _DEFAULT_TOKEN_BUDGET else ""
         return f"{self.name}{tokens}{f',hold={self.hold}' if self.hold > 1 else ''}"
 
 
@@ -54,7 +54,7 @@ POLICIES: Final = {
         Policy(name="static", drains=True, padded=True),
         Policy(name="decode-first", drains=True),
         Policy(name="prefill-first"),  # vLLM until chunks were its default (arXiv:2309.06180)
-        Policy(name="fcfs", mixes=True),  # iterations of whole prompts and decode steps: Orca (OSDI 2022)
+        Policy(name="fcfs", mixes=True),  # steps of whole prompts and decoding sequences: Orca (OSDI 2022)
         Policy(name="chunked", mixes=True, cuts=True, budget=512),  # Sarathi-Serve (arXiv:2403.02310)
         Policy(name="prefill-chunks", cuts=True, budget=8192),  # SGLang
     )
@@ -62,9 +62,9 @@ POLICIES: Final = {
 
 
 def parse_policy(text: str) -> Policy:
-    """Read the name of a policy; "chunked:512" with the tokens of a step, "fcfs,hold=60" with its `hold`.
+    """Parses a policy, such as "chunked:512" with its token budget or "fcfs,hold=60" with its `hold`.
 
-    Raises InputError where there is none such.
+    Raises InputError for an unknown policy or an invalid number.
     """
     named, comma, hold = (part.strip() for part in str(text).partition(","))
     name, colon, budget = (part.strip() for part in named.partition(":"))
@@ -76,18 +76,22 @@ def parse_policy(text: str) -> Policy:
     if not colon:
         return policy
     if policy.padded:
-        raise InputError(f"policy {name} has no tokens to give, as it reads a whole batch at once; got {text!r}")
-    tokens = counted(budget)
+        raise InputError(f"policy {name} has no token budget, as it prefills a whole batch at once; got {text!r}")
+    tokens = parse_count(budget)
     if tokens is None:
-        raise InputError(f"policy {name}:TOKENS must give a whole number from 1 to {LONGEST}; got {text!r}")
+        raise InputError(f"policy {name}:TOKENS must give a whole number from 1 to {MAX_TOKENS}; got {text!r}")
     return replace(policy, budget=tokens)
 
 
-def _hold(policy: Policy, given: str, text: str) -> int:
-    key, _, value = (part.strip() for part in given.partition("="))
-    steps = counted(value) if key == "hold" else None
+def _hold(policy: Policy, assignment: str, text: str) -> int:
+    key, _, value = (part.strip() for part in assignment.partition("="))
+    steps = parse_count(value) if key == "hold" else None
     if steps is None:
-        raise InputError(f"policy {policy.name},hold=STEPS must give a whole number from 1 to {LONGEST}; got {text!r}")
+        raise InputError(
+            f"policy {policy.name},hold=STEPS must give a whole number from 1 to {MAX_TOKENS}; got {text!r}"
+        )
     if policy.drains:
-        raise InputError(f"policy {policy.name} reads when nobody decodes, so there is nothing to hold; got {text!r}")
+        raise InputError(
+            f"policy {policy.name} has no hold, as it prefills only when no sequence decodes; got {text!r}"
+        )
     return steps

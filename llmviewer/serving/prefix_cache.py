@@ -42,8 +42,8 @@ class PrefixCache:
 
     def hit_tokens(self, prompt: Prompt) -> int:
         """Tokens of the longest cached prefix of a prompt."""
-        there = takewhile(lambda block: block.id in self.references or block.id in self.idle, prompt)
-        return sum(block.tokens for block in there)
+        cached_blocks = takewhile(lambda block: block.id in self.references or block.id in self.idle, prompt)
+        return sum(block.tokens for block in cached_blocks)
 
     def held_bytes(self, prompt: Prompt) -> float:
         """Memory of the blocks of a prompt that running requests hold already. [B]"""

@@ -1,4 +1,4 @@
-"""Progress of answers: the tokens generated after each pass, one or several per pass."""
+"""Output tokens of requests after each forward pass, one or several per pass."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ..records import frozen
 from .lengths import Tokens
 
-Requests = npt.NDArray[np.int64]  # places in the traffic
+Requests = npt.NDArray[np.int64]  # indices of requests in the traffic
 
-_LINEAR_FROM: Final = 64  # passes, beyond which their mean number is linear in the tokens
+_LINEAR_FROM: Final = 64  # passes from which the mean number of passes is linear in the tokens
 
 
 @frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Progress:
 
     @classmethod
     def even(cls, gen: Tokens) -> Self:
-        """One token per pass."""
+        """Progress by one token per pass."""
         return cls(passes=gen, starts=np.zeros(len(gen), dtype=np.int64))
 
     @classmethod
@@ -51,25 +51,32 @@ class Progress:
         """Output tokens of requests after their numbers of passes."""
         return passes if self.ends is None else self.ends[self.starts[ids] + passes]
 
-    def only(self, which: npt.NDArray[np.intp]) -> Progress:
+    def only(self, selection: npt.NDArray[np.intp]) -> Progress:
         """Passes of a selection of the requests."""
-        return Progress(passes=self.passes[which], starts=self.starts[which], ends=self.ends)
+        return Progress(passes=self.passes[selection], starts=self.starts[selection], ends=self.ends)
 
 
 def mean_passes(tokens: int, leaves: Sequence[float]) -> float:
-    """Mean passes to generate `tokens`, where each gives at least 1, 2, ... with the probabilities `leaves`; the last
-    often gives more than remain.
+    """Mean passes to generate `tokens`, of which the last often gives more than remain.
+
+    leaves  probability that a pass gives at least 1, 2, ... tokens
 
     N(m) = 1 + sum over k of p(k) N(m - k), which soon is linear in m (renewal theorem).
     """
     if tokens < 1 or len(leaves) == 1:
         return float(max(tokens, 0))
-    each = np.array(leaves) - np.append(leaves[1:], 0.0)
-    settled = min(tokens, _LINEAR_FROM * len(leaves))
-    found = list(accumulate(range(settled), lambda known, _: _one_more(known, each), initial=np.zeros(len(each))))
-    return float(found[-1][0]) + (tokens - settled) / sum(leaves)
+    probabilities = np.array(leaves) - np.append(leaves[1:], 0.0)
+    exact_tokens = min(tokens, _LINEAR_FROM * len(leaves))
+    history = list(
+        accumulate(
+            range(exact_tokens),
+            lambda means, _: _extend_means(means, probabilities),
+            initial=np.zeros(len(probabilities)),
+        )
+    )
+    return float(history[-1][0]) + (tokens - exact_tokens) / sum(leaves)
 
 
-def _one_more(known: npt.NDArray[np.float64], each: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """N(m), N(m - 1), ... from N(m - 1), N(m - 2), ...: as many as a pass may give."""
-    return np.concatenate(([1 + each @ known], known[:-1]))
+def _extend_means(means: npt.NDArray[np.float64], probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Shifts [N(m - 1), N(m - 2), ...] to [N(m), N(m - 1), ...]."""
+    return np.concatenate(([1 + probabilities @ means], means[:-1]))

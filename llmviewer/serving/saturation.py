@@ -1,4 +1,4 @@
-"""saturate(): the maximum throughput of copies of a model, with requests always waiting."""
+"""saturate(): the maximum throughput of replicas of a model, whose queue is never empty."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .outcome import summary
 from .policy import Policy, parse_policy
 from .scheduler import WATERMARK
 from .server import saturate as span_of
-from .simulation import check_requests, drawn_from, scheduler
+from .simulation import check_requests, length_distributions, scheduling_options
 from .steady import SteadyState, steady
-from .steps import PARTS, Steps
+from .steps import OUTPUT_SAMPLES, Steps
 from .traffic import Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
-_MOST: Final = 2048  # sequences at a time, if memory has room and nothing else is said
-_ROUNDS: Final = 6  # requests over those at a time: in the last it runs empty, the others are measured
-_LEAST: Final = 1000  # requests
-_SURE: Final = 3.0  # standard deviations of all caches together for which there is room above their mean
-CHUNKS: Final = (512, 1024, 2048, 4096, 8192)  # tokens of a step, if nothing is said
-_ABOUT: Final = 0.99  # of the most
-_NEARLY: Final = 0.95  # of what is served, with half of the sequences
-_MOSTLY: Final = 0.5  # of the sequences that are worked on, when more of them would change nothing
+_DEFAULT_MAX_BATCH: Final = 2048  # running sequences per rank, if memory allows
+_MIN_ROUNDS: Final = 6  # requests per running sequence; warm-up and drain take about one round each
+_MIN_REQUESTS: Final = 1000
+_KV_MARGIN_DEVIATIONS: Final = 3.0  # KV memory above its mean use, in standard deviations of the total
+CHUNKS: Final = (512, 1024, 2048, 4096, 8192)  # token budgets of a step that are tried without a policy
+_NEAR_MAX_THROUGHPUT: Final = 0.99  # share of the highest throughput from which a smaller budget is preferred
+_FLAT_THROUGHPUT: Final = 0.95  # share of the throughput with half the sequences, from which memory is no bottleneck
+_PREFILL_BOUND_SHARE: Final = 0.5  # share of running sequences that decode, below which prefill is the bottleneck
 
 
 @frozen(kw_only=True)
@@ -70,31 +70,31 @@ class Sustained:
     def limit(self) -> str:
         """Bottleneck, in words."""
         usage, busy = self.span.usage, self.span_s
-        full, crowded = usage.full_s / busy, usage.crowded_s / busy
+        blocked_by_memory, blocked_by_limit = usage.full_s / busy, usage.crowded_s / busy
         if self.policy.drains:
-            room = f"Batches that end together: nobody is taken up before all {self.running:.0f} others are answered"
-        elif self.decoding < _MOSTLY * self.running:
-            room = (
-                f"Reading prompts: of {self.running:.0f} sequences at a time in each copy {self.decoding:.0f} decode, "
-                "and the others are read or wait for it, so that room for more would change little"
+            bottleneck = f"Static batches (no request is admitted until all {self.running:.0f} running ones finish)"
+        elif self.decoding < _PREFILL_BOUND_SHARE * self.running:
+            bottleneck = (
+                f"Prefill ({self.decoding:.0f} of {self.running:.0f} running requests per replica decode, the "
+                "others are in prefill, so more KV memory would change little)"
             )
-        elif self.halved > _NEARLY:
-            room = (
-                f"The steps themselves: half of the {self.running:.0f} sequences at a time would serve "
-                f"{min(self.halved, 1):.0%} of it, so that room for more would change little"
+        elif self.halved > _FLAT_THROUGHPUT:
+            bottleneck = (
+                f"Decode step time (half of the {self.running:.0f} running requests would give "
+                f"{min(self.halved, 1):.0%} of the throughput, so more KV memory would change little)"
             )
-        elif full >= crowded or not self.capped:
-            waits = full if self.capped else full + crowded
-            room = f"Memory: in {waits:.0%} of the time the next request waits for room for its cache"
+        elif blocked_by_memory >= blocked_by_limit or not self.capped:
+            blocked_share = blocked_by_memory if self.capped else blocked_by_memory + blocked_by_limit
+            bottleneck = f"KV-cache capacity (a request waits for KV memory {blocked_share:.0%} of the time)"
         else:
-            room = f"The batch: in {crowded:.0%} of the time all places of it are taken (--max-batch)"
-        parts = {
-            "read prompts while nobody decodes": usage.reading_s,
-            "read prompts beside those that decode": usage.mixed_s,
-            "decode alone": usage.decoding_s,
+            bottleneck = f"Batch limit (a request waits at max batch {blocked_by_limit:.0%} of the time; --max-batch)"
+        time_by_kind = {
+            "prefill": usage.reading_s,
+            "mixed prefill and decode": usage.mixed_s,
+            "decode": usage.decoding_s,
         }
-        steps = ", ".join(f"{time_s / busy:.0%} are steps that {what}" for what, time_s in parts.items() if time_s)
-        return f"{room}. Of the time {steps}."
+        steps = ", ".join(f"{time_s / busy:.0%} {kind}" for kind, time_s in time_by_kind.items() if time_s)
+        return f"{bottleneck}. Step time: {steps}."
 
     def numbers(self) -> dict[str, Any]:
         """Results, for the JSON document."""
@@ -171,7 +171,7 @@ class Saturation(Rows):
         })  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One at the bound, and one as expected."""
+        """Rows of the CSV table: at the bound, and expected."""
         for name, run in (("bound", self.bound), ("expected", self.expected)):
             if run:
                 tpot = {f"tpot_{key}_s": value for key, value in summary(run.span.tpot_s).items()}
@@ -219,10 +219,9 @@ def saturate(
     progress: Callable[[int, int], object] = lambda finished, requests: None,
     **options: Unpack[ServedOptions],
 ) -> Saturation:
-    """The maximum throughput of `copies`, with all requests waiting from the start.
+    """Simulates the maximum throughput of `copies` of a model, with all requests queued at the start.
 
-    It is measured from the end of the first sequences (of the first batch, if the policy serves whole batches) until no
-    request waits.
+    The throughput is measured from when the requests admitted first have finished until the queue is empty.
 
     policy     None: that of the engine; without an engine, chunks of the size with the highest throughput
     requests   requests per copy; None: at least six times the concurrent sequences, and at least 1000
@@ -238,139 +237,169 @@ def saturate(
     copies, seed = whole_number("copies", copies), whole_number("seed", seed, least=0)
     setting = setting_of(model, hardware, **options)
     engine, bound = setting.engine.name if setting.engine else "", setting.bound
-    free = policy is None and not engine
+    search_policy = policy is None and not engine
     device = loaded(hardware) if hardware is not None else setting.hardware
-    chosen, block, limit = scheduler(engine, policy, block, device, setting.layout)
+    parsed_policy, block, limit = scheduling_options(engine, policy, block, device, setting.layout)
     steps = Steps(setting)
-    lengths = drawn_from(prompt_lengths, gen_lengths)
-    some = at_once(lengths, _LEAST, seed).leaving(steps.leaves, seed)
+    lengths = length_distributions(prompt_lengths, gen_lengths)
+    sample = all_at_start(lengths, _MIN_REQUESTS, seed).with_acceptance(steps.acceptance_probabilities, seed)
     unknown = "" if bound else steps.unknown
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
-    if free:
-        chosen, _ = fullest(runs[-1], some, block=block, max_batch=max_batch)
-    limit = limit or _MOST
-    most = min(_fitting(steps, some, chosen, block), limit) if max_batch is None else max_batch
-    capped = max_batch is not None or most == limit
-    traffic, spans = _busy(runs, lengths, requests, policy=chosen, most=most, block=block, seed=seed, progress=progress)
+    if search_policy:
+        parsed_policy, _ = best_chunks(runs[-1], sample, block=block, max_batch=max_batch)
+    limit = limit or _DEFAULT_MAX_BATCH
+    running_limit = (
+        min(_sequences_that_fit(steps, sample, parsed_policy, block), limit) if max_batch is None else max_batch
+    )
+    capped = max_batch is not None or running_limit == limit
+    traffic, spans = _measure(
+        runs,
+        lengths,
+        requests,
+        policy=parsed_policy,
+        max_batch=running_limit,
+        block=block,
+        seed=seed,
+        progress=progress,
+    )
     bounds, *expected = (
-        _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
+        _sustained(run, span, traffic, parsed_policy, max_batch=running_limit, copies=copies, capped=capped)
         for run, span in zip(runs, spans, strict=True)
     )
     return Saturation(
-        setting=setting, policy=chosen, searched=free, copies=copies, max_batch=most, block=block, seed=seed,
-        traffic=traffic, years=years, bound=bounds, expected=expected[0] if expected else None, unknown=unknown,
+        setting=setting, policy=parsed_policy, searched=search_policy, copies=copies, max_batch=running_limit,
+        block=block, seed=seed, traffic=traffic, years=years, bound=bounds, expected=expected[0] if expected else None,
+        unknown=unknown,
     )  # fmt: skip
 
 
-def _busy(
+def _measure(
     runs: Sequence[Steps],
     lengths: Sequence[Lengths],
     requests: int | None,
     *,
     policy: Policy,
-    most: int,
+    max_batch: int,
     block: int,
     seed: int,
     progress: Callable[[int, int], object],
 ) -> tuple[Traffic, list[Span]]:
-    """Requests that all wait from the start, as many as it takes if None, and the span of each run that is measured.
+    """Simulates requests that are all queued at the start, and returns them with the measured span of each run.
 
-    Raises InputError where there are too few of them.
+    requests  None: as many as the measurement takes
+
+    Raises InputError for too few requests.
     """
-    together = runs[0].ranks * most
-    count = max(_LEAST, _ROUNDS * together) if requests is None else requests
+    num_running = runs[0].ranks * max_batch
+    count = max(_MIN_REQUESTS, _MIN_ROUNDS * num_running) if requests is None else requests
     while True:
-        traffic = at_once(lengths, check_requests(count), seed).leaving(runs[0].leaves, seed)
-        waiting = _midway(traffic, 0 if policy.drains else together, seed)
-        every = len(waiting[0])
-        found = [
+        traffic = all_at_start(lengths, check_requests(count), seed).with_acceptance(
+            runs[0].acceptance_probabilities, seed
+        )
+        waiting = _with_running(traffic, 0 if policy.drains else num_running, seed)
+        num_requests = len(waiting[0])
+        results = [
             span_of(
                 run,
                 *waiting,
                 policy=policy,
-                max_batch=most,
+                max_batch=max_batch,
                 block=block,
-                progress=partial(_of_runs, progress, place * every, len(runs) * every),
+                progress=partial(_report_progress, progress, place * num_requests, len(runs) * num_requests),
             )
             for place, run in enumerate(runs)
         ]
-        spans = [span for span in found if span]
+        spans = [span for span in results if span]
         if len(spans) == len(runs):
             return traffic, spans
         if requests is not None:
             raise InputError(
-                f"requests must be more than {count}: nobody waits any more before a copy with up to {most} at a time "
-                "is past its start; leave it out for as many as it takes"
+                f"requests must be more than {count}: the queue is empty before a replica with max batch {max_batch} "
+                "is past its warm-up; leave requests out for as many as the measurement takes"
             )
         count *= 2
 
 
-def _of_runs(progress: Callable[[int, int], object], before: int, requests: int, finished: int) -> None:
-    """Reports progress of one run as that of several."""
+def _report_progress(progress: Callable[[int, int], object], before: int, requests: int, finished: int) -> None:
+    """Reports the progress of one of several runs."""
     progress(before + finished, requests)
 
 
-def at_once(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
-    """Requests that are all there at the start."""
+def all_at_start(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
+    """Requests that all arrive at the start."""
     generator = np.random.default_rng(seed)
     prompts, gens = (each.draw(generator, count) for each in lengths)
     return Traffic(arrival_s=np.zeros(count), prompt=prompts, gen=gens)
 
 
-def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None = None) -> tuple[Policy, SteadyState]:
-    """The smallest chunks with which about as much is served as with any, since they keep others waiting least; and the
-    closed form of what is served at most with them.
+def best_chunks(
+    steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None = None
+) -> tuple[Policy, SteadyState]:
+    """The smallest chunked-prefill budget near the highest throughput, since small chunks delay decoding least, and its
+    steady state.
     """
-    found: dict[Policy, SteadyState] = {}
+    states: dict[Policy, SteadyState] = {}
     for tokens in CHUNKS:
         policy = parse_policy(f"chunked:{tokens}")
-        most = _fitting(steps, traffic, policy, block) if max_batch is None else max_batch
-        found[policy] = steady(steps, traffic, rate=np.inf, policy=policy, max_batch=most)
-    best = max(each.max_rate for each in found.values())
-    return next((policy, each) for policy, each in found.items() if each.max_rate >= _ABOUT * best)
+        limit = _sequences_that_fit(steps, traffic, policy, block) if max_batch is None else max_batch
+        states[policy] = steady(steps, traffic, rate=np.inf, policy=policy, max_batch=limit)
+    best = max(each.max_rate for each in states.values())
+    return next((policy, each) for policy, each in states.items() if each.max_rate >= _NEAR_MAX_THROUGHPUT * best)
 
 
-def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
-    """The traffic after `count` running requests, with the passes that these have completed: the state of a busy server
-    at a random time, in which long outputs are more frequent. Equal requests that all started together would also
-    finish together, again and again.
+def _with_running(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
+    """Prepends `count` running requests to the traffic, and returns it with their completed passes.
+
+    They are those of a busy server at a random time, when long outputs are more frequent than among arrivals. Equal
+    requests that all started together would also finish together, again and again.
     """
     generator = np.random.default_rng(seed)
     passes = traffic.progress.passes
-    some = generator.choice(len(traffic), size=count, p=passes / np.sum(passes))
-    taken = (generator.random(count) * passes[some]).astype(np.int64)
-    return traffic.only(np.concatenate((some, np.arange(len(traffic))))), taken
+    running = generator.choice(len(traffic), size=count, p=passes / np.sum(passes))
+    completed_passes = (generator.random(count) * passes[running]).astype(np.int64)
+    return traffic.only(np.concatenate((running, np.arange(len(traffic))))), completed_passes
 
 
-def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
-    """Sequences that mostly fit the KV budget of a rank, each anywhere in its output; with more, some are preempted."""
-    common = np.broadcast_to(steps.in_common(some.prompt), len(some)) // block * block
-    room = steps.room_bytes(policy.most_read(int(np.max(some.prompt)))) - steps.common_bytes(some.prompt)
-    room *= 1 - WATERMARK
-    often = some.gen / np.sum(some.gen)
-    part = (np.arange(PARTS) + 0.5) / PARTS
-    tokens = (some.prompt - common)[:, None] + part * some.gen[:, None] + block / 2 + steps.ahead
+def _sequences_that_fit(steps: Steps, traffic: Traffic, policy: Policy, block: int) -> int:
+    """Number of sequences, each anywhere in its output, that fit the KV budget of a rank nearly always; more cause
+    preemptions.
+    """
+    common = np.broadcast_to(steps.shared_prefix_tokens(traffic.prompt), len(traffic)) // block * block
+    budget_bytes = steps.kv_budget_bytes(policy.most_read(int(np.max(traffic.prompt)))) - steps.shared_prefix_bytes(
+        traffic.prompt
+    )
+    budget_bytes *= 1 - WATERMARK
+    weights = traffic.gen / np.sum(traffic.gen)
+    output_fraction = (np.arange(OUTPUT_SAMPLES) + 0.5) / OUTPUT_SAMPLES
+    tokens = (
+        (traffic.prompt - common)[:, None] + output_fraction * traffic.gen[:, None] + block / 2 + steps.draft_tokens
+    )
     each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
-    mean = float(often @ np.mean(each, axis=1))
-    spread = sqrt(float(often @ np.mean((each - mean) ** 2, axis=1)))
-    count = ((sqrt((_SURE * spread) ** 2 + 4 * mean * max(room, 0)) - _SURE * spread) / (2 * mean)) ** 2
-    return int(min(max(count, 1), _MOST))
+    mean = float(weights @ np.mean(each, axis=1))
+    spread = sqrt(float(weights @ np.mean((each - mean) ** 2, axis=1)))
+    count = (
+        (sqrt((_KV_MARGIN_DEVIATIONS * spread) ** 2 + 4 * mean * max(budget_bytes, 0)) - _KV_MARGIN_DEVIATIONS * spread)
+        / (2 * mean)
+    ) ** 2
+    return int(min(max(count, 1), _DEFAULT_MAX_BATCH))
 
 
 def _sustained(
     steps: Steps, span: Span, traffic: Traffic, policy: Policy, *, max_batch: int, copies: int, capped: bool
 ) -> Sustained:
-    """Throughput from the time of prefills per prompt, mixed steps included, and of other decode steps per output: a
-    span that ends within a wave has more of one than of the other.
+    """Throughput from the time of prefill and mixed steps per prompt, and of decode steps per output.
+
+    A span that ends within a wave of equal requests has more of one than of the other.
     """
     usage, gen = span.usage, float(np.mean(traffic.gen))
     busy, answers = usage.busy_s, usage.written / gen
     closed, half = (
-        steady(steps, traffic, rate=np.inf, policy=policy, max_batch=most) for most in (max_batch, -(-max_batch // 2))
+        steady(steps, traffic, rate=np.inf, policy=policy, max_batch=max_rate_limit)
+        for max_rate_limit in (max_batch, -(-max_batch // 2))
     )
-    requests = steps.apart / ((usage.reading_s + usage.mixed_s) / span.begun + usage.decoding_s / answers)
+    requests = steps.rank_sets / ((usage.reading_s + usage.mixed_s) / span.begun + usage.decoding_s / answers)
     return Sustained(
         policy=policy, capped=capped, tokens_per_s=copies * requests * gen, requests_per_s=copies * requests,
-        running=steps.apart * span.usage.sequence_s / busy, decoding=requests * span.decoding_s,
+        running=steps.rank_sets * span.usage.sequence_s / busy, decoding=requests * span.decoding_s,
         halved=half.max_rate / closed.max_rate, span_s=busy, span=span, closed=closed if steps.ranks == 1 else None,
     )  # fmt: skip

@@ -91,7 +91,7 @@ class Scheduler:
         self.kv_budget_bytes = caches.blocks.room_bytes
         self._prompt_tokens = requests.prompt - caches.common + caches.ahead - 1  # before the output, its last token
         self.prompt_blocks = lru_cache(maxsize=1)(caches.of_prompt)
-        self.ranks = [Rank([RunningBatch(rank) for _ in range(steps.turns)]) for rank in range(steps.ranks)]
+        self.ranks = [Rank([RunningBatch(rank) for _ in range(steps.micro_batches)]) for rank in range(steps.ranks)]
         self.batches = [batch for rank in self.ranks for batch in rank.batches]
         self.waiting: deque[int] = deque()
         self.blocked_by, self.just_preempted, self.steps_since_prefill = "", False, 0
@@ -131,7 +131,7 @@ class Scheduler:
         if self.policy.padded and self.num_running:
             ids = [*(each for batch in self.batches for each in batch.prefilling), request]
             prompt, gen = int(np.max(self.requests.prompt[ids])), int(np.max(self.requests.gen[ids]))
-            return self.steps.fitting(len(ids), prompt=prompt, gen=gen) == len(ids)
+            return self.steps.max_fitting(len(ids), prompt=prompt, gen=gen) == len(ids)
         return used_bytes <= self.kv_budget_bytes * (1 - (WATERMARK if num_running else 0.0))
 
     def _admit(self, request: int, rank: Rank, now_s: float, request_bytes: float, used_bytes: float) -> None:
@@ -169,7 +169,7 @@ class Scheduler:
         """
         if self.steps_since_prefill + 1 >= self.policy.hold:
             return True
-        size = self.steps.turns
+        size = self.steps.micro_batches
         has_chunks = [any(chunks[i : i + size]) for i in range(0, len(chunks), size)]
         return all(has_chunks) or not all(any(len(batch.decoding) for batch in rank.batches) for rank in self.ranks)
 

@@ -182,7 +182,7 @@ class _Server:
         if not len(decode_batch):
             return groups
         kv_len = _mean(self.requests.prompt[decode_batch] + self.requests.generated[decode_batch])
-        return (self.steps.going_on(float(len(decode_batch)), kv_len), *groups)
+        return (self.steps.decoding_group(float(len(decode_batch)), kv_len), *groups)
 
     def _chunk_group(self, request: int, end: int, size: int) -> Spans:
         is_last = end == self.requests.num_tokens(request)
@@ -214,8 +214,8 @@ class _Server:
             scheduler.preempt_newest(rank)
             return
         first_s, last_s = (
-            self.steps.decoding_s([self._decode_group(batch, done) for batch in self.batches])
-            for done in (0, steps - 1)
+            self.steps.decoding_s([self._decode_group(batch, completed_steps) for batch in self.batches])
+            for completed_steps in (0, steps - 1)
         )
         slope_s = (last_s - first_s) / max(steps - 1, 1)
         if not self.policy.drains and not scheduler.waiting and self.num_arrived < requests.sent:
@@ -264,7 +264,7 @@ class _Server:
         self._record_passes(ids, 1)
         last_s = float(self.steps.decode_s(batch=float(size), kv_len=prompt + gen - 1.0))
         steps = int(np.max(requests.progress.passes[ids])) - 1
-        decode_s = self.steps.answers_s(size, first=prompt + 1, last=prompt + gen - 1, steps=steps)
+        decode_s = self.steps.padded_decode_s(size, first=prompt + 1, last=prompt + gen - 1, steps=steps)
         self._advance_clock(decode_s, "decoding_s")
         requests.max_gap_s[ids] = np.where(requests.gen[ids] > 1, last_s, 0.0)
         requests.passes[ids], requests.generated[ids] = requests.progress.passes[ids], requests.gen[ids]

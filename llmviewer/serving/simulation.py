@@ -1,4 +1,4 @@
-"""simulate(): copies of a model serve requests that arrive over time."""
+"""simulate(): replicas of a model serve requests that arrive over time."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .steps import Steps
 from .trace_files import read_traffic
 from .traffic import Times, Traffic, closed_loop, poisson
 
-_POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise
-_BLOCK: Final = 16
-_LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
-_REQUESTS: Final = 1000
-_ROUNDS: Final = 10  # requests of each client of a closed loop, at least
-_MAX_BATCH: Final = 256
-_MOST_REQUESTS: Final = 1_000_000
-_LONGEST_S: Final = 1e9  # of all arrivals: a clock that far on still tells a tenth of a microsecond
+_DEFAULT_POLICY: Final = "chunked:512"
+_DEFAULT_BLOCK_TOKENS: Final = 16
+_DEFAULT_LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
+_DEFAULT_REQUESTS: Final = 1000
+_MIN_REQUESTS_PER_CLIENT: Final = 10  # in a closed loop
+_DEFAULT_MAX_BATCH: Final = 256
+_MAX_REQUESTS: Final = 1_000_000
+_MAX_ARRIVAL_SPAN_S: Final = 1e9  # float64 seconds still resolve 0.1 us there
 
 
 @document_options(ServedOptions)
@@ -72,27 +72,27 @@ def simulate(
     progress: Callable[[int, int], object] = lambda finished, requests: None,
     **options: Unpack[ServedOptions],
 ) -> Simulation:
-    """Serves requests step by step, once with steps at their lower bounds and once at their expected times.
+    """Simulates a server step by step, once with steps at their lower bounds and once at their expected times.
 
     rate              mean requests per second, with random arrivals (Poisson)
     arrivals          in place of rate: a CSV file with columns timestamp, prompt, gen and optionally cached, or a
                       .jsonl trace like Mooncake's
-    concurrency       in place of rate: requests in flight, of clients that each send the next when theirs is answered
+    concurrency       in place of rate: a closed loop of clients that each send the next request when theirs finishes
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; None: 1024 [tokens]
     gen_lengths       the same; None: 128 [tokens]
-    policy            one of POLICIES, maybe with tokens per step and a `hold`; None: that of the engine, else
+    policy            one of POLICIES, optionally with tokens per step and a `hold`; None: that of the engine, else
                       "chunked:512"
     requests          number of requests; None: 1000, and at least 10 of each client
-    max_batch         most concurrent sequences; None: the limit of the engine, else 256, or `concurrency` if larger
+    max_batch         maximum running sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
-    copies            copies of the model, each on the devices of `layout`; requests are assigned in turn
-    readers           additional copies that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
+    copies            replicas of the model, each on the devices of `layout`; requests are assigned round-robin
+    readers           additional replicas that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
                       the others then only decode
     kv_transfer       as in disaggregate(); None: "after"
     kv_link           as in disaggregate(); None: "scale-out"
-    ttft, tpot        goals of each request [s]
+    ttft, tpot        latency targets of each request [s]
     years             time of use over which a purchase price is spread, for devices without a cloud price
-    progress          called with the number of finished requests, and of all; requests are served twice unless `bound`
+    progress          called with the number of finished requests, and of all; each is simulated twice unless `bound`
 
     The options are as in analyze(); a Setting may replace model, hardware and options. `hardware_set` changes both
     kinds of device, or one, as in "h100-sxm:memory.bandwidth=2x"; `engine` also sets policy, block and max_batch.
@@ -101,58 +101,64 @@ def simulate(
     """
     arguments.check_numbers(ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)
-    given = arguments.with_defaults(options, ServedOptions)
-    apart = {
+    option_values = arguments.with_defaults(options, ServedOptions)
+    prefill_options = {
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
     }  # fmt: skip
-    _check_readers(readers, apart, policy)
+    _check_readers(readers, prefill_options, policy)
     readers, seed = whole_number("readers", readers, least=0), whole_number("seed", seed, least=0)
     if concurrency is not None and readers:
-        raise InputError("concurrency must be left out beside readers, to which prompts come whoever is answered")
-    asked_of: dict[str, Any] = {"prompts": prompt_lengths, "gens": gen_lengths, "requests": requests, "seed": seed}
-    traffic = _traffic(rate, arrivals, concurrency, **asked_of)
+        raise InputError(
+            "concurrency must be left out with readers (separate prefill replicas), whose closed loop is not simulated"
+        )
+    traffic = _traffic(
+        rate, arrivals, concurrency, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed
+    )
     _check_span(traffic, "arrivals" if rate is None else "rate")
-    when = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     if isinstance(model, Setting) or hardware is None:
         setting = setting_of(model, hardware, **options)
         device = setting.hardware
-        reads = replace(setting, hardware=loaded(prefill_hardware or device)).agreed()
+        prefill_setting = replace(setting, hardware=loaded(prefill_hardware or device)).agreed()
     else:
-        other = hardware if prefill_hardware is None else prefill_hardware
-        for each in (hardware, other):
+        prefill_device = hardware if prefill_hardware is None else prefill_hardware
+        for each in (hardware, prefill_device):
             arguments.check_types(hardware=each)
         device = loaded(hardware)
-        own, others = each_changed((hardware, other), given["hardware_set"])
-        setting = Setting.of(model, hardware, **options | {"hardware_set": own})
-        reads = Setting.of(model, other, **options | {"hardware_set": others}) if readers else setting
+        decode_changes, prefill_changes = each_changed((hardware, prefill_device), option_values["hardware_set"])
+        setting = Setting.of(model, hardware, **options | {"hardware_set": decode_changes})
+        prefill_setting = (
+            Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes}) if readers else setting
+        )
     _check_hits(setting, traffic)
     engine, bound = setting.engine.name if setting.engine else "", setting.bound
-    chosen, block, most = scheduler(engine, policy, block, device, setting.layout)
-    usual = most or max(_MAX_BATCH, traffic.in_flight or 0)
-    common: dict[str, Any] = {
-        "traffic": traffic.leaving(Steps(setting).leaves, seed), "copies": whole_number("copies", copies),
-        "max_batch": whole_number("max_batch", usual if max_batch is None else max_batch), "block": block,
-        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if arrivals else seed,
+    parsed_policy, block, engine_max_batch = scheduling_options(engine, policy, block, device, setting.layout)
+    default_max_batch = engine_max_batch or max(_DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    run_options: dict[str, Any] = {
+        "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
+        "copies": whole_number("copies", copies), "block": block, "years": years, "seed": None if arrivals else seed,
+        "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
+        "goals": Goals(ttft_s=ttft, tpot_s=tpot),
     }  # fmt: skip
     if readers:
         if prefill_layout is not None:
-            reads = replace(reads, layout=layout_of({"layout": prefill_layout})).agreed()
+            prefill_setting = replace(prefill_setting, layout=layout_of({"layout": prefill_layout})).agreed()
         run = partial(
-            _apart, reads, replace(setting, decodes_only=True), common, readers=readers,
-            travel_s=transfer_s(reads, setting, common["traffic"], link), overlapped=when is KvTransfer.OVERLAPPED,
+            _simulate_disaggregated, prefill_setting, replace(setting, decodes_only=True), run_options,
+            readers=readers, overlapped=transfer is KvTransfer.OVERLAPPED,
+            travel_s=transfer_s(prefill_setting, setting, run_options["traffic"], link),
         )  # fmt: skip
     else:
-        run = partial(_alone, setting, chosen, common)
-    unknown = "" if bound else Steps(setting).unknown or (Steps(reads).unknown if readers else "")
-    count, times = len(traffic), 1 if bound or unknown else 2
+        run = partial(_simulate_colocated, setting, parsed_policy, run_options)
+    unknown = "" if bound else Steps(setting).unknown or (Steps(prefill_setting).unknown if readers else "")
+    count, num_runs = len(traffic), 1 if bound or unknown else 2
 
-    def served(time: int) -> Simulation:
-        return run(expected=time > 0, progress=lambda finished: progress(time * count + finished, times * count))
+    def result(i: int) -> Simulation:
+        return run(expected=i > 0, progress=lambda finished: progress(i * count + finished, num_runs * count))
 
-    found = served(0)
-    return replace(found, unknown=unknown, expected=served(1) if times > 1 else None)
+    return replace(result(0), unknown=unknown, expected=result(1) if num_runs > 1 else None)
 
 
 def _traffic(
@@ -165,29 +171,31 @@ def _traffic(
     requests: int | None,
     seed: int,
 ) -> Traffic:
-    """Random arrivals, the requests of a trace file, or a closed loop.
+    """Requests with random arrivals, of a trace file, or of a closed loop.
 
     Raises InputError unless exactly one of them is given, and for arguments that would change nothing.
     """
     if sum(one is not None for one in (rate, arrivals, concurrency)) != 1:
         raise InputError(
-            "one of rate (--rate), arrivals (--arrivals) and concurrency (--concurrency) must be given, and no more: "
-            "requests a second, a file, or requests in flight"
+            "exactly one of rate (--rate, in req/s), arrivals (--arrivals, a trace file) and concurrency "
+            "(--concurrency, a number of clients) must be given"
         )
     clients = 0 if concurrency is None else whole_number("concurrency", concurrency)
-    if requests is None and _ROUNDS * clients > _MOST_REQUESTS:
-        most = _MOST_REQUESTS // _ROUNDS
+    if requests is None and _MIN_REQUESTS_PER_CLIENT * clients > _MAX_REQUESTS:
+        max_clients = _MAX_REQUESTS // _MIN_REQUESTS_PER_CLIENT
         raise InputError(
-            f"concurrency must be at most {most} without requests, of which each client sends {_ROUNDS} then; got "
-            f"{clients}"
+            f"concurrency must be at most {max_clients} without requests, as each client then sends "
+            f"{_MIN_REQUESTS_PER_CLIENT}; got {clients}"
         )
-    count = check_requests(max(_REQUESTS, _ROUNDS * clients) if requests is None else requests)
+    count = check_requests(max(_DEFAULT_REQUESTS, _MIN_REQUESTS_PER_CLIENT * clients) if requests is None else requests)
     if arrivals is not None:
         for name, value in {"prompt_lengths": prompts, "gen_lengths": gens}.items():
             if value is not None:
-                raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
+                raise InputError(
+                    f"{name} must be left out with arrivals, a trace file with the lengths of each request"
+                )
         return read_traffic(Path(str(arrivals)), count)
-    lengths = drawn_from(prompts, gens)
+    lengths = length_distributions(prompts, gens)
     drawn: dict[str, Any] = {
         "prompts": lengths[0], "gens": lengths[1], "requests": count, "generator": np.random.default_rng(seed),
     }  # fmt: skip
@@ -197,16 +205,14 @@ def _traffic(
         return closed_loop(in_flight=clients, **drawn)
     arguments.check_numbers(rate=rate)
     if not 0 < rate < inf:
-        raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
+        raise InputError(f"rate must be a positive number of req/s; got {rate:g}")
     return poisson(rate=rate, **drawn)
 
 
 def _check_span(traffic: Traffic, name: str) -> None:
     """Raises InputError if arrivals span so long that times of steps are rounded off; `name` is the argument."""
-    if not traffic.in_flight and (span := float(traffic.arrival_s[-1])) > _LONGEST_S:
-        must = (
-            f"{name} must have all requests within {_LONGEST_S:.0e} s, in which steps of milliseconds can be told apart"
-        )
+    if not traffic.in_flight and (span := float(traffic.arrival_s[-1])) > _MAX_ARRIVAL_SPAN_S:
+        must = f"{name} must put all arrivals within {_MAX_ARRIVAL_SPAN_S:.0e} s, in which the clock resolves steps"
         raise InputError(f"{must}; got {span:.3g} s")
 
 
@@ -215,76 +221,80 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
     for one in setting.techniques:
         if traffic.cached is not None and altered(one, "known"):
             raise InputError(
-                f"{one.name} must be left out beside arrivals, a file that says what of each prompt is cached"
+                f"{one.name} must be left out with arrivals, a trace file with the cached tokens of each prompt"
             )
 
 
-def scheduler(
+def scheduling_options(
     engine: str, policy: str | None, block: int | None, hardware: Hardware, layout: Layout
 ) -> tuple[Policy, int, int | None]:
-    """Policy and tokens of a block, as given or those of the engine on the device; and the engine's limit of running
-    sequences, None without one.
+    """Policy and tokens of a KV block, of the arguments or else of the engine on the device; and the maximum of running
+    sequences of the engine, None without one.
 
-    Raises InputError if prefills are to be held back for ranks that do not wait.
+    Raises InputError for a `hold` of prefills if no ranks wait for each other.
     """
-    made = find_engine(engine) if engine else None
-    usual, size = (made.default_on(hardware), made.block) if made else (Default(_POLICY), _BLOCK)
+    engine_entry = find_engine(engine) if engine else None
+    defaults, block_tokens = (
+        (engine_entry.default_on(hardware), engine_entry.block)
+        if engine_entry
+        else (Default(_DEFAULT_POLICY), _DEFAULT_BLOCK_TOKENS)
+    )
     wait = waiting_ranks(layout) > 1
-    chosen = parse_policy(policy or (usual.together if wait and usual.together else usual.policy))
-    if chosen.hold > 1 and not wait:
+    parsed_policy = parse_policy(policy or (defaults.together if wait and defaults.together else defaults.policy))
+    if parsed_policy.hold > 1 and not wait:
         raise InputError(
             f"policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got "
             f"{policy!r}"
         )
-    return chosen, whole_number("block", size if block is None else block), usual.max_batch
+    return parsed_policy, whole_number("block", block_tokens if block is None else block), defaults.max_batch
 
 
-def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:
-    """Input and output lengths, as given or by default."""
-    asked = {"prompt_lengths": prompts, "gen_lengths": gens}
-    texts = {name: str(value) if isinstance(value, int) else value for name, value in asked.items()}
-    found = [parse_lengths(_LENGTHS[name] if text is None else text, name) for name, text in texts.items()]
-    return found[0], found[1]
+def length_distributions(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:
+    """Distributions of input and output lengths, of the arguments or by default."""
+    values = {"prompt_lengths": prompts, "gen_lengths": gens}
+    texts = {name: str(value) if isinstance(value, int) else value for name, value in values.items()}
+    distributions = [
+        parse_lengths(_DEFAULT_LENGTHS[name] if text is None else text, name) for name, text in texts.items()
+    ]
+    return distributions[0], distributions[1]
 
 
 def check_requests(count: int) -> int:
     """Raises InputError unless the number of requests is from 1 to the maximum."""
-    if whole_number("requests", count) > _MOST_REQUESTS:
-        raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {count}")
+    if whole_number("requests", count) > _MAX_REQUESTS:
+        raise InputError(f"requests must be at most {_MAX_REQUESTS}; got {count}")
     return count
 
 
-def _check_readers(readers: int, apart: Mapping[str, object], policy: object) -> None:
+def _check_readers(readers: int, prefill_options: Mapping[str, object], policy: object) -> None:
     """Raises InputError for arguments that would change nothing."""
-    for name, value in apart.items():
+    for name, value in prefill_options.items():
         if not readers and value is not None:
-            raise InputError(
-                f"{name} must be left out without readers, copies of the model that read prompts apart from the others"
-            )
+            raise InputError(f"{name} must be left out without readers, separate replicas for prefill")
     if readers and policy is not None:
-        raise InputError("policy must be left out beside readers: no device both reads and decodes")
+        raise InputError("policy must be left out with readers: no replica both prefills and decodes")
 
 
-def _alone(
+def _simulate_colocated(
     setting: Setting, policy: Policy, common: dict[str, Any], *, expected: bool, progress: Callable[[int], object]
 ) -> Simulation:
-    """Simulation of copies that prefill and decode."""
+    """Simulation of replicas that prefill and decode."""
     steps, traffic = Steps(setting, expected), common["traffic"]
-    most: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
-    servers, offered = common["copies"] * steps.apart, traffic.rate / common["copies"]
-    served = _shared(steps, traffic, servers, progress, block=common["block"], **most)
-    had = replace(traffic, cached=served.known) if traffic.blocks else traffic
-    known = not traffic.in_flight and isfinite(offered) and steps.ranks == 1
-    closed = steady(steps, had, rate=offered, **most) if known else None
-    came = replace(traffic, arrival_s=served.arrival_s) if traffic.in_flight else traffic
+    limits: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
+    servers, offered = common["copies"] * steps.rank_sets, traffic.rate / common["copies"]
+    served = _serve_replicas(steps, traffic, servers, progress, block=common["block"], **limits)
+    hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
+    has_closed_form = not traffic.in_flight and isfinite(offered) and steps.ranks == 1
+    closed = steady(steps, hit_traffic, rate=offered, **limits) if has_closed_form else None
+    sent_traffic = replace(traffic, arrival_s=served.arrival_s) if traffic.in_flight else traffic
     return Simulation(
         setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
         finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
-        **(common | {"traffic": came}),
+        **(common | {"traffic": sent_traffic}),
     )  # fmt: skip
 
 
-def _apart(
+def _simulate_disaggregated(
     reads: Setting,
     writes: Setting,
     common: dict[str, Any],
@@ -295,15 +305,15 @@ def _apart(
     expected: bool,
     progress: Callable[[int], object],
 ) -> Simulation:
-    """Simulation of separate prefill and decode copies."""
+    """Simulation of separate prefill and decode replicas."""
     traffic: Traffic = common["traffic"]
-    policy = POLICIES["prefill-first"]  # of what lost its cache and is read again
+    policy = POLICIES["prefill-first"]  # of preempted requests, which decode replicas recompute
     reader, writer = (Steps(side, expected) for side in (reads, writes))
     read = prefill(reader, traffic, copies=readers, transfer_s=travel_s, overlapped=overlapped)
     order = np.argsort(read.ready_s, kind="stable")
     ready = replace(traffic.only(order), arrival_s=read.ready_s[order], blocks=None)
-    servers = common["copies"] * writer.apart
-    served = _shared(
+    servers = common["copies"] * writer.rank_sets
+    served = _serve_replicas(
         writer, ready, servers, progress, policy=policy, max_batch=common["max_batch"], block=common["block"],
         prefilled=True,
     )  # fmt: skip
@@ -316,26 +326,29 @@ def _apart(
     )  # fmt: skip
 
 
-def _shared(steps: Steps, traffic: Traffic, copies: int, progress: Callable[[int], object], **how: Any) -> Served:
-    """Requests served by several copies, in turn."""
+def _serve_replicas(
+    steps: Steps, traffic: Traffic, copies: int, progress: Callable[[int], object], **options: Any
+) -> Served:
+    """Simulates replicas to which requests are assigned round-robin, and merges their results."""
     used = min(copies, traffic.in_flight or len(traffic))
-    each = [np.arange(copy, len(traffic), used) for copy in range(used)]
-    before = (0, *accumulate(map(len, each)))
+    ids_by_replica = [np.arange(copy, len(traffic), used) for copy in range(used)]
+    first_ids = (0, *accumulate(map(len, ids_by_replica)))
 
     def since(start: int) -> Callable[[int], object]:
         return lambda finished: progress(start + finished)
 
-    parts = [
-        serve(steps, traffic.only(own), progress=since(start), **how) for own, start in zip(each, before, strict=False)
+    results = [
+        serve(steps, traffic.only(ids), progress=since(start), **options)
+        for ids, start in zip(ids_by_replica, first_ids, strict=False)
     ]
-    if len(parts) == 1:
-        return parts[0]
+    if len(results) == 1:
+        return results[0]
     columns = {}
     for f in fields(Served):
         if f.name != "usage":
-            column = np.empty(len(traffic), dtype=getattr(parts[0], f.name).dtype)
-            for own, part in zip(each, parts, strict=True):
-                column[own] = getattr(part, f.name)
+            column = np.empty(len(traffic), dtype=getattr(results[0], f.name).dtype)
+            for ids, result in zip(ids_by_replica, results, strict=True):
+                column[ids] = getattr(result, f.name)
             columns[f.name] = column
-    usage = Usage(**{f.name: sum(getattr(part.usage, f.name) for part in parts) for f in fields(Usage)})
+    usage = Usage(**{f.name: sum(getattr(result.usage, f.name) for result in results) for f in fields(Usage)})
     return Served(usage=usage, **columns)

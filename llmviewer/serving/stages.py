@@ -26,7 +26,7 @@ from ..roofline import Plan, in_parts
 from ..setting import Setting
 from ..techniques import Drafter
 from ..workload import Spans, Workload
-from .step_times import BoundTimes, ExpectedStepTimes, Groups, going_on
+from .step_times import BoundTimes, ExpectedStepTimes, Groups, decoding_group
 
 _LENGTHS: Final = 64  # contexts at which decode steps are tabulated, linear in between
 _MAX_CACHED_STEPS: Final = 1 << 16  # steps with prefills
@@ -70,7 +70,7 @@ class _Cached:
         batch, kv_len = float(group.batch), float(group.past + 1)
         if batch not in self._decode:
             points = np.geomspace(1, max(self.longest, 2), _LENGTHS)
-            row = going_on(self.times.width, batch, points)
+            row = decoding_group(self.times.width, batch, points)
             each = np.broadcast_to(self.times.time_s((row,), decodes=True), points.shape)
             self._decode[batch] = points.tolist(), each.tolist()
         lengths, times = self._decode[batch]
@@ -242,7 +242,7 @@ class Drafts:
         for group in decoding:
             some, batch = np.minimum(group.batch, 1), np.maximum(group.batch, 1)
             passes = [
-                stage.alike_s((going_on(stage.width, batch, group.past + 1 + before),), decodes=True)
+                stage.alike_s((decoding_group(stage.width, batch, group.past + 1 + before),), decodes=True)
                 for stage, before in self.passes
             ]
             found = found + some * sum(passes, start=0.0)
@@ -254,7 +254,7 @@ class Drafts:
         found = self.reader.time_s(read) if self.reader and read else 0.0
         decoding = [group for _, groups in ranks for group in groups]
         for stage, before in self.passes if decoding else ():
-            each = [(going_on(stage.width, group.batch, group.past + 1 + before),) for group in decoding]
+            each = [(decoding_group(stage.width, group.batch, group.past + 1 + before),) for group in decoding]
             found += stage.time_s(each, decodes=True)
         return found
 

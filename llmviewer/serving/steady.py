@@ -54,15 +54,15 @@ def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_b
 
     max_batch  maximum running sequences of each rank, if memory has room for their caches in the middle of the outputs
     """
-    demand, lanes = Demand.of(traffic, steps), steps.lanes * steps.apart
+    demand, lanes = Demand.of(traffic, steps), steps.running_batches * steps.rank_sets
     longest = int(demand.prompt[-1])
     if policy.padded:
         ranks = steps.ranks
-        fitting = steps.fitting(max_batch * ranks, prompt=longest, gen=int(demand.gen[-1])) // ranks
+        fitting = steps.max_fitting(max_batch * ranks, prompt=longest, gen=int(demand.gen[-1])) // ranks
     else:
-        room = steps.room_bytes(policy.most_read(longest)) - steps.common_bytes(traffic.prompt)
-        fitting = int(room / float(steps.cache_bytes(demand.own + steps.ahead))) if room > 0 else 0
-    most = min(max_batch, fitting) / steps.turns
+        room = steps.kv_budget_bytes(policy.most_read(longest)) - steps.shared_prefix_bytes(traffic.prompt)
+        fitting = int(room / float(steps.cache_bytes(demand.own + steps.draft_tokens))) if room > 0 else 0
+    most = min(max_batch, fitting) / steps.micro_batches
     if not most:
         return _overrun(max_rate=0, most=0)
     of_lane = (_static if policy.drains else _continuous)(steps, demand, rate / lanes, policy, max(most, 1))
@@ -100,7 +100,7 @@ class _Flow:
 
     @classmethod
     def of(cls, steps: Steps, demand: Demand, policy: Policy, most: float) -> _Flow:
-        others, turns = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES))), steps.turns
+        others, turns = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES))), steps.micro_batches
         filled = 1 - (1 - 1 / turns) * np.exp(-others)  # fraction of the turns with any sequence; its own has one
         step_s, full_step_s = (
             np.broadcast_to(
@@ -179,7 +179,7 @@ def _continuous(steps: Steps, demand: Demand, rate: float, policy: Policy, most:
     if rate >= max_rate:
         return _overrun(max_rate=max_rate, most=most)
     read = flow.reading(rate)
-    busy = steps.turns * rate * read.read_s / read.prompts
+    busy = steps.micro_batches * rate * read.read_s / read.prompts
     interval_s = flow.interval_s(rate, read, busy)
     index, stable, _ = decode_batch(np.array([rate]), demand.wanted, interval_s, flow.others)
     if not stable:

@@ -59,13 +59,13 @@ class BoundTimes:
         """A step with chunks of prompts and decoding sequences; if it only `decodes`, one group of them. [s]"""
         if decodes:
             return self.decode_plan.time_s(Workload(groups))
-        found = self._shares.all.time_s(Workload(groups))
+        total_s = self._shares.all.time_s(Workload(groups))
         if self.decode_plan is self.plan:
-            return found
-        for own, decoding in ((self._shares.read, False), (self._shares.decode, True)):
-            if mine := tuple(group for group in groups if self._decodes(group) is decoding):
-                found = found + _if_any(mine, own.time_s(Workload(mine)))
-        return found
+            return total_s
+        for plan, decoding in ((self._shares.read, False), (self._shares.decode, True)):
+            if matching_groups := tuple(group for group in groups if self._decodes(group) is decoding):
+                total_s = total_s + _if_any(matching_groups, plan.time_s(Workload(matching_groups)))
+        return total_s
 
     def _few(self, group: Spans) -> Any:
         """Whether a sequence has so few new tokens that it runs on kernels for decoding."""
@@ -91,7 +91,7 @@ def _key(row: PlannedOperator) -> object:
     return row.block.name, row.operator.name, frozenset(row.busy_s.items())
 
 
-def going_on(width: int, batch: Num, kv_len: Num) -> Spans:
+def decoding_group(width: int, batch: Num, kv_len: Num) -> Spans:
     """Decoding sequences with `width` new tokens each, the first of which attends to `kv_len`."""
     return Spans(batch=batch, q_len=float(width), kv_len=kv_len + width - 1, logits=float(width))
 
@@ -123,39 +123,39 @@ class ExpectedStepTimes(BoundTimes):
             return super().time_s(groups, decodes=True) * self._decode(group.batch, group.past + 1)
         tokens = sum(group.batch * group.q_len for group in groups)
         others = self._apart.all
-        found = others.time_s(Workload(groups)) * self._others(tokens, 1)
+        total_s = others.time_s(Workload(groups)) * self._others(tokens, 1)
         for group in groups:
-            found = found + self._attention(group)
-        return found
+            total_s = total_s + self._attention(group)
+        return total_s
 
     def _attention(self, group: Spans) -> Num:
         """Attention of a group, and the launches only for its kind: single tokens have kernels of their own. [s]"""
-        once = self._few(group)
-        alone = once.all()
-        own = self._apart.decode if alone else self._apart.read
-        bound = _if_any((group,), own.time_s(Workload((group,))))
-        if alone:
+        decodes = self._few(group)
+        all_decode = decodes.all()
+        plan = self._apart.decode if all_decode else self._apart.read
+        bound = _if_any((group,), plan.time_s(Workload((group,))))
+        if all_decode:
             return bound * self._attending(group.batch, group.kv_len)
         read = self._reading(group.q_len, group.kv_len)
-        return bound * (np.where(once, self._attending(group.batch, group.kv_len), read) if once.any() else read)
+        return bound * (np.where(decodes, self._attending(group.batch, group.kv_len), read) if decodes.any() else read)
 
     @cached_property
     def _apart(self) -> _Shares:
         """The shares, with attention among those only for prompts and only for single tokens."""
-        every, read, decode = self._shares
-        own, rest = (
-            tuple(row for row in every.operators if isinstance(row.operator, Attention) is attends)
+        shared, read, decode = self._shares
+        attention, others = (
+            tuple(row for row in shared.operators if isinstance(row.operator, Attention) is attends)
             for attends in (True, False)
         )
-        return _Shares(Plan(rest), Plan((*own, *read.operators)), Plan((*own, *decode.operators)))
+        return _Shares(Plan(others), Plan((*attention, *read.operators)), Plan((*attention, *decode.operators)))
 
     @cached_property
     def _decode(self) -> Callable[[Num, Num], Num]:
-        return self._grid(self.decode_plan, _BATCHES, _LENGTHS, partial(going_on, self.width))
+        return self._grid(self.decode_plan, _BATCHES, _LENGTHS, partial(decoding_group, self.width))
 
     @cached_property
     def _attending(self) -> Callable[[Num, Num], Num]:
-        return self._grid(self._apart.decode, _BATCHES, _LENGTHS, partial(going_on, self.width))
+        return self._grid(self._apart.decode, _BATCHES, _LENGTHS, partial(decoding_group, self.width))
 
     @cached_property
     def _reading(self) -> Callable[[Num, Num], Num]:
@@ -171,12 +171,12 @@ class ExpectedStepTimes(BoundTimes):
         )
 
     def _grid(
-        self, plan: Plan, rows: Sequence[int], columns: Sequence[int], of: Callable[[Num, Num], Spans]
+        self, plan: Plan, rows: Sequence[int], columns: Sequence[int], make_group: Callable[[Num, Num], Spans]
     ) -> Callable[[Num, Num], Num]:
         """Ratio of expected time to bound, by two numbers, linear between their logarithms."""
         axes = tuple(np.array(axis, dtype=float) for axis in (rows, columns))
         first, second = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
-        workload = Workload((of(first, second),))
+        workload = Workload((make_group(first, second),))
         bound = np.broadcast_to(plan.time_s(workload), first.shape)
         expected = np.ones(first.shape)
         if plan.operators:
@@ -185,18 +185,23 @@ class ExpectedStepTimes(BoundTimes):
         ratio = np.divide(expected, bound, out=np.ones(first.shape), where=bound > 0).reshape(shape)
         logs = tuple(map(np.log, axes))
 
-        def ratio_at(one: Num, other: Num) -> Num:
-            row, part = _between(np.log(np.maximum(one, 1)), logs[0])
-            column, rest = _between(np.log(np.maximum(other, 1)), logs[1])
-            left, right = (ratio[row + i, column] * (1 - rest) + ratio[row + i, column + 1] * rest for i in (0, 1))
-            found: Num = left * (1 - part) + right * part
-            return found
+        def ratio_at(x: Num, y: Num) -> Num:
+            row, row_fraction = _grid_position(np.log(np.maximum(x, 1)), logs[0])
+            column, column_fraction = _grid_position(np.log(np.maximum(y, 1)), logs[1])
+            left, right = (
+                ratio[row + i, column] * (1 - column_fraction) + ratio[row + i, column + 1] * column_fraction
+                for i in (0, 1)
+            )
+            interpolated: Num = left * (1 - row_fraction) + right * row_fraction
+            return interpolated
 
         return ratio_at
 
 
-def _between(at: Num, places: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+def _grid_position(
+    values: Num, places: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
     """The index to the left of each number, and its fraction of the way to the next; clamped at the ends."""
-    column = np.asarray(np.interp(at, places, np.arange(len(places))))
+    column = np.asarray(np.interp(values, places, np.arange(len(places))))
     left = np.minimum(np.floor(column).astype(np.intp), len(places) - 2)
     return left, column - left

@@ -21,18 +21,18 @@ from ..units import si
 from ..workload import Spans, Workload
 from .lengths import Tokens
 from .stages import Stage, waiting_ranks
-from .step_times import Groups, going_on
+from .step_times import Groups, decoding_group
 from .traffic import Traffic
 
-PARTS: Final = 16  # parts of an output, whose middles stand for it
+OUTPUT_SAMPLES: Final = 16  # contexts, evenly spaced over an output, at which its decode steps are computed
 
 
 @frozen
 class Steps:
-    """A setting as steps of decoding sequences, chunks of prompts, or both.
+    """Step times and memory of a setting, for steps of decoding sequences, chunks of prompts, or both.
 
-    Ranks of data parallelism whose tokens go to the experts of each wait for each other in every step, and the
-    micro-batches of a pipeline for the slowest stage. Each of them is a lane: a running batch with its own sequences.
+    Data-parallel ranks that share experts wait for each other in every step, and the micro-batches of a pipeline for
+    the slowest stage. Each has a running batch with its own sequences.
 
     expected  whether times are those expected of the setting's kernels and engine; else lower bounds
 
@@ -47,119 +47,130 @@ class Steps:
         if not model.generates:
             raise InputError(f"{model.name} does not generate, so there is nothing to serve; use llmviewer analyze")
         if model.encodes:
-            raise InputError(f"{model.name} has an encoder, which no batch of mixed steps takes; use llmviewer analyze")
+            raise InputError(
+                f"{model.name} has an encoder, which steps of prefill and decode do not include; use llmviewer analyze"
+            )
         for one in self.setting.techniques:
             if changes_passes([one]) and not one.scheduled:
                 raise InputError(
-                    f"{one.name} arranges the passes of one answer, which a scheduler of many does not do; use "
+                    f"{one.name} changes the passes of a request, which continuous batching does not support; use "
                     "llmviewer analyze"
                 )
 
     @cached_property
-    def leaves(self) -> tuple[float, ...]:
+    def acceptance_probabilities(self) -> tuple[float, ...]:
         """Probability that a decode step gives at least 1, 2, ... tokens of a sequence."""
         return max((one.leaves for one in self.setting.techniques), key=len, default=(1.0,))
 
     @cached_property
     def width(self) -> int:
-        """Tokens of each decoding sequence in a step: its last one, and the draft tokens to verify."""
+        """Tokens of each decoding sequence in a step: the last output token, and draft tokens to verify."""
         (group,) = self.setting.step(Workload((Spans(batch=1.0, q_len=1.0, kv_len=1.0),))).groups
         return int(group.q_len)
 
     @property
-    def ahead(self) -> int:
-        """Draft tokens, for whose keys and values a cache also has room."""
+    def draft_tokens(self) -> int:
+        """Draft tokens per step, for which each KV cache also has room."""
         return self.width - 1
 
-    def going_on(self, batch: Num, kv_len: Num) -> Spans:
+    def decoding_group(self, batch: Num, kv_len: Num) -> Spans:
         """Decoding sequences of a step, whose next tokens attend to `kv_len`."""
-        return going_on(self.width, batch, kv_len)
+        return decoding_group(self.width, batch, kv_len)
 
-    def known(self, prompt: Num) -> Num:
-        """Cached tokens of a prompt."""
+    def cached_tokens(self, prompt: Num) -> Num:
+        """Tokens of a prompt that are in the prefix cache."""
         return sum((one.known(prompt) for one in self.setting.techniques), start=0.0)
 
-    def hits(self, traffic: Traffic) -> Tokens:
-        """Cached tokens of each prompt, from the trace file or else from techniques."""
+    def hit_tokens(self, traffic: Traffic) -> Tokens:
+        """Prefix-cache hits of each prompt, from the trace file or else from techniques. [tokens]"""
         if traffic.cached is not None:
             return traffic.cached
-        return np.broadcast_to(self.known(traffic.prompt), len(traffic)).astype(np.int64)
+        return np.broadcast_to(self.cached_tokens(traffic.prompt), len(traffic)).astype(np.int64)
 
-    def in_common(self, prompt: Num) -> Num:
-        """Cached tokens that all prompts share."""
+    def shared_prefix_tokens(self, prompt: Num) -> Num:
+        """Prefix-cache tokens that all prompts share."""
         return sum((one.in_common(prompt) for one in self.setting.techniques), start=0.0)
 
     @property
-    def turns(self) -> int:
+    def micro_batches(self) -> int:
         """Micro-batches of a rank that follow each other through the stages of a pipeline."""
         return self.setting.layout.pp
 
     @cached_property
     def ranks(self) -> int:
-        """Ranks of data parallelism that wait for each other in every step."""
+        """Data-parallel ranks that wait for each other in every step."""
         return waiting_ranks(self.setting.layout)
 
     @property
-    def apart(self) -> int:
+    def rank_sets(self) -> int:
         """Sets of ranks that do not wait for each other, each with its own requests."""
         return self.setting.layout.dp // self.ranks
 
     @property
-    def lanes(self) -> int:
-        """Running batches that take steps together; those of the first rank come first."""
-        return self.ranks * self.turns
+    def running_batches(self) -> int:
+        """Number of batches that take steps together, one per micro-batch of each rank; those of the first rank come
+        first.
+        """
+        return self.ranks * self.micro_batches
 
     def decode_s(self, *, batch: Num, kv_len: Num, filled: Num = 1.0) -> Num:
-        """A decode step with `batch` sequences in every lane that attend to `kv_len` tokens each on average, the new
-        one included. [s]
+        """A decode step with `batch` sequences in every running batch, whose mean context is `kv_len`, the new token
+        included. [s]
 
         filled  fraction of the micro-batches that have any sequence
         """
-        groups = (self.going_on(batch, kv_len),)
+        groups = (self.decoding_group(batch, kv_len),)
         return self._alike([stage.alike_s(groups, decodes=True) for stage in self._stages], filled)
 
     def mixed_s(self, groups: Groups) -> Num:
-        """A step in which every lane has these groups to prefill or decode; their fields may be arrays. [s]"""
+        """A step in which every running batch has these groups to prefill or decode; their fields may be arrays. [s]"""
         return self._alike([stage.alike_s(groups) for stage in self._stages])
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
         """A prefill of equal prompts. [s]"""
-        return self.mixed_s((Spans(batch=batch, q_len=prompt - self.known(prompt), kv_len=prompt),))
+        return self.mixed_s((Spans(batch=batch, q_len=prompt - self.cached_tokens(prompt), kv_len=prompt),))
 
-    def reading_s(self, prompt: Num, known: Num) -> tuple[Num, Num]:
+    def prefill_and_interval_s(self, prompt: Num, cached_tokens: Num) -> tuple[Num, Num]:
         """Time of a prefill, and time until the next may follow it. [s]"""
-        read = (Spans(batch=1.0, q_len=prompt - known, kv_len=prompt),)
-        stages = [stage.alike_s(read) for stage in self._stages]
+        groups = (Spans(batch=1.0, q_len=prompt - cached_tokens, kv_len=prompt),)
+        stages = [stage.alike_s(groups) for stage in self._stages]
         return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
 
-    def decoding_s(self, lanes: Sequence[tuple[int, float]]) -> float:
-        """A decode step, from the number of sequences of each lane and their mean context; tabulated. [s]"""
-        return self._round([(self.going_on(*lane),) if lane[0] else () for lane in lanes], decodes=True)
+    def decoding_s(self, batches: Sequence[tuple[int, float]]) -> float:
+        """A decode step, from the number of sequences of each running batch and their mean context; tabulated. [s]"""
+        return self._round([(self.decoding_group(*batch),) if batch[0] else () for batch in batches], decodes=True)
 
-    def step_s(self, lanes: Sequence[Groups]) -> float:
-        """A step with prefills, from the groups of each lane. [s]"""
-        return self._round(lanes, decodes=False)
+    def step_s(self, batches: Sequence[Groups]) -> float:
+        """A step with prefills, from the groups of each running batch. [s]"""
+        return self._round(batches, decodes=False)
 
-    def answers_s(self, batch: int, *, first: int, last: int, steps: int) -> float:
-        """All `steps` of `batch` sequences in every lane, whose contexts grow evenly from `first` to `last`. [s]"""
+    def padded_decode_s(self, batch: int, *, first: int, last: int, steps: int) -> float:
+        """All `steps` of a static batch, whose contexts grow evenly from `first` to `last`. [s]
+
+        batch  sequences in every running batch
+        """
         if last < first:
             return 0.0
-        if not self.expected and not self.setting.layout.cuts and self.lanes == 1 and self.width == 1:
+        if not self.expected and not self.setting.layout.cuts and self.running_batches == 1 and self.width == 1:
             return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
-        middles = first - 0.5 + (np.arange(PARTS) + 0.5) * (last - first + 1) / PARTS
-        return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * steps
+        kv_len = first - 0.5 + (np.arange(OUTPUT_SAMPLES) + 0.5) * (last - first + 1) / OUTPUT_SAMPLES
+        return float(np.mean(self.decode_s(batch=float(batch), kv_len=kv_len))) * steps
 
     def _alike(self, stages: Sequence[Num], filled: Num = 1.0) -> Num:
         """Time between two steps of equal micro-batches, `filled` of which have sequences. [s]"""
-        if self.turns == 1:
+        if self.micro_batches == 1:
             return stages[0]
-        return np.maximum(sum(stages), filled * self.turns * reduce(np.maximum, stages))
+        return np.maximum(sum(stages), filled * self.micro_batches * reduce(np.maximum, stages))
 
-    def _round(self, lanes: Sequence[Groups], *, decodes: bool) -> float:
+    def _round(self, batches: Sequence[Groups], *, decodes: bool) -> float:
         """Time between two steps of several micro-batches: all stages of the longest, or the slowest of each. [s]"""
-        turns = [turn for at in range(self.turns) if any(turn := lanes[at :: self.turns])]
-        each = [[stage.time_s(turn, decodes=decodes) for stage in self._stages] for turn in turns]
-        return max(*map(sum, each), sum(map(max, each)))
+        micro_batches = [
+            micro_batch for i in range(self.micro_batches) if any(micro_batch := batches[i :: self.micro_batches])
+        ]
+        stage_times = [
+            [stage.time_s(micro_batch, decodes=decodes) for stage in self._stages] for micro_batch in micro_batches
+        ]
+        return max(*map(sum, stage_times), sum(map(max, stage_times)))
 
     @cached_property
     def _stages(self) -> tuple[Stage, ...]:
@@ -172,8 +183,8 @@ class Steps:
         if isinstance(kernels.device, str):
             return kernels.device
         workload = Workload.decode(batch=1.0, kv_len=1.0)
-        found = kernels.run(plan, workload)
-        return "" if found.modelled else bound_only_reason(found.source)
+        expected = kernels.run(plan, workload)
+        return "" if expected.modelled else bound_only_reason(expected.source)
 
     @cached_property
     def _kernels(self) -> Kernels:
@@ -187,48 +198,51 @@ class Steps:
 
     @cached_property
     def _narrowest(self) -> Footprint:
-        """Memory, by the tokens of a step and of a sequence."""
+        """Memory of a device by the tokens of a step and of a sequence."""
         longest = float(self.setting.model.max_context or 1 << 17)
-        whole = self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
-        return replace(whole, shapes=Shapes(), beside=tuple(replace(one, shapes=Shapes()) for one in whole.beside))
-
-    def common_bytes(self, prompt: Num) -> float:
-        """KV cache of the longest shared prefix. [B]"""
-        most = float(np.max(self.in_common(prompt)))
-        return float(self.cache_bytes(most)) if most else 0.0
-
-    def check_fits(self, longest: int, read: int, cache_bytes: float) -> None:
-        """Raises InputError if the cache of a request of `longest` tokens does not fit beside weights and a step that
-        prefills `read` tokens. [B]
-        """
-        room = self.room_bytes(read)
-        if cache_bytes <= room:
-            return
-        device, name = self.setting.hardware, self.setting.model.name
-        weights = self._held(read)[0]
-        where = "each device" if self.setting.layout.devices > 1 else "a device"
-        held = f"on {where} of {si(device.capacity)}B its weights take {si(weights)}B"
-        advice = "use fewer bits (--quant), more devices (--tp) or larger ones"
-        if weights > device.capacity:
-            raise InputError(f"{name} does not fit {device.name}: {held}; {advice}")
-        raise InputError(
-            f"{name} with a request of {longest} tokens does not fit {device.name}: {held} and a step "
-            f"{si(device.capacity - weights - room)}B, which leaves {si(max(room, 0))}B to a cache of "
-            f"{si(cache_bytes)}B; {advice}, or shorter requests"
+        footprint = self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
+        return replace(
+            footprint, shapes=Shapes(), beside=tuple(replace(one, shapes=Shapes()) for one in footprint.beside)
         )
 
-    def fitting(self, most: int, *, prompt: int, gen: int) -> int:
-        """Sequences of one copy, up to `most`, that fit with all of their outputs."""
-        batch = np.arange(1.0, most + 1) * self.apart
+    def shared_prefix_bytes(self, prompt: Num) -> float:
+        """KV cache of the longest shared prefix. [B]"""
+        prefix_tokens = float(np.max(self.shared_prefix_tokens(prompt)))
+        return float(self.cache_bytes(prefix_tokens)) if prefix_tokens else 0.0
+
+    def check_fits(self, longest: int, prefill_tokens: int, cache_bytes: float) -> None:
+        """Raises InputError if the KV cache of a request of `longest` tokens exceeds the KV budget.
+
+        prefill_tokens  prefilled tokens of a step
+        """
+        budget_bytes = self.kv_budget_bytes(prefill_tokens)
+        if cache_bytes <= budget_bytes:
+            return
+        device, name = self.setting.hardware, self.setting.model.name
+        weights = self._fixed_bytes(prefill_tokens)[0]
+        where = "each device" if self.setting.layout.devices > 1 else "a device"
+        use = f"on {where} of {si(device.capacity)}B, weights take {si(weights)}B"
+        advice = "use fewer bits (--quant), more devices (--tp) or larger ones"
+        if weights > device.capacity:
+            raise InputError(f"{name} does not fit {device.name}: {use}; {advice}")
+        raise InputError(
+            f"{name} with a request of {longest} tokens does not fit {device.name}: {use} and activations "
+            f"{si(device.capacity - weights - budget_bytes)}B, which leaves {si(max(budget_bytes, 0))}B for a KV cache "
+            f"of {si(cache_bytes)}B; {advice}, or shorter requests"
+        )
+
+    def max_fitting(self, limit: int, *, prompt: int, gen: int) -> int:
+        """Maximum sequences of a replica, up to `limit`, that fit with all of their outputs."""
+        batch = np.arange(1.0, limit + 1) * self.rank_sets
         total = self.setting.footprint.total_bytes(batch=batch, prompt=float(prompt), gen=float(gen))
         return int(np.count_nonzero(np.less_equal(total, self.setting.hardware.capacity)))
 
-    def room_bytes(self, tokens: int) -> float:
-        """KV budget of a rank, beside weights and the activations of a step that prefills `tokens`. [B]"""
-        weights, live = self._held(tokens)
+    def kv_budget_bytes(self, tokens: int) -> float:
+        """KV memory of a rank, besides weights and the activations of a step that prefills `tokens`. [B]"""
+        weights, live = self._fixed_bytes(tokens)
         return self.setting.hardware.capacity - weights - live
 
-    def _held(self, tokens: int) -> tuple[float, float]:
-        """Weights, and the activations of a step that prefills `tokens`. [B]"""
+    def _fixed_bytes(self, tokens: int) -> tuple[float, float]:
+        """Memory of weights, and of the activations of a step that prefills `tokens`. [B]"""
         weights, _, live = self._narrowest.parts(batch=1.0, prompt=float(tokens), gen=0.0)
         return float(weights), float(live)

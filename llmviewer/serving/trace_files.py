@@ -16,15 +16,14 @@ import numpy as np
 
 from ..documents import read_text
 from ..errors import InputError
-from .lengths import LONGEST, counted
-from .traffic import HASHED, Traffic
+from .lengths import MAX_TOKENS, parse_count
+from .traffic import TRACE_BLOCK_TOKENS, Traffic
 
-_CACHED: Final = "cached"  # the column that a file need not have
-_LINES: Final = ".jsonl"
+_CACHED: Final = "cached"  # the optional column
+_TRACE_SUFFIX: Final = ".jsonl"
 
-# Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
-# AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md; CC-BY), and of BurstGPT (github.com/HPMLL/
-# BurstGPT); cached_tokens are so called in what OpenAI's interface and engines report.
+# Names of columns: ours, those of Azure's traces (github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md
+# and ...2024.md; CC-BY) and of BurstGPT (github.com/HPMLL/BurstGPT). OpenAI's API and engines report cached_tokens.
 _COLUMNS: Final = {
     "timestamp": ("timestamp", "arrival_s", "arrived_at"),
     "prompt": ("prompt", "contexttokens", "request tokens", "prompt_tokens"),
@@ -33,7 +32,11 @@ _COLUMNS: Final = {
 }
 
 
-_NAMED: Final = {"timestamp": "timestamp", "prompt": "input_length", "gen": "output_length"}  # in Mooncake's traces
+_MOONCAKE_FIELDS: Final = {
+    "timestamp": "timestamp",
+    "prompt": "input_length",
+    "gen": "output_length",
+}  # in Mooncake's traces
 
 
 class _TraceRow(NamedTuple):
@@ -45,33 +48,33 @@ class _TraceRow(NamedTuple):
 
 
 class _TraceLine(NamedTuple):
-    """A row: its place in the file, texts by column, and blocks of its prompt."""
+    """A row: its location in the file, texts by column, and blocks of its prompt."""
 
     where: str
     texts: Mapping[str, str]
     blocks: tuple[int, ...] = ()
 
 
-def read_traffic(path: Path, most: int | None = None) -> Traffic:
-    """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen,
-    and cached where it has that; or of a trace in lines of JSON as Mooncake's. Those of one time stay in the order of
-    the file.
+def read_traffic(path: Path, max_rows: int | None = None) -> Traffic:
+    """Reads the first `max_rows` requests of a trace by time; simultaneous ones keep the order of the file.
 
-    Requests that generate nothing, as those that failed in BurstGPT's, are counted and left out.
+    A CSV file has columns timestamp (seconds, or dates as in Azure's traces), prompt, gen and optionally cached; a
+    .jsonl file has the fields of Mooncake's traces. Requests without output tokens, such as those that failed in
+    BurstGPT's, are counted and ignored.
 
-    Raises InputError, with its line, where a row is wrong.
+    Raises InputError, with the line, for an invalid row.
     """
-    lines = list(_lines(path) if path.suffix.lower() == _LINES else _table(path))
-    every = [_row(line) for line in lines]
-    answered = sorted((row for row in every if row.gen > 0), key=lambda row: row.time_s)
-    rows = answered[:most]
+    lines = list(_lines(path) if path.suffix.lower() == _TRACE_SUFFIX else _table(path))
+    all_rows = [_row(line) for line in lines]
+    generating = sorted((row for row in all_rows if row.gen > 0), key=lambda row: row.time_s)
+    rows = generating[:max_rows]
     if not rows:
-        raise InputError(f"{path}: holds no request that generates anything")
+        raise InputError(f"{path}: has no request with output tokens")
     *columns, blocks = zip(*rows, strict=True)
     arrival, prompt, gen, cached = map(np.array, columns)
     return Traffic(
         arrival_s=arrival - arrival[0], prompt=prompt, gen=gen,
-        empty=len(every) - len(answered), later=len(answered) - len(rows),
+        empty=len(all_rows) - len(generating), later=len(generating) - len(rows),
         cached=np.minimum(cached, prompt - 1) if any(_CACHED in line.texts for line in lines) else None,
         blocks=blocks if any(blocks) else None,
     )  # fmt: skip
@@ -81,8 +84,8 @@ def _table(path: Path) -> Iterator[_TraceLine]:
     reader = csv.DictReader(StringIO(read_text(path)))
     names = {name.strip().lower(): name for name in reader.fieldnames or ()}
     columns = {}
-    for key, known in _COLUMNS.items():
-        found = next((names[name] for name in known if name in names), None)
+    for key, aliases in _COLUMNS.items():
+        found = next((names[name] for name in aliases if name in names), None)
         if found is not None:
             columns[key] = found
         elif key != _CACHED:
@@ -93,23 +96,23 @@ def _table(path: Path) -> Iterator[_TraceLine]:
 
 
 def _lines(path: Path) -> Iterator[_TraceLine]:
-    """Rows of a trace. Blocks of earlier prompts count as cached, as if none were ever evicted."""
-    seen: set[object] = set()
+    """Rows of a JSON Lines trace. Blocks of earlier prompts count as cached, as if none were ever evicted."""
+    cached_ids: set[object] = set()
     for number, text in enumerate(read_text(path).splitlines(), 1):
         if not text.strip():
             continue
         where = f"{path}:{number}"
         line = _object(text, where)
-        found = {key: str(line.get(name, "")) for key, name in _NAMED.items()}
+        texts = {key: str(line.get(name, "")) for key, name in _MOONCAKE_FIELDS.items()}
         ids = line.get("hash_ids")
         if ids is not None:
             if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
                 raise InputError(f"{where}: hash_ids must be a list of whole numbers; got {ids!r}")
-            hit = HASHED * sum(1 for _ in takewhile(seen.__contains__, ids))
-            seen.update(ids)
-            tokens = counted(found["prompt"], 1) or 0  # the last block may not be full
-            found[_CACHED] = str(min(hit, tokens))
-        yield _TraceLine(where, found | {"timestamp": _seconds(found["timestamp"], where)}, tuple(ids or ()))
+            hit = TRACE_BLOCK_TOKENS * sum(1 for _ in takewhile(cached_ids.__contains__, ids))
+            cached_ids.update(ids)
+            tokens = parse_count(texts["prompt"], 1) or 0  # the last block may not be full
+            texts[_CACHED] = str(min(hit, tokens))
+        yield _TraceLine(where, texts | {"timestamp": _seconds(texts["timestamp"], where)}, tuple(ids or ()))
 
 
 def _object(text: str, where: str) -> Mapping[str, object]:
@@ -132,21 +135,21 @@ def _seconds(milliseconds: str, where: str) -> str:
 def _row(line: _TraceLine) -> _TraceRow:
     where, texts, blocks = line
     numbers = {_CACHED: 0}
-    for name, least in (("prompt", 1), ("gen", 0), (_CACHED, 0)):
+    for name, minimum in (("prompt", 1), ("gen", 0), (_CACHED, 0)):
         if name in texts:
-            number = counted(texts[name], least)
+            number = parse_count(texts[name], minimum)
             if number is None:
-                must = f"must be a whole number from {least} to {LONGEST}"
+                must = f"must be a whole number from {minimum} to {MAX_TOKENS}"
                 raise InputError(f"{where}: {name} {must}; got {texts[name]!r}")
             numbers[name] = number
     if numbers[_CACHED] > numbers["prompt"]:
-        of = f"the {numbers['prompt']} tokens of the prompt"
-        raise InputError(f"{where}: {_CACHED} must be at most {of}; got {numbers[_CACHED]}")
+        limit = f"the {numbers['prompt']} tokens of the prompt"
+        raise InputError(f"{where}: {_CACHED} must be at most {limit}; got {numbers[_CACHED]}")
     return _TraceRow(time_s=_time(texts["timestamp"], where), blocks=blocks, **numbers)
 
 
 def _time(stamp: str, where: str) -> float:
-    """Seconds, or a date in seconds since 1970; one that names no zone is in UTC, where no hour comes twice a year."""
+    """Seconds of a timestamp, or of a date since 1970; UTC without a zone, as it has no daylight saving."""
     try:
         seconds = float(stamp)
     except ValueError:

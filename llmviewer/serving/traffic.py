@@ -16,7 +16,7 @@ from .progress import Progress
 
 Times = npt.NDArray[np.float64]
 
-HASHED: Final = 512  # tokens of a block in Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
+TRACE_BLOCK_TOKENS: Final = 512  # per hash_id of Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
 _OUTPUT_STREAM: Final = 1  # with the seed, for random numbers other than those of arrivals and lengths
 
 
@@ -27,8 +27,8 @@ class Traffic:
     arrival_s  arrival, the first at 0 or later; inf in a closed loop until a client sends the request [s]
     prompt     input tokens of each
     gen        output tokens of each, the first of which comes with its prefill
-    empty      rows of the trace file that generate nothing, and are left out
-    later      requests of the trace file beyond the number that was wanted
+    empty      rows of the trace file without output tokens, which are ignored
+    later      requests of the trace file beyond the requested number
     cached     cached tokens of each prompt, if the trace file has them; if it names blocks, those of any prompt before
     blocks     names of the blocks of each prompt, of HASHED tokens each but for the last, if the trace file has them;
                prompts that are equal up to the end of a block have the same name there
@@ -73,28 +73,26 @@ class Traffic:
         steps = float(np.sum(self.progress.passes)) - len(self)
         return (float(np.sum(self.gen)) - len(self)) / steps if steps else nan
 
-    def leaving(self, leaves: Sequence[float], seed: int) -> Traffic:
-        """The same with at least 1, 2, ... tokens per pass, at the probabilities `leaves`."""
+    def with_acceptance(self, leaves: Sequence[float], seed: int) -> Traffic:
+        """Traffic whose passes give at least 1, 2, ... tokens with the probabilities `leaves`."""
         if len(leaves) == 1:
             return self
         generator = np.random.default_rng((seed, _OUTPUT_STREAM))
         return replace(self, drafted=Progress.drawn(self.gen, leaves, generator))
 
-    def only(self, which: npt.NDArray[np.intp]) -> Traffic:
+    def only(self, selection: npt.NDArray[np.intp]) -> Traffic:
         """A selection of the requests."""
         return Traffic(
-            arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which],
-            cached=None if self.cached is None else self.cached[which],
-            blocks=self.blocks and tuple(self.blocks[place] for place in which),
-            drafted=self.drafted and self.drafted.only(which),
-            in_flight=self.in_flight and int(np.count_nonzero(which < self.in_flight)),
+            arrival_s=self.arrival_s[selection], prompt=self.prompt[selection], gen=self.gen[selection],
+            cached=None if self.cached is None else self.cached[selection],
+            blocks=self.blocks and tuple(self.blocks[place] for place in selection),
+            drafted=self.drafted and self.drafted.only(selection),
+            in_flight=self.in_flight and int(np.count_nonzero(selection < self.in_flight)),
         )  # fmt: skip
 
 
 def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator) -> Traffic:
-    """`requests` that arrive at random in exactly the time of that many at `rate` per second: a rate near the maximum
-    could otherwise be drawn beyond it.
-    """
+    """Poisson arrivals, scaled to a mean rate of exactly `rate`, as one near the maximum could otherwise exceed it."""
     moments = np.cumsum(generator.exponential(size=requests))
     return Traffic(
         arrival_s=moments * (requests / rate / moments[-1]),
@@ -106,7 +104,7 @@ def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, gene
 def closed_loop(
     *, in_flight: int, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator
 ) -> Traffic:
-    """`requests` of `in_flight` clients that each send the next when theirs is finished."""
+    """Requests of a closed loop of `in_flight` clients, each of which sends its next request when one finishes."""
     return Traffic(
         arrival_s=np.where(np.arange(requests) < in_flight, 0.0, inf),
         prompt=prompts.draw(generator, requests),

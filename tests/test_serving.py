@@ -668,7 +668,8 @@ def test_the_report(capsys):
         "p99",
         "closed form",
         "Bottleneck:",
-        "within TTFT <= 50.0 ms",
+        "targets: TTFT <= 50.0 ms",
+        "requests within targets",
         "roofline lower bound",
     ):
         assert words in text

@@ -112,7 +112,7 @@ WEAK = """\
   both libraries have the latter: 62 and 64 % off.
 - NCCL on B200 takes 1.5 times as long to start as on Hopper, and 1.6 times as long for each further device, at the same
   clock: 20 to 28 % off if expected from other devices.
-- Other makers than NVIDIA have one or two stacks per device. Expected times for similar devices are rough and their
+- Other vendors than NVIDIA have one or two fits per device. Expected times for similar devices are rough and their
   intervals wide: that of decode attention reaches from a quarter of the expected time to 5.5 times it.
 """
 OWN_TITLE = "## Rows of our own"
@@ -215,13 +215,13 @@ def _carried(moved: list[Moved]) -> list[str]:
         "## From siblings and from others",
         "",
         "The error on another device, by its nearest measured device: a sibling, with the same architecture and kind",
-        "of memory (H100 and H200; A100 with PCIe and with NVLink); another device of the same maker; or one of",
-        "another maker. Medians over stacks with the worst in brackets, %. Each of the three has its own intervals;",
+        "of memory (H100 and H200; A100 with PCIe and with NVLink); another device of the same vendor; or one of",
+        "another vendor. Medians over fits with the worst in brackets, %. Each of the three has its own intervals;",
         f"for siblings, and for types that fewer than {DEVICES} devices have, they are learned from all types of a",
         "family. `wide` is the upper end of the interval over the lower one, for kernels of 20 us or more.",
         "",
-        "Most families have at most one device whose nearest is of another maker, which is too few to learn an",
-        "interval from. Instead, the family's interval for the same maker is widened by raising it to a power: the",
+        "Most families have at most one device whose nearest is of another vendor, which is too few to learn an",
+        "interval from. Instead, the family's interval for the same vendor is widened by raising it to a power: the",
         "one at which it holds 80 % of the times on all such devices of the family and on one hypothetical device,",
         "each counting equally. The hypothetical device stands for the one asked for: its times are those of the",
         "other families, each counting equally, spread wider as Student's t distribution is wider than the normal one",
@@ -229,8 +229,8 @@ def _carried(moved: list[Moved]) -> list[str]:
         "leaves the other families, which do not show that experts carry over better than attention.",
         "",
         (
-            "| family | stacks | siblings | in 80 % | wide | stacks | same maker | in 80 % | wide "
-            "| stacks | other maker | in 80 % | wide |"
+            "| family | fits | siblings | in 80 % | wide | fits | same vendor | in 80 % | wide "
+            "| fits | other vendor | in 80 % | wide |"
         ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -249,12 +249,12 @@ def _worth(few: list[Any], near: list[Any]) -> list[str]:
     lines = [
         "## Fifty rows, and thousands",
         "",
-        f"The error on all other rows of a stack if only {FEW} random rows are measured, with parameters drawn towards",
-        f"those of other devices (`calibrate` does so by itself). And for stacks of {LEAST_POINTS:,} rows or more, the",
+        f"The error on all other rows of a fit if only {FEW} random rows are measured, with parameters drawn towards",
+        f"those of other devices (`calibrate` does so by itself). And for fits of {LEAST_POINTS:,} rows or more, the",
         "error of the fit alone and with its residual (`calibrate --residual`), on a random fifth of the rows held",
-        "out. Medians over stacks with the worst in brackets, %.",
+        "out. Medians over fits with the worst in brackets, %.",
         "",
-        "| family | stacks | 50 rows | 1.3 x must | stacks | fit | with residual |",
+        "| family | fits | 50 rows | 1.3 x must | fits | alone | with residual |",
         "|---|---|---|---|---|---|---|",
     ]
     for kind, (must, *_) in AIMS.items():
@@ -274,7 +274,7 @@ def _scaling(found: list[CrossValidatedFit]) -> list[str]:
         "Pairs of rows that differ by a factor of two in one size. A pair is flat if its measured times grow by less",
         "than the first factor, linear if by more than the second, else mixed. `agreeing` is the share of pairs whose",
         "expected times, held out, are of the same class; `opposite` of those that are flat instead of linear or",
-        "linear instead of flat; `bound` of those whose bounds are of the same class. Medians over stacks of 16-bit",
+        "linear instead of flat; `bound` of those whose bounds are of the same class. Medians over fits of 16-bit",
         "data types.",
         "",
         "| family | size | flat below | linear above | pairs | agreeing, % | opposite, % | must, % | bound, % |",
@@ -366,8 +366,8 @@ def _told(own: list[tuple[str, CrossValidatedFit]]) -> list[str]:
         "",
         "Measured by `llmviewer measure` and committed with the ceilings of their machine (reports/measurements); none",
         "is in the tables above. Profiles of the H200's ship, but for PyTorch's element-wise operations, some of which",
-        "are several launches. Each stack is fitted and held out as above, and a test fits one half of the shape",
-        "families of the two largest stacks of each table and checks the other.",
+        "are several launches. Each is fitted and held out as above, and a test fits one half of the shape",
+        "families of the two largest fits of each table and checks the other.",
         "",
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -519,28 +519,42 @@ def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> 
     lines = [
         "# Accuracy of expected times",
         "",
+        "How far expected times are from measured kernels, by what was measured:",
+        "",
+        "| measured | read |",
+        "|---|---|",
+        "| the kernel on this device, other shapes | *held out* in the first table |",
+        "| only other devices | *other device*, and [by the nearest measured device](#from-siblings-and-from-others) |",
+        "| another kernel, library or data type | [stand-ins](#stand-ins) |",
+        "| a few rows of your own | [fifty rows](#fifty-rows-and-thousands) |",
+        "",
+        "[Where it is weak, and why](#where-it-is-weak-and-why) names the kernels that are farthest off; [the last",
+        "tables](#by-fit) have every fit. Whole servers are in [serving.md](serving.md#engines) and",
+        "[inferencex.md](inferencex.md).",
+        "",
         "Written by `python benchmarks/accuracy.py FOLDER` from the public measurements that the profiles name. A",
-        "stack is one device, library, data type and kernel. Its parameters are fitted to at most 1,500 rows, and its",
-        "trend to 6,000.",
+        "**fit** has one set of parameters, for a kernel of a library on a device in a data type, fitted to at most",
+        "1,500 rows, and a trend, fitted to 6,000: the part of the residuals that is smooth over shapes.",
         "",
         "- **Held out**: three folds by shape family (weight shapes; head layouts; model shapes; widths; numbers of",
-        "  devices). Each fold is expected from parameters fitted to the other two, and from their trend (the part of",
-        "  their residuals that is smooth over shapes) if that lowers the error by 3 %.",
+        "  devices). Each fold is expected from parameters fitted to the other two, and from their trend if that",
+        "  lowers the error by 3 %.",
         "- **Other device**: all rows of a device, expected from the parameters of all other devices.",
+        "- Errors are means of |expected / measured - 1|. Tables have medians over fits, with the worst in brackets.",
+        "- `in 80 %` is the share of times within the 80 % interval, which is learned from other folds or other",
+        "  devices.",
+        "- `must / aim` are the largest error allowed and the error aimed at.",
         "- Only rows of the newest version of each library count. A kernel's variant (how it divides work) is chosen",
         "  on all rows.",
-        "- Errors are means of |expected / measured - 1|. The table has medians over stacks, with the worst in",
-        "  brackets. `in 80 %` is the share of times within the 80 % interval, which is learned from other folds or",
-        "  other devices. `must / aim` are the largest error allowed and the error aimed at.",
         "- fp32 linear layers (on vector units; their times include a launch of 17 to 47 us) and collectives of",
-        "  devices without links of their own are only in the tables by stack. Fallback kernels, which libraries use",
-        "  if they have no better one, count like all others.",
+        "  devices without links of their own are only in the last tables. Fallback kernels, which libraries use if",
+        "  they have no better one, count like all others.",
         "- Intervals for another device count each measured device equally, not each row; `in 80 %` beside it is the",
         "  mean over devices. Only four devices with links of their own were measured. Siblings, to which trends",
-        "  carry over, other devices of the same maker, and devices of other makers have separate intervals.",
+        "  transfer, other devices of the same vendor, and devices of other vendors have separate intervals.",
         "",
         (
-            "| family | stacks | held out, % | median row, % | under 20 us | over 20 us | in 80 %, % | must / aim "
+            "| family | fits | held out, % | median row, % | under 20 us | over 20 us | in 80 %, % | must / aim "
             "| other device, % | must / aim | in 80 %, % |"
         ),
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -563,7 +577,7 @@ def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> 
         "",
         *further,
     ]
-    lines += ["## By stack", ""]
+    lines += ["## By fit", ""]
     far_by = {id(m[0]): _mape(m) for m in moved}
     for name in FAMILIES:
         lines += [f"### {name}", "", ("| device | library | data type | kernel | rows | held out, % | median, % "

@@ -33,8 +33,8 @@ _FLIGHT = (4, 8, 16, 32, 64, 128, 256)
 _TITLES = {"deepseek-r1": "DeepSeek-R1", "gpt-oss-120b": "gpt-oss 120B"}
 _INTRO = """# Against InferenceX
 
-Written by `python benchmarks/inferencex.py`. InferenceX (SemiAnalysis, formerly InferenceMAX) runs open servers on
-rented devices, again and again, and publishes what they serve. {count:,} of its results are compared with `simulate
+Written by `python benchmarks/inferencex.py`. InferenceX (SemiAnalysis, formerly InferenceMAX) runs open-source
+servers on rented devices regularly and publishes their throughput. {count:,} of its results are compared with `simulate
 --concurrency` and `--engine`:
 
 {models}
@@ -48,13 +48,13 @@ disaggregated servers half are within {half_apart:.0%}, and {quarter_apart:.0%} 
 
 ![Throughput of each device against the speed of a request: measured, expected and at the bound](inferencex.png)
 
-Prompts and answers of 1024 tokens; the last picture is one of those that are far off.
+1024 input and 1024 output tokens; the last panel is one of the cases that are far off.
 
-Ratios are expected over measured time per token of the throughput (prompts and answers), so 1.2 is expected too slow:
-least, median, most. `step` is the median ratio of the time per token that a request sees. `of the bound` is the
-throughput over that at the bound.
+Ratios are expected over measured time per token of the throughput (input and output), so 1.2 is expected too slow:
+smallest, median, largest. `step` is the median ratio of the TPOT of a request. `of the bound` is the throughput over
+that at the bound.
 
-## Servers that read and write
+## Servers that prefill and decode
 
 | model | device | engine | format | results | expected / measured | step | of the bound |
 |---|---|---|---|---|---|---|---|
@@ -68,10 +68,10 @@ By requests in flight, medians of expected over measured:
 _APART = """
 ## Disaggregated servers: decode steps
 
-Other devices read the prompts, so that a step only decodes. Sequences at a time follow from the published throughput
-and time per token (Little's law); ratios are of the time per token. `tp` are layers that are divided, with experts
-divided or not; `dp` is attention in parallel with its experts on all devices (wide expert parallelism), of which six
-results on B300 divide experts by tensor, which is as many bytes of each device.
+Other devices prefill, so that a step only decodes. The decode batch follows from the published throughput and TPOT
+(Little's law); ratios are of TPOT. `tp` is tensor parallelism, with expert parallelism or not; `dp` is data-parallel
+attention with the experts on all devices (wide expert parallelism). Six `dp` results on B300 divide experts by tensor
+parallelism, which moves as many bytes per device.
 
 | device | engine | format | layout | results | expected / measured | of the bound |
 |---|---|---|---|---|---|---|
@@ -79,28 +79,28 @@ results on B300 divide experts by tensor, which is as many bytes of each device.
 _DRAFTS = """
 ## Speculative decoding
 
-{count} results have DeepSeek's prediction layer draft tokens, and stand beside the same without. A token is `sooner`
-there as measured, and a pass is expected to take `longer`; the product is the tokens that a pass has to leave of a
-sequence, which are not published. Medians.
+{count} results use DeepSeek's prediction layer (MTP) to draft tokens, and are compared with the same settings without.
+`sooner` is the measured speed-up of TPOT, `longer` the expected ratio of the times of a pass; their product is the
+tokens per pass (accepted length) that would explain both, which is not published. Medians.
 
 | device | engine | format | drafted | results | sooner | longer | tokens per pass, up to 16 in flight | from 32 on |
 |---|---|---|---|---|---|---|---|---|
 """
 _DRAFTED = """
-One drafted token is kept in 8 of 10 cases, then, as DeepSeek's paper has it (1.85 tokens, the default of `mtp`). SGLang
-drafts for prompts of random tokens without a chat's template here, which are harder to predict. With more in flight
-fewer tokens follow: what prompts take, which drafts do not shorten, is in the published times per token.
+So one drafted token is accepted in 8 of 10 cases, as in DeepSeek's paper (1.85 tokens per pass, the default of `mtp`).
+SGLang drafts for prompts of random tokens without a chat template here, which are harder to predict. With higher
+concurrency fewer tokens follow: published TPOT includes prefills, which drafts do not shorten.
 """
 _WEAK = """
 ## Where it is off, and why
 
-- **MI300X and MI325X** are expected 1.6 times too fast at any number of requests: no kernel was measured on them, and
-  those of MI355X and of other makers are carried over. Both take 24 ms a token with four requests in flight, although
-  their memories differ by an eighth, so it is launches that take the time. MLPerf's results of MI300X are as far off
-  ([serving.md](serving.md#against-mlperf)).
+- **MI300X and MI325X** are expected 1.6 times too fast at any number of requests: no kernel was measured on them,
+  and expected times are transferred from MI355X and from other vendors. Both take 24 ms a token with four requests in
+  flight, although their memories differ by an eighth, so launches take the time. MLPerf's results of MI300X are as far
+  off ([serving.md](serving.md#against-mlperf)).
 - **8 bits on B200 and B300** are expected up to 1.7 times too slow without expert parallelism. SGLang's measured
-  products with scales of blocks take some 20 us, those that these runs use (`SGLANG_ENABLE_FLASHINFER_GEMM`) 8 us as
-  measured with TensorRT-LLM; its all-reduces, 25 us for eight devices, are fused with norms here
+  products with scales of blocks take some 20 us, the kernels that these runs use (`SGLANG_ENABLE_FLASHINFER_GEMM`)
+  8 us as measured with TensorRT-LLM; its all-reduces, 25 us for eight devices, are fused with norms here
   (`--enable-flashinfer-allreduce-fusion`). TensorRT-LLM's experts in 8 bits were measured with DeepGEMM, and these runs
   use its own kernels.
 - **H200 with SGLang** is expected 1.2 to 1.4 times too slow: its measured experts alone take as long as two thirds of
@@ -108,15 +108,14 @@ _WEAK = """
 - **B300 with prompts of 8192 tokens** is expected up to three times too fast: in these runs a prompt took 1.4 to 3.1 s
   with four requests in flight, on B200 0.4 to 0.5 s.
 - **MI355X, DeepSeek-R1 in 4 bits on four devices with SGLang**: results of October 2025 are twice as slow as those of
-  February 2026, which are met.
-- **Attention in data parallel on MI355X, and 16 H100 in two nodes**, take 1.4 to 2 times as long as expected: what
-  all-to-alls take there was not measured.
-- **Attention in data parallel on one server** (TensorRT-LLM) is with prompts that ranks hold back for each other, as
-  these runs set it ([serving.md](serving.md#prompts-that-are-held-back)); without, prompts of 8192 tokens would be
-  expected up to twice too slow. The bound is with parts of 2048 tokens if that is less.
-- Times to first token are not compared. Published ones hold tokenizers, the scheduler's turns (SGLang looks for
-  requests every 10 to 30 steps here) and streams that send every tenth to thirtieth token: 0.15 to 0.5 s where a prompt
-  is read in 0.05 s.
+  February 2026, which the expected times meet.
+- **Data-parallel attention on MI355X, and 16 H100 in two nodes**, take 1.4 to 2 times as long as expected:
+  all-to-alls were not measured there.
+- **Data-parallel attention on one server** (TensorRT-LLM) is computed with prompts that ranks hold back for each other,
+  as in these runs ([serving.md](serving.md#prompts-that-are-held-back)); without, prompts of 8192 tokens would be
+  expected up to twice too slow. The bound is with chunks of 2048 tokens if that is less.
+- TTFT is not compared. Published values include tokenizers, polling by the scheduler (SGLang looks for requests every
+  10 to 30 steps here) and streams that send every tenth to thirtieth token: 0.15 to 0.5 s where a prefill takes 0.05 s.
 """
 
 

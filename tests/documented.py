@@ -14,6 +14,7 @@ from contextlib import chdir, redirect_stdout
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 from llmviewer.cli import main
 
@@ -26,7 +27,7 @@ TRANSCRIPT = re.compile(
     r"(?:^\$ llmviewer ((?:.*\\\n)*.*)\n|bin/llmviewer (.*)\n```\n\n```\n)((?:(?!```|\$ ).*\n)*)", re.MULTILINE
 )
 NOT_REPRODUCIBLE = "gpt2.json.gz"  # a recording of another machine, too large to commit
-_EQUAL_LINES = 0.5  # similarity above which a printed line is taken for a rewording of a line shown
+_EQUAL_LINES = 0.5  # similarity above which a printed line is taken for a rewording of a quoted line
 
 
 def text(page):
@@ -58,9 +59,9 @@ def with_output(page):
         command = (match[1] or match[2]).replace("\\\n", " ")
         return match[0] if NOT_REPRODUCIBLE in command else match[0].removesuffix(match[3]) + renewed(match[3], command)
 
-    def renewed(shown, command):
+    def renewed(quoted, command):
         try:
-            return excerpt(shown, output(command))
+            return excerpt(quoted, output(command))
         except ValueError as error:
             error.add_note(f"{page}: {command}")
             raise
@@ -72,29 +73,22 @@ def with_output(page):
 def output(command):
     """The lines that a command prints on a terminal of 80 columns."""
     printed = io.StringIO()
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"
-    try:
-        with redirect_stdout(printed):
-            assert main(shlex.split(command)) == 0, command
-    finally:
-        os.environ.pop("COLUMNS")
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
+    with patch.dict(os.environ, COLUMNS="80"), redirect_stdout(printed):
+        assert main(shlex.split(command)) == 0, command
     return [line.rstrip() for line in printed.getvalue().splitlines()]
 
 
-def excerpt(shown, printed):
-    """The part of `printed` that corresponds to `shown`, where ELISION stands for any lines; all if nothing is shown.
+def excerpt(quoted, printed):
+    """The part of `printed` that corresponds to `quoted`, where ELISION stands for any lines; all if nothing is quoted.
 
-    If `shown` is no such part, a passage between two elisions runs from the line printed in place of its first line to
+    If `quoted` is no such part, a passage between two elisions runs from the line printed in place of its first line to
     that in place of its last.
     """
-    lines = shown.splitlines()
+    lines = quoted.splitlines()
     if not lines:
         return "".join(f"{line}\n" for line in printed)
     if is_excerpt(lines, printed):
-        return shown
+        return quoted
     places = _align(lines, printed)
     passages = []
     for start, end in _passages(lines):
@@ -110,13 +104,13 @@ def excerpt(shown, printed):
 
 def is_excerpt(lines, printed):
     """Whether all passages between elisions are printed, in this order, with nothing left out but at elisions."""
-    text, at = "\n" + "".join(f"{line}\n" for line in printed), 0
+    text, position = "\n" + "".join(f"{line}\n" for line in printed), 0
     for start, end in _passages(lines):
         passage = "\n" + "".join(f"{line}\n" for line in lines[start:end])
-        begin = text.find(passage, at)
+        begin = text.find(passage, position)
         if begin < 0 or (start == 0 and begin > 0) or (end == len(lines) and not text.endswith(passage)):
             return False
-        at = begin + len(passage) - 1
+        position = begin + len(passage) - 1
     return True
 
 
@@ -134,16 +128,16 @@ def _unmatched(places):
     return next(index for index, place in enumerate(places) if place is not None)
 
 
-def _align(shown, printed):
-    """For each line shown, the index of the printed line that is most like it, in increasing order; None if none is."""
-    scores = [[_similarity(line, other) for other in printed] for line in shown]
-    best = [[0.0] * (len(printed) + 1) for _ in range(len(shown) + 1)]
-    for row in reversed(range(len(shown))):
+def _align(quoted, printed):
+    """Index of the most similar printed line for each quoted line, in increasing order; None where none is similar."""
+    scores = [[_similarity(line, other) for other in printed] for line in quoted]
+    best = [[0.0] * (len(printed) + 1) for _ in range(len(quoted) + 1)]
+    for row in reversed(range(len(quoted))):
         for column in reversed(range(len(printed))):
             paired = scores[row][column] + best[row + 1][column + 1]
             best[row][column] = max(best[row + 1][column], best[row][column + 1], paired if scores[row][column] else 0)
-    places, row, column = [None] * len(shown), 0, 0
-    while row < len(shown) and column < len(printed):
+    places, row, column = [None] * len(quoted), 0, 0
+    while row < len(quoted) and column < len(printed):
         score = scores[row][column]
         if score and best[row][column] == score + best[row + 1][column + 1]:
             places[row] = column

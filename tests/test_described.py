@@ -230,8 +230,8 @@ def test_no_token_takes_more_experts_than_there_are(described):
     path = described(f"  vocab_size: 10\n  hidden_size: 8\n  layers: [{layer}]\n")
     with pytest.raises(InputError) as caught:
         load_model(path)
-    said = "config.layers[0].feed_forward.chosen: must be at most the 64 experts of experts; got 400"
-    assert str(caught.value) == f"{path}: {said}"
+    message = "config.layers[0].feed_forward.chosen: must be at most the 64 experts of experts; got 400"
+    assert str(caught.value) == f"{path}: {message}"
 
 
 def test_groups_of_experts_are_said_as_configs_say_them(described):
@@ -255,15 +255,17 @@ def test_every_kind_is_among_the_counted():
 @pytest.mark.parametrize("kind", [*MIXERS.values(), *FEED_FORWARD.values(), *NESTED.values()])
 def test_every_field_of_a_part_is_read_and_explained(kind):
     assert {_type_of(field) for field in fields(kind)} <= _READERS.keys()
-    many = {name for reader in _READERS.values() for name in (key.name for key in reader.many)}
-    assert {key.name for key in keys_of(kind)} - many <= meanings(kind).keys()
+    combined_keys = {name for reader in _READERS.values() for name in (key.name for key in reader.many)}
+    assert {key.name for key in keys_of(kind)} - combined_keys <= meanings(kind).keys()
 
 
 def test_layers_of_multi_token_prediction_are_described(described):
     text = f"  vocab_size: 100\n  hidden_size: {D}\n  layers: [{{mixer: {PARTS[0][1]}}}]\n"
     joined = 2 * D * D + 3 * D  # projection of hidden state and embedding, their norms, and one before the head
-    own = load_model(described(f"{text}  mtp: {{repeat: 2, mixer: {{kind: attention, num_heads: 4, head_dim: 16}}}}\n"))
-    assert own.predicting.parameters - own.parameters == 2 * (4 * D * D + D + joined)
+    explicit = load_model(
+        described(f"{text}  mtp: {{repeat: 2, mixer: {{kind: attention, num_heads: 4, head_dim: 16}}}}\n")
+    )
+    assert explicit.predicting.parameters - explicit.parameters == 2 * (4 * D * D + D + joined)
     like_the_last = load_model(described(f"{text}  mtp: {{}}\n"))
     assert like_the_last.predicting.parameters - like_the_last.parameters == ATTENTION + D + joined
 
@@ -335,21 +337,21 @@ def test_mutated_descriptions_load_or_end_in_one_line(tmp_path):
 
 def meanings(kind):
     """The explanation of each field in the docstring of a class."""
-    found, name = {}, ""
+    descriptions, name = {}, ""
     for line in cleandoc(kind.__doc__).splitlines():
         if match := re.match(r"(\w+) {2,}(.*)$", line):
-            name, found[match[1]] = match[1], match[2]
+            name, descriptions[match[1]] = match[1], match[2]
         elif name and line.startswith(" " * 4):
-            found[name] += " " + line.strip()
+            descriptions[name] += " " + line.strip()
         else:
             name = ""
-    return found
+    return descriptions
 
 
 def tables():
     """The tables of docs/descriptions.md."""
     named = [("Mixer", MIXERS), ("Feed-forward network", FEED_FORWARD)]
-    every = [(f"{what} `{name}`", kind) for what, kinds in named for name, kind in kinds.items()]
+    every = [(f"{role} `{name}`", kind) for role, kinds in named for name, kind in kinds.items()]
     every.append(("Mapping `index` of `latent_attention`", NESTED["Index | None"]))
     return "\n".join(f"### {title}\n\n{summary(kind)}\n\n{table(kind)}" for title, kind in every)
 
@@ -359,8 +361,10 @@ def summary(kind):
 
 
 def table(kind):
-    said = HEADS | meanings(kind)
-    rows = [(f"`{key.name}`", key.values, key.default or "must be given", said[key.name]) for key in keys_of(kind)]
+    descriptions = HEADS | meanings(kind)
+    rows = [
+        (f"`{key.name}`", key.values, key.default or "must be given", descriptions[key.name]) for key in keys_of(kind)
+    ]
     lines = [("key", "value", "default", "meaning"), ("---",) * 4, *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -48,7 +48,7 @@ def list_public_names(_app: object, page: str, source: list[str]) -> None:
 
 
 def describe_parameters(
-    _app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]
+    _app: object, _object_type: str, _name: str, _object: object, _options: object, lines: list[str]
 ) -> None:
     """Makes definition lists of the columns of a docstring: names of parameters or fields, then their descriptions."""
     converted: list[str] = []

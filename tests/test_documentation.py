@@ -8,6 +8,8 @@ import yaml
 import llmviewer
 from llmviewer.webapp.words import GLOSSARY
 
+from .documented import text
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -37,3 +39,10 @@ def test_the_citation_has_the_version_of_the_package():
 def test_no_name_in_the_glossary_stands_for_two_terms():
     names = [name.strip() for term in GLOSSARY for name in (term.name, *filter(None, term.also.split(", ")))]
     assert len(names) == len(set(names)) > 150
+
+
+def test_the_readme_counts_the_measurements_of_the_accuracy_tables():
+    _, tables = text("accuracy.md").split("## By fit")
+    rows = [int(count) for count in re.findall(r"\|[^|]*\| (\d+) \|(?: [\d.-]+ \|){6}", tables)]
+    counted = f"{round(sum(rows), -3):,} public kernel measurements, in {len(rows)} combinations"
+    assert counted in " ".join((ROOT / "README.md").read_text().split())

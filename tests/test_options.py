@@ -164,11 +164,16 @@ BEGIN, END = "<!-- options of analyze: python -m tests.test_options -->\n", "<!-
 INTRO = """\
 # Options of a request and of a setting
 
-Each is declared once, in `llmviewer/options.py`; Python, the command line, the page and this table are made from the
-declarations (`python -m tests.test_options`). In Python an option is a keyword of the function (`tp=2`), and of
-`Setting.of()`; in a scenario file it is a key, the name of the option without dashes. JSON documents have request and
-setting under `inputs`: degrees of parallelism and how collectives run as one text, `layout`, and `offload_sync` as the
-word `sync` in `offload`.
+| where | an option is |
+|---|---|
+| command line | the flag in the table |
+| Python | a keyword of the function and of `Setting.of()`, by its name (`tp=2`) |
+| scenario file | a key, by its flag without dashes |
+| link to the page | the key in the column *link* |
+| JSON document | a key of `inputs`, but one text, `layout`, for parallelism and collectives; `offload_sync` is `sync` in `offload` |
+
+Each option is declared once, in `llmviewer/options.py`; Python, the command line, the page and this table are made from
+the declarations (`python -m tests.test_options`).
 """
 GROUPS = {"Of a request": RequestOptions, "Of a setting": SettingOptions}
 NOT_ON_THE_PAGE = {"profiles", "bound", "offload_sync", *LayoutOptions.__annotations__} - {*DEGREES}

@@ -170,7 +170,7 @@ INTRO = """\
 | Python | a keyword of the function and of `Setting.of()`, by its name (`tp=2`) |
 | scenario file | a key, by its flag without dashes |
 | link to the page | the key in the column *link* |
-| JSON document | a key of `inputs`; parallelism and collectives are one text, `layout`, `offload_sync` is in `offload` |
+| JSON document | a key of `inputs`; parallelism and collectives are one, `layout`; `offload_sync` is in `offload` |
 
 Each option is declared once, in `llmviewer/options.py`; Python, the command line, the page and this table are made from
 the declarations (`python -m tests.test_options`).

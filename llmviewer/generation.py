@@ -75,7 +75,7 @@ def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, g
 def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, images: Num = 0) -> Num:
     """Time of the prefill of a batch. [s]"""
     values = plan.values(Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images))
-    return plan.in_parts(values, layout.parts(batch), turns=False)
+    return plan.pipelined_s(values, layout.parts(batch), autoregressive=False)
 
 
 def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, images: Num = 0) -> Num:

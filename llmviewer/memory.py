@@ -10,7 +10,7 @@ import numpy as np
 
 from .forms import Form, Num, evaluate, total
 from .graph import Block, Graph
-from .model import kv_cache, kv_cache_away
+from .model import kv_cache, offloaded_kv_cache
 from .operators.base import Role
 from .parallel.layout import ALONE, Layout
 from .records import frozen
@@ -102,8 +102,8 @@ class _Stage:
     kv_cache: Form
     live: tuple[Form, ...]  # candidates for the largest live set in a prefill
     decode_live: tuple[Form, ...]  # the same in a decode step
-    weights_away: float  # offloaded weights
-    cache_away: Form
+    offloaded_weights: float  # offloaded weights
+    offloaded_cache: Form
 
     @classmethod
     def of(cls, graph: Graph, decode_graph: Graph | None) -> _Stage:
@@ -114,8 +114,10 @@ class _Stage:
             kv_cache=kv_cache(graph),
             live=live,
             decode_live=decode_live,
-            weights_away=sum(block.repeat * sum(w.away * w.kept_bytes for w in op.weights) for block, op in graph),
-            cache_away=kv_cache_away(graph),
+            offloaded_weights=sum(
+                block.repeat * sum(w.offloaded * w.kept_bytes for w in op.weights) for block, op in graph
+            ),
+            offloaded_cache=offloaded_kv_cache(graph),
         )
 
 
@@ -201,12 +203,14 @@ class Footprint:
         """The sum of parts(). [B]"""
         return sum(self.parts(batch=batch, prompt=prompt, gen=gen, images=images), start=0.0)
 
-    def away(self, place: str, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
+    def offloaded_bytes(self, place: str, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
         """Weights and cache offloaded to `place`; in a pipeline, of the stage with the most. [B]"""
         last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
         full = self.shapes.kept(Workload.decode(batch=self.layout.local(batch), **last))
         each = (
-            self.offload.away(place, weights=stage.weights_away, kv=evaluate(stage.cache_away, full))
+            self.offload.offloaded_bytes(
+                place, weights=stage.offloaded_weights, kv=evaluate(stage.offloaded_cache, full)
+            )
             for stage in self.stages
         )
         return reduce(np.maximum, each)
@@ -231,8 +235,8 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
         capacity_bytes=capacity,
         max_batch=largest_batch(footprint, capacity, prompt=prompt, gen=gen, images=images),
         max_context=longest + gen if longest else longest,
-        host_bytes=float(footprint.away(HOST, batch=batch, prompt=prompt, gen=gen, images=images)),
-        storage_bytes=float(footprint.away(STORAGE, batch=batch, prompt=prompt, gen=gen, images=images)),
+        host_bytes=float(footprint.offloaded_bytes(HOST, batch=batch, prompt=prompt, gen=gen, images=images)),
+        storage_bytes=float(footprint.offloaded_bytes(STORAGE, batch=batch, prompt=prompt, gen=gen, images=images)),
     )
 
 

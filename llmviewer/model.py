@@ -182,9 +182,9 @@ def kv_cache(graph: Graph) -> Form:
     return total(block.repeat * tensor.held_bytes.on(block.stream) for block, tensor in _kept(graph))
 
 
-def kv_cache_away(graph: Graph) -> Form:
+def offloaded_kv_cache(graph: Graph) -> Form:
     """The offloaded part of the KV cache. [B]"""
-    return total(block.repeat * tensor.away * tensor.kept_bytes.on(block.stream) for block, tensor in _kept(graph))
+    return total(block.repeat * tensor.offloaded * tensor.kept_bytes.on(block.stream) for block, tensor in _kept(graph))
 
 
 def _kept(graph: Graph) -> Iterable[tuple[Block, Tensor]]:

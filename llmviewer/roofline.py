@@ -41,7 +41,7 @@ def lane(row: PlannedOperator | OperatorEstimate) -> Lane:
 
     Lanes are pipeline stages; with two overlapping batches, computation and communication.
     """
-    return row.block.stage, row.operator.beside
+    return row.block.stage, row.operator.overlapped
 
 
 @frozen(kw_only=True)
@@ -236,7 +236,7 @@ class Plan:
         """The bound of one pass. [s]"""
         return self.seconds(self.values(workload))
 
-    def in_parts(self, values: Mapping[Feature, Num], parts: Num, *, turns: bool) -> Num:
+    def pipelined_s(self, values: Mapping[Feature, Num], parts: Num, *, autoregressive: bool) -> Num:
         """Time of a pass of a batch cut into `parts` micro-batches. [s]
 
         In a pipeline: all stages for the first micro-batch, and the slowest stage for each further one. Two overlapping
@@ -249,7 +249,7 @@ class Plan:
         if len(self._lanes) < 2:
             return parts * through
         slowest = reduce(np.maximum, (one.seconds(values) for one in self.lanes))
-        return in_parts(through, slowest, parts, turns=turns or overlapping(self._lanes))
+        return pipelined_s(through, slowest, parts, autoregressive=autoregressive or overlapping(self._lanes))
 
     @cached_property
     def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
@@ -263,12 +263,12 @@ class Plan:
 
 def overlapping(lanes: Iterable[Lane]) -> bool:
     """Whether the lanes are those of two overlapping batches."""
-    return any(beside for _, beside in lanes)
+    return any(overlapped for _, overlapped in lanes)
 
 
-def in_parts(through: Num, slowest: Num, parts: Num, *, turns: bool) -> Num:
+def pipelined_s(through: Num, slowest: Num, parts: Num, *, autoregressive: bool) -> Num:
     """Plan.in_parts() for a micro-batch that takes `through` in all lanes and `slowest` in the slowest lane. [s]"""
-    return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
+    return np.maximum(through, parts * slowest) if autoregressive else through + (parts - 1) * slowest
 
 
 def plan(graph: Graph, hardware: Hardware) -> Plan:

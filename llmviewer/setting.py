@@ -196,7 +196,7 @@ class Setting:
     def time_s(self, phase: str, workload: Workload, batch: Num) -> Num:
         """The bound of a phase for a batch of all devices, whose micro-batches are `workload`. [s]"""
         plan = self.plan_of(phase)
-        return plan.in_parts(plan.values(workload), self.layout.parts(batch), turns=phase == "decode")
+        return plan.pipelined_s(plan.values(workload), self.layout.parts(batch), autoregressive=phase == "decode")
 
     def expected_time(self, phase: str, workload: Workload, batch: Num) -> Interval | None:
         """The expected time of a phase, as in time_s(); None if only the bound is known. [s]"""
@@ -205,11 +205,11 @@ class Setting:
 
     def expected(self, phase: str, one_micro_batch: ExpectedPass, batch: Num) -> Interval:
         """The expected time of a phase, from that of one micro-batch. [s]"""
-        return one_micro_batch.in_parts(self.layout.parts(batch), turns=phase == "decode")
+        return one_micro_batch.pipelined_s(self.layout.parts(batch), autoregressive=phase == "decode")
 
     def expected_pass(self, phase: str, workload: Workload) -> ExpectedPass | None:
         """The expected pass of a micro-batch; None if only its bound is known."""
-        result = self.kernels.run(self.plan_of(phase), workload) if self.kernels else None
+        result = self.kernels.expect_plan(self.plan_of(phase), workload) if self.kernels else None
         return result if result and result.modelled else None
 
     @cached_property
@@ -261,7 +261,7 @@ class Setting:
         steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt, images=images)
         plain = Schedule(
             first=(Run(name="prefill", plan=self.plan, workload=first, parts=parts),),
-            rest=(Run(name="decode", plan=self.decode_plan, workload=steps, parts=parts, turns=True),)
+            rest=(Run(name="decode", plan=self.decode_plan, workload=steps, parts=parts, autoregressive=True),)
             if gen > 1
             else (),
             answer=batch * gen,

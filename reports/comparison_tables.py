@@ -115,7 +115,7 @@ def _gigabytes(value: float) -> Item:
 
 def _whose(cell: Cell) -> str:
     """The library of the expected kernels, with a star if they were measured on other devices."""
-    carried = "*" if cell.setting.kernels and cell.setting.kernels.carried else ""
+    carried = "*" if cell.setting.kernels and cell.setting.kernels.is_unmeasured else ""
     return f"{cell.library}{carried}" if cell.library else "median*"
 
 

@@ -48,7 +48,7 @@ def kernels(setting: Setting) -> str:
     sources = setting.kernels
     if not sources or not sources.library:
         return "kernels measured on similar devices"
-    return f"measured {sources.library} kernels{' of similar devices' if sources.carried else ''}"
+    return f"measured {sources.library} kernels{' of similar devices' if sources.is_unmeasured else ''}"
 
 
 def beyond(model: Model, tokens: int) -> list[str]:

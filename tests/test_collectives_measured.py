@@ -89,7 +89,7 @@ def _expected_us(ranks, tokens, *, groups=UNGROUPED, algorithm=Algorithm.AUTO):
     blocks = [block for block in setting.decode_graph.blocks if any(isinstance(op, AllToAll) for op in block.operators)]
     choice = ExpertChoice(experts=256, chosen=8, groups=groups)
     graph = Graph(tuple(blocks[:1])).map(lambda op: replace(op, choice=choice) if isinstance(op, AllToAll) else op)
-    found = setting.kernels.run(setting.planned(graph), Workload.decode(batch=tokens, kv_len=2))
+    found = setting.kernels.expect_plan(setting.planned(graph), Workload.decode(batch=tokens, kv_len=2))
     rows = zip(found.operators, found.launches, strict=True)
     return [1e6 * float(one.expected[0]) for row, one in rows if isinstance(row.operator, AllToAll)]
 

@@ -621,14 +621,14 @@ def test_a_layer_that_tokens_skip_by_chance_runs_where_any_comes(batch):
     workload = Workload.decode(batch=batch, kv_len=1001)
     routed = found("llama-3-8b", workload, techniques=["mixture-of-depths:share=0.25"])
     often, gemm = 1 - 0.75**batch, of_block(routed, "down_proj")
-    assert gemm.often == pytest.approx(often)
+    assert gemm.run_probability == pytest.approx(often)
     assert shapes(gemm)["M"] == pytest.approx(batch * 0.25 / often)
     attention = of_block(routed, "attention").kernels[0].shapes
     assert (attention["q_len"], attention["kv_len"]) == (1, 251)
     assert attention["batch"] == pytest.approx(batch * 0.25 / often)
     prefill = found("llama-3-8b", Workload.prefill(batch=batch, prompt=1000), phase="prefill",
                     techniques=["mixture-of-depths:share=0.25"])  # fmt: skip
-    assert of_block(prefill, "down_proj").often == pytest.approx(1)
+    assert of_block(prefill, "down_proj").run_probability == pytest.approx(1)
     assert shapes(of_block(prefill, "down_proj"))["M"] == pytest.approx(250 * batch)
     queries = of_block(prefill, "attention").kernels[1].shapes
     assert [float(queries[key]) for key in ("batch", "q_len", "kv_len")] == pytest.approx([batch, 250, 250])
@@ -638,10 +638,10 @@ def test_a_layer_that_tokens_skip_by_chance_runs_where_any_comes(batch):
 def test_layers_beyond_an_exit_run_where_any_token_stays_and_keys_are_made_of_all(by, often, rows):
     beyond = found("llama-3-8b", Workload.decode(batch=8, kv_len=100), techniques=[f"early-exit:stay=0.3,by={by}"])
     for name in ("q_proj", "gate_proj", "down_proj", "attention", "mlp_add"):
-        assert of_block(beyond, name).often == pytest.approx(often)
+        assert of_block(beyond, name).run_probability == pytest.approx(often)
     assert shapes(of_block(beyond, "gate_proj"))["M"] == pytest.approx(rows / often)
     keys = beyond["k_proj", "v_proj"]  # not with those of queries, which some alone have
-    assert (keys.often, shapes(keys)["M"]) == (1, 8)
+    assert (keys.run_probability, shapes(keys)["M"]) == (1, 8)
 
 
 def gains(asked, *, batch, phase="decode", **others):
@@ -847,9 +847,9 @@ def asked_of(setting):
         Spans(batch=2.0, q_len=lengths, kv_len=lengths + 17),
     ):
         rows = setting.plan.estimate(Workload((spans,))).operators
-        for launch in setting.kernels.laid(rows, Workload((spans,))):
+        for launch in setting.kernels.launches_for(rows, Workload((spans,))):
             bound = sum(np.broadcast_to(rows[m].time_s, lengths.shape) for m in launch.members)
-            yield from (KernelBounds(kernel, bound) for kernel in launch.every)
+            yield from (KernelBounds(kernel, bound) for kernel in launch.all_kernels)
 
 
 @pytest.mark.parametrize(
@@ -902,7 +902,7 @@ def test_what_is_not_known_of_one_kernel_leaves_those_beside_it():
     assert any(sends)
     assert not any(one for one, sent in zip(found, sends, strict=True) if sent)
     assert all(one for one, sent, ask in zip(found, sends, every, strict=True) if not sent and ask.chosen.any())
-    assert "how devices are linked" in kernels.why(every[sends.index(True)].kernel)
+    assert "how devices are linked" in kernels.reason(every[sends.index(True)].kernel)
 
 
 def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
@@ -951,7 +951,7 @@ def test_few_tokens_of_a_sequence_cut_a_long_cache_as_single_ones_do(device, lib
 
     def attention(queries, keys):
         spans = Spans(batch=1.0, q_len=queries, kv_len=keys)
-        found = setting.kernels.run(setting.plan, Workload((spans,)))
+        found = setting.kernels.expect_plan(setting.plan, Workload((spans,)))
         each = {row.operator.name: launch for row, launch in zip(found.operators, found.launches, strict=True)}
         return each["attention"]
 
@@ -973,7 +973,7 @@ def test_few_queries_of_latent_attention_take_no_longer_than_the_fewest_measured
     """From 127 to 128 queries after 4,096 cached tokens, expected times do not fall, nor for any fewer."""
     setting = Setting.of("deepseek-v3", device, library=library)
     queries = np.arange(100.0, 130.0)
-    found = setting.kernels.run(setting.decode_plan, Workload.chunk(batch=1, chunk=queries, past=4096))
+    found = setting.kernels.expect_plan(setting.decode_plan, Workload.chunk(batch=1, chunk=queries, past=4096))
     attention = [i for i, row in enumerate(found.operators) if row.operator.name == "attention"]
     times = np.broadcast_to(found.launches[attention[0]].expected, queries.shape)
     assert np.all(times[1:] >= times[:-1] * (1 - 1e-9))

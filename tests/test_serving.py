@@ -824,7 +824,7 @@ def test_ranks_that_do_alike_take_what_the_setting_takes(layout, expected):
             steps.decoding_s([(16, 2000.0) if first else (0, 0.0) for first in is_first]),
         ),
     ):
-        found = setting.kernels.run(plan, workload)
+        found = setting.kernels.expect_plan(plan, workload)
         wanted = float(np.sum(found.kernels.expected)) if expected else float(plan.time_s(workload))
         assert lane == pytest.approx(wanted, rel=0.07 if expected else 1e-9)
 
@@ -1050,9 +1050,9 @@ def test_steps_just_above_a_tile_are_those_that_all_operators_are_expected_to_ta
     steps = Steps(Setting.of("llama-3.1-8b", device), expected=True)
     kernels, plan, decode_plan = steps.setting.kernels, steps.setting.plan, steps.setting.decode_plan
     tokens = np.array([17.0, 34, 67, 130, 194, 260, 518])
-    read = kernels.run(plan, Workload.prefill(batch=1.0, prompt=tokens)).total.expected
+    read = kernels.expect_plan(plan, Workload.prefill(batch=1.0, prompt=tokens)).total.expected
     assert steps.prefill_s(tokens) == pytest.approx(read, rel=0.08)
-    written = kernels.run(decode_plan, Workload.decode(batch=tokens[:-1], kv_len=512.0)).total.expected
+    written = kernels.expect_plan(decode_plan, Workload.decode(batch=tokens[:-1], kv_len=512.0)).total.expected
     assert steps.decode_s(batch=tokens[:-1], kv_len=512.0) == pytest.approx(written, rel=0.08)
 
 

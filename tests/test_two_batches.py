@@ -15,7 +15,7 @@ from llmviewer.errors import InputError
 from llmviewer.operators.collectives import Collective
 from llmviewer.parallel.layout import Layout, parse_layout
 from llmviewer.parameters import Algorithm
-from llmviewer.roofline import in_parts
+from llmviewer.roofline import pipelined_s
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload
@@ -39,7 +39,7 @@ def launches(own, phase, workload):
         (
             row.block,
             isinstance(row.operator, Collective),
-            *map(float, map(np.sum, (row.time_s, one.expected, one.taken))),
+            *map(float, map(np.sum, (row.time_s, one.expected, one.core_time_s))),
         )
         for row, one in zip(rows, expected, strict=True)
     ]
@@ -92,7 +92,7 @@ def test_a_pass_takes_what_the_longer_of_computing_and_sending_does(layout, phas
 )
 def test_no_schedule_of_two_streams_is_below_the_bound(half, parts):
     computing, sending = lanes(half)
-    bound = in_parts(computing + sending, max(computing, sending), parts, turns=True)
+    bound = pipelined_s(computing + sending, max(computing, sending), parts, autoregressive=True)
     assert bound <= (two_streams(half) if parts == 2 else computing + sending) * (1 + 1e-12)
     if parts == 2 and not (computing and sending):  # nothing to hide, or nothing to hide it behind
         assert bound == pytest.approx(2 * (computing + sending)) == pytest.approx(two_streams(half))

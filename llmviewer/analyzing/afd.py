@@ -400,7 +400,7 @@ class _Sides:
         kernels = [one.kernels for one in self]
         found = []
         for known, plan, workload in zip(kernels, self._plans, self._workloads(parts, batch), strict=True):
-            run = known.run(plan, workload) if known else None
+            run = known.expect_plan(plan, workload) if known else None
             if run is None or not run.modelled:
                 return None
             found.append(run.total)

@@ -266,7 +266,9 @@ def _other_libraries(evaluation: Evaluation) -> list[str]:
     for phase in evaluation.phases:
         launched = evaluation.launched(phase, kernels)
         for launch in launched.launches:
-            others = tuple(dict.fromkeys(name for kernel in launch.kernels for name in kernels.others(kernel)))
+            others = tuple(
+                dict.fromkeys(name for kernel in launch.kernels for name in kernels.stand_in_libraries(kernel))
+            )
             names = (launched.operators[member].operator.name for member in launch.members)
             if others:
                 found.setdefault(others, {}).update(dict.fromkeys(names))
@@ -354,7 +356,12 @@ def _other_types(evaluation: Evaluation) -> list[str]:
     rows, known = expected.operators, expected.launches
     found: dict[tuple[Format, Format, str], dict[str, None]] = {}
     for launch in evaluation.launched("prefill", kernels).launches:
-        types = [of for kernel in launch.kernels if kernel.family in ("gemm", "moe") for of in kernels.types(kernel)]
+        types = [
+            of
+            for kernel in launch.kernels
+            if kernel.family in ("gemm", "moe")
+            for of in kernels.measured_dtypes(kernel)
+        ]
         for member in launch.members if types else ():
             for op in _linears(rows[member].operator):
                 formats = op.inputs[0].format, op.weight.format

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..forms import Num
 from ..records import frozen
-from ..roofline import Lane, OperatorEstimate, PlannedOperator, in_parts, lane, overlapping
+from ..roofline import Lane, OperatorEstimate, PlannedOperator, lane, overlapping, pipelined_s
 from .engines import IDLE, Host
 from .families._family import Array
 from .profile import Error
@@ -65,8 +65,8 @@ class ExpectedLaunch:
     latency: Array
     source: str
     implementations: tuple[str, ...]
-    often: Num = 1.0
-    taken: Num = 0.0
+    run_probability: Num = 1.0
+    core_time_s: Num = 0.0
 
     @classmethod
     def of(cls, found: Expectation, implementations: tuple[str, ...]) -> ExpectedLaunch:
@@ -89,9 +89,9 @@ class ExpectedLaunch:
             return self
         part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
         high = np.multiply(part, self.high, out=np.zeros_like(whole), where=part > 0)  # which may have no end
-        return self.taking(part * self.expected, part * self.low, high, self.often)
+        return self.with_times(part * self.expected, part * self.low, high, self.run_probability)
 
-    def taking(self, expected: Array, low: Array, high: Array, often: Num) -> ExpectedLaunch:
+    def with_times(self, expected: Array, low: Array, high: Array, run_probability: Num) -> ExpectedLaunch:
         """The same with other times: a plan makes so many that replace() would take long."""
         return ExpectedLaunch(
             expected=expected,
@@ -100,34 +100,38 @@ class ExpectedLaunch:
             latency=self.latency,
             source=self.source,
             implementations=self.implementations,
-            often=often,
+            run_probability=run_probability,
         )
 
-    def or_sooner(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
+    def or_faster(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
         """For each workload the faster of both, if both are `able` to do the work."""
         second = np.broadcast_to(able, self.expected.shape) & (other.expected < self.expected)
         if not np.any(second):
             return self
         names = ("expected", "low", "high", "latency")
         best = {name: np.where(second, getattr(other, name), getattr(self, name)) for name in names}
-        found = other if np.all(second) else together([self, other], np.add)
+        found = other if np.all(second) else combined_launches([self, other], np.add)
         return replace(found, source=stand_in_label("few queries as so many heads", found.source), **best)
 
-    def up_to(self, other: ExpectedLaunch) -> ExpectedLaunch:
+    def spanning(self, other: ExpectedLaunch) -> ExpectedLaunch:
         """The same, as far up and down as the intervals of both reach."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        return self.taking(self.expected, low, high, self.often)
+        return self.with_times(self.expected, low, high, self.run_probability)
 
-    def at_most(self, more: ExpectedLaunch, able: Num) -> ExpectedLaunch:
+    def capped_by(self, more: ExpectedLaunch, able: Num) -> ExpectedLaunch:
         """The same, no longer than a launch that does `more` work where it is `able` to."""
         shorter = np.broadcast_to(able, self.expected.shape) & (more.expected < self.expected)
         expected = np.where(shorter, more.expected, self.expected)
-        return self.taking(expected, np.where(shorter, np.minimum(self.low, more.low), self.low), self.high, self.often)
+        return self.with_times(
+            expected, np.where(shorter, np.minimum(self.low, more.low), self.low), self.high, self.run_probability
+        )
 
     def widened(self, error: Error) -> ExpectedLaunch:
         """The same with an interval of no less than an error's."""
         low, high = error.interval(self.expected)
-        return self.taking(self.expected, np.minimum(self.low, low), np.maximum(self.high, high), self.often)
+        return self.with_times(
+            self.expected, np.minimum(self.low, low), np.maximum(self.high, high), self.run_probability
+        )
 
 
 @frozen(kw_only=True)
@@ -155,13 +159,17 @@ class ExpectedPass:
         if len(self._lanes) == 1:
             return dict.fromkeys(self._lanes, self.total)
         found = {one: self._whole(places) for one, places in self._lanes.items()}
-        return {one: time if one[1] else time.map(lambda time_s: time_s + self.taken) for one, time in found.items()}
+        return {
+            one: time if one[1] else time.map(lambda time_s: time_s + self.core_time_s) for one, time in found.items()
+        }
 
     @cached_property
-    def taken(self) -> Num:
+    def core_time_s(self) -> Num:
         """Core time of collectives that overlap with computation, as time of all cores. [s]"""
         rows = zip(self.operators, self.launches, strict=True)
-        return sum((row.block.repeat * one.taken for row, one in rows if row.operator.beside), start=np.zeros(1))
+        return sum(
+            (row.block.repeat * one.core_time_s for row, one in rows if row.operator.overlapped), start=np.zeros(1)
+        )
 
     @cached_property
     def _lanes(self) -> dict[Lane, list[int]]:
@@ -178,7 +186,9 @@ class ExpectedPass:
     @cached_property
     def slowest_s(self) -> Num:
         """`slowest` without an interval. [s]"""
-        times = (self._expected_s(places) + (0.0 if one[1] else self.taken) for one, places in self._lanes.items())
+        times = (
+            self._expected_s(places) + (0.0 if one[1] else self.core_time_s) for one, places in self._lanes.items()
+        )
         return reduce(np.maximum, times)
 
     @cached_property
@@ -188,9 +198,9 @@ class ExpectedPass:
         alone: Num = sum((row.block.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
         return np.asarray(np.divide(alone, self.expected_s))
 
-    def in_parts(self, parts: Num, *, turns: bool) -> Interval:
+    def pipelined_s(self, parts: Num, *, autoregressive: bool) -> Interval:
         """The expected time whose lower bound is Plan.in_parts."""
-        whole = partial(in_parts, parts=parts, turns=turns or overlapping(self.lanes))
+        whole = partial(pipelined_s, parts=parts, autoregressive=autoregressive or overlapping(self.lanes))
         return self.total.join(self.slowest, whole)
 
     @property
@@ -239,7 +249,9 @@ class ExpectedPass:
         if self.host == IDLE:
             return lambda time_s: time_s
         rows = ((self.operators[place].block, self.launches[place]) for place in places)
-        count: Num = sum((block.repeat * one.often * (one.expected > 0) for block, one in rows), start=np.zeros(1))
+        count: Num = sum(
+            (block.repeat * one.run_probability * (one.expected > 0) for block, one in rows), start=np.zeros(1)
+        )
         return lambda time_s: self.host.time_s(time_s, count)
 
     def _kernels_s(self, places: Sequence[int]) -> Num:
@@ -271,7 +283,7 @@ def _without_versions(source: str) -> str:
     )
 
 
-def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
+def combined_launches(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
     """Several launches as one, with times combined by `f`, and the errors of all."""
     first, *rest = parts
     for part in rest:

@@ -19,7 +19,7 @@ from ..workload import Workload
 from .device import Device
 from .device_similarity import matrix_instructions
 from .engines import IDLE, Engine, Host
-from .expected import ExpectedLaunch, ExpectedPass, together
+from .expected import ExpectedLaunch, ExpectedPass, combined_launches
 from .families._family import Array
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .profile import Profile
@@ -34,7 +34,7 @@ _NEAREST: Final = 1.05
 
 
 @frozen(kw_only=True)
-class Launched:
+class PassLaunches:
     """A pass as launches of a library.
 
     bounds  lower bound of one launch of each operator, [point] or [device, point]; blocks with equal operators share
@@ -46,7 +46,7 @@ class Launched:
     bounds: Sequence[Array]
 
     @classmethod
-    def of(cls, rows: Sequence[OperatorEstimate], launches: Sequence[KernelSequence]) -> Launched:
+    def of(cls, rows: Sequence[OperatorEstimate], launches: Sequence[KernelSequence]) -> PassLaunches:
         """The pass of the operators `rows`."""
         bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
         size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
@@ -60,7 +60,7 @@ class Launched:
         """
         found: dict[object, list[KernelSequence]] = {}
         for launch in self.launches:
-            same = id(launch.kernels), id(launch.beside), launch.remark
+            same = id(launch.kernels), id(launch.concurrent), launch.remark
             found.setdefault((*same, *(id(self.bounds[m]) for m in launch.members)), []).append(launch)
         return [(launches, *self._bounds(launches[0])) for launches in found.values()]
 
@@ -71,16 +71,16 @@ class Launched:
         each = np.broadcast_arrays(*(self.bounds[m] for m in launch.members))
         return each, sum(each[1:], start=each[0])
 
-    def only(self, devices: list[int]) -> Launched:
+    def on_devices(self, devices: list[int]) -> PassLaunches:
         """The same on some of several devices, by their indices."""
         distinct = {id(bound): bound for bound in self.bounds}
         bounds = {key: bound[devices] for key, bound in distinct.items()}
         return replace(self, bounds=[bounds[id(bound)] for bound in self.bounds])
 
-    def asked(self, device: Any = ...) -> Iterator[KernelBounds]:
+    def kernel_bounds(self, device: Any = ...) -> Iterator[KernelBounds]:
         """Kernels whose times the launches are made of, on a device of several by its index."""
         for same, _, whole in self.groups:
-            for kernel in same[0].every:
+            for kernel in same[0].all_kernels:
                 yield KernelBounds(kernel, whole[device])
 
 
@@ -120,20 +120,24 @@ class Kernels(KernelTimes):
         """
         device = None if isinstance(self.device, str) else self.device
         return Launcher(
-            by_query=device is not None and matrix_instructions(device) == "blackwell",
+            per_query=device is not None and matrix_instructions(device) == "blackwell",
             cores=device.cores if device else np.nan,
-            factor=self.factor, host=self.host, why=self.why,
+            factor=self.factor, host=self.host, reason=self.reason,
         )  # fmt: skip
 
     @property
-    def carried(self) -> bool:
+    def is_unmeasured(self) -> bool:
         """Whether nothing was measured on the device itself."""
-        return self._backend.carried(self.hardware) if isinstance(self._backend, EngineKernels) else super().carried
+        return (
+            self._backend.is_unmeasured(self.hardware)
+            if isinstance(self._backend, EngineKernels)
+            else super().is_unmeasured
+        )
 
-    def others(self, kernel: LibraryKernel) -> tuple[str, ...]:
-        return () if kernel.family == AMOUNTS else super().others(kernel)
+    def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
+        return () if kernel.family == AMOUNTS else super().stand_in_libraries(kernel)
 
-    def laid(
+    def launches_for(
         self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, KernelSequence] | None = None
     ) -> tuple[KernelSequence, ...]:
         """The launches for operators; equal on devices with the same `library` and `half`.
@@ -148,21 +152,23 @@ class Kernels(KernelTimes):
 
     def expect_each(self, passes: Sequence[tuple[Sequence[OperatorEstimate], Workload]]) -> list[ExpectedPass]:
         """expect() of several passes, with one evaluation of their kernels."""
-        return list(self.passes([Launched.of(rows, self.laid(rows, workload)) for rows, workload in passes]))
+        return list(
+            self.expect_passes([PassLaunches.of(rows, self.launches_for(rows, workload)) for rows, workload in passes])
+        )
 
-    def passes(self, launched: Sequence[Launched]) -> Iterator[ExpectedPass]:
+    def expect_passes(self, launched: Sequence[PassLaunches]) -> Iterator[ExpectedPass]:
         """The same for several passes, with one evaluation of their kernels."""
-        times = self.times([asked for one in launched for asked in one.asked()])
+        times = self.times([asked for one in launched for asked in one.kernel_bounds()])
         for one in launched:
             yield self.launcher.launch_all(one, times)
 
-    def run(self, plan: Plan, workload: Workload) -> ExpectedPass:
+    def expect_plan(self, plan: Plan, workload: Workload) -> ExpectedPass:
         """Expected time of all operators of a plan."""
         return self.expect(plan.estimate(workload).operators, workload)
 
-    def _worked_out(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
+    def _evaluate(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
         """Expected times of kernels, those of whole passes by the factors of the engine's backend."""
-        rest = iter(super()._worked_out([one for one in asked if one.kernel.family != AMOUNTS]))
+        rest = iter(super()._evaluate([one for one in asked if one.kernel.family != AMOUNTS]))
         return [self._by_amounts(one) if one.kernel.family == AMOUNTS else next(rest) for one in asked]
 
     def _by_amounts(self, asked: KernelBounds) -> ExpectedLaunch | None:
@@ -172,7 +178,7 @@ class Kernels(KernelTimes):
         expected, low, high = (
             np.where(asked.chosen, time_s, 0.0) for time_s in (found.expected, found.low, found.high)
         )
-        return found.taking(expected, low, high, found.often)
+        return found.with_times(expected, low, high, found.run_probability)
 
 
 @frozen(kw_only=True)
@@ -188,17 +194,17 @@ class Launcher:
     why       the reason why nothing is known of a kernel
     """
 
-    by_query: bool
+    per_query: bool
     cores: Num
     factor: float
     host: Host
-    why: Callable[[LibraryKernel], str]
+    reason: Callable[[LibraryKernel], str]
 
-    def launch_all(self, one: Launched, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
+    def launch_all(self, one: PassLaunches, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
         """A pass, from the times of `one.kernels`."""
         launches: list[ExpectedLaunch | None] = [None] * len(one.operators)
         for same, bounds, whole in one.groups:
-            kernel_times = {id(kernel): next(times) for kernel in same[0].every}
+            kernel_times = {id(kernel): next(times) for kernel in same[0].all_kernels}
             expected = self._launch(same[0], whole, kernel_times)
             shares = [expected.share(bound, whole) for bound in bounds]
             for launch in same:
@@ -215,29 +221,29 @@ class Launcher:
             return self._at_least(bound, launch, bound, times)
         cores, start_s, reach = launch.sending
         expected = self._at_least(np.where(bound > 0, start_s + bound / reach, 0.0), launch, bound, times)
-        return replace(expected, taken=np.where(bound > 0, start_s, 0.0) + expected.expected * cores / self.cores)
+        return replace(expected, core_time_s=np.where(bound > 0, start_s, 0.0) + expected.expected * cores / self.cores)
 
     def _at_least(
         self, least: Array, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
         """A launch that is expected to take no less than `least`."""
-        known = [part for kernel in launch.kernels if (part := _run(kernel, times, by_query=self.by_query))]
+        known = [part for kernel in launch.kernels if (part := _run(kernel, times, per_query=self.per_query))]
         if not known:
-            why = launch.remark if not launch.kernels else self.why(launch.kernels[0])
+            why = launch.remark if not launch.kernels else self.reason(launch.kernels[0])
             found = ExpectedLaunch.of(bound_only(bound, why), ())
-            return replace(found, expected=least, often=launch.often)
-        beside = [part for kernel in launch.beside if (part := times[id(kernel)])]
-        result = together(known, np.add)
-        result = together([result, together(beside, np.add)], np.maximum) if beside else result
-        factor = self.factor * launch.often
+            return replace(found, expected=least, run_probability=launch.run_probability)
+        beside = [part for kernel in launch.concurrent if (part := times[id(kernel)])]
+        result = combined_launches(known, np.add)
+        result = combined_launches([result, combined_launches(beside, np.add)], np.maximum) if beside else result
+        factor = self.factor * launch.run_probability
         whole = result.expected * factor
-        measured = result.source.startswith(CALIBRATED) and not launch.instead
+        measured = result.source.startswith(CALIBRATED) and not launch.stand_in_class
         expected = np.maximum(whole, least if measured else _NEAREST * least)
         longer = factor * np.divide(expected, whole, out=np.ones_like(bound), where=whole > 0)
         low, high = (np.maximum(side * longer, bound) for side in (result.low, result.high))
-        found = result.taking(expected, low, high, launch.often)
-        if launch.instead:
-            found = found.widened(stand_in_error(launch.kernels[0].family, launch.instead))
+        found = result.with_times(expected, low, high, launch.run_probability)
+        if launch.stand_in_class:
+            found = found.widened(stand_in_error(launch.kernels[0].family, launch.stand_in_class))
             found = replace(found, low=np.maximum(found.low, bound))
         if launch.partial:
             source = bound_only_label(f"{launch.remark}, at least {found.source}")
@@ -255,13 +261,15 @@ def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str |
         return str(error)
 
 
-def _run(kernel: LibraryKernel, times: Mapping[int, ExpectedLaunch | None], *, by_query: bool) -> ExpectedLaunch | None:
+def _run(
+    kernel: LibraryKernel, times: Mapping[int, ExpectedLaunch | None], *, per_query: bool
+) -> ExpectedLaunch | None:
     """A kernel, or another that is run instead: where that takes less time, or on devices that run it `by_query`."""
     found = times[id(kernel)]
-    instead, apart = (times[id(other)] if other else None for other in (kernel.instead, kernel.apart))
+    instead, apart = (times[id(other)] if other else None for other in (kernel.alternative, kernel.per_query))
     if found and apart:
-        most = apart.up_to(found) if by_query else found.up_to(apart)
-        most = most.at_most(instead, kernel.instead.where) if kernel.instead and instead else most
-        why = "a query at a time" if by_query else "few queries as so many heads"
+        most = apart.spanning(found) if per_query else found.spanning(apart)
+        most = most.capped_by(instead, kernel.alternative.where) if kernel.alternative and instead else most
+        why = "a query at a time" if per_query else "few queries as so many heads"
         return replace(most, source=stand_in_label(f"{why}, of which no kernel was measured with several", most.source))
-    return found.or_sooner(instead, kernel.instead.where) if found and kernel.instead and instead else found
+    return found.or_faster(instead, kernel.alternative.where) if found and kernel.alternative and instead else found

@@ -41,21 +41,21 @@ class Library:
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         self.hardware = hardware
-        self.given: dict[tuple[str, str, Implementation], KernelFit] = {}
+        self.user_fits: dict[tuple[str, str, Implementation], KernelFit] = {}
         for fit in (fit for profile in profiles for fit in profile.fits):
-            self.given.setdefault(key_of(fit), fit)
-        self.fits = (*self.given.values(), *(fit for fit in index().fits if key_of(fit) not in self.given))
-        self.asked = library
-        self.own = [fit for fit in self.fits if fit.device == hardware.name]
-        self.by_family: dict[str, list[KernelFit]] = {}
+            self.user_fits.setdefault(key_of(fit), fit)
+        self.fits = (*self.user_fits.values(), *(fit for fit in index().fits if key_of(fit) not in self.user_fits))
+        self.requested_library = library
+        self.fits_on_device = [fit for fit in self.fits if fit.device == hardware.name]
+        self.fits_by_family: dict[str, list[KernelFit]] = {}
         for fit in self.fits:
-            self.by_family.setdefault(fit.family, []).append(fit)
+            self.fits_by_family.setdefault(fit.family, []).append(fit)
         self._implementations: dict[tuple[str, Implementation, bool], tuple[Implementation, ...]] = {}
 
     @cached_property
     def device(self) -> Device | str:
         """The device of the models of kernels, or the reason why there is none."""
-        if self.hardware.kind not in ("gpu", "") and not self.own:
+        if self.hardware.kind not in ("gpu", "") and not self.fits_on_device:
             return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
         try:
             return device_of(self.hardware)
@@ -64,16 +64,16 @@ class Library:
 
     @property
     def library(self) -> str:
-        return self.asked or next(iter(self.usual), "")
+        return self.requested_library or next(iter(self.default_libraries), "")
 
     @cached_property
-    def usual(self) -> tuple[str, ...]:
+    def default_libraries(self) -> tuple[str, ...]:
         """Libraries that can be the default of the device; the first one is."""
-        mine = [fit for fit in self.given.values() if fit.device == self.hardware.name]
+        mine = [fit for fit in self.user_fits.values() if fit.device == self.hardware.name]
         device = self.device
-        related = [] if self.own or isinstance(device, str) else fits_on_nearest_devices(self.fits, device)
+        related = [] if self.fits_on_device or isinstance(device, str) else fits_on_nearest_devices(self.fits, device)
         families: dict[str, set[str]] = {}
-        for fit in mine or self.own or related:
+        for fit in mine or self.fits_on_device or related:
             families.setdefault(fit.implementation.library, set()).add(fit.family)
         errors = {
             name: np.mean([fit.held_out.mape for fit in self.fits if fit.implementation.library == name])
@@ -89,14 +89,14 @@ class Library:
         return newest and library in _TO_MXFP8
 
     @property
-    def unknown(self) -> bool:
+    def is_library_unknown(self) -> bool:
         """Whether any library may run on the device: none was asked for, and none was measured on it."""
-        return not self.asked and self.carried
+        return not self.requested_library and self.is_unmeasured
 
     @property
-    def carried(self) -> bool:
+    def is_unmeasured(self) -> bool:
         """Whether no kernels were measured on the device itself."""
-        return not self.own
+        return not self.fits_on_device
 
     def run_as(self, kernel: LibraryKernel) -> LibraryKernel:
         """The kernel with the operands that a library gives it on the device.
@@ -109,10 +109,10 @@ class Library:
         narrow = WEIGHTS_ONLY.get(dtype)
         if not narrow or matrix(TYPES[dtype].arithmetic) in self.hardware.rates:
             return kernel
-        measured = any(fit.implementation.dtype == dtype for fit in self.own)
+        measured = any(fit.implementation.dtype == dtype for fit in self.fits_on_device)
         return kernel if measured else replace(kernel, implementation=replace(kernel.implementation, dtype=narrow))
 
-    def able(self, kernel: LibraryKernel) -> tuple[Implementation, ...]:
+    def implementations_for(self, kernel: LibraryKernel) -> tuple[Implementation, ...]:
         """The stacks of kernels that can do the work of `kernel`.
 
         In order of preference: kernels of its library on this device; kernels of its library for this data type on the
@@ -123,25 +123,29 @@ class Library:
         key = (kernel.family, kernel.implementation, plain)
         if key not in self._implementations:
             implementation, several = kernel.implementation, kernel.family not in ALIKE
-            alike = [fit for fit in self.own if _alike(fit, kernel, plain=plain)]
+            alike = [fit for fit in self.fits_on_device if _alike(fit, kernel, plain=plain)]
             mine = [fit for fit in alike if fit.implementation.library == implementation.library]
             implementations: tuple[Implementation, ...] = ()
             if several and not mine:
-                implementations = self._carried(kernel, implementation.dtype, plain=plain, alone=not self.unknown)
-            implementations = implementations or self._measured(kernel, mine or alike, several=several)
+                implementations = self._implementations_elsewhere(
+                    kernel, implementation.dtype, plain=plain, alone=not self.is_library_unknown
+                )
+            implementations = implementations or self._implementations_on_device(kernel, mine or alike, several=several)
             for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())) if several else ():
                 for alone in (True, False):
-                    implementations = implementations or self._carried(kernel, dtype, plain=plain, alone=alone)
+                    implementations = implementations or self._implementations_elsewhere(
+                        kernel, dtype, plain=plain, alone=alone
+                    )
             self._implementations[key] = implementations or (implementation,)
         return self._implementations[key]
 
-    def _measured(
+    def _implementations_on_device(
         self, kernel: LibraryKernel, alike: Sequence[KernelFit], *, several: bool
     ) -> tuple[Implementation, ...]:
         """Of equivalent kernels on the device, those of the library with most measurements; `several` if kernels of one
         library differ in what they do.
         """
-        ranked = sorted(alike, key=lambda fit: (key_of(fit) not in self.given, -fit.rows))
+        ranked = sorted(alike, key=lambda fit: (key_of(fit) not in self.user_fits, -fit.rows))
         mine = [fit for fit in ranked if fit.implementation.library == ranked[0].implementation.library]
         asked = {"dtype": kernel.implementation.dtype, "kv_dtype": kernel.implementation.kv_dtype}
         if kernel.family == "elementwise":
@@ -153,14 +157,16 @@ class Library:
                 (fit.implementation.dtype, fit.implementation.kv_dtype)
                 == (kernel.implementation.dtype, kernel.implementation.kv_dtype)
             ),
-            lambda fit: key_of(fit) in self.given,
+            lambda fit: key_of(fit) in self.user_fits,
             lambda fit: fit.implementation.kernel == kernel.implementation.kernel,
         )
         for told in wanted:
             mine = list(filter(told, mine)) or mine
         return tuple(replace(fit.implementation, **asked) for fit in (mine if several else mine[:1]))
 
-    def _carried(self, kernel: LibraryKernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Implementation, ...]:
+    def _implementations_elsewhere(
+        self, kernel: LibraryKernel, dtype: str, *, plain: bool, alone: bool
+    ) -> tuple[Implementation, ...]:
         """Stacks of the nearest relatives for a data type; `alone`: only of the kernel's own library. Empty without a
         library, as its choice of kernels is then unknown.
         """
@@ -168,12 +174,12 @@ class Library:
         if isinstance(device, str) or not implementation.library:
             return ()
         like = replace(kernel, implementation=replace(implementation, dtype=dtype))
-        alike = [fit for fit in self.by_family.get(kernel.family, ()) if _alike(fit, like, plain=plain)]
+        alike = [fit for fit in self.fits_by_family.get(kernel.family, ()) if _alike(fit, like, plain=plain)]
         near = fits_on_nearest_devices(
             [fit for fit in alike if not alone or fit.implementation.library == implementation.library], device
         )
         libraries = {fit.implementation.library for fit in near}
-        if not self.unknown and near:
+        if not self.is_library_unknown and near:
             most = max(near, key=lambda fit: fit.rows).implementation.library
             libraries = {implementation.library if implementation.library in libraries else most}
         found = dict.fromkeys(

@@ -55,7 +55,7 @@ class KernelBounds(NamedTuple):
         """What tells it from others on one device; None of so many points that it is not remembered."""
         if self.bound.size > _REMEMBERED:
             return None
-        bound = self.bound.tobytes() if self.kernel.traffic else b""
+        bound = self.bound.tobytes() if self.kernel.memory_traffic_only else b""
         return *self.kernel.identity, self.chosen.tobytes(), bound
 
 
@@ -86,19 +86,19 @@ class KernelTimes(Library):
         known = self._known  # of which another thread may begin a new one
         keys = [one.key for one in asked]
         new = {key: one for key, one in zip(keys, asked, strict=True) if key and key not in known}
-        known.update(zip(new, self._worked_out(list(new.values())), strict=True))
+        known.update(zip(new, self._evaluate(list(new.values())), strict=True))
         for key, one in zip(keys, asked, strict=True):
-            yield known[key] if key else self._worked_out([one])[0]
+            yield known[key] if key else self._evaluate([one])[0]
 
-    def _worked_out(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
+    def _evaluate(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
         found: list[ExpectedLaunch | None] = [None] * len(asked)
         alike: dict[tuple[str, tuple[Implementation, ...], Implementation, bool], list[int]] = {}
         for place, one in enumerate(asked):
             if one.chosen.any():
                 kernel = self.run_as(one.kernel)
-                alike.setdefault((kernel.family, self.able(kernel), kernel.implementation, kernel.hosted), []).append(
-                    place
-                )
+                alike.setdefault(
+                    (kernel.family, self.implementations_for(kernel), kernel.implementation, kernel.hosted), []
+                ).append(place)
         for places in alike.values():
             count = max(_AT_ONCE // max(asked[place].bound.size for place in places), 1)
             for start in range(0, len(places), count):
@@ -112,12 +112,14 @@ class KernelTimes(Library):
         kernel = self.run_as(asked[0].kernel)
         parts = [one.kernel.columns(one.chosen) for one in asked]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        if kernel.traffic and not isinstance(self.device, str):  # what takes longer than its bytes is as so many more
+        if kernel.memory_traffic_only and not isinstance(
+            self.device, str
+        ):  # what takes longer than its bytes is as so many more
             bounds = np.concatenate([one.bound[one.chosen] for one in asked])
             columns["bytes"] = np.maximum(columns["bytes"], bounds * self.device.bandwidth)
         ends = np.cumsum([np.count_nonzero(one.chosen) for one in asked]).tolist()
         starts = [0, *ends[:-1]]
-        implementations = self.able(kernel)
+        implementations = self.implementations_for(kernel)
         able = [
             each for implementation in implementations if (each := self._alternative(kernel, implementation, columns))
         ]
@@ -145,7 +147,7 @@ class KernelTimes(Library):
             return None
         fits = estimator.selection.fits
         try:
-            if kernel.hosted and not any(key_of(fit) in self.given for fit in fits):
+            if kernel.hosted and not any(key_of(fit) in self.user_fits for fit in fits):
                 found = _elsewhere(estimator, columns)
             else:
                 found = estimator.expect(columns)
@@ -154,26 +156,26 @@ class KernelTimes(Library):
             return None
         return found, fits[0]
 
-    def others(self, kernel: LibraryKernel) -> tuple[str, ...]:
+    def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""
         kernel = self.run_as(kernel)
         selections = [] if kernel.family in ALIKE else self._selections(kernel)
         libraries = {fit.implementation.library: None for selection in selections for fit in selection.fits}
         return () if self.library in libraries else tuple(libraries)
 
-    def types(self, kernel: LibraryKernel) -> tuple[str, ...]:
+    def measured_dtypes(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Data types of the measured kernels whose parameters are used."""
         kernel = self.run_as(kernel)
         return tuple(dict.fromkeys(selection.fits[0].implementation.dtype for selection in self._selections(kernel)))
 
-    def why(self, kernel: LibraryKernel) -> str:
+    def reason(self, kernel: LibraryKernel) -> str:
         """The reason for which nothing is known of it."""
-        estimator = self._estimator(kernel, self.able(kernel)[0])
+        estimator = self._estimator(kernel, self.implementations_for(kernel)[0])
         return estimator if isinstance(estimator, str) else "not run"
 
     def _selections(self, kernel: LibraryKernel) -> list[FitSelection]:
         """The known parameters of the kernels that can do the work of one."""
-        estimators = (self._estimator(kernel, implementation) for implementation in self.able(kernel))
+        estimators = (self._estimator(kernel, implementation) for implementation in self.implementations_for(kernel))
         return [estimator.selection for estimator in estimators if isinstance(estimator, Estimator)]
 
     def _estimator(self, kernel: LibraryKernel, implementation: Implementation) -> Estimator | str:
@@ -189,7 +191,7 @@ class KernelTimes(Library):
     def _selected(self, kernel: LibraryKernel, implementation: Implementation, device: Device) -> Estimator | str:
         try:
             selection = select_fits(
-                kernel.family, device, implementation, self.by_family.get(kernel.family, ()), unknown=self.unknown
+                kernel.family, device, implementation, self.fits_by_family.get(kernel.family, ()), unknown=self.is_library_unknown
             )  # fmt: skip
         except InputError as error:
             return str(error)

@@ -75,7 +75,7 @@ class FitSelection:
     fits: tuple[KernelFit, ...]
     error: Error
     source: str
-    traffic: bool = False
+    memory_traffic_only: bool = False
 
 
 def select_fits(
@@ -114,7 +114,7 @@ def _as_traffic(implementation: Implementation, plain: FitSelection) -> FitSelec
     error = next((known[key] for key in keys if key in known), _UNKNOWN)
     whose = plain.source.removeprefix(CALIBRATED).removeprefix(TRANSFERRED)
     times = f"{error.scale:.2g} times an addition on {whose}"
-    return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", traffic=True)
+    return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", memory_traffic_only=True)
 
 
 def _calibrated(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> FitSelection | None:

@@ -124,7 +124,7 @@ class EngineKernels:
             source=self._source(level, hardware), implementations=(f"{self.engine} {self.title}",),
         )  # fmt: skip
 
-    def carried(self, hardware: Hardware) -> bool:
+    def is_unmeasured(self, hardware: Hardware) -> bool:
         """Whether factors are those of other devices."""
         return self._factors(hardware)[0] != LEVELS[0]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 _FILE: Final = "journal.jsonl"
 _LOCK: Final = "journal.lock"
-Launched = tuple[tuple[str, ...], str]  # (kind of launches, tiling as text; "": the default)
+PassLaunches = tuple[tuple[str, ...], str]  # (kind of launches, tiling as text; "": the default)
 _SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # properties that all rows of one folder share
 
 
@@ -39,8 +39,8 @@ class Journal:
         self.rows: list[dict[str, Any]] = []
         self.ceilings: list[Ceiling] = []
         self.complete = False  # whether all ceilings were measured
-        self.broken: set[Launched] = set()  # launches after which the device was unusable
-        self._tried: set[Launched] = set()
+        self.broken: set[PassLaunches] = set()  # launches after which the device was unusable
+        self._tried: set[PassLaunches] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(folder)
@@ -56,7 +56,7 @@ class Journal:
         if trying:
             self.broke(*trying)
 
-    def _read(self, lines: list[bytes], header: Mapping[str, Any]) -> Launched | None:
+    def _read(self, lines: list[bytes], header: Mapping[str, Any]) -> PassLaunches | None:
         """The launch during whose first trial the process ended; None if there is none."""
         trying = None
         for number, line in enumerate(lines, 1):

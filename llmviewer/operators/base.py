@@ -45,7 +45,7 @@ class Tensor:
     rows: Form = TOKENS
     role: Role = Role.ACTIVATION
     held: Form | None = None
-    away: float = 0.0
+    offloaded: float = 0.0
     left_as_published: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Tensor:
     @property
     def held_bytes(self) -> Form:
         """Bytes that stay in device memory between passes. [B]"""
-        return (1 - self.away) * self.kept_bytes
+        return (1 - self.offloaded) * self.kept_bytes
 
 
 @frozen(kw_only=True)
@@ -85,7 +85,7 @@ class Weight:
     rows: Form | None = None
     tied: bool = False
     active: float = 1.0
-    away: float = 0.0
+    offloaded: float = 0.0
 
     @property
     def numel(self) -> int:
@@ -109,7 +109,7 @@ class Weight:
     @property
     def stored_bytes(self) -> float:
         """What of it takes device memory. [B]"""
-        return (1 - self.away) * self.kept_bytes
+        return (1 - self.offloaded) * self.kept_bytes
 
 
 @frozen(kw_only=True)
@@ -194,7 +194,7 @@ class Operator:
         return self.outputs[0]
 
     @property
-    def beside(self) -> bool:
+    def overlapped(self) -> bool:
         """Whether it runs concurrently with launches of another micro-batch."""
         return False
 

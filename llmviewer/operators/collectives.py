@@ -51,7 +51,7 @@ class Group:
     topology: str = "switch"
     ports: int = 1
     reducing: bool = False
-    beside: bool = False
+    overlapped: bool = False
 
     @property
     def size(self) -> int:
@@ -72,8 +72,8 @@ class Collective(Operator):
     kind: str = declare("communication", "Data exchanged between devices.", group=OperatorGroup.COMMUNICATION)
 
     @property
-    def beside(self) -> bool:
-        return self.group.beside
+    def overlapped(self) -> bool:
+        return self.group.overlapped
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}

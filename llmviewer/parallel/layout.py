@@ -247,7 +247,7 @@ class Network:
             topology=topology if self.inside == UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
             reducing=self.inside == UP and f"{UP}.in_network" in self.hardware.told,
-            beside=self.layout.two_batch_overlap,
+            overlapped=self.layout.two_batch_overlap,
         )
 
     def linked(self) -> Hardware:

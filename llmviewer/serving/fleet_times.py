@@ -12,7 +12,7 @@ import numpy as np
 from ..comparing.fleet import Fleet
 from ..devices.hardware import Hardware
 from ..expectation.expected import ExpectedLaunch, ExpectedPass
-from ..expectation.kernels import Kernels, Launched
+from ..expectation.kernels import Kernels, PassLaunches
 from ..expectation.launches import KernelSequence
 from ..expectation.sources import CALIBRATED
 from ..expectation.times import KernelBounds
@@ -135,7 +135,7 @@ class _Launched(NamedTuple):
     part: _Part
     places: Sequence[int]
     kernels: Sequence[Kernels]
-    launched: Launched
+    launched: PassLaunches
 
     def expected(
         self, times: Mapping[str, Iterator[ExpectedLaunch | None]]
@@ -144,18 +144,18 @@ class _Launched(NamedTuple):
 
         times  of asked kernels, by the name of the device
         """
-        count = sum(len(same[0].every) for same, *_ in self.launched.groups)
+        count = sum(len(same[0].all_kernels) for same, *_ in self.launched.groups)
         groups: dict[object, list[tuple[int, Kernels, list[ExpectedLaunch | None]]]] = {}
         for place, own in zip(self.places, self.kernels, strict=True):
             each = [next(times[own.hardware.name]) for _ in range(count)]
             measured = tuple(time and time.source.startswith(CALIBRATED) for time in each)
-            groups.setdefault((own.launcher.by_query, measured), []).append((place, own, each))
+            groups.setdefault((own.launcher.per_query, measured), []).append((place, own, each))
         rows = {place: row for row, place in enumerate(self.places)}
         for group in groups.values():
             places, kernels, kernel_times = zip(*group, strict=True)
             cores = np.array([[own.launcher.cores] for own in kernels])
             launcher = replace(kernels[0].launcher, cores=cores)
-            launched = self.launched.only([rows[place] for place in places]) if len(groups) > 1 else self.launched
+            launched = self.launched.on_devices([rows[place] for place in places]) if len(groups) > 1 else self.launched
             yield list(places), launcher.launch_all(launched, map(_column, zip(*kernel_times, strict=True)))
 
 
@@ -227,11 +227,11 @@ class Placement:
                     rows, group_places, group_kernels = zip(*group, strict=True)
                     if key not in laid:
                         mine = _of_one(operators, part.run.graphs[group_places[0]], rows[0])
-                        laid[key] = group_kernels[0].laid(mine, workload, known.setdefault(key[:2], {}))
+                        laid[key] = group_kernels[0].launches_for(mine, workload, known.setdefault(key[:2], {}))
                     distinct = {id(op.busy_s): op for op in operators}
                     bounds = {same: _rows(op.time_s, list(rows)) for same, op in distinct.items()}
                     every = [bounds[id(op.busy_s)] for op in operators]
-                    launched = Launched(operators=fleet.operators, launches=laid[key], bounds=every)
+                    launched = PassLaunches(operators=fleet.operators, launches=laid[key], bounds=every)
                     yield _Launched(part, group_places, group_kernels, launched)
 
     def add(self, times: StepTimes, part: _Part, places: Sequence[int], found: ExpectedPass) -> None:
@@ -240,7 +240,7 @@ class Placement:
             return
         shape = len(places), *part.shape
         whole, taken, unmodelled = (
-            np.broadcast_to(each, shape) for each in (found.expected_s, found.taken, found.unmodelled_share)
+            np.broadcast_to(each, shape) for each in (found.expected_s, found.core_time_s, found.unmodelled_share)
         )
         slowest = np.broadcast_to(found.slowest_s, shape) if self.layout.cuts else whole
         rows = found.operators if self._differs_alone(part) else ()
@@ -279,7 +279,9 @@ class Placement:
         found: Grid = whole[:, 0] + _fewer(rows, each) if self.ranks > 1 else whole[:, 0]
         if part.halves == 1:
             return found
-        overlapped = (row.block.repeat * one[:, 0] for row, one in zip(rows, each, strict=True) if row.operator.beside)
+        overlapped = (
+            row.block.repeat * one[:, 0] for row, one in zip(rows, each, strict=True) if row.operator.overlapped
+        )
         sent = sum(overlapped, start=np.zeros(len(found)))
         halves: Grid = np.maximum(found, part.halves * np.maximum(found - sent + taken[:, 0], sent))
         return halves
@@ -318,7 +320,7 @@ def expected(
         asked: dict[str, list[KernelBounds]] = {}
         for _, one in waiting:
             for row, own in enumerate(one.kernels):
-                asked.setdefault(own.hardware.name, []).extend(one.launched.asked(row))
+                asked.setdefault(own.hardware.name, []).extend(one.launched.kernel_bounds(row))
         found = {name: kernels(name).times(each) for name, each in asked.items()}
         for which, one in waiting:
             for group, expected_pass in one.expected(found):

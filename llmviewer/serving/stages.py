@@ -22,7 +22,7 @@ from ..operators.base import Operator
 from ..operators.collectives import AllToAll
 from ..parallel.layout import Layout
 from ..records import frozen
-from ..roofline import Plan, in_parts
+from ..roofline import Plan, pipelined_s
 from ..setting import Setting
 from ..techniques import Drafter
 from ..workload import Spans, Workload
@@ -126,7 +126,7 @@ class Stage:
             other = one if decode_plan is plan else _part(decode_plan, experts, beside)
             return ExpectedStepTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
 
-        sent = some(None, beside=True) if any(row.operator.beside for row in plan.operators) else None
+        sent = some(None, beside=True) if any(row.operator.overlapped for row in plan.operators) else None
         return cls(
             own=some(None if ranks == 1 else False),
             shared=None if ranks == 1 else some(True),
@@ -190,7 +190,9 @@ class Stage:
         if self.sent:
             *computing, travelling, taken = times if self.taken else (*times, 0.0)
             busy = sum(computing, start=0.0)
-            kernels_s = in_parts(busy + travelling, np.maximum(busy + taken, travelling), halves, turns=True)
+            kernels_s = pipelined_s(
+                busy + travelling, np.maximum(busy + taken, travelling), halves, autoregressive=True
+            )
         if self.host == IDLE:
             return kernels_s
         return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
@@ -267,7 +269,7 @@ def _part(plan: Plan, experts: bool | None, beside: bool) -> Plan:
     """
     inside = among_experts([row.operator for row in plan.operators])
     rows = (row for row, own in zip(plan.operators, inside, strict=True) if experts in (None, own))
-    found = tuple(row for row in rows if row.operator.beside is beside)
+    found = tuple(row for row in rows if row.operator.overlapped is beside)
     return plan if len(found) == len(plan.operators) else Plan(found)
 
 

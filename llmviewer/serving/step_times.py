@@ -180,7 +180,7 @@ class ExpectedStepTimes(BoundTimes):
         bound = np.broadcast_to(plan.time_s(workload), first.shape)
         expected = np.ones(first.shape)
         if plan.operators:
-            expected = np.broadcast_to(self.sought(self.kernels.run(plan, workload)), first.shape)
+            expected = np.broadcast_to(self.sought(self.kernels.expect_plan(plan, workload)), first.shape)
         shape = tuple(map(len, axes))
         ratio = np.divide(expected, bound, out=np.ones(first.shape), where=bound > 0).reshape(shape)
         logs = tuple(map(np.log, axes))

@@ -275,11 +275,11 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     layout, share = setting.layout, setting.layout.share(batch)
     lengths = {"prompt": prompt, "images": images}
     values = plan.values(Workload.prefill(batch=share, **lengths))
-    ttft = plan.in_parts(values, layout.parts(batch), turns=False)
+    ttft = plan.pipelined_s(values, layout.parts(batch), autoregressive=False)
     columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
     if generates:
         values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, **lengths)))
-        step = decode_plan.in_parts(values, layout.parts(batch), turns=True)
+        step = decode_plan.pipelined_s(values, layout.parts(batch), autoregressive=True)
         columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
         columns |= {"decode_bytes": decode_plan.bytes(values)}
         columns |= {"decode_tokens_per_s": batch / step}

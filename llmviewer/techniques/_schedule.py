@@ -30,7 +30,7 @@ class Run:
     times: Num = 1.0
     main: bool = True
     parts: Num = 1
-    turns: bool = False
+    autoregressive: bool = False
     host_s: Num = 0.0
 
     @property
@@ -42,7 +42,9 @@ class Run:
     def time_s(self) -> Num:
         """Time of all passes in sequence. [s]"""
         values = self.plan.values(self.workload)
-        return self._sum(np.maximum(self.plan.in_parts(values, self.parts, turns=self.turns), self.host_s))
+        return self._sum(
+            np.maximum(self.plan.pipelined_s(values, self.parts, autoregressive=self.autoregressive), self.host_s)
+        )
 
     def amount(self, name: str) -> Num:
         """OPs or bytes of all passes on one device per stage; `name` is a form of the plan."""

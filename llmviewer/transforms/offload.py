@@ -46,7 +46,7 @@ class Offload:
         given = [f"{name}={part:g}" + (f"@{place}" if place != HOST else "") for name, part, place in parts if part]
         return " ".join([*given, *([_WAITS] if given and self.waits else [])])
 
-    def away(self, place: str, *, weights: Num, kv: Num) -> Num:
+    def offloaded_bytes(self, place: str, *, weights: Num, kv: Num) -> Num:
         """The part in `place` of `weights` and `kv` offloaded in total, in their unit."""
         return weights * (self.weights_in == place) + kv * (self.kv_in == place)
 
@@ -55,7 +55,7 @@ class Offload:
 
         Raises InputError if the bandwidth of a link is unknown.
         """
-        places = [place for place in _AWAY if self.away(place, weights=self.weights, kv=self.kv)]
+        places = [place for place in _AWAY if self.offloaded_bytes(place, weights=self.weights, kv=self.kv)]
         tiers = [tier for tier in _TIERS if any(tier in _AWAY[place] for place in places)]
         rates = {link(way): hardware.fact(f"{tier}.bandwidth") for tier in tiers for way in (tier, _outward(tier))}
         return replace(hardware, rates={**hardware.rates, **rates})
@@ -116,10 +116,10 @@ def offload(asked: Offload, *, decode: bool) -> Transform:
 
 def _fetching(block: Block, asked: Offload, *, decode: bool) -> Iterator[Operator]:
     def weight(w: Weight) -> Weight:
-        return replace(w, away=asked.weights)
+        return replace(w, offloaded=asked.weights)
 
     def tensor(t: Tensor) -> Tensor:
-        return replace(t, away=asked.kv) if t.role is Role.KV_CACHE else t
+        return replace(t, offloaded=asked.kv) if t.role is Role.KV_CACHE else t
 
     fetched: set[str] = set()  # fetched by an earlier launch of the layer
     for op in block.operators:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..expectation.expected import ExpectedPass, Interval
-from ..expectation.kernels import Kernels, Launched
+from ..expectation.kernels import Kernels, PassLaunches
 from ..expectation.launches import counted
 from ..forms import Num
 from ..generation import decoding_s, prefill_s
@@ -101,7 +101,7 @@ class Evaluation:
     given: Times | None = field(default=None, repr=False)
     given_bytes: Num | None = field(default=None, repr=False)
     _estimates: dict[str, Estimate] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _launched: dict[str, Launched] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _launched: dict[str, PassLaunches] = field(default_factory=dict, init=False, repr=False, compare=False)
     _passes: dict[str, ExpectedPass | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -278,7 +278,7 @@ class Evaluation:
         if kernels is None or not new:
             self._passes.update(dict.fromkeys(new))
             return
-        found = kernels.passes([self.launched(name, kernels) for name in new])
+        found = kernels.expect_passes([self.launched(name, kernels) for name in new])
         self._passes.update(zip(new, found, strict=True))
 
     @property
@@ -291,11 +291,11 @@ class Evaluation:
         steps = self.gen > 1 and not changes_passes(self.setting.techniques)
         self.expect(*self.phases, *([_STEPS] if steps else []))
 
-    def launched(self, name: str, kernels: Kernels) -> Launched:
+    def launched(self, name: str, kernels: Kernels) -> PassLaunches:
         """A pass as launches of the library of `kernels`."""
         if name not in self._launched:
             rows, workload = self._operators(name)
-            self._launched[name] = Launched.of(rows, kernels.laid(rows, workload))
+            self._launched[name] = PassLaunches.of(rows, kernels.launches_for(rows, workload))
         return self._launched[name]
 
     def _operators(self, name: str) -> tuple[Sequence[OperatorEstimate], Workload]:
@@ -412,7 +412,7 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
             return None
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
         for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
-        each = found.in_parts(run.parts, turns=run.turns)
+        each = found.pipelined_s(run.parts, autoregressive=run.autoregressive)
         times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
         whole = whole.join(times.map(partial(np.multiply, for_each)), add)
     return whole

@@ -38,7 +38,7 @@ def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
     if setting.library or not setting.kernels or not before:
         return ()
     fastest: dict[str, FasterLibrary] = {}
-    for library in setting.kernels.usual[1:]:
+    for library in setting.kernels.default_libraries[1:]:
         change = Change(name=library, group="library", options={"library": library})
         variant = Variant(changes=(change,), base=base, result=base.in_library(change.applied(setting)))
         variant.result.expect(*before)

@@ -90,11 +90,13 @@ def _of_block(
                 else _launch(place, work)
             )
             meanwhile = [works[m].row.operator for m in members]
-            beside = [
+            concurrent = [
                 kernel for op in meanwhile if isinstance(op, Overlapped) for kernel in collective(op.then, work)[0]
             ]
-            often = works[members[-1]].often  # a conversion's is that of the product which it is part of
-            known[same] = replace(launch, beside=tuple(beside), often=often)
+            run_probability = works[
+                members[-1]
+            ].run_probability  # a conversion's is that of the product which it is part of
+            known[same] = replace(launch, concurrent=tuple(concurrent), run_probability=run_probability)
         yield replace(known[same], members=members)
 
 
@@ -124,10 +126,10 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         types = _other_types(op)
         remark = ", ".join(filter(None, ("" if known else "such masks were not measured", types)))
         instead = "" if not remark else ANOTHER_TYPE if known else ANOTHER_KERNEL
-        return KernelSequence(members=members, kernels=kernels, remark=remark, instead=instead)
+        return KernelSequence(members=members, kernels=kernels, remark=remark, stand_in_class=instead)
     if isinstance(op, Indexer | BlockIndexer):
         return KernelSequence(
-            members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, instead=ANOTHER_KERNEL
+            members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, stand_in_class=ANOTHER_KERNEL
         )
     if isinstance(op, QK | SV):
         kernels = tuple(scores(op, work.part(spans), work) for spans in work.groups)

@@ -69,11 +69,13 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
             more = {**shapes, "q_len": queries + padded, "kv_len": keys + padded}
             yield replace(
                 instead,
-                apart=LibraryKernel(family="attention_decode", implementation=single, shapes=alone, where=few),
-                instead=LibraryKernel(family="attention_prefill", implementation=prompts, shapes=more, where=few),
+                per_query=LibraryKernel(family="attention_decode", implementation=single, shapes=alone, where=few),
+                alternative=LibraryKernel(family="attention_prefill", implementation=prompts, shapes=more, where=few),
             )
             instead, many = None, many & ~few
-    yield LibraryKernel(family="attention_prefill", implementation=prompts, shapes=shapes, where=many, instead=instead)
+    yield LibraryKernel(
+        family="attention_prefill", implementation=prompts, shapes=shapes, where=many, alternative=instead
+    )
 
 
 def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:

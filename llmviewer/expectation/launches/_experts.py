@@ -68,4 +68,4 @@ def moe(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequ
     kernels = (LibraryKernel(family="moe", implementation=implementation, shapes=shapes),)
     if run is down:
         return KernelSequence(members=members, kernels=kernels)
-    return KernelSequence(members=members, kernels=kernels, remark=_AS_DENSE, instead=ANOTHER_TYPE)
+    return KernelSequence(members=members, kernels=kernels, remark=_AS_DENSE, stand_in_class=ANOTHER_TYPE)

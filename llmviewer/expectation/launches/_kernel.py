@@ -16,27 +16,27 @@ from ..families._family import Array
 
 @frozen(kw_only=True)
 class LibraryKernel:
-    """A kernel: its family, its library and its shapes, which are numbers or arrays over the workload.
+    """A kernel: its family, its implementation and its shapes, which are numbers or arrays over the workload.
 
-    where   the workloads in which it runs
-    instead another kernel for the same work in some of them, which runs if it takes less time
-    apart   the same for one query at a time, which some libraries run, if it is of a few queries of each sequence
-    hosted  whether messages go through the host although devices also have links of their own
-    traffic whether no kernel of such work was measured, so that its bound and its bytes are all that is known
+    where                the workloads in which it runs
+    alternative          a kernel for the same work in some workloads, which runs if it takes less time
+    per_query            the kernel for one query of each sequence at a time, where libraries run several queries so
+    hosted               whether messages go through the host although devices also have links of their own
+    memory_traffic_only  whether no kernel of such work was measured, so that only its bound and its bytes are known
     """
 
     family: str
     implementation: Implementation
     shapes: Mapping[str, Num]
     where: Num = True
-    instead: LibraryKernel | None = None
-    apart: LibraryKernel | None = None
+    alternative: LibraryKernel | None = None
+    per_query: LibraryKernel | None = None
     hosted: bool = False
-    traffic: bool = False
+    memory_traffic_only: bool = False
 
     @cached_property
     def identity(self) -> tuple[Hashable, ...]:
-        """What distinguishes it from others, wherever each runs; in plain values, as they are compared often."""
+        """Key of the kernel, whatever the workloads in which it runs; plain values, which compare fast."""
         implementation, sizes = self.implementation, (_content(name, size) for name, size in self.shapes.items())
         return (
             self.family,
@@ -49,12 +49,12 @@ class LibraryKernel:
         )
 
     def columns(self, chosen: Array) -> dict[str, Array]:
-        """The columns of its family for the workloads `chosen`; columns that are not given have the values of a single
-        run.
+        """The columns of its family for the workloads of the mask `chosen`; columns that are not given have the values
+        of a single run.
         """
         family = FAMILIES[self.family]
-        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional}
-        columns = {key: np.asarray(self.shapes.get(key, usual), dtype=float) for key, usual in wanted.items()}
+        defaults = {**dict.fromkeys(family.columns, 0.0), **family.optional}
+        columns = {key: np.asarray(self.shapes.get(key, default), dtype=float) for key, default in defaults.items()}
         count = np.count_nonzero(chosen)
         return {
             key: np.broadcast_to(column, chosen.shape)[chosen] if column.ndim else np.full(count, column)
@@ -63,11 +63,11 @@ class LibraryKernel:
 
 
 class Sending(NamedTuple):
-    """How a collective sends, as far as that differs from its bound.
+    """Cores and links that a collective occupies, as far as they differ from its bound.
 
-    cores    that its kernels occupy while anything travels
-    start_s  for which they occupy all cores before and after that [s]
-    reach    part of the links' bandwidth that they reach
+    cores    number of cores that its kernels occupy while a message travels
+    start_s  time for which its kernels occupy all cores before and after that [s]
+    reach    fraction of the links' bandwidth that is reached
     """
 
     cores: float
@@ -79,32 +79,32 @@ class Sending(NamedTuple):
 class KernelSequence:
     """Kernels that run one after another for some operators together.
 
-    members  indices of the operators in their estimate
-    kernels  none if no kernel is known; `remark` then says why
-    beside   kernels that run at the same time
-    sending  how they send, for a collective
-    remark   what the measured kernels lack
-    instead  the class of stand-ins that the kernels are of, if they were measured for other work; "" if not
-    partial  whether the kernels are only a part of what runs, of the rest of which just the bound is known
-    often    the part of passes in which they run at all, for operators that only some tokens reach
+    members          indices of the operators in their estimate
+    kernels          empty if no kernel is known; `remark` then gives the reason
+    concurrent       kernels that run at the same time
+    sending          cores and links that a collective occupies; None for other operators
+    remark           difference between the measured kernels and this work
+    stand_in_class   class of stand-ins that the kernels belong to, if they were measured for other work, else ""
+    partial          whether the kernels cover only some of the work, of the rest of which just the bound is known
+    run_probability  fraction of passes in which the kernels run, for operators that only some tokens reach
     """
 
     members: tuple[int, ...]
     kernels: tuple[LibraryKernel, ...] = ()
-    beside: tuple[LibraryKernel, ...] = ()
+    concurrent: tuple[LibraryKernel, ...] = ()
     sending: Sending | None = None
     remark: str = ""
-    instead: str = ""
+    stand_in_class: str = ""
     partial: bool = False
-    often: Num = 1.0
+    run_probability: Num = 1.0
 
     @cached_property
-    def every(self) -> tuple[LibraryKernel, ...]:
+    def all_kernels(self) -> tuple[LibraryKernel, ...]:
         """All kernels that may run."""
-        others = (other for kernel in self.kernels for other in (kernel.instead, kernel.apart) if other)
-        return *self.kernels, *others, *self.beside
+        others = (other for kernel in self.kernels for other in (kernel.alternative, kernel.per_query) if other)
+        return *self.kernels, *others, *self.concurrent
 
 
 def _content(name: str, size: Num) -> Hashable:
-    """What distinguishes a size of a shape from others."""
+    """Hashable content of a size of a shape."""
     return name, (size.dtype.char, size.tobytes()) if isinstance(size, np.ndarray) else size

@@ -24,12 +24,12 @@ def unmeasured(op: Operator, work: LaunchWork) -> tuple[LibraryKernel, ...]:
     single tokens, one for a few and one for prompts.
     """
     if kind_of(op.kind).group is not OperatorGroup.STATE:
-        return (replace(mover(op, work, name=op.kind), traffic=True),)
+        return (replace(mover(op, work, name=op.kind), memory_traffic_only=True),)
     longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
     few = np.less(longest, _CHUNK)
     kinds = {"step": np.less_equal(longest, 1), "verify": np.greater(longest, 1) & few, "": np.logical_not(few)}
     names = ((f"{op.kind} {which}".strip(), where) for which, where in kinds.items())
-    return tuple(replace(mover(op, work, where=where, name=name), traffic=True) for name, where in names)
+    return tuple(replace(mover(op, work, where=where, name=name), memory_traffic_only=True) for name, where in names)
 
 
 def mover(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") -> LibraryKernel:

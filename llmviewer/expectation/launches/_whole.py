@@ -29,8 +29,8 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
     rows                   rows of the activations that each weight is multiplied with
     tokens                 new tokens of the pass
     """
-    row, often = work.row, work.often
-    weights: Num = row.weight_bytes / often
+    row, run_probability = work.row, work.run_probability
+    weights: Num = row.weight_bytes / run_probability
     linear = _linear(work.op)
     kind, rows = OTHER, np.zeros(1)
     if linear:
@@ -40,7 +40,7 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
     elif isinstance(work.op, Attention):
         kind = ATTENTION
     shapes = {
-        "weights": weights, "cache": row.kv_bytes / often, "moved": row.activation_bytes / often, "ops": work.ops,
+        "weights": weights, "cache": row.kv_bytes / run_probability, "moved": row.activation_bytes / run_probability, "ops": work.ops,
         "rows": rows, "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
     }  # fmt: skip
     implementation = Implementation(library=work.library, dtype=row.wanted.dtype, kernel=kind)

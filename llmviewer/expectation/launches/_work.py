@@ -33,30 +33,38 @@ class LaunchWork:
     row: OperatorEstimate
     workload: Workload
     stream: Stream
-    often: Num
+    run_probability: Num
     library: str
     half: str
 
     @classmethod
     def of_row(cls, row: OperatorEstimate, workload: Workload, *, library: str, half: str) -> LaunchWork:
         op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
-        stream, often = stream_of(row), _ALWAYS
+        stream, run_probability = stream_of(row), _ALWAYS
         if stream.name:
             once = evaluate(ONE.on(stream), workload)
-            often = np.where(np.greater(once, 0), once, 1.0)[()]
-        return cls(op=op, row=row, workload=workload, stream=stream, often=often, library=library, half=half)
+            run_probability = np.where(np.greater(once, 0), once, 1.0)[()]
+        return cls(
+            op=op,
+            row=row,
+            workload=workload,
+            stream=stream,
+            run_probability=run_probability,
+            library=library,
+            half=half,
+        )
 
     def of(self, form: Form) -> Num:
-        return evaluate(form.on(self.row.block.stream), self.workload) / self.often
+        return evaluate(form.on(self.row.block.stream), self.workload) / self.run_probability
 
     @property
     def ops(self) -> Num:
         own = self.op is self.row.operator
-        return self.row.ops / self.often if own else self.of(total(self.op.arithmetic().values()))
+        return self.row.ops / self.run_probability if own else self.of(total(self.op.arithmetic().values()))
 
     @property
     def nbytes(self) -> Num:
-        return self.row.bytes / self.often if self.op is self.row.operator else self.of(self.op.work().nbytes)
+        return self.row.bytes / self.run_probability if self.op is self.row.operator else self.of(self.op.work().nbytes)
 
     def part(self, spans: Spans) -> Workload:
         """One of `groups` as a workload, within the part of a pass that the operator sees."""
@@ -67,7 +75,9 @@ class LaunchWork:
     def groups(self) -> tuple[Spans, ...]:
         part = self.stream.of(self.workload)
         assert isinstance(part, Workload)
-        return part.groups if not self.stream.name else tuple(_there(spans, self.often) for spans in part.groups)
+        return (
+            part.groups if not self.stream.name else tuple(_there(spans, self.run_probability) for spans in part.groups)
+        )
 
 
 def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
@@ -77,12 +87,12 @@ def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
     return next((stream for stream in told if stream.name), row.block.stream)
 
 
-def _there(spans: Spans, often: Num) -> Spans:
+def _there(spans: Spans, run_probability: Num) -> Spans:
     """The sequences of a part of a pass, given that there are any; of those whose tokens take part by chance, sequences
     with at least one token.
     """
     if not isinstance(spans, Thinned):
-        return spans.times(1 / often)
+        return spans.times(1 / run_probability)
     some = 1 - (1 - spans.share) ** spans.q_len
     new = spans.share * spans.q_len / some
-    return Spans(batch=spans.batch * some / often, q_len=new, kv_len=new + spans.share * spans.past)
+    return Spans(batch=spans.batch * some / run_probability, q_len=new, kv_len=new + spans.share * spans.past)

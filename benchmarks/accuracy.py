@@ -42,13 +42,13 @@ from llmviewer.expectation.profile import (
     Error,
     KernelFit,
     Profile,
-    enough,
+    coverage_quantile,
     error_of,
     plain_error,
     to_yaml,
 )
 from llmviewer.expectation.profile import read as profile_of
-from llmviewer.expectation.residual import LEAST as LEAST_POINTS
+from llmviewer.expectation.residual import MIN_ROWS as LEAST_POINTS
 from llmviewer.expectation.rows import MeasuredRows, read
 from llmviewer.expectation.transfer import expect, select_fits, similarity_class
 
@@ -465,7 +465,7 @@ def _widened(name: str, moved: list[Moved]) -> Error:
         weight = 1 / len(needed) / len(devices)
         parts += [(uncertain * np.concatenate(own), weight) for own in devices.values()]
     weights = np.concatenate([np.full(len(values), weight / len(values)) for values, weight in parts])
-    return within[name].widened(enough(np.concatenate([values for values, _ in parts]), weights))
+    return within[name].widened(coverage_quantile(np.concatenate([values for values, _ in parts]), weights))
 
 
 def _pooled(moved: list[Moved]) -> Error:

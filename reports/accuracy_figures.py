@@ -59,8 +59,8 @@ def profile_errors(named: Mapping[str, Sequence[LibraryError]], title: str, abou
         figure.add_scatter(  # a legend shows nothing of a box without lines
             x=[None], y=[None], mode="markers", name=name, legendgroup=name, marker={**marker, "size": 9}
         )  # fmt: skip
-    known = [one.error for errors in named.values() for one in errors if one.error > 0]
-    low, high = min(known, default=0.01), max(known, default=1.0)
+    positive_errors = [one.error for errors in named.values() for one in errors if one.error > 0]
+    low, high = min(positive_errors, default=0.01), max(positive_errors, default=1.0)
     figure.update_layout(boxmode="group", showlegend=True)
     figure.update_xaxes(
         title_text="mean error, held out", type="log", range=[log10(low / 1.2), log10(1.2 * high)],

@@ -60,8 +60,8 @@ class Evidence:
     @property
     def text(self) -> str:
         """Our number, in words."""
-        more = f", {self.found / self.measured:.2f} times the measured gain" if self.measured else ""
-        return self.words.format(self.found) + more
+        measured_ratio = f", {self.found / self.measured:.2f} times the measured gain" if self.measured else ""
+        return self.words.format(self.found) + measured_ratio
 
     @property
     def knob(self) -> str:
@@ -77,8 +77,8 @@ _FASTER: Final = "decode {:.2f}x as fast"
 def _decoding(analysis: Analysis) -> float:
     """Speed-up of the tokens after the first."""
     assert analysis.effect
-    with_it, without = analysis.effect.result.tpot_s, analysis.effect.without.tpot_s
-    return without / with_it if with_it and without else 1.0
+    with_technique, without = analysis.effect.result.tpot_s, analysis.effect.without.tpot_s
+    return without / with_technique if with_technique and without else 1.0
 
 
 def _reading(analysis: Analysis) -> float:
@@ -87,7 +87,7 @@ def _reading(analysis: Analysis) -> float:
     return analysis.effect.without.ttft_s / analysis.effect.result.ttft_s
 
 
-def _whole(analysis: Analysis) -> float:
+def _speed_up(analysis: Analysis) -> float:
     assert analysis.effect
     return analysis.effect.speed_up
 
@@ -102,7 +102,7 @@ def _finding(key: str) -> Callable[[Analysis], float]:
     return ours
 
 
-def _again(analysis: Analysis, **changes: Any) -> Analysis:
+def _analyze_again(analysis: Analysis, **changes: Any) -> Analysis:
     """The same analysis with some arguments changed."""
     arguments = {name: analysis.inputs[name] for name in ("batch", "prompt", "gen", "techniques")}
     return analyze(analysis.model, analysis.hardware.name, **(arguments | changes))
@@ -110,7 +110,9 @@ def _again(analysis: Analysis, **changes: Any) -> Analysis:
 
 def _better_draft(analysis: Analysis) -> float:
     (technique,) = analysis.inputs["techniques"]
-    return _decoding(analysis) / _decoding(_again(analysis, techniques=[technique.replace("alpha=0.8", "alpha=0.6")]))
+    return _decoding(analysis) / _decoding(
+        _analyze_again(analysis, techniques=[technique.replace("alpha=0.8", "alpha=0.6")])
+    )
 
 
 def _weights_gb(analysis: Analysis) -> float:
@@ -118,7 +120,7 @@ def _weights_gb(analysis: Analysis) -> float:
 
 
 def _weights_part(analysis: Analysis) -> float:
-    return analysis.memory.weight_bytes / _again(analysis, techniques=()).memory.weight_bytes
+    return analysis.memory.weight_bytes / _analyze_again(analysis, techniques=()).memory.weight_bytes
 
 
 def _cache_gb(analysis: Analysis) -> float:
@@ -134,10 +136,13 @@ def _parameters(analysis: Analysis) -> float:
 
 def _throughput(analysis: Analysis) -> float:
     """Tokens per second at the largest batch that fits, relative to those without techniques."""
-    full = (_again(analysis, techniques=some).memory.max_batch for some in (analysis.inputs["techniques"], ()))
+    full = (
+        _analyze_again(analysis, techniques=techniques).memory.max_batch
+        for techniques in (analysis.inputs["techniques"], ())
+    )
     ours, theirs = (
-        _again(analysis, batch=batch, techniques=some).generation.tokens_per_s
-        for batch, some in zip(full, (analysis.inputs["techniques"], ()), strict=True)
+        _analyze_again(analysis, batch=batch, techniques=techniques).generation.tokens_per_s
+        for batch, techniques in zip(full, (analysis.inputs["techniques"], ()), strict=True)
     )
     return ours / theirs
 
@@ -202,12 +207,12 @@ EVIDENCE: Final = (
         theirs="up to 2x", source=f"{_S3}, section 4.1.1",
     ),
     Evidence(
-        id="Q-S3-12, Q-S4-06", technique="skeleton", ours=_whole, words="answer {:.2f}x as fast", least=2.39,
+        id="Q-S3-12, Q-S4-06", technique="skeleton", ours=_speed_up, words="answer {:.2f}x as fast", least=2.39,
         most=8, theirs="up to 2.39x, about 2x", source=f"{_S4}, section 4.2; {_S3}, section 4.2.2",
         options={"gen": 512},
     ),
     Evidence(
-        id="Q-S3-12", technique="skeleton medusa", ours=_whole, words="answer {:.2f}x as fast", least=4,
+        id="Q-S3-12", technique="skeleton medusa", ours=_speed_up, words="answer {:.2f}x as fast", least=4,
         theirs="4x for APAR with Medusa", source=f"{_S3}, section 4.2.2", options={"gen": 512},
     ),
     Evidence(

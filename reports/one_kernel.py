@@ -21,8 +21,8 @@ def render_text(estimates: Sequence[KernelEstimate], measured_s: float | None = 
     devices = list(dict.fromkeys(each.hardware for each in estimates))
     sizes = ", ".join(f"{name} {size}" for name, size in alike.items() if size)
     where = f" on {devices[0]}" if len(devices) == 1 else ""
-    what = KINDS[first.kernel].what.partition(";")[0]
-    head = f"{first.kernel}, {what}{where}: {', '.join(filter(None, (sizes, first.quant)))}."
+    formula = KINDS[first.kernel].what.partition(";")[0]
+    head = f"{first.kernel}, {formula}{where}: {', '.join(filter(None, (sizes, first.quant)))}."
     several = [name for name in first.sizes if name not in alike]
     named = (["device"] if len(devices) > 1 else []) + several
     lines = [[*named, "OPs", "bytes", "OP/B", "bound", "time", "expected", "from", "to", "of bound"]]
@@ -46,14 +46,14 @@ def _expected(each: KernelEstimate) -> list[str]:
 
 
 def _legend(estimates: Sequence[KernelEstimate]) -> str:
-    known = [each for each in estimates if each.expected_time_s is not None]
+    expected = [each for each in estimates if each.expected_time_s is not None]
     text = f"time: the lower bound, {_conditions(estimates)}; bound: what sets it."
-    if not known:
+    if not expected:
         why = bound_only_reason(estimates[0].source)
         return f"{text} No expected time is known there: {why or 'none was measured'}."
     text += " expected: time of measured kernels, 80 % of them between from and to; of bound: the share of the best "
-    text += f"possible performance that they attain. Expectation {_sources(known)}."
-    return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in known) else "")
+    text += f"possible performance that they attain. Expectation {_sources(expected)}."
+    return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in expected) else "")
 
 
 def _conditions(estimates: Sequence[KernelEstimate]) -> str:
@@ -75,10 +75,10 @@ def _cached(each: KernelEstimate) -> str:
     return f"{share} are in the {each.cache_bytes / 2**20:,.0f} MiB {each.cache}{speed}"
 
 
-def _sources(known: Sequence[KernelEstimate]) -> str:
+def _sources(estimates: Sequence[KernelEstimate]) -> str:
     """Sources of expected times, with their devices where there are several."""
     devices: dict[str, list[str]] = {}
-    for each in known:
+    for each in estimates:
         devices.setdefault(each.source, []).append(each.hardware)
     if len(devices) == 1:
         return next(iter(devices))
@@ -117,7 +117,9 @@ def render_kinds(width: int = WIDTH) -> str:
     margin = " " * 11
     lines = []
     for name, kind in KINDS.items():
-        sizes = " ".join((*(f"{size}=" for size in kind.needed), *(f"[{s}={of}]" for s, of in kind.usual.items())))
+        sizes = " ".join(
+            (*(f"{size}=" for size in kind.needed), *(f"[{s}={default}]" for s, default in kind.usual.items()))
+        )
         lines.append(filled(sizes, width, first=f"{name:<11}", others=margin))
         lines.append(filled(kind.what, width, first=margin, others=margin))
     return "\n".join(lines) + "\n"

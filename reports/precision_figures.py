@@ -119,7 +119,7 @@ def decode_time(
     workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len, prompt=kv_len - 1)
     plans = _plans(one, quants, "decode")
     figure = _time_frame("Time of a decode step", one, f"every sequence attends to {kv_len} tokens")
-    _curves(figure, plans, batches, workload, at="batch %{x}")
+    _curves(figure, plans, batches, workload, label="batch %{x}")
     figure.update_xaxes(title_text="batch [sequences]")
     return figure
 
@@ -141,7 +141,7 @@ def prefill_time(
     workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
     plans = _plans(one, quants, "prefill")
     figure = _time_frame("Prefill time", one, f"batch {batch}")
-    _curves(figure, plans, lengths, workload, at="%{x} tokens")
+    _curves(figure, plans, lengths, workload, label="%{x} tokens")
     shortest, longest = min(lengths), max(lengths)
     powers = [2**i for i in range(31) if shortest <= 2**i <= longest]
     figure.update_xaxes(
@@ -194,19 +194,19 @@ def _crosses(figure: go.Figure, x: Sequence[Sequence[str]], bars: Sequence[_Bar]
         )  # fmt: skip
 
 
-def _time_frame(what: str, one: Setting, about: str) -> go.Figure:
+def _time_frame(title: str, one: Setting, about: str) -> go.Figure:
     figure = frame(
-        f"{what} of {one.model.name} on {one.hardware.name}", f"lower bounds; {about}; {one.accounting} accounting",
+        f"{title} of {one.model.name} on {one.hardware.name}", f"lower bounds; {about}; {one.accounting} accounting",
         height=440,
     )  # fmt: skip
     figure.update_yaxes(title_text="time [ms]", rangemode="tozero")
     return figure
 
 
-def _curves(figure: go.Figure, plans: Mapping[str, Plan], x: Sequence[int], workload: Workload, *, at: str) -> None:
+def _curves(figure: go.Figure, plans: Mapping[str, Plan], x: Sequence[int], workload: Workload, *, label: str) -> None:
     for (quant, plan), line in zip(plans.items(), lines(len(plans)), strict=True):
         time_s = np.broadcast_to(plan.time_s(workload), len(x))
         figure.add_scatter(
             x=list(x), y=1e3 * time_s, mode="lines", name=quant, line={**line, "width": 2.2},
-            customdata=[seconds(t) for t in time_s], hovertemplate=f"{quant}, {at}: %{{customdata}}<extra></extra>",
+            customdata=[seconds(t) for t in time_s], hovertemplate=f"{quant}, {label}: %{{customdata}}<extra></extra>",
         )  # fmt: skip

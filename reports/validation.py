@@ -59,8 +59,8 @@ def _headline(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
     rows = sum(group.expected.rows for group in scores.groups)
     devices = list(dict.fromkeys(group.device for group in scores.groups))
     files, profiles = (", ".join(Path(path).name for path in inputs[key]) for key in ("files", "profiles"))
-    by = f", expected by {profiles} first" if profiles else ""
-    return f"{counted(rows, 'measured kernel')} on {', '.join(devices) or 'no device'}, of {files}{by}"
+    group_error = f", expected by {profiles} first" if profiles else ""
+    return f"{counted(rows, 'measured kernel')} on {', '.join(devices) or 'no device'}, of {files}{group_error}"
 
 
 def _of_family(family: str, groups: Sequence[ValidationGroup]) -> Table:
@@ -96,8 +96,8 @@ def _row(row: Mapping[str, Any]) -> str:
 def _shape(row: Mapping[str, Any], *left_out: str) -> str:
     """The known columns of a row but its times and those left out."""
     facts = {key: value for key, value in row.items() if key not in left_out and not key.endswith("_us")}
-    known = {key: value for key, value in facts.items() if str(value) not in ("nan", "")}
-    return ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in known.items())
+    shown_names = {key: value for key, value in facts.items() if str(value) not in ("nan", "")}
+    return ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in shown_names.items())
 
 
 def skipped(reasons: Mapping[str, int]) -> Iterator[str]:
@@ -128,8 +128,10 @@ def _cards(scores: Validation) -> list[Card]:
     counts = np.array([group.expected.rows for group in scores.groups], dtype=float)
 
     def mean(values: Sequence[float]) -> str:
-        known = ~np.isnan(values)
-        return f"{np.average(np.asarray(values)[known], weights=counts[known]):.1%}" if np.any(known) else "-"
+        is_number = ~np.isnan(values)
+        return (
+            f"{np.average(np.asarray(values)[is_number], weights=counts[is_number]):.1%}" if np.any(is_number) else "-"
+        )
 
     faster = sum(group.violations for group in scores.groups)
     return [
@@ -175,10 +177,10 @@ def _clouds(points: Sequence[ValidationPoint], prediction: str) -> dict[str, Any
     for family in dict.fromkeys(point.family for point in points):
         same = [point for point in points if point.family == family]
         times = np.array([point.expected_us if prediction == "expected" else point.bound_us for point in same])
-        known = times > 0
+        is_predicted = times > 0
         clouds[family] = Cloud(
-            np.array([point.measured_us for point in same])[known], times[known],
-            [f"<b>{point.name}</b><br>" for point, there in zip(same, known, strict=True) if there],
+            np.array([point.measured_us for point in same])[is_predicted], times[is_predicted],
+            [f"<b>{point.name}</b><br>" for point, is_shown in zip(same, is_predicted, strict=True) if is_shown],
         )  # fmt: skip
     return {family: cloud for family, cloud in clouds.items() if len(cloud.measured)}
 

@@ -18,8 +18,8 @@ from llmviewer.expectation import calibrate as calibrating
 from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import device_of, find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
-from llmviewer.expectation.families._family import FittedParameter, cold
-from llmviewer.expectation.families._routing import TILES, local_loads, shared_out
+from llmviewer.expectation.families._family import FittedParameter, uncached_fraction
+from llmviewer.expectation.families._routing import TILES, even_tiles, local_loads
 from llmviewer.expectation.fitting import fit_parameters
 from llmviewer.expectation.profile import Error, KernelFit, Profile, error_of, read, shipped, to_yaml, transfer_errors
 from llmviewer.expectation.residual import FitResidual, points_of
@@ -961,7 +961,7 @@ def test_a_loop_outgrows_the_cache_as_gradually_as_it_was_measured_to():
     weights = np.array([0.8, 0.9, 1.1, 1.2]) * H100.l2
     columns = shapes("gemm", 4, M=1, N=weights / 2 / 8192, K=8192, loop=1)
     features = gemm.features(columns, H100, implementation, "persistent")
-    assert cold(features["lasting"], H100.l2, 1, 0.4) == pytest.approx([0, 0.25, 0.75, 1], abs=0.01)
+    assert uncached_fraction(features["lasting"], H100.l2, 1, 0.4) == pytest.approx([0, 0.25, 0.75, 1], abs=0.01)
     abrupt, gradual = (gemm.seconds({**p, "width": width}, features) for width in (0.1, 0.6))
     assert np.sign(gradual - abrupt).tolist() == [1, 1, -1, -1]
     late = gemm.seconds({**p, "width": 0.1, "first_us": 9}, features) - abrupt
@@ -996,7 +996,7 @@ def test_a_search_begins_again_where_there_are_two_valleys():
             return np.exp(features["one"] * (0.3 + away**2 + 0.698 * away**3))  # flat at 1, nothing at 0.2
 
     one = np.linspace(1, 2, 200)
-    found = fit_parameters(Valleys(), {"one": one}, np.ones(200), usual={"place": 1.3})
+    found = fit_parameters(Valleys(), {"one": one}, np.ones(200), priors={"place": 1.3})
     assert found.parameters["place"] == pytest.approx(0.2, rel=0.02)
     assert found.loss < 0.01
 
@@ -1451,7 +1451,7 @@ def test_what_ifs_leave_the_cache_and_what_a_core_has_under_way_as_they_were():
 @given(rows=st.integers(1, 5000), experts=st.integers(1, 300))
 def test_tiles_of_rows_that_are_shared_out_by_brute_force(rows, experts):
     own = [rows // experts + (i < rows % experts) for i in range(experts)]
-    found = shared_out(np.array([float(rows)]), np.array([float(experts)]))
+    found = even_tiles(np.array([float(rows)]), np.array([float(experts)]))
     assert found[0] == pytest.approx([sum(-(-each // tile) for each in own) for tile in TILES])
 
 

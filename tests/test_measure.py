@@ -33,7 +33,7 @@ from llmviewer.measuring.journal import Journal
 from llmviewer.measuring.machine import ClockState, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
 from llmviewer.measuring.problems import problems
-from llmviewer.measuring.session import Machine, Session, ask, header
+from llmviewer.measuring.session import Machine, Session, header, select_problems
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
 from llmviewer.measuring.timing import BusyError, HungError, TimingSample, settled
 from llmviewer.units import counted
@@ -117,7 +117,7 @@ def session(folder, library, seconds=60.0):
 
 
 def run(folder, library, families=("gemm",), models=("qwen3-0.6b",), seconds=60.0):
-    asked = ask([library], models, families, ("bf16",))  # before its time begins
+    asked = select_problems([library], models, families, ("bf16",))  # before its time begins
     found = session(folder, library, seconds)
     found.measure_kernels(asked, lambda _: None)
     return found
@@ -233,7 +233,7 @@ def test_long_launches_are_timed_when_the_gpu_is_hot_and_several_at_once(seconds
      (500e3, Sets(count=25, loop=25))],
 )  # fmt: skip
 def test_tensors_come_from_memory_or_all_of_them_from_the_cache(nbytes, wanted):
-    found = Sets.of(nbytes, cache=50e6, room=int(30e9 / nbytes))
+    found = Sets.of(nbytes, cache=50e6, max_sets=int(30e9 / nbytes))
     assert found == wanted
     assert found.loop * nbytes <= 50e6 / 4
     assert found.loop or found.count * nbytes >= 4 * 50e6
@@ -268,10 +268,10 @@ def test_questions_of_quantized_weights_are_matrix_products():
 def test_a_type_without_a_kernel_is_refused_where_it_was_asked_for():
     library = Library()
     library.kernels = lambda problem: ("fast",) if problem.dtype == "bf16" else ()
-    few = ask([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"])
+    few = select_problems([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"])
     assert {q.dtype for q in few} == {"bf16"}
     with pytest.raises(InputError, match=r"^mine: no kernel of gemm in fp8 at shapes of qwen3-0.6b$"):
-        ask([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"], every=True)
+        select_problems([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"], every=True)
 
 
 def test_bytes_and_bounds_by_hand():
@@ -343,7 +343,7 @@ def test_time_ends_a_run_and_what_takes_too_long_is_left_out(tmp_path):
     slow = Library()
     slow.calls = lambda problem, kernel, sets: [lambda: problem["M"] * 1.0] * sets
     found = session(tmp_path / "b", slow)
-    found.measure_kernels(ask([slow], ("qwen3-0.6b",), ("gemm",), ("bf16",)), lambda _: None)
+    found.measure_kernels(select_problems([slow], ("qwen3-0.6b",), ("gemm",), ("bf16",)), lambda _: None)
     assert found.left_out["it takes too long for the time limit"] > 0
     assert max(row["M"] for row in found.journal.rows) < 8192
 
@@ -386,7 +386,7 @@ class Tuned(Library):
 def tuned(folder, library, seconds=60.0, **more):
     journal = Journal(folder, header(MACHINE, [library]))
     found = Session(machine=MACHINE, backends=[library], journal=journal, seconds=seconds, **more)
-    found.measure_kernels(ask([library], ["qwen3-0.6b"], ["gemm"], ("bf16",)), lambda _: None)
+    found.measure_kernels(select_problems([library], ["qwen3-0.6b"], ["gemm"], ("bf16",)), lambda _: None)
     return found
 
 
@@ -424,7 +424,7 @@ def test_what_broke_the_device_is_not_tried_again(tmp_path):
         libraries = (Breaking(), Library())
         journal = Journal(tmp_path, header(MACHINE, libraries))
         found = Session(machine=MACHINE, backends=libraries, journal=journal, seconds=60.0)
-        found.measure_kernels(ask(libraries, ["qwen3-0.6b"], ["gemm"], ("bf16",)), lambda _: None)
+        found.measure_kernels(select_problems(libraries, ["qwen3-0.6b"], ["gemm"], ("bf16",)), lambda _: None)
         return found
 
     first, second = both(), both()
@@ -709,7 +709,7 @@ def test_the_ceiling_of_fp8_has_the_sums_of_the_matrix_units_alone(monkeypatch):
 def test_a_draft_keeps_the_higher_rate_of_a_formula():
     draft = {"sources": {}, "vector": {"source": "formula", "fp32": {"value": "200 GOP/s"}, "bf16": "300 GOP/s"}}
     found = with_rates(
-        draft, {"vector.fp32": 1e11, "vector.bf16": 4e11, "memory.bandwidth": 3e10}, year=2026, least=True
+        draft, {"vector.fp32": 1e11, "vector.bf16": 4e11, "memory.bandwidth": 3e10}, year=2026, keep_higher=True
     )
     assert found["vector"]["fp32"] == {"value": "200 GOP/s"}
     assert found["vector"]["bf16"] == {"value": "400.0 GOP/s", "source": "measured"}
@@ -729,7 +729,7 @@ def test_a_disturbed_ceiling_replaces_no_number_of_a_file(tmp_path):
     assert found.fact("memory.bandwidth") == 4.2e12
     draft = {"sources": {}, "vector": {"source": "formula", "fp32": "200 GOP/s"}}
     low = {"vector.fp32": 3e11, "memory.bandwidth": 3e10}
-    made = with_rates(draft, low, year=2026, least=True, disturbed=low)
+    made = with_rates(draft, low, year=2026, keep_higher=True, disturbed=low)
     assert made["vector"] == {"source": "formula", "fp32": "200 GOP/s"}
     assert made["memory"] == {"source": "disturbed", "bandwidth": {"value": "30.00 GB/s", "source": "disturbed"}}
     assert "the true rate is higher" in made["sources"]["disturbed"]["title"]
@@ -1001,7 +1001,7 @@ def test_sets_are_as_many_as_their_tensors_leave_room_for():
 
 def test_large_results_are_compared_piece_by_piece(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(backend_module, "AT_ONCE", 7)
+    monkeypatch.setattr(backend_module, "COMPARED_ELEMENTS", 7)
     wanted = torch.arange(50.0).reshape(10, 5)
     backend_module.compare(wanted + 0.1, wanted, 0.0, 0.11)
     for place in ((0, 0), (4, 2), (9, 4)):

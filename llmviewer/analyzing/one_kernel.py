@@ -1,4 +1,4 @@
-"""One kernel by itself: its work, its lower bound, and its expected time at given sizes."""
+"""A kernel by itself: work, lower bound and expected time at given sizes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from ..workload import Workload
 
 SCHEMA_VERSION: Final = 1  # of estimates as JSON
 _Sizes = Mapping[str, int]
-_MOST: Final = 10_000  # estimates of one call
-_OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their maximum
+_MAX_ESTIMATES: Final = 10_000  # estimates of one call
+_MAX_WITH_ZERO: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their maximum
 
 
 @frozen(kw_only=True)
@@ -63,7 +63,7 @@ class KernelKind:
 
 @frozen(kw_only=True)
 class KernelEstimate:
-    """One launch of a kernel. [OP], [B], [s]
+    """Estimate of one kernel launch. [OP], [B], [s]
 
     bound              resource that sets the lower bound: memory, compute or link
     dtype              type it is computed in
@@ -102,7 +102,7 @@ class KernelEstimate:
     source: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain values for JSON."""
         return {**asdict(self), "sizes": dict(self.sizes)}
 
 
@@ -124,33 +124,37 @@ def kernel(
     Raises InputError if a size is missing, unknown or out of range, or the device is unknown.
     """
     arguments.check_types(kernel=kernel, hardware=hardware)
-    given = arguments.with_defaults(options, KernelOptions)
-    quant, library, profiles = given["quant"], given["library"], given["profiles"]
+    values_by_option = arguments.with_defaults(options, KernelOptions)
+    quant, library, profiles = values_by_option["quant"], values_by_option["library"], values_by_option["profiles"]
     kind = _kind(kernel)
     listed = _listed(kernel, kind, sizes)
-    device = loaded(hardware, given["hardware_set"])
-    found: list[KernelEstimate] = []
+    device = loaded(hardware, values_by_option["hardware_set"])
+    estimates: list[KernelEstimate] = []
     fixed = [name for name in listed if name not in kind.varied]
     varied = [name for name in listed if name in kind.varied]
     for values in product(*(listed[name] for name in fixed)):
-        own = dict(zip(fixed, values, strict=True))
+        fixed_sizes = dict(zip(fixed, values, strict=True))
         points = [dict(zip(varied, each, strict=True)) for each in product(*(listed[name] for name in varied))]
-        at = {name: np.array([point[name] for point in points], dtype=float) for name in varied}
-        setting = Setting.of(_model(kernel, kind, own, device), device, quant=quant, library=library, profiles=profiles)
+        varied_sizes = {name: np.array([point[name] for point in points], dtype=float) for name in varied}
+        setting = Setting.of(
+            _model(kernel, kind, fixed_sizes, device), device, quant=quant, library=library, profiles=profiles
+        )
         named = quant or setting.model.format.name
-        found += _estimates(setting, named, kind.workload(at), [_resolved(kind, own | point) for point in points])
+        estimates += _estimates(
+            setting, named, kind.workload(varied_sizes), [_resolved(kind, fixed_sizes | point) for point in points]
+        )
     places = {name: {value: place for place, value in enumerate(values)} for name, values in listed.items()}
-    return tuple(sorted(found, key=lambda each: [at[each.sizes[name]] for name, at in places.items()]))
+    return tuple(sorted(estimates, key=lambda each: [order[each.sizes[name]] for name, order in places.items()]))
 
 
 def check_sizes(kernel: str, names: Iterable[str]) -> None:
     """Raises InputError if the kernel is unknown or has no size of one of `names`."""
     kind = _kind(kernel)
-    known = (*kind.needed, *kind.usual)
+    size_names = (*kind.needed, *kind.usual)
     for name in names:
-        if name not in known:
+        if name not in size_names:
             quant = " (formats are --quant)" if name in ("dtype", "quant") else ""
-            raise InputError(f"{kernel}: no size {name!r}; {suggest(name, known)}{quant}")
+            raise InputError(f"{kernel}: no size {name!r}; {suggest(name, size_names)}{quant}")
 
 
 def _kind(kernel: str) -> KernelKind:
@@ -163,41 +167,45 @@ def _listed(kernel: str, kind: KernelKind, sizes: Mapping[str, int | Sequence[in
     if not isinstance(sizes, Mapping):
         raise InputError(f"{kernel}: sizes must be a mapping of names to numbers; got {sizes!r}")
     check_sizes(kernel, sizes)
-    known = (*kind.needed, *kind.usual)
+    size_names = (*kind.needed, *kind.usual)
     missing = [name for name in kind.needed if name not in sizes]
     if missing:
-        given = " ".join(f"{name}=VALUES" for name in missing)
-        raise InputError(f"{kernel}: sizes {', '.join(kind.needed)} are required; give {given}")
-    found: dict[str, tuple[int, ...]] = {}
-    for name in known:
-        asked = sizes.get(name, kind.usual.get(name, 0))
-        if name not in sizes and isinstance(asked, str):  # equal to another size: _resolved()
+        missing_options = " ".join(f"{name}=VALUES" for name in missing)
+        raise InputError(f"{kernel}: sizes {', '.join(kind.needed)} are required; give {missing_options}")
+    values_by_size: dict[str, tuple[int, ...]] = {}
+    for name in size_names:
+        value_or_values = sizes.get(name, kind.usual.get(name, 0))
+        if name not in sizes and isinstance(value_or_values, str):  # equal to another size: _resolved()
             continue
-        plain: Any = asked.tolist() if isinstance(asked, np.ndarray | np.integer) else asked
+        plain: Any = (
+            value_or_values.tolist() if isinstance(value_or_values, np.ndarray | np.integer) else value_or_values
+        )
         values = tuple(plain) if isinstance(plain, Sequence) and not isinstance(plain, str) else (plain,)
-        least = 0 if name in _OR_NONE else 1
+        minimum = 0 if name in _MAX_WITH_ZERO else 1
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{kernel}: {name} must be a whole number of at least {least}; got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise InputError(f"{kernel}: {name} must be a whole number of at least {minimum}; got {value!r}")
             if value > MAX_EXACT_INTEGER:
                 raise InputError(
                     f"{kernel}: {name} must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly"
                 )
-            if value > _OR_NONE.get(name, value):
+            if value > _MAX_WITH_ZERO.get(name, value):
                 raise InputError(f"{kernel}: {name} must be 0 or 1; got {value}")
         if len(set(values)) < len(values) or not values:
             got = ", ".join(map(str, values)) or "none"
             raise InputError(f"{kernel}: {name} must have one value or several different ones; got {got}")
-        found[name] = values
-    count = int(np.prod([float(len(values)) for values in found.values()]))
-    if count > _MOST:
-        raise InputError(f"{kernel}: combinations of sizes must be at most {_MOST}; got {count}")
-    return found
+        values_by_size[name] = values
+    count = int(np.prod([float(len(values)) for values in values_by_size.values()]))
+    if count > _MAX_ESTIMATES:
+        raise InputError(f"{kernel}: combinations of sizes must be at most {_MAX_ESTIMATES}; got {count}")
+    return values_by_size
 
 
 def _resolved(kind: KernelKind, sizes: _Sizes) -> dict[str, int]:
     """All sizes, including those whose default is another size."""
-    as_another = {name: sizes[of] for name, of in kind.usual.items() if isinstance(of, str) and name not in sizes}
+    as_another = {
+        name: sizes[other] for name, other in kind.usual.items() if isinstance(other, str) and name not in sizes
+    }
     return {name: {**sizes, **as_another}[name] for name in (*kind.needed, *kind.usual)}
 
 
@@ -212,50 +220,50 @@ def _estimates(
     setting: Setting, quant: str, workload: Workload, sizes: Sequence[Mapping[str, int]]
 ) -> Iterator[KernelEstimate]:
     rows = setting.plan.estimate(workload).operators
-    graph = setting.graph if len(rows) == 1 else _together(setting.graph)
-    (whole,) = setting.planned(graph).estimate(workload).operators
+    graph = setting.graph if len(rows) == 1 else _fused(setting.graph)
+    (launch,) = setting.planned(graph).estimate(workload).operators
     (rated,) = plan(graph, setting.linked.at_datasheet()).estimate(workload).operators
-    if (most := np.max(whole.ops)) > MAX_EXACT_INTEGER:
+    if (max_ops := np.max(launch.ops)) > MAX_EXACT_INTEGER:
         must = f"OPs must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly"
-        raise InputError(f"{setting.model.name}: {must}; got {most:.3g}")
-    found = setting.kernels.expect(rows, workload) if setting.kernels else None
+        raise InputError(f"{setting.model.name}: {must}; got {max_ops:.3g}")
+    expected_pass = setting.kernels.expect(rows, workload) if setting.kernels else None
     count = len(sizes)
 
     def each(values: Any) -> list[Any]:
         listed: list[Any] = np.broadcast_to(np.asarray(values), (count,)).tolist()
         return listed
 
-    times = _times(found, count)
+    times = _times(expected_pass, count)
     cache, capacity = setting.hardware.last_cache
     reads = setting.hardware.numbers.get(f"{cache.lower()}.bandwidth")
-    limits = np.broadcast_to(np.asarray(whole.limiting, dtype=object), (count,))
-    bounds = (whole.time_s, rated.time_s, whole.repeated_s(setting.hardware))
-    columns = (whole.ops, whole.bytes, whole.intensity, *bounds, whole.attainable, *times)
-    for own, limit, (ops, moved, intensity, least, at_datasheet, repeated, attainable, *expected, latency) in zip(
+    limits = np.broadcast_to(np.asarray(launch.limiting, dtype=object), (count,))
+    bounds = (launch.time_s, rated.time_s, launch.repeated_s(setting.hardware))
+    columns = (launch.ops, launch.bytes, launch.intensity, *bounds, launch.attainable, *times)
+    for point, limit, (ops, moved, intensity, bound_s, at_datasheet, repeated, attainable, *expected, latency) in zip(
         sizes, limits, zip(*map(each, columns), strict=True), strict=True
     ):
-        known = [None if np.isnan(time) else time for time in expected]
+        times_or_none = [None if np.isnan(time) else time for time in expected]
         yield KernelEstimate(
-            kernel=setting.model.name, hardware=setting.hardware.name, quant=quant, sizes=own, ops=ops,
-            bytes=moved, intensity=intensity, bound=limit.bound, dtype=whole.compute.dtype, bound_time_s=least,
+            kernel=setting.model.name, hardware=setting.hardware.name, quant=quant, sizes=point, ops=ops,
+            bytes=moved, intensity=intensity, bound=limit.bound, dtype=launch.compute.dtype, bound_time_s=bound_s,
             datasheet_time_s=at_datasheet, repeated_time_s=repeated,
             cache=cache, cache_bytes=capacity, cache_bytes_per_s=reads,
-            attainable_ops_per_s=attainable, expected_time_s=known[0], expected_low_s=known[1],
-            expected_high_s=known[2], latency=latency, source=found.source if found else "",
+            attainable_ops_per_s=attainable, expected_time_s=times_or_none[0], expected_low_s=times_or_none[1],
+            expected_high_s=times_or_none[2], latency=latency, source=expected_pass.source if expected_pass else "",
         )  # fmt: skip
 
 
-def _times(found: ExpectedPass | None, count: int) -> tuple[Num, Num, Num, Num]:
+def _times(expected_pass: ExpectedPass | None, count: int) -> tuple[Num, Num, Num, Num]:
     """Expected, low, high and whether fixed costs are most of it; nan where only the bound is known."""
-    if not found or not found.modelled:
+    if not expected_pass or not expected_pass.modelled:
         unknown = np.full(count, np.nan)
         return unknown, unknown, unknown, np.zeros(count, dtype=bool)
-    total = found.total
-    latency = np.any([np.broadcast_to(launch.latency, (count,)) for launch in found.launches], axis=0)
+    total = expected_pass.total
+    latency = np.any([np.broadcast_to(launch.latency, (count,)) for launch in expected_pass.launches], axis=0)
     return total.expected, total.low, total.high, latency
 
 
-def _together(graph: Graph) -> Graph:
+def _fused(graph: Graph) -> Graph:
     """All that a block does as one launch, which keeps on the chip what is between."""
     (block,) = graph.blocks
     fused = Fused.of(block.operators, read={block.output})
@@ -292,11 +300,11 @@ def _attended(sizes: Mapping[str, Num]) -> Workload:
 def _moe(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
     if sizes["topk"] > sizes["experts"]:
         raise InputError(f"moe: topk must be at most experts; got {sizes['topk']} and {sizes['experts']}")
-    made = Experts(
+    operators = Experts(
         experts=sizes["experts"], chosen=sizes["topk"], inner=sizes["inter"], gated=bool(sizes["gated"])
     ).operators(parts, parts.tensor(HIDDEN, sizes["hidden"]))
-    first = next(place for place, op in enumerate(made) if isinstance(op, Permute))
-    return made[first:]
+    first = next(place for place, op in enumerate(operators) if isinstance(op, Permute))
+    return operators[first:]
 
 
 def _norm(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:

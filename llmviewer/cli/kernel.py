@@ -58,31 +58,33 @@ def kernel(
     if not all(devices) or len(set(devices)) < len(devices):
         raise InputError(f"HARDWARE must be names with commas between, each once; got {hardware!r}")
     changed = zip(devices, each_changed(devices, options["hardware_set"]), strict=True)
-    found = [each for one, own in changed for each in run(name, one, listed, **options | {"hardware_set": own})]
-    if time_s is not None and len(found) > 1:
-        raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(found)}")
+    estimates = [
+        each for one, changes in changed for each in run(name, one, listed, **options | {"hardware_set": changes})
+    ]
+    if time_s is not None and len(estimates) > 1:
+        raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(estimates)}")
     if time_s is not None and form != "text":
         raise InputError(f"--measured: is told in words; leave {form} out")
     if form == "text":
-        shared.emit(report.render_text(found, time_s, shared.width(output)), output)
+        shared.emit(report.render_text(estimates, time_s, shared.width(output)), output)
     else:
-        shared.emit(report.render_json(found) if form == "json" else report.render_csv(found), output)
+        shared.emit(report.render_json(estimates) if form == "json" else report.render_csv(estimates), output)
 
 
 def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:
     from ..analyzing.one_kernel import check_sizes
     from ..sweeping.axes import parse_numbers
 
-    found: dict[str, list[int]] = {}
+    values_by_size: dict[str, list[int]] = {}
     for text in texts:
         size, equals, values = text.partition("=")
         if not equals or not size:
             raise InputError(f"{text}: must be SIZE=VALUES, such as M=1,16,64 or M=1..4096*2")
         check_sizes(kernel, [size])
-        if size in found:
+        if size in values_by_size:
             raise InputError(f"{text}: {size} is given twice; give all its values at once")
-        found[size] = parse_numbers(values, where=text)
-    return found
+        values_by_size[size] = parse_numbers(values, where=text)
+    return values_by_size
 
 
 def _time(text: str) -> float:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _BACKENDS: Final = ("auto", "triton", "torch", "cpu")
 _DISTURBED: Final = 0.05
-_STACK: Final = ("family", "framework", "dtype", "kv_dtype", "attn", "kernel", "op")
+_IMPLEMENTATION_COLUMNS: Final = ("family", "framework", "dtype", "kv_dtype", "attn", "kernel", "op")
 _WIDTH: Final = 79
 _BAR: Final = 20
 
@@ -78,7 +78,7 @@ def measure(
     start = time.monotonic()
     from ..measuring.journal import Journal
     from ..measuring.machine import this_machine
-    from ..measuring.session import DTYPES, MODELS, Session, ask, backends, header
+    from ..measuring.session import DTYPES, MODELS, Session, backends, header, select_problems
 
     if not 0.05 <= minutes <= 1440:
         raise InputError(f"--minutes must be from 0.05 to 1440; got {minutes:g}")
@@ -86,8 +86,8 @@ def measure(
         raise InputError(f"-o {output}: must be a folder, for a table of each family and what was measured so far")
     families = _families(family)
     kind, libraries = backends(backend)
-    given = _dtypes(dtype)
-    problems = ask(libraries, models or MODELS[kind], families, given or DTYPES[kind], every=bool(given))
+    dtypes = _dtypes(dtype)
+    problems = select_problems(libraries, models or MODELS[kind], families, dtypes or DTYPES[kind], every=bool(dtypes))
     machine = this_machine(kind, hardware)
     journal = Journal(output, header(machine, libraries))
     before = len(journal.rows)
@@ -97,12 +97,12 @@ def measure(
     progress = _MeasureProgress(session)
     versions = ", ".join(f"{name} {version}" for name, version in header(machine, libraries)["versions"].items())
     click.echo(f"{machine.title}: {versions}", err=True)
-    there = f", which has {counted(before, 'row')}" if before else ""
-    asked = (
+    existing = f", which has {counted(before, 'row')}" if before else ""
+    plan = (
         f"Up to {minutes:g} min: ceilings, then kernels at shapes of {', '.join(models or MODELS[kind])}. "
-        f"Rows go to {output}{there}. Ctrl-C stops; the same command resumes."
+        f"Rows go to {output}{existing}. Ctrl-C stops; the same command resumes."
     )
-    click.echo(click.wrap_text(asked, shared.width()), err=True)
+    click.echo(click.wrap_text(plan, shared.width()), err=True)
     stopped = False
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the system's is an interrupt, too
@@ -121,7 +121,7 @@ def measure(
 
 
 def _report(session: Session, form: str, before: int) -> None:
-    """What was found, in report.md too; what was in the way; and what to do with it."""
+    """Prints results, also to report.md, then problems of the run, and the commands to continue with."""
     from ..devices.files import load_hardware
     from ..measuring.session import header
     from ..measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
@@ -151,7 +151,7 @@ def _report(session: Session, form: str, before: int) -> None:
 
 
 def _troubles(session: Session, threads: str | None) -> Iterator[str]:
-    """What was left out, and why."""
+    """Lines on skipped launches, with the reasons."""
     journal = session.journal
     disturbed = sum(row["disturbed"] for row in journal.rows) / max(len(journal.rows), 1)
     if disturbed > _DISTURBED:
@@ -167,30 +167,30 @@ def _troubles(session: Session, threads: str | None) -> Iterator[str]:
     for reason, count in session.unfit.items():
         yield f"{counted(count, 'tiling')} left out: {reason}"
     if session.broken:
-        again = "goes on without it" if journal.complete else "measures the ceilings again"
-        yield f"The device gave nothing more after {session.broken}:\nthe same command {again}"
+        next_step = "goes on without it" if journal.complete else "measures the ceilings again"
+        yield f"The device gave nothing more after {session.broken}:\nthe same command {next_step}"
 
 
 def _next(session: Session, form: str, *, tables: bool) -> Iterator[str]:
-    """What rows are wanting, and the commands that go on from `tables`, where there are some."""
-    from ..expectation.calibrate import LEAST
+    """Lines with missing rows and the commands that continue from `tables`, if there are any."""
+    from ..expectation.calibrate import MIN_ROWS
 
     machine, folder = session.machine, session.journal.folder
-    kinds = Counter(tuple(str(row.get(name)) for name in _STACK) for row in session.journal.rows)
+    kinds = Counter(tuple(str(row.get(name)) for name in _IMPLEMENTATION_COLUMNS) for row in session.journal.rows)
     fullest = max(kinds.values(), default=0)
     if not tables:
         return
     files, profile = f"{folder}/*.{form}", f"{folder}/profile.yaml"
     commands = [f"calibrate {files} -o {profile}", f"validate {files} --profile {profile}"]
     commands += [f"analyze MODEL {machine.name} --profile {profile}"]
-    if fullest < LEAST:
+    if fullest < MIN_ROWS:
         yield (
-            f"calibrate needs {LEAST} rows of one kernel and data type, of which the most is {fullest}:\n"
+            f"calibrate needs {MIN_ROWS} rows of one kernel and data type, of which the most is {fullest}:\n"
             "the same command adds more"
         )
         commands = [f"validate {files}"]
-    own = folder / "hardware" if machine.document else machine.folder
-    path = f"LLMVIEWER_HARDWARE_PATH={own} " if own else ""
+    hardware_folder = folder / "hardware" if machine.document else machine.folder
+    path = f"LLMVIEWER_HARDWARE_PATH={hardware_folder} " if hardware_folder else ""
     yield "\n".join(["Next:", *(f"  {path}llmviewer {command}" for command in commands)])
 
 
@@ -229,12 +229,12 @@ class _MeasureProgress:
         self._session = session
         self._ticker = Ticker()
 
-    def __call__(self, what: str) -> None:
+    def __call__(self, step: str) -> None:
         if not self._ticker.due():
             return
         part = min(self._session.elapsed / self._session.seconds, 1)
         bar = f"[{'#' * round(_BAR * part):<{_BAR}}] " if self._ticker.live else ""
-        self._ticker.print(f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {what}"[:_WIDTH])
+        self._ticker.print(f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {step}"[:_WIDTH])
 
     def end(self) -> None:
         if self._ticker.live:

@@ -80,22 +80,22 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
-    wanted = find_device(device).name if device else None
+    device_name = find_device(device).name if device else None
     priors = [e for profile in read_profiles([prior]) for e in profile.fits] if prior else index().fits
     tables = [read(path) for path in files]
     measured = joined(group for table in tables for group in table.rows)
-    asked_for = [
+    selected = [
         group
         for group in measured
-        if (wanted is None or group.device.name == wanted)
+        if (device_name is None or group.device.name == device_name)
         and (library is None or group.implementation.library == library)
     ]
-    if measured and not asked_for:
-        there = sorted({f"{group.implementation.library} on {group.device.name}" for group in measured})
-        asked = " on ".join(filter(None, (library, wanted)))
-        raise InputError(f"{files[0]}: no rows of {asked}; there is {', '.join(there)}")
+    if measured and not selected:
+        available = sorted({f"{group.implementation.library} on {group.device.name}" for group in measured})
+        query = " on ".join(filter(None, (library, device_name)))
+        raise InputError(f"{files[0]}: no rows of {query}; there is {', '.join(available)}")
     unread = sum((Counter(table.unread) for table in tables), Counter[str]())
-    rows = _fitting(asked_for, unread, files[0])
+    rows = _fitting(selected, unread, files[0])
     profiles = run(
         rows,
         priors=priors,
@@ -108,36 +108,38 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
 
 
 def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -> list[MeasuredRows]:
-    """Those that have enough rows for a fit; the others are told with the reason, as are rows that were not read.
+    """Selects groups with enough rows for a fit; prints the reason for all other rows.
 
     Raises InputError where none has.
     """
-    from ..expectation.calibrate import LEAST
+    from ..expectation.calibrate import MIN_ROWS
 
-    found: list[MeasuredRows] = []
-    left, few, fullest = unread.copy(), Counter[str](), 0
+    fittable: list[MeasuredRows] = []
+    left, unfitted, fullest = unread.copy(), Counter[str](), 0
     for group in groups:
-        kept, unreliable = group.reliable()
+        reliable, unreliable = group.reliable()
         left.update(unreliable)
-        fullest = max(fullest, len(kept))
-        if len(kept) >= LEAST:
-            found.append(kept)
-        elif len(kept):
+        fullest = max(fullest, len(reliable))
+        if len(reliable) >= MIN_ROWS:
+            fittable.append(reliable)
+        elif len(reliable):
             implementation = _named(group.device.name, group.family.name, group.implementation)
-            few[f"of a stack with fewer than {LEAST} rows, {implementation}"] += len(kept)
-    if not found:
+            unfitted[f"of a stack with fewer than {MIN_ROWS} rows, {implementation}"] += len(reliable)
+    if not fittable:
         why, count = next(iter(left.most_common(1)), ("", 0))
-        most = f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
-        raise InputError(f"{file}: no stack has {LEAST} rows with a time_us, which a fit needs{most}")
-    left.update(few)
+        reason = (
+            f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
+        )
+        raise InputError(f"{file}: no stack has {MIN_ROWS} rows with a time_us, which a fit needs{reason}")
+    left.update(unfitted)
     for why, count in left.items():
         click.echo(f"left out: {counted(count, 'row')}: {why}", err=True)
-    return found
+    return fittable
 
 
 def _fitted(fit: KernelFit) -> str:
-    off = f"off by {fit.held_out.mape:.1%} where held out"
-    return f"{_named(fit.device, fit.family, fit.implementation)}: {counted(fit.rows, 'row')}, {off}"
+    error = f"off by {fit.held_out.mape:.1%} where held out"
+    return f"{_named(fit.device, fit.family, fit.implementation)}: {counted(fit.rows, 'row')}, {error}"
 
 
 def _named(device: str, family: str, implementation: Implementation) -> str:
@@ -219,12 +221,12 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]], 
     if form == "json":
         from ..analyzing.facts import finite
 
-        found = {k: v for k, v in asdict(scores).items() if k != "points"}
+        fields = {k: v for k, v in asdict(scores).items() if k != "points"}
         document = {
             "schema_version": _SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "inputs": dict(inputs),
-            **found,
+            **fields,
         }
         return json.dumps(finite(document), indent=2) + "\n"
     from ..reports import validation
@@ -240,14 +242,14 @@ def _write(path: Path, predictions: Sequence[Predictions]) -> None:
 
     frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
     if path.suffix == ".csv":
-        write(path, lambda to: frame.map(csv_cell).to_csv(to, index=False))
+        write(path, lambda destination: frame.map(csv_cell).to_csv(destination, index=False))
     else:
         frame = frame.apply(_of_one_type)
-        write(path, lambda to: frame.to_parquet(to, index=False))
+        write(path, lambda destination: frame.to_parquet(destination, index=False))
 
 
 def _of_one_type(column: pd.Series[Any]) -> pd.Series[Any]:
-    """As text where Parquet has no type for it: files differ in what it holds, or a number is too large."""
+    """Converts a column to text if Parquet has no type for it: files differ in type, or a number is too large."""
     import pyarrow as pa
 
     try:

@@ -14,22 +14,22 @@ from ..records import frozen
 from .families._family import Array, Features
 from .fitting import ParameterFit, best_of, fit_parameters, pick
 from .profile import KernelFit, Profile, error_of, sizes_of
-from .residual import LEAST as LEAST_POINTS
+from .residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from .residual import FitResidual, points_of
 from .rows import MeasuredRows
 from .transfer import select_fits
-from .trend import LEAST as LEAST_BENT
+from .trend import MIN_ROWS as MIN_TREND_ROWS
 from .trend import Trend, trend_of
 
-LEAST: Final = 20  # rows that a stack must have
-_MOST: Final = 1500  # rows that a fit uses
+MIN_ROWS: Final = 20  # rows that a stack must have
+_MAX_FITTED_ROWS: Final = 1500  # rows that a fit uses
 _FOLDS: Final = 3
-_FEW: Final = 500  # rows that tell which variants are worth a try
-_TRIED: Final = 3  # of them, on families that are held out
-_APART: Final = 6  # families that are held out one by one
-_WORST: Final = 2.0  # error that counts at most
-_OWN: Final = 200  # rows whose trend says more than that of relatives
-_TELLING: Final = 0.97  # of the error of what is held out that a trend may leave, to be more than luck
+_VARIANT_ROWS: Final = 500  # rows that tell which variants are worth a try
+_MAX_VARIANTS: Final = 3  # of them, on families that are held out
+_MAX_SINGLE_FOLDS: Final = 6  # families that are held out one by one
+_MAX_ERROR: Final = 2.0  # error that counts at most
+_MIN_TREND_ROWS: Final = 200  # rows whose trend says more than that of relatives
+_MAX_TREND_ERROR_RATIO: Final = 0.97  # of the error of what is held out that a trend may leave, to be more than luck
 
 
 def calibrate(
@@ -57,17 +57,20 @@ def calibrate(
             library=library,
             sources=tuple(sources),
             fits=tuple(
-                sorted(found, key=lambda e: (e.family, e.implementation.dtype, e.implementation.kv_dtype, -e.rows))
+                sorted(
+                    fits_of_library,
+                    key=lambda e: (e.family, e.implementation.dtype, e.implementation.kv_dtype, -e.rows),
+                )
             ),
         )
-        for (device, library), found in sorted(fits.items())
+        for (device, library), fits_of_library in sorted(fits.items())
     )
 
 
 def fit_kernel(rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False) -> KernelFit | None:
     """The fit of one stack; None where it has too few rows."""
-    found = cross_validate(rows, priors, residual=residual)
-    return found.kernel_fit if found else None
+    result = cross_validate(rows, priors, residual=residual)
+    return result.kernel_fit if result else None
 
 
 @frozen(kw_only=True)
@@ -84,37 +87,37 @@ def cross_validate(
 ) -> CrossValidatedFit | None:
     """The fit of one stack, with what its error is made of."""
     rows = rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes)))
-    if len(rows) < LEAST:
+    if len(rows) < MIN_ROWS:
         return None
     order, fold = folds = _shuffled(rows, 0)
-    before = _before(rows, priors)
-    usual, bound = _usual(rows, before), rows.family.bound(rows.shapes, rows.device, rows.implementation)
+    before = _nearest_fits(rows, priors)
+    priors_by_name, bound = _priors(rows, before), rows.family.bound(rows.shapes, rows.device, rows.implementation)
     problem = _chosen([
-        _Problem(rows=rows, variant=variant, usual=usual, bound=bound,
+        _Problem(rows=rows, variant=variant, priors=priors_by_name, bound=bound,
                  features=rows.family.features(rows.shapes, rows.device, rows.implementation, variant))
         for variant in rows.family.variants
         if rows.family.covers_variant(variant, rows.shapes)
     ])  # fmt: skip
     plain = problem.held_out(folds)
-    trend: Trend | bool | None = before[0].trend if before and len(rows) < _OWN else None
-    trend = trend or len(rows) >= LEAST_BENT
+    trend: Trend | bool | None = before[0].trend if before and len(rows) < _MIN_TREND_ROWS else None
+    trend = trend or len(rows) >= MIN_TREND_ROWS
     bent = problem.held_out(folds, trend) if trend else plain
-    if _error(bent, rows) > _TELLING * _error(plain, rows):
+    if _error(bent, rows) > _MAX_TREND_ERROR_RATIO * _error(plain, rows):
         trend, bent = None, plain
-    whole = problem.law(order, trend)
+    law = problem.law(order, trend)
     kernel_fit = KernelFit(
         device=rows.device.name,
         family=rows.family.name,
         implementation=rows.implementation,
         variant=problem.variant,
-        parameters=whole.fit.parameters,
+        parameters=law.fit.parameters,
         rows=len(rows),
         version=rows.version,
         sizes=sizes_of(rows.family, rows.shapes),
-        fit_mape=whole.loss,
+        fit_mape=law.loss,
         held_out=error_of(bent, rows.measured, fold),
-        trend=whole.trend,
-        residual=_residual(problem, order, whole) if residual and len(rows) >= LEAST_POINTS else None,
+        trend=law.trend,
+        residual=_residual(problem, order, law) if residual and len(rows) >= MIN_RESIDUAL_ROWS else None,
     )
     return CrossValidatedFit(kernel_fit=kernel_fit, rows=rows, held_out=bent)
 
@@ -131,7 +134,7 @@ def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array
 
 @frozen(kw_only=True)
 class _Law:
-    """What some rows say of all: parameters, and what is left of them over shapes.
+    """Fitted parameters, and the trend of their residuals over shapes.
 
     loss  the mean error on those rows
     """
@@ -158,31 +161,33 @@ class _Problem:
     rows: MeasuredRows
     variant: str
     features: Features
-    usual: Mapping[str, float]
+    priors: Mapping[str, float]
     bound: Array
 
     def law(self, chosen: Array, trend: Trend | bool | None = None) -> _Law:
-        """What the rows `chosen` say."""
+        """Fits the rows `chosen`."""
         rows, features = self.rows.take(chosen), pick(self.features, chosen)
-        given = trend if isinstance(trend, Trend) else None
-        plain = rows.measured / np.exp(given.change(rows.family, rows.shapes)) if given else rows.measured
-        some = np.arange(len(chosen))[:_MOST]
-        found = fit_parameters(rows.family, pick(features, some), plain[some], usual=self.usual, variant=self.variant)
-        law = _Law(fit=found, trend=given, loss=found.loss)
+        given_trend = trend if isinstance(trend, Trend) else None
+        plain = rows.measured / np.exp(given_trend.change(rows.family, rows.shapes)) if given_trend else rows.measured
+        fitted_rows = np.arange(len(chosen))[:_MAX_FITTED_ROWS]
+        fit = fit_parameters(
+            rows.family, pick(features, fitted_rows), plain[fitted_rows], priors=self.priors, variant=self.variant
+        )
+        law = _Law(fit=fit, trend=given_trend, loss=fit.loss)
         if not trend:
             return law
-        if not given:
+        if not given_trend:
             law = replace(law, trend=trend_of(rows.family, rows.shapes, rows.measured / law.seconds(rows, features)))
         return replace(law, loss=_error(law.seconds(rows, features), rows))
 
     def held_out(self, folds: tuple[Array, Array], trend: Trend | bool | None = None) -> Array:
-        """What each fold takes by what the others say. [s]"""
+        """Expected time of each row by a fit to the other folds. [s]"""
         order, fold = folds
         expected = np.empty(len(self.rows))
-        for which in np.unique(fold):
-            own = np.flatnonzero(fold == which)
-            law = self.law(order[fold[order] != which], trend)
-            expected[own] = law.seconds(self.rows.take(own), pick(self.features, own))
+        for number in np.unique(fold):
+            held_out_rows = np.flatnonzero(fold == number)
+            law = self.law(order[fold[order] != number], trend)
+            expected[held_out_rows] = law.seconds(self.rows.take(held_out_rows), pick(self.features, held_out_rows))
         return np.maximum(expected, self.bound)
 
 
@@ -196,54 +201,54 @@ def _chosen(problems: Sequence[_Problem]) -> _Problem:
         return problems[0]
     rows = problems[0].rows
     count = int(rows.shape_families().max()) + 1
-    folds = _shuffled(rows, 1, count if _FOLDS <= count <= _APART else _FOLDS)
-    fits = {problem.variant: problem.law(folds[0][:_FEW]).fit for problem in problems}
-    nearest = sorted(fits.values(), key=lambda found: found.loss)[:_TRIED]
+    folds = _shuffled(rows, 1, count if _FOLDS <= count <= _MAX_SINGLE_FOLDS else _FOLDS)
+    fits = {problem.variant: problem.law(folds[0][:_VARIANT_ROWS]).fit for problem in problems}
+    nearest = sorted(fits.values(), key=lambda fit: fit.loss)[:_MAX_VARIANTS]
     tried = []
     for problem in problems:
-        found = fits[problem.variant]
-        if found in nearest:
-            tried.append(replace(found, loss=found.loss + _error(problem.held_out(folds), rows)))
+        fit = fits[problem.variant]
+        if fit in nearest:
+            tried.append(replace(fit, loss=fit.loss + _error(problem.held_out(folds), rows)))
     best = best_of(tried).variant
     return next(problem for problem in problems if problem.variant == best)
 
 
 def _error(expected: Array, rows: MeasuredRows) -> float:
-    return float(np.mean(np.minimum(np.abs(expected / rows.measured - 1), _WORST)))
+    return float(np.mean(np.minimum(np.abs(expected / rows.measured - 1), _MAX_ERROR)))
 
 
-def _residual(problem: _Problem, order: Array, whole: _Law) -> FitResidual:
-    """What a fit leaves, judged on rows that are held out at random: it is for shapes between those measured."""
+def _residual(problem: _Problem, order: Array, law: _Law) -> FitResidual:
+    """Residuals of a fit, judged on rows held out at random, as they are for shapes between those measured."""
     rows, features = problem.rows, problem.features
-    near = replace(problem, usual=whole.fit.parameters)
+    near = replace(problem, priors=law.fit.parameters)
     held_out, fold = np.empty(len(rows)), np.empty(len(rows))
     fold[order] = np.arange(len(rows)) % _FOLDS
-    for which in range(_FOLDS):
-        own, others = np.flatnonzero(fold == which), order[fold[order] != which]
-        times = near.law(others, whole.trend is not None).seconds(rows, features)
-        kept = rows.take(others)
-        columns, points, factors = points_of(rows.family, kept.shapes, kept.measured / times[others])
+    for number in range(_FOLDS):
+        held_out_rows, others = np.flatnonzero(fold == number), order[fold[order] != number]
+        times = near.law(others, law.trend is not None).seconds(rows, features)
+        fitted_rows = rows.take(others)
+        columns, points, factors = points_of(rows.family, fitted_rows.shapes, fitted_rows.measured / times[others])
         part = FitResidual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
-        changed = times[own] * part.apply(rows.take(own).shapes).factor
-        held_out[own] = np.maximum(changed, problem.bound[own])
+        changed = times[held_out_rows] * part.apply(rows.take(held_out_rows).shapes).factor
+        held_out[held_out_rows] = np.maximum(changed, problem.bound[held_out_rows])
     error = error_of(held_out, rows.measured, fold)
-    expected = whole.seconds(rows, features)
+    expected = law.seconds(rows, features)
     columns, points, factors = points_of(rows.family, rows.shapes, rows.measured / expected)
     return FitResidual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
 
 
-def _before(rows: MeasuredRows, priors: Sequence[KernelFit]) -> tuple[KernelFit, ...]:
-    """What speaks for the stack already."""
+def _nearest_fits(rows: MeasuredRows, priors: Sequence[KernelFit]) -> tuple[KernelFit, ...]:
+    """Fits that are used for the implementation so far, whose parameters are its priors."""
     try:
         return select_fits(rows.family.name, rows.device, rows.implementation, priors).fits
     except InputError:
         return ()
 
 
-def _usual(rows: MeasuredRows, before: Sequence[KernelFit]) -> dict[str, float]:
-    """Where the search begins: the family's usual parameters, or the mean of those before."""
-    usual = rows.family.default_parameters(rows.implementation, rows.device)
+def _priors(rows: MeasuredRows, before: Sequence[KernelFit]) -> dict[str, float]:
+    """Start of the search by parameter: the mean of the nearest fits, or the default of the family."""
+    priors = rows.family.default_parameters(rows.implementation, rows.device)
     for q in rows.family.parameters:
-        if known := [q.to_search(e.parameters[q.name]) for e in before if q.name in e.parameters]:
-            usual[q.name] = q.from_search(float(np.mean(known)))
-    return usual
+        if values := [q.to_search(e.parameters[q.name]) for e in before if q.name in e.parameters]:
+            priors[q.name] = q.from_search(float(np.mean(values)))
+    return priors

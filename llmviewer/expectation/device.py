@@ -22,7 +22,7 @@ from ..resource import MEMORY, Resource, Unit, matrix, vector
 _EXPONENTIALS: Final = 16.0
 # Where a file does not count the cores or the last cache: the relative whose counts are carried over. Apple publishes
 # no size of the system level cache; M3 Max is the last of which one is known.
-_RELATIVES: Final[Mapping[str, str]] = {
+_SIMILAR_DEVICES: Final[Mapping[str, str]] = {
     "blackwell": "b200", "blackwell ultra": "b200", "hopper": "h100-sxm", "apple 9": "m3-max", "apple 10": "m3-max",
     "xe2-hpg": "arc-b580",
 }  # fmt: skip
@@ -84,17 +84,17 @@ class Device(DeviceTraits):
 
     def _unit(self, dtype: str) -> Resource:
         """The unit that multiplies `dtype`."""
-        wanted = matrix(dtype)
-        if dtype == "fp32" and wanted not in self.hardware.rates:
-            wanted = vector(dtype)
-        return self.hardware.supply(wanted)
+        resource = matrix(dtype)
+        if dtype == "fp32" and resource not in self.hardware.rates:
+            resource = vector(dtype)
+        return self.hardware.supply(resource)
 
     def limit(self, dtype: str) -> float:
         """The rate that no kernel exceeds where peak() is the datasheet's. [OP/s]"""
         return self.hardware.limit(self._unit(dtype))
 
     def has_matrix_units(self, dtype: str) -> bool:
-        """Whether matrix units multiply `dtype`, which take whole tiles of rows; vector units take single ones."""
+        """Whether matrix units multiply `dtype`; they take whole tiles of rows, vector units take single rows."""
         return self.hardware.supply(matrix(dtype)).unit is Unit.MATRIX
 
 
@@ -106,16 +106,16 @@ def device_of(hardware: Hardware) -> Device:
     numbers = dict(hardware.numbers)
     last_cache = "l3.capacity" if "l3.capacity" in numbers else "l2.capacity"
     missing, assumed = [key for key in ("cores.count", last_cache) if key not in numbers], []
-    relative = _RELATIVES.get(hardware.architecture, "")
+    relative = _SIMILAR_DEVICES.get(hardware.architecture, "")
     if missing and not relative:
         lacks = " and no ".join(missing)
         raise InputError(f"{hardware.name} has no {lacks}: its file does not say, so kernels cannot be laid out")
     for key in missing:
-        known = load_hardware(relative)
-        own = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in known.numbers else key
-        numbers[key] = known.fact(own)
-        assumed.append(f"{own} of {relative}")
-    said = {fact.key: fact.value for fact in hardware.facts}
+        similar = load_hardware(relative)
+        key_of_similar = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in similar.numbers else key
+        numbers[key] = similar.fact(key_of_similar)
+        assumed.append(f"{key_of_similar} of {relative}")
+    facts = {fact.key: fact.value for fact in hardware.facts}
     return Device(
         name=hardware.name,
         kind=hardware.kind or "gpu",
@@ -129,12 +129,12 @@ def device_of(hardware: Hardware) -> Device:
         exponentials=numbers.get("cores.exponentials_per_clock", _EXPONENTIALS),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
         shared=numbers.get("shared_memory.capacity", 0.0) / numbers["cores.count"],
-        power=0.0 if "power.shared" in said else numbers.get("power.tdp", 0.0),
+        power=0.0 if "power.shared" in facts else numbers.get("power.tdp", 0.0),
         rated_clock=hardware.said.get("clock.boost", numbers.get("clock.boost", 0.0)),
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,
-        stacked=str(said.get("memory.type", "")).startswith("HBM"),
+        stacked=str(facts.get("memory.type", "")).startswith("HBM"),
         assumed=tuple(assumed),
     )
 
@@ -144,30 +144,30 @@ def find_device(name: str) -> Device:
 
     Raises InputError, with the nearest names, where there is none such.
     """
-    found = _find(name, os.environ.get(PATH_VARIABLE, ""), _own(name))
-    if isinstance(found, str):
-        raise InputError(found)
-    return found
+    device = _cached_device(name, os.environ.get(PATH_VARIABLE, ""), _user_files(name))
+    if isinstance(device, str):
+        raise InputError(device)
+    return device
 
 
-def _own(name: str) -> tuple[tuple[str, int, int], ...]:
+def _user_files(name: str) -> tuple[tuple[str, int, int], ...]:
     """The files of the user that decide what `name` is, as they are now: their names, times and sizes."""
     folder = os.environ.get(PATH_VARIABLE, "")
     paths = sorted(Path(folder).glob("*.yaml")) if folder else []
     paths += [Path(name)] if name.endswith((".yaml", ".yml")) and path_exists(name) else []
-    return tuple((str(path), held.st_mtime_ns, held.st_size) for path in paths if (held := path.stat()))
+    return tuple((str(path), status.st_mtime_ns, status.st_size) for path in paths if (status := path.stat()))
 
 
 @lru_cache(maxsize=1024)
-def _find(name: str, folder: str, own: object) -> Device | str:  # noqa: ARG001 - they decide what is found
+def _cached_device(name: str, folder: str, user_files: object) -> Device | str:  # noqa: ARG001 - they decide what is found
     """The device, or what is wrong: a table asks for the same one for each of its kernels."""
     try:
-        return _read(name)
+        return _device_of_name(name)
     except InputError as error:
         return str(error)
 
 
-def _read(name: str) -> Device:
+def _device_of_name(name: str) -> Device:
     if name.endswith((".yaml", ".yml")):
         return device_of(load_hardware(name))
     return device_of(load_hardware(next(filter(known_file, in_tables(name)), name)))

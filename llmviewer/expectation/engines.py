@@ -59,8 +59,8 @@ class Default(NamedTuple):
     together: str = ""
 
     def meant_on(self, hardware: Hardware) -> bool:
-        large = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
-        return not self.gib or (large and not (self.but and hardware.name.startswith(self.but)))
+        has_memory = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
+        return not self.gib or (has_memory and not (self.but and hardware.name.startswith(self.but)))
 
 
 class Row(NamedTuple):
@@ -106,7 +106,7 @@ class Engine:
 
     @property
     def said(self) -> str:
-        """How its times are derived, as text."""
+        """Derivation of its times, as text."""
         if self.whole:
             return f"{self.title}: factors fitted to passes that its users measured ({LOCAL}). {self.note}"
         if self.row is None:

@@ -22,8 +22,8 @@ from .profile import Error
 from .sources import CALIBRATED, CLASSES, STAND_IN_DTYPE, stand_in_label
 from .transfer import Expectation
 
-_MOSTLY: Final = 0.5  # share of the expected time from which fixed costs dominate
-_TOLD: Final = 0.01
+_LATENCY_SHARE: Final = 0.5  # share of the expected time from which fixed costs dominate
+_MIN_SOURCE_SHARE: Final = 0.01
 LATENCY: Final = "latency"  # a regime beside those that resources bound
 
 
@@ -50,7 +50,7 @@ class Interval:
 
 @frozen(kw_only=True)
 class ExpectedLaunch:
-    """One launch of an operator, or its share of a launch for several operators.
+    """Expected time of a launch of an operator, or of its share of a launch for several operators.
 
     high     infinite if only the bound is known
     latency  whether launch and other fixed costs dominate
@@ -69,13 +69,13 @@ class ExpectedLaunch:
     core_time_s: Num = 0.0
 
     @classmethod
-    def of(cls, found: Expectation, implementations: tuple[str, ...]) -> ExpectedLaunch:
+    def of(cls, expectation: Expectation, implementations: tuple[str, ...]) -> ExpectedLaunch:
         return cls(
-            expected=found.expected,
-            low=found.low,
-            high=found.high,
-            latency=found.fixed > _MOSTLY * found.expected,
-            source=found.source,
+            expected=expectation.expected,
+            low=expectation.low,
+            high=expectation.high,
+            latency=expectation.fixed > _LATENCY_SHARE * expectation.expected,
+            source=expectation.source,
             implementations=implementations,
         )
 
@@ -83,12 +83,12 @@ class ExpectedLaunch:
     def modelled(self) -> bool:
         return bool(self.implementations)
 
-    def share(self, bound: Array, whole: Array) -> ExpectedLaunch:
+    def share(self, bound: Array, total_bound: Array) -> ExpectedLaunch:
         """The share of an operator, in proportion to its `bound` of the `whole` bound of all its operators."""
-        if bound is whole:
+        if bound is total_bound:
             return self
-        part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
-        high = np.multiply(part, self.high, out=np.zeros_like(whole), where=part > 0)  # which may have no end
+        part = np.divide(bound, total_bound, out=np.zeros_like(total_bound), where=total_bound > 0)
+        high = np.multiply(part, self.high, out=np.zeros_like(total_bound), where=part > 0)  # which may have no end
         return self.with_times(part * self.expected, part * self.low, high, self.run_probability)
 
     def with_times(self, expected: Array, low: Array, high: Array, run_probability: Num) -> ExpectedLaunch:
@@ -104,26 +104,26 @@ class ExpectedLaunch:
         )
 
     def or_faster(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
-        """For each workload the faster of both, if both are `able` to do the work."""
+        """The faster of both launches in each workload in which `other` is `able` to do the work."""
         second = np.broadcast_to(able, self.expected.shape) & (other.expected < self.expected)
         if not np.any(second):
             return self
         names = ("expected", "low", "high", "latency")
         best = {name: np.where(second, getattr(other, name), getattr(self, name)) for name in names}
-        found = other if np.all(second) else combined_launches([self, other], np.add)
-        return replace(found, source=stand_in_label("few queries as so many heads", found.source), **best)
+        result = other if np.all(second) else combined_launches([self, other], np.add)
+        return replace(result, source=stand_in_label("few queries as so many heads", result.source), **best)
 
     def spanning(self, other: ExpectedLaunch) -> ExpectedLaunch:
         """The same, as far up and down as the intervals of both reach."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         return self.with_times(self.expected, low, high, self.run_probability)
 
-    def capped_by(self, more: ExpectedLaunch, able: Num) -> ExpectedLaunch:
+    def capped_by(self, larger: ExpectedLaunch, able: Num) -> ExpectedLaunch:
         """The same, no longer than a launch that does `more` work where it is `able` to."""
-        shorter = np.broadcast_to(able, self.expected.shape) & (more.expected < self.expected)
-        expected = np.where(shorter, more.expected, self.expected)
+        shorter = np.broadcast_to(able, self.expected.shape) & (larger.expected < self.expected)
+        expected = np.where(shorter, larger.expected, self.expected)
         return self.with_times(
-            expected, np.where(shorter, np.minimum(self.low, more.low), self.low), self.high, self.run_probability
+            expected, np.where(shorter, np.minimum(self.low, larger.low), self.low), self.high, self.run_probability
         )
 
     def widened(self, error: Error) -> ExpectedLaunch:
@@ -158,9 +158,10 @@ class ExpectedPass:
         """
         if len(self._lanes) == 1:
             return dict.fromkeys(self._lanes, self.total)
-        found = {one: self._whole(places) for one, places in self._lanes.items()}
+        times_by_lane = {one: self._whole(places) for one, places in self._lanes.items()}
         return {
-            one: time if one[1] else time.map(lambda time_s: time_s + self.core_time_s) for one, time in found.items()
+            one: time if one[1] else time.map(lambda time_s: time_s + self.core_time_s)
+            for one, time in times_by_lane.items()
         }
 
     @cached_property
@@ -195,13 +196,13 @@ class ExpectedPass:
     def unmodelled_share(self) -> Array:
         """Share of the expected time of operators of which only the bound is known."""
         rows = zip(self.operators, self.launches, strict=True)
-        alone: Num = sum((row.block.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
-        return np.asarray(np.divide(alone, self.expected_s))
+        unmodelled_s: Num = sum((row.block.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
+        return np.asarray(np.divide(unmodelled_s, self.expected_s))
 
     def pipelined_s(self, parts: Num, *, autoregressive: bool) -> Interval:
         """The expected time whose lower bound is Plan.in_parts."""
-        whole = partial(pipelined_s, parts=parts, autoregressive=autoregressive or overlapping(self.lanes))
-        return self.total.join(self.slowest, whole)
+        pipelined = partial(pipelined_s, parts=parts, autoregressive=autoregressive or overlapping(self.lanes))
+        return self.total.join(self.slowest, pipelined)
 
     @property
     def slowest(self) -> Interval:
@@ -213,7 +214,7 @@ class ExpectedPass:
 
     @property
     def modelled(self) -> bool:
-        """Whether more than the bound is known of any operator."""
+        """Whether more than the bound is known for any operator."""
         return any(each.modelled for each in self.launches)
 
     @cached_property
@@ -224,13 +225,15 @@ class ExpectedPass:
             first = each.source.partition("; ")[0]
             name = _without_versions(first) if first.startswith(CALIBRATED) else first
             times[name] = times.get(name, 0.0) + float(np.sum(row.block.repeat * each.expected))
-        whole, main = sum(times.values()), max(times, key=times.__getitem__)
+        total_s, main = sum(times.values()), max(times, key=times.__getitem__)
         others = {
-            kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / whole
+            kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / total_s
             for kind in CLASSES
             if not main.startswith(kind)
         }
-        return {main: times[main] / whole} | {kind: share for kind, share in others.items() if share >= _TOLD}
+        return {main: times[main] / total_s} | {
+            kind: share for kind, share in others.items() if share >= _MIN_SOURCE_SHARE
+        }
 
     @property
     def source(self) -> str:
@@ -261,23 +264,23 @@ class ExpectedPass:
 
     def _sum(self, places: Sequence[int]) -> Interval:
         expected = self._kernels_s(places)
-        apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
+        deviations: dict[tuple[str, ...], tuple[Num, Num]] = {}
         for place in places:
             count, each = self.operators[place].block.repeat, self.launches[place]
             if each.modelled:
-                below, above = apart.get(each.implementations, (0.0, 0.0))
-                apart[each.implementations] = (
+                below, above = deviations.get(each.implementations, (0.0, 0.0))
+                deviations[each.implementations] = (
                     below + count * (each.expected - each.low),
                     above + count * (each.high - each.expected),
                 )
-        below, above = (np.sqrt(sum((side[i] ** 2 for side in apart.values()), start=0.0)) for i in (0, 1))
+        below, above = (np.sqrt(sum((side[i] ** 2 for side in deviations.values()), start=0.0)) for i in (0, 1))
         return Interval(expected=expected, low=expected - below, high=expected + above)
 
 
 def _without_versions(source: str) -> str:
     """Such as "calibrated on a100-sxm-80gb sglang and vllm, kernels for int4_wo"."""
-    whose, *dtype = source.split(STAND_IN_DTYPE)
-    first, *others = whose.split(" and ")
+    kernels, *dtype = source.split(STAND_IN_DTYPE)
+    first, *others = kernels.split(" and ")
     return STAND_IN_DTYPE.join(
         (" and ".join((" ".join(first.split()[:4]), *(one.split()[0] for one in others))), *dtype)
     )

@@ -12,11 +12,13 @@ from ..records import frozen
 from .families._family import Array, Family, Features
 
 _SCALE: Final = 0.06  # relative errors above this count in proportion, not squared
-_PRIOR: Final = 8.0  # a parameter a factor of e from its usual value costs as much as so many rows
+_PRIOR_ROWS: Final = 8.0  # a parameter a factor of e from its usual value costs as much as so many rows
 _STEP: Final = 5e-3  # wide enough to look across the edges of tiles
 _ROUNDS: Final = 30
-_MANY: Final = 20  # rows a parameter that can tell one minimum from another; with fewer, that near the usual values
-_LUCK: Final = 0.03  # of the error of a fit; a later fit that is better by less may be so by luck
+_MIN_ROWS_PER_RESTART: Final = (
+    20  # rows a parameter that can tell one minimum from another; with fewer, that near the usual values
+)
+_MIN_IMPROVEMENT: Final = 0.03  # of the error of a fit; a later fit that is better by less may be so by luck
 
 
 @frozen(kw_only=True)
@@ -33,7 +35,7 @@ def fit_parameters(
     features: Features,
     measured: Array,
     *,
-    usual: Mapping[str, float],
+    priors: Mapping[str, float],
     variant: str = "",
 ) -> ParameterFit:
     """The parameters with which times of `family` fit `measured` best. [s]
@@ -47,29 +49,29 @@ def fit_parameters(
     except ImportError:
         raise InputError("calibrating needs scipy: pip install 'llmviewer[calibrate]'") from None
     names = family.parameters_of(variant or family.variants[0])
-    centre = np.array([q.to_search(usual[q.name]) for q in names])
+    centre = np.array([q.to_search(priors[q.name]) for q in names])
     low, high = (np.array([q.to_search(getattr(q, side)) for q in names]) for side in ("low", "high"))
     starts = [centre]
     for i, q in enumerate(names):
-        if q.restart_factor and len(measured) >= _MANY * len(names):
+        if q.restart_factor and len(measured) >= _MIN_ROWS_PER_RESTART * len(names):
             start = centre.copy()
-            start[i] = q.to_search(q.restart_factor * usual[q.name])
+            start[i] = q.to_search(q.restart_factor * priors[q.name])
             starts.append(start)
     starts = [np.clip(start, low + 1e-3 * (high - low), high - 1e-3 * (high - low)) for start in starts]
     logs = np.log(measured)
 
-    def residuals(sought: Array) -> Any:
-        found = {q.name: q.from_search(float(x)) for q, x in zip(names, sought, strict=True)}
-        errors = np.log(family.seconds(found, features)) - logs
-        return np.concatenate([errors, np.sqrt(_PRIOR) * _SCALE * (sought - centre)])
+    def residuals(position: Array) -> Any:
+        parameters = {q.name: q.from_search(float(x)) for q, x in zip(names, position, strict=True)}
+        errors = np.log(family.seconds(parameters, features)) - logs
+        return np.concatenate([errors, np.sqrt(_PRIOR_ROWS) * _SCALE * (position - centre)])
 
-    def slopes(sought: Array) -> Any:
-        at, columns = residuals(sought), []
-        for i, (value, most) in enumerate(zip(sought, high, strict=True)):
-            step = _STEP if value + _STEP <= most else -_STEP
-            moved = sought.copy()
+    def slopes(position: Array) -> Any:
+        origin, columns = residuals(position), []
+        for i, (value, limit) in enumerate(zip(position, high, strict=True)):
+            step = _STEP if value + _STEP <= limit else -_STEP
+            moved = position.copy()
             moved[i] += step
-            columns.append((residuals(moved) - at) / step)
+            columns.append((residuals(moved) - origin) / step)
         return np.stack(columns, axis=1)
 
     def search(start: Array) -> Any:
@@ -79,10 +81,10 @@ def fit_parameters(
 
     result = search(starts[0])
     for other in map(search, starts[1:]):
-        result = other if other.cost < result.cost * (1 - _LUCK) else result
-    found = {q.name: q.from_search(float(x)) for q, x in zip(names, result.x, strict=True)}
-    errors = np.abs(np.expm1(np.log(family.seconds(found, features)) - logs))
-    return ParameterFit(parameters=found, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
+        result = other if other.cost < result.cost * (1 - _MIN_IMPROVEMENT) else result
+    parameters = {q.name: q.from_search(float(x)) for q, x in zip(names, result.x, strict=True)}
+    errors = np.abs(np.expm1(np.log(family.seconds(parameters, features)) - logs))
+    return ParameterFit(parameters=parameters, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
 
 
 def pick(features: Features, rows: Array) -> dict[str, Any]:
@@ -97,6 +99,6 @@ def pick(features: Features, rows: Array) -> dict[str, Any]:
 def best_of(fits: Sequence[ParameterFit]) -> ParameterFit:
     """The first, unless a later one is better by more than luck: variants begin with the plainest."""
     best = fits[0]
-    for found in fits[1:]:
-        best = found if found.loss < best.loss * (1 - _LUCK) else best
+    for candidate in fits[1:]:
+        best = candidate if candidate.loss < best.loss * (1 - _MIN_IMPROVEMENT) else best
     return best

@@ -11,10 +11,10 @@ from .families import Family
 if TYPE_CHECKING:
     import pandas as pd
 
-_NEEDED: Final = ("gpu", "framework")
+_REQUIRED_COLUMNS: Final = ("gpu", "framework")
 TYPED: Final = ("gemm", "moe")  # families whose rows must say their data type
 # What other tables call our columns, by letters in lower case; read under our names only, since units may differ.
-_ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
+_COLUMN_SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("device", "hardware", "gpuname", "gputype", "system", "accelerator"),
     "framework": ("library", "backend", "engine", "provider", "kernellibrary"),
     "dtype": ("datatype", "precision", "quantization", "quant", "type"),
@@ -36,26 +36,26 @@ _ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def missing(frame: pd.DataFrame, family: Family) -> str:
-    """What is said where columns of the family are missing; "" where none is."""
-    lacking = [repr(column) for column in _needed(family) if column not in frame]
+    """Error message for missing columns of the family; "" if none is missing."""
+    lacking = [repr(column) for column in _required_columns(family) if column not in frame]
     return f"{family.name} needs the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}" if lacking else ""
 
 
-def _needed(family: Family) -> tuple[str, ...]:
-    return (*_NEEDED, *(["dtype"] if family.name in TYPED else []), *family.columns)
+def _required_columns(family: Family) -> tuple[str, ...]:
+    return (*_REQUIRED_COLUMNS, *(["dtype"] if family.name in TYPED else []), *family.columns)
 
 
 def alike(frame: pd.DataFrame, column: str) -> str | None:
     """The column of the table that may be meant by one of ours, which it lacks; None if there is none."""
     letters = {_letters(str(name)): str(name) for name in frame.columns}
-    called = (_letters(column), *_ELSEWHERE.get(column, ()))
+    called = (_letters(column), *_COLUMN_SYNONYMS.get(column, ()))
     return next((letters[name] for name in called if name in letters), None)
 
 
 def meant(frame: pd.DataFrame, family: Family) -> str:
-    """Which columns to rename, as a clause; "" where none is alike."""
-    found = {column: alike(frame, column) for column in _needed(family) if column not in frame}
-    renamed = [f"{name!r} to {column!r}" for column, name in found.items() if name]
+    """Suggested renames of similar columns, as a clause of an error message; "" if there are none."""
+    similar_columns = {column: alike(frame, column) for column in _required_columns(family) if column not in frame}
+    renamed = [f"{name!r} to {column!r}" for column, name in similar_columns.items() if name]
     return f"; rename {', '.join(renamed)}" if renamed else ""
 
 

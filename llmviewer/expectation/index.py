@@ -33,27 +33,27 @@ class ProfileIndex:
 
 @cache
 def index() -> ProfileIndex:
-    """What ships."""
-    found = json.loads(PATH.read_text(encoding="utf-8"))
-    if found["sizes"] != _sizes():
+    """Index of the shipped profiles."""
+    document = json.loads(PATH.read_text(encoding="utf-8"))
+    if document["sizes"] != _sizes():
         devices = {fit.device: find_device(fit.device) for fit in shipped()}
         return ProfileIndex(fits=shipped(), devices=devices, errors=transfer_errors())
     return ProfileIndex(
-        fits=tuple(map(_entry, found["entries"])),
-        devices={k["name"]: DeviceTraits(**k) for k in found["devices"]},
-        errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in found["errors"]},
+        fits=tuple(map(_entry, document["entries"])),
+        devices={k["name"]: DeviceTraits(**k) for k in document["devices"]},
+        errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in document["errors"]},
     )
 
 
 def _sizes() -> dict[str, int]:
-    """Of the files. [B]"""
+    """Sizes of the profile files by name. [B]"""
     return {path.name: path.stat().st_size for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def device_traits(name: str) -> DeviceTraits:
-    """What decides how near the device is that a profile calls `name`."""
-    known = index().devices
-    return known[name] if name in known else find_device(name)
+    """Traits of a device by its name in profiles, which decide its similarity to others."""
+    devices = index().devices
+    return devices[name] if name in devices else find_device(name)
 
 
 def to_json() -> str:
@@ -69,20 +69,20 @@ def to_json() -> str:
     return "{\n" + between.join((sizes, *lists)) + "\n}\n"
 
 
-def _entry(found: Mapping[str, Any]) -> KernelFit:
-    labels = {key: found.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
+def _entry(document: Mapping[str, Any]) -> KernelFit:
+    labels = {key: document.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
     return KernelFit(
-        device=found["device"],
-        family=found["family"],
+        device=document["device"],
+        family=document["family"],
         implementation=Implementation(**labels),
-        variant=found.get("variant", ""),
-        parameters=found["parameters"],
-        rows=found["rows"],
-        version=found.get("version", ""),
-        sizes={name: (least, most) for name, (least, most) in found.get("sizes", {}).items()},
-        fit_mape=found["fit_mape"],
-        held_out=Error.of(found["held_out"]),
-        trend=Trend.of(found["trend"]) if "trend" in found else None,
+        variant=document.get("variant", ""),
+        parameters=document["parameters"],
+        rows=document["rows"],
+        version=document.get("version", ""),
+        sizes={name: (smallest, largest) for name, (smallest, largest) in document.get("sizes", {}).items()},
+        fit_mape=document["fit_mape"],
+        held_out=Error.of(document["held_out"]),
+        trend=Trend.of(document["trend"]) if "trend" in document else None,
     )
 
 

@@ -58,16 +58,16 @@ class PassLaunches:
         """Launches that take equally long, as they have the same kernels for operators that blocks share; the bounds of
         their operators, and of all of these together.
         """
-        found: dict[object, list[KernelSequence]] = {}
+        launches_by_key: dict[object, list[KernelSequence]] = {}
         for launch in self.launches:
             same = id(launch.kernels), id(launch.concurrent), launch.remark
-            found.setdefault((*same, *(id(self.bounds[m]) for m in launch.members)), []).append(launch)
-        return [(launches, *self._bounds(launches[0])) for launches in found.values()]
+            launches_by_key.setdefault((*same, *(id(self.bounds[m]) for m in launch.members)), []).append(launch)
+        return [(launches, *self._bounds(launches[0])) for launches in launches_by_key.values()]
 
     def _bounds(self, launch: KernelSequence) -> tuple[Sequence[Array], Array]:
         if len(launch.members) == 1:
-            alone = self.bounds[launch.members[0]]
-            return [alone], alone
+            bound = self.bounds[launch.members[0]]
+            return [bound], bound
         each = np.broadcast_arrays(*(self.bounds[m] for m in launch.members))
         return each, sum(each[1:], start=each[0])
 
@@ -79,9 +79,9 @@ class PassLaunches:
 
     def kernel_bounds(self, device: Any = ...) -> Iterator[KernelBounds]:
         """Kernels whose times the launches are made of, on a device of several by its index."""
-        for same, _, whole in self.groups:
+        for same, _, total_bound in self.groups:
             for kernel in same[0].all_kernels:
-                yield KernelBounds(kernel, whole[device])
+                yield KernelBounds(kernel, total_bound[device])
 
 
 class Kernels(KernelTimes):
@@ -127,7 +127,7 @@ class Kernels(KernelTimes):
 
     @property
     def is_unmeasured(self) -> bool:
-        """Whether nothing was measured on the device itself."""
+        """Whether no kernel, or whole pass of the engine, was measured on the device itself."""
         return (
             self._backend.is_unmeasured(self.hardware)
             if isinstance(self._backend, EngineKernels)
@@ -138,13 +138,16 @@ class Kernels(KernelTimes):
         return () if kernel.family == AMOUNTS else super().stand_in_libraries(kernel)
 
     def launches_for(
-        self, rows: Sequence[OperatorEstimate], workload: Workload, known: dict[object, KernelSequence] | None = None
+        self,
+        rows: Sequence[OperatorEstimate],
+        workload: Workload,
+        known_launches: dict[object, KernelSequence] | None = None,
     ) -> tuple[KernelSequence, ...]:
         """The launches for operators; equal on devices with the same `library` and `half`.
 
         known  as in launches()
         """
-        return launches(rows, workload, library=self.library, half=self.half, known=known)
+        return launches(rows, workload, library=self.library, half=self.half, known_launches=known_launches)
 
     def expect(self, rows: Sequence[OperatorEstimate], workload: Workload) -> ExpectedPass:
         """Expected time of one launch of every operator; at least its bound, without prefetching of offloaded data."""
@@ -158,7 +161,7 @@ class Kernels(KernelTimes):
 
     def expect_passes(self, launched: Sequence[PassLaunches]) -> Iterator[ExpectedPass]:
         """The same for several passes, with one evaluation of their kernels."""
-        times = self.times([asked for one in launched for asked in one.kernel_bounds()])
+        times = self.times([kernel_bounds for one in launched for kernel_bounds in one.kernel_bounds()])
         for one in launched:
             yield self.launcher.launch_all(one, times)
 
@@ -166,19 +169,19 @@ class Kernels(KernelTimes):
         """Expected time of all operators of a plan."""
         return self.expect(plan.estimate(workload).operators, workload)
 
-    def _evaluate(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
+    def _evaluate(self, kernels: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
         """Expected times of kernels, those of whole passes by the factors of the engine's backend."""
-        rest = iter(super()._evaluate([one for one in asked if one.kernel.family != AMOUNTS]))
-        return [self._by_amounts(one) if one.kernel.family == AMOUNTS else next(rest) for one in asked]
+        rest = iter(super()._evaluate([one for one in kernels if one.kernel.family != AMOUNTS]))
+        return [self._by_amounts(one) if one.kernel.family == AMOUNTS else next(rest) for one in kernels]
 
-    def _by_amounts(self, asked: KernelBounds) -> ExpectedLaunch | None:
-        if not isinstance(self._backend, EngineKernels) or not asked.chosen.any():
+    def _by_amounts(self, kernel: KernelBounds) -> ExpectedLaunch | None:
+        if not isinstance(self._backend, EngineKernels) or not kernel.chosen.any():
             return None
-        found = self._backend.expect(asked.kernel, self.hardware)
+        launch = self._backend.expect(kernel.kernel, self.hardware)
         expected, low, high = (
-            np.where(asked.chosen, time_s, 0.0) for time_s in (found.expected, found.low, found.high)
+            np.where(kernel.chosen, time_s, 0.0) for time_s in (launch.expected, launch.low, launch.high)
         )
-        return found.with_times(expected, low, high, found.run_probability)
+        return launch.with_times(expected, low, high, launch.run_probability)
 
 
 @frozen(kw_only=True)
@@ -203,15 +206,15 @@ class Launcher:
     def launch_all(self, one: PassLaunches, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
         """A pass, from the times of `one.kernels`."""
         launches: list[ExpectedLaunch | None] = [None] * len(one.operators)
-        for same, bounds, whole in one.groups:
+        for same, bounds, total_bound in one.groups:
             kernel_times = {id(kernel): next(times) for kernel in same[0].all_kernels}
-            expected = self._launch(same[0], whole, kernel_times)
-            shares = [expected.share(bound, whole) for bound in bounds]
+            expected = self._launch(same[0], total_bound, kernel_times)
+            shares = [expected.share(bound, total_bound) for bound in bounds]
             for launch in same:
                 for place, share in zip(launch.members, shares, strict=True):
                     launches[place] = share
-        known = tuple(launch for launch in launches if launch is not None)
-        return ExpectedPass(operators=tuple(one.operators), launches=known, host=self.host)
+        expected_launches = tuple(launch for launch in launches if launch is not None)
+        return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=self.host)
 
     def _launch(
         self, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
@@ -224,31 +227,41 @@ class Launcher:
         return replace(expected, core_time_s=np.where(bound > 0, start_s, 0.0) + expected.expected * cores / self.cores)
 
     def _at_least(
-        self, least: Array, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
+        self, minimum_s: Array, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
         """A launch that is expected to take no less than `least`."""
-        known = [part for kernel in launch.kernels if (part := _run(kernel, times, per_query=self.per_query))]
-        if not known:
+        kernel_times = [part for kernel in launch.kernels if (part := _run(kernel, times, per_query=self.per_query))]
+        if not kernel_times:
             why = launch.remark if not launch.kernels else self.reason(launch.kernels[0])
-            found = ExpectedLaunch.of(bound_only(bound, why), ())
-            return replace(found, expected=least, run_probability=launch.run_probability)
-        beside = [part for kernel in launch.concurrent if (part := times[id(kernel)])]
-        result = combined_launches(known, np.add)
-        result = combined_launches([result, combined_launches(beside, np.add)], np.maximum) if beside else result
+            result_launch = ExpectedLaunch.of(bound_only(bound, why), ())
+            return replace(result_launch, expected=minimum_s, run_probability=launch.run_probability)
+        concurrent_times = [part for kernel in launch.concurrent if (part := times[id(kernel)])]
+        result = combined_launches(kernel_times, np.add)
+        result = (
+            combined_launches([result, combined_launches(concurrent_times, np.add)], np.maximum)
+            if concurrent_times
+            else result
+        )
         factor = self.factor * launch.run_probability
-        whole = result.expected * factor
+        kernels_s = result.expected * factor
         measured = result.source.startswith(CALIBRATED) and not launch.stand_in_class
-        expected = np.maximum(whole, least if measured else _NEAREST * least)
-        longer = factor * np.divide(expected, whole, out=np.ones_like(bound), where=whole > 0)
+        expected = np.maximum(kernels_s, minimum_s if measured else _NEAREST * minimum_s)
+        longer = factor * np.divide(expected, kernels_s, out=np.ones_like(bound), where=kernels_s > 0)
         low, high = (np.maximum(side * longer, bound) for side in (result.low, result.high))
-        found = result.with_times(expected, low, high, launch.run_probability)
+        result_launch = result.with_times(expected, low, high, launch.run_probability)
         if launch.stand_in_class:
-            found = found.widened(stand_in_error(launch.kernels[0].family, launch.stand_in_class))
-            found = replace(found, low=np.maximum(found.low, bound))
+            result_launch = result_launch.widened(stand_in_error(launch.kernels[0].family, launch.stand_in_class))
+            result_launch = replace(result_launch, low=np.maximum(result_launch.low, bound))
         if launch.partial:
-            source = bound_only_label(f"{launch.remark}, at least {found.source}")
-            return replace(found, high=np.full_like(found.high, np.inf), source=source, implementations=())
-        return replace(found, source=stand_in_label(launch.remark, found.source)) if launch.remark else found
+            source = bound_only_label(f"{launch.remark}, at least {result_launch.source}")
+            return replace(
+                result_launch, high=np.full_like(result_launch.high, np.inf), source=source, implementations=()
+            )
+        return (
+            replace(result_launch, source=stand_in_label(launch.remark, result_launch.source))
+            if launch.remark
+            else result_launch
+        )
 
 
 def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str | None:
@@ -265,11 +278,13 @@ def _run(
     kernel: LibraryKernel, times: Mapping[int, ExpectedLaunch | None], *, per_query: bool
 ) -> ExpectedLaunch | None:
     """A kernel, or another that is run instead: where that takes less time, or on devices that run it `by_query`."""
-    found = times[id(kernel)]
-    instead, apart = (times[id(other)] if other else None for other in (kernel.alternative, kernel.per_query))
-    if found and apart:
-        most = apart.spanning(found) if per_query else found.spanning(apart)
-        most = most.capped_by(instead, kernel.alternative.where) if kernel.alternative and instead else most
+    launch = times[id(kernel)]
+    instead, query_by_query = (times[id(other)] if other else None for other in (kernel.alternative, kernel.per_query))
+    if launch and query_by_query:
+        slower = query_by_query.spanning(launch) if per_query else launch.spanning(query_by_query)
+        slower = slower.capped_by(instead, kernel.alternative.where) if kernel.alternative and instead else slower
         why = "a query at a time" if per_query else "few queries as so many heads"
-        return replace(most, source=stand_in_label(f"{why}, of which no kernel was measured with several", most.source))
-    return found.or_faster(instead, kernel.alternative.where) if found and kernel.alternative and instead else found
+        return replace(
+            slower, source=stand_in_label(f"{why}, of which no kernel was measured with several", slower.source)
+        )
+    return launch.or_faster(instead, kernel.alternative.where) if launch and kernel.alternative and instead else launch

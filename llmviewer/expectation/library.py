@@ -21,13 +21,13 @@ from .launches import LibraryKernel
 from .profile import KernelFit, Profile
 from .transfer import fits_on_nearest_devices, has_equal_cost_types
 
-_FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
+_MIN_FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
 
-ALIKE: Final = tuple(name for name, family in FAMILIES.items() if family.library_independent)
+LIBRARY_INDEPENDENT: Final = tuple(name for name, family in FAMILIES.items() if family.library_independent)
 # Libraries that quantize activations of experts with MXFP4 weights to MXFP8 on GPUs of compute capability 10, unless
 # told not to: get_mxfp4_quant_algo() of tensorrt_llm/_torch/model_config.py, and the default of sglang's
 # --flashinfer-mxfp4-moe-precision.
-_TO_MXFP8: Final = ("trtllm", "sglang")
+_MXFP8_LIBRARIES: Final = ("trtllm", "sglang")
 
 
 class Library:
@@ -79,23 +79,23 @@ class Library:
             name: np.mean([fit.held_out.mape for fit in self.fits if fit.implementation.library == name])
             for name in families
         }
-        able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
+        able = [name for name, measured_families in families.items() if mine or len(measured_families) >= _MIN_FAMILIES]
         return tuple(sorted(able, key=lambda name: (-len(families[name]), errors[name])))
 
     def to_mxfp8(self, library: str) -> bool:
-        """Whether a library quantizes the activations of experts with MXFP4 weights on this device."""
+        """Whether a library quantizes activations of experts with MXFP4 weights to MXFP8 on this device."""
         device = self.device
         newest = not isinstance(device, str) and generation(device) == "blackwell" and device.stacked
-        return newest and library in _TO_MXFP8
+        return newest and library in _MXFP8_LIBRARIES
 
     @property
     def is_library_unknown(self) -> bool:
-        """Whether any library may run on the device: none was asked for, and none was measured on it."""
+        """Whether the library is a guess: none was requested, and none was measured on the device."""
         return not self.requested_library and self.is_unmeasured
 
     @property
     def is_unmeasured(self) -> bool:
-        """Whether no kernels were measured on the device itself."""
+        """Whether no kernel was measured on the device itself."""
         return not self.fits_on_device
 
     def run_as(self, kernel: LibraryKernel) -> LibraryKernel:
@@ -122,19 +122,19 @@ class Library:
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.implementation, plain)
         if key not in self._implementations:
-            implementation, several = kernel.implementation, kernel.family not in ALIKE
-            alike = [fit for fit in self.fits_on_device if _alike(fit, kernel, plain=plain)]
+            implementation, several = kernel.implementation, kernel.family not in LIBRARY_INDEPENDENT
+            alike = [fit for fit in self.fits_on_device if _same_work(fit, kernel, plain=plain)]
             mine = [fit for fit in alike if fit.implementation.library == implementation.library]
             implementations: tuple[Implementation, ...] = ()
             if several and not mine:
                 implementations = self._implementations_elsewhere(
-                    kernel, implementation.dtype, plain=plain, alone=not self.is_library_unknown
+                    kernel, implementation.dtype, plain=plain, same_library=not self.is_library_unknown
                 )
             implementations = implementations or self._implementations_on_device(kernel, mine or alike, several=several)
             for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())) if several else ():
-                for alone in (True, False):
+                for same_library in (True, False):
                     implementations = implementations or self._implementations_elsewhere(
-                        kernel, dtype, plain=plain, alone=alone
+                        kernel, dtype, plain=plain, same_library=same_library
                     )
             self._implementations[key] = implementations or (implementation,)
         return self._implementations[key]
@@ -142,17 +142,17 @@ class Library:
     def _implementations_on_device(
         self, kernel: LibraryKernel, alike: Sequence[KernelFit], *, several: bool
     ) -> tuple[Implementation, ...]:
-        """Of equivalent kernels on the device, those of the library with most measurements; `several` if kernels of one
-        library differ in what they do.
+        """Selects, of equivalent kernels on the device, those of the library with most measurements; `several` if
+        kernels of one library differ in what they do.
         """
         ranked = sorted(alike, key=lambda fit: (key_of(fit) not in self.user_fits, -fit.rows))
         mine = [fit for fit in ranked if fit.implementation.library == ranked[0].implementation.library]
-        asked = {"dtype": kernel.implementation.dtype, "kv_dtype": kernel.implementation.kv_dtype}
+        fields = {"dtype": kernel.implementation.dtype, "kv_dtype": kernel.implementation.kv_dtype}
         if kernel.family == "elementwise":
-            asked["kernel"] = (
+            fields["kernel"] = (
                 kernel.implementation.kernel
             )  # without a launch by the host, which others were measured with
-        wanted: tuple[Callable[[KernelFit], bool], ...] = (
+        preferences: tuple[Callable[[KernelFit], bool], ...] = (
             lambda fit: (
                 (fit.implementation.dtype, fit.implementation.kv_dtype)
                 == (kernel.implementation.dtype, kernel.implementation.kv_dtype)
@@ -160,12 +160,12 @@ class Library:
             lambda fit: key_of(fit) in self.user_fits,
             lambda fit: fit.implementation.kernel == kernel.implementation.kernel,
         )
-        for told in wanted:
-            mine = list(filter(told, mine)) or mine
-        return tuple(replace(fit.implementation, **asked) for fit in (mine if several else mine[:1]))
+        for preference in preferences:
+            mine = list(filter(preference, mine)) or mine
+        return tuple(replace(fit.implementation, **fields) for fit in (mine if several else mine[:1]))
 
     def _implementations_elsewhere(
-        self, kernel: LibraryKernel, dtype: str, *, plain: bool, alone: bool
+        self, kernel: LibraryKernel, dtype: str, *, plain: bool, same_library: bool
     ) -> tuple[Implementation, ...]:
         """Stacks of the nearest relatives for a data type; `alone`: only of the kernel's own library. Empty without a
         library, as its choice of kernels is then unknown.
@@ -174,20 +174,20 @@ class Library:
         if isinstance(device, str) or not implementation.library:
             return ()
         like = replace(kernel, implementation=replace(implementation, dtype=dtype))
-        alike = [fit for fit in self.fits_by_family.get(kernel.family, ()) if _alike(fit, like, plain=plain)]
+        alike = [fit for fit in self.fits_by_family.get(kernel.family, ()) if _same_work(fit, like, plain=plain)]
         near = fits_on_nearest_devices(
-            [fit for fit in alike if not alone or fit.implementation.library == implementation.library], device
+            [fit for fit in alike if not same_library or fit.implementation.library == implementation.library], device
         )
         libraries = {fit.implementation.library for fit in near}
         if not self.is_library_unknown and near:
-            most = max(near, key=lambda fit: fit.rows).implementation.library
-            libraries = {implementation.library if implementation.library in libraries else most}
-        found = dict.fromkeys(
+            most_measured = max(near, key=lambda fit: fit.rows).implementation.library
+            libraries = {implementation.library if implementation.library in libraries else most_measured}
+        kernels = dict.fromkeys(
             (fit.implementation.library, fit.implementation.kernel)
             for fit in near
             if fit.implementation.library in libraries
         )
-        return tuple(replace(implementation, library=library, kernel=name) for library, name in found)
+        return tuple(replace(implementation, library=library, kernel=name) for library, name in kernels)
 
 
 def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
@@ -195,9 +195,9 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
 
     Raises InputError, with the nearest names, if it is not.
     """
-    known = sorted({fit.implementation.library for fit in index().fits} | {profile.library for profile in profiles})
-    if name and name not in known:
-        raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, known)}")
+    libraries = sorted({fit.implementation.library for fit in index().fits} | {profile.library for profile in profiles})
+    if name and name not in libraries:
+        raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, libraries)}")
     return name
 
 
@@ -205,8 +205,8 @@ def key_of(fit: KernelFit) -> tuple[str, str, Implementation]:
     return fit.device, fit.family, fit.implementation
 
 
-def _alike(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
-    """Whether an entry has the family, types (or their twins) and kind of a kernel; the kind is its last word."""
+def _same_work(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
+    """Whether a fit is of the kernel's family, data types (or types of equal cost) and kind of operation."""
     implementation = fit.implementation
     if fit.family != kernel.family or not has_equal_cost_types(fit, kernel.implementation):
         return False
@@ -216,5 +216,5 @@ def _alike(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
         return implementation.kernel.endswith("nongated") or fit.sizes.get("gated", (1.0, 1.0))[0] == 0
     if fit.family.startswith("attention"):
         return implementation.attention_kind == kernel.implementation.attention_kind
-    own, other = (name.rpartition(" ")[2] for name in (implementation.kernel, kernel.implementation.kernel))
-    return own == other
+    operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, kernel.implementation.kernel))
+    return operation == other

@@ -53,13 +53,18 @@ class Error:
     scale: float = 1.0
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Error:
+    def of(cls, document: Mapping[str, Any]) -> Error:
         """The inverse of plain_error()."""
         return cls(
-            mape=found["mape"], median=found["median"], mape_short=found.get("short", nan),
-            mape_long=found.get("long", nan), covered=found.get("covered", nan), short=tuple(found["interval_short"]),
-            long=tuple(found["interval_long"]), scale=found.get("scale", 1.0),
-        )  # fmt: skip
+            mape=document["mape"],
+            median=document["median"],
+            mape_short=document.get("short", nan),
+            mape_long=document.get("long", nan),
+            covered=document.get("covered", nan),
+            short=tuple(document["interval_short"]),
+            long=tuple(document["interval_long"]),
+            scale=document.get("scale", 1.0),
+        )
 
     def interval(self, expected: Array) -> tuple[Array, Array]:
         """(low, high) of the 80 % interval. [s]"""
@@ -68,17 +73,17 @@ class Error:
         return expected * low, expected * np.where(brief, self.short[1], self.long[1])
 
     def needed(self, expected: Array, measured: Array) -> Array:
-        """For each row the power of the interval at which it reaches the measured time."""
+        """Power to which the interval must be raised to reach the measured time, by row."""
         ratio = measured / expected
         return np.where(expected < SHORT_S, _distance(ratio, self.short), _distance(ratio, self.long))
 
     def or_wider(self, other: Error) -> Error:
         """The same with intervals that hold another's."""
-        short, long = (
-            (min(own[0], theirs[0]), max(own[1], theirs[1]))
-            for own, theirs in ((self.short, other.short), (self.long, other.long))
+        short_interval, long_interval = (
+            (min(interval[0], theirs[0]), max(interval[1], theirs[1]))
+            for interval, theirs in ((self.short, other.short), (self.long, other.long))
         )
-        return replace(self, short=short, long=long)
+        return replace(self, short=short_interval, long=long_interval)
 
     def widened(self, power: float) -> Error:
         """The same with the interval raised to a power."""
@@ -113,11 +118,11 @@ class KernelFit:
         return tuple(map(int, re.findall(r"\d+", self.version.rpartition(", ")[2])))
 
     def beyond(self, shapes: Shapes) -> Array:
-        """For each shape the number of sizes outside the measured range."""
-        found = _told_sizes(FAMILIES[self.family], shapes)
+        """Number of sizes outside the measured range, by shape."""
+        sizes = _profile_sizes(FAMILIES[self.family], shapes)
         outside = [
-            (found[name] < least * (1 - _SLACK)) | (found[name] > most * (1 + _SLACK))
-            for name, (least, most) in self.sizes.items()
+            (sizes[name] < smallest * (1 - _SIZE_TOLERANCE)) | (sizes[name] > largest * (1 + _SIZE_TOLERANCE))
+            for name, (smallest, largest) in self.sizes.items()
         ]
         return np.sum(outside, axis=0, dtype=int) if outside else np.zeros(1, dtype=int)
 
@@ -141,19 +146,19 @@ class Profile:
         return self.file or f"{self.device}.{self.library}"
 
 
-_SLACK: Final = 1e-3  # of sizes, which are written with four digits
-_TOLD: Final = ("window", "causal", "gated")  # of the columns that a row need not have
+_SIZE_TOLERANCE: Final = 1e-3  # of sizes, which are written with four digits
+_OPTIONAL_SIZES: Final = ("window", "causal", "gated")  # of the columns that a row need not have
 
 
 def sizes_of(family: Family, shapes: Shapes) -> dict[str, tuple[float, float]]:
     """(minimum, maximum) of each size over shapes."""
-    own = _told_sizes(family, shapes)
-    return {name: (float(np.min(sizes)), float(np.max(sizes))) for name, sizes in own.items()}
+    sizes_by_name = _profile_sizes(family, shapes)
+    return {name: (float(np.min(sizes)), float(np.max(sizes))) for name, sizes in sizes_by_name.items()}
 
 
-def _told_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
-    told = (*family.columns, *_TOLD)
-    return {name: sizes for name, sizes in family.sizes(shapes).items() if name in told}
+def _profile_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
+    names = (*family.columns, *_OPTIONAL_SIZES)
+    return {name: sizes for name, sizes in family.sizes(shapes).items() if name in names}
 
 
 def error_of(expected: Array, measured: Array, part: Array) -> Error:
@@ -163,68 +168,68 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
     narrowed until 80 % of the times of a part lie within an interval learned from the other parts; parts count equally.
     """
     ratio = measured / expected
-    off = np.abs(expected / measured - 1)
+    errors = np.abs(expected / measured - 1)
     brief = expected < SHORT_S
     _, place, count = np.unique(part, return_inverse=True, return_counts=True)
     weight = 1 / count[place.reshape(-1)]
-    needed = np.empty(len(ratio))
+    powers = np.empty(len(ratio))
     parts = [(part == one, part != one if np.any(part != one) else part == one) for one in np.unique(part)]
-    for own, others in parts:
-        for which in (brief, ~brief):
-            rows = own & which
-            needed[rows] = _distance(ratio[rows], _middle(ratio, which & others, others))
+    for in_part, others in parts:
+        for length_class in (brief, ~brief):
+            rows = in_part & length_class
+            powers[rows] = _distance(ratio[rows], _percentiles(ratio, length_class & others, others))
     inside = np.zeros(len(ratio), dtype=bool)
-    for own, others in parts:
-        inside |= own & (needed <= enough(needed[others], weight[others]))
-    wider = min(enough(needed, weight), _WIDEST)
+    for in_part, others in parts:
+        inside |= in_part & (powers <= coverage_quantile(powers[others], weight[others]))
+    wider = min(coverage_quantile(powers, weight), _MAX_WIDENING)
     return Error(
         covered=float(np.average(inside, weights=weight)),
-        mape=float(np.mean(off)),
-        median=float(np.median(off)),
-        mape_short=mean(off[brief]),
-        mape_long=mean(off[~brief]),
-        short=_widened(_middle(ratio, brief, brief | True), wider),
-        long=_widened(_middle(ratio, ~brief, brief | True), wider),
+        mape=float(np.mean(errors)),
+        median=float(np.median(errors)),
+        mape_short=mean(errors[brief]),
+        mape_long=mean(errors[~brief]),
+        short=_widened(_percentiles(ratio, brief, brief | True), wider),
+        long=_widened(_percentiles(ratio, ~brief, brief | True), wider),
     )
 
 
-_COVERED: Final = 0.8
-_WIDEST: Final = 4.0  # largest power by which an interval is widened
-_LEAST: Final = 0.01  # least half-width of an interval
+_COVERAGE: Final = 0.8
+_MAX_WIDENING: Final = 4.0  # largest power by which an interval is widened
+_MIN_HALF_WIDTH: Final = 0.01  # least half-width of an interval
 
 
-def enough(values: Array, weight: Array) -> float:
+def coverage_quantile(values: Array, weight: Array) -> float:
     """The weighted 80th percentile."""
-    return float(np.quantile(values, _COVERED, weights=weight, method="inverted_cdf"))
+    return float(np.quantile(values, _COVERAGE, weights=weight, method="inverted_cdf"))
 
 
 def _distance(ratio: Array, interval: tuple[float, float]) -> Array:
-    """How far from 1, where the ends of the interval are at 1."""
-    low, high = _sides(interval)
+    """Log distances of ratios from 1, in units of the interval's half-widths."""
+    low, high = _log_half_widths(interval)
     return np.asarray(np.log(ratio) / np.where(ratio < 1, -low, high))
 
 
 def _widened(interval: tuple[float, float], factor: float) -> tuple[float, float]:
-    low, high = _sides(interval)
+    low, high = _log_half_widths(interval)
     return float(np.exp(-low * factor)), float(np.exp(high * factor))
 
 
-def _sides(interval: tuple[float, float]) -> tuple[float, float]:
+def _log_half_widths(interval: tuple[float, float]) -> tuple[float, float]:
     """Logarithms of how far it reaches: to neither side much less than to the other, by the luck of few parts."""
     low, high = -np.log(interval[0]), np.log(interval[1])
-    least = max(low, high, _LEAST) / 3
-    return max(low, least), max(high, least)
+    min_side = max(low, high, _MIN_HALF_WIDTH) / 3
+    return max(low, min_side), max(high, min_side)
 
 
-_FEW: Final = 30
+_MIN_PERCENTILE_ROWS: Final = 30
 
 
-def _middle(ratio: Array, chosen: Array, instead: Array) -> tuple[float, float]:
+def _percentiles(ratio: Array, chosen: Array, instead: Array) -> tuple[float, float]:
     """The 10th and 90th percentiles, of others where few are chosen; the expectation itself is always inside."""
-    some = ratio[chosen] if np.count_nonzero(chosen) >= _FEW else ratio[instead]
-    if not len(some):
+    ratios = ratio[chosen] if np.count_nonzero(chosen) >= _MIN_PERCENTILE_ROWS else ratio[instead]
+    if not len(ratios):
         return 1.0, 1.0
-    low, high = np.exp(np.quantile(np.log(some), (0.1, 0.9)))
+    low, high = np.exp(np.quantile(np.log(ratios), (0.1, 0.9)))
     return float(min(low, 1)), float(max(high, 1))
 
 
@@ -294,13 +299,13 @@ def read(path: Path) -> tuple[Profile, ...]:
     return tuple(replace(_profile(section), file=str(path)) for section in sections)
 
 
-def read_profiles(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
+def read_profiles(files_or_profiles: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
     """The user's profiles, given as files or as profiles.
 
     Raises InputError if a file is invalid or its device is unknown.
     """
-    found: list[Profile] = []
-    for one in given:
+    profiles: list[Profile] = []
+    for one in files_or_profiles:
         for profile in (one,) if isinstance(one, Profile) else read(Path(one)):
             try:
                 name = find_device(profile.device).name
@@ -308,12 +313,12 @@ def read_profiles(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
                 raise InputError(f"{_place(one)}device: {error}") from None
             if name != profile.device:
                 raise InputError(f"{_place(one)}device: must be the name {name}; got {profile.device!r}")
-            found.append(profile)
-    return tuple(found)
+            profiles.append(profile)
+    return tuple(profiles)
 
 
-def _place(given: str | Path | Profile) -> str:
-    return "" if isinstance(given, Profile) else f"{given}: "
+def _place(file_or_profile: str | Path | Profile) -> str:
+    return "" if isinstance(file_or_profile, Profile) else f"{file_or_profile}: "
 
 
 def _profile(section: Section) -> Profile:
@@ -325,13 +330,13 @@ def _profile(section: Section) -> Profile:
 
 def _entry(section: Section, device: str, library: str) -> KernelFit:
     section.only(_ENTRY)
-    of = FAMILIES[section.choice("family", FAMILIES)]
-    variant = section.choice("variant", of.variants, of.variants[0])
+    family = FAMILIES[section.choice("family", FAMILIES)]
+    variant = section.choice("variant", family.variants, family.variants[0])
     held_out = section.section("held_out")
     held_out.only(_HELD_OUT)
     return KernelFit(
         device=device,
-        family=of.name,
+        family=family.name,
         implementation=Implementation(
             library=library,
             dtype=section.text("dtype", ""),
@@ -339,42 +344,42 @@ def _entry(section: Section, device: str, library: str) -> KernelFit:
             kernel=section.text("kernel", ""),
         ),
         variant=variant,
-        parameters=_parameters(section.section("parameters"), of.parameters_of(variant)),
+        parameters=_parameters(section.section("parameters"), family.parameters_of(variant)),
         rows=section.integer("rows"),
         version=section.text("version", ""),
-        sizes=_sizes(section.section("sizes"), of) if "sizes" in section else {},
+        sizes=_sizes(section.section("sizes"), family) if "sizes" in section else {},
         fit_mape=section.number("fit_mape"),
         held_out=read_error(held_out),
-        trend=_trend(section.section("trend"), of) if "trend" in section else None,
-        residual=_residual(section.section("residual"), of) if "residual" in section else None,
+        trend=_trend(section.section("trend"), family) if "trend" in section else None,
+        residual=_residual(section.section("residual"), family) if "residual" in section else None,
     )
 
 
-def _sizes(section: Section, of: Family) -> dict[str, tuple[float, float]]:
-    section.only((*of.columns, *of.optional))
-    found = {}
+def _sizes(section: Section, family: Family) -> dict[str, tuple[float, float]]:
+    section.only((*family.columns, *family.optional))
+    sizes = {}
     for name in section:
         ends = section.get(name)
         if not _numbers(ends, 2) or not 0 <= ends[0] <= ends[1]:
             raise section.error(name, f"must be the least and the most; got {ends!r}")
-        found[name] = (float(ends[0]), float(ends[1]))
-    return found
+        sizes[name] = (float(ends[0]), float(ends[1]))
+    return sizes
 
 
 def _numbers(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count and all(isinstance(v, int | float) for v in value)
 
 
-def _columns(section: Section, known: Sequence[str]) -> tuple[str, ...]:
+def _columns(section: Section, allowed: Sequence[str]) -> tuple[str, ...]:
     columns = section.texts("columns")
-    if not columns or set(columns) - set(known):
-        raise section.error("columns", f"must be some of {', '.join(known)}; got {', '.join(columns) or 'none'}")
+    if not columns or set(columns) - set(allowed):
+        raise section.error("columns", f"must be some of {', '.join(allowed)}; got {', '.join(columns) or 'none'}")
     return columns
 
 
-def _trend(section: Section, of: Family) -> Trend:
+def _trend(section: Section, family: Family) -> Trend:
     section.only(("columns", "nodes"))
-    columns = _columns(section, of.size_names)
+    columns = _columns(section, family.size_names)
     nodes = section.text("nodes")
     for node in nodes.split(";"):
         if not _is_node(node, len(columns) + 1):
@@ -383,7 +388,7 @@ def _trend(section: Section, of: Family) -> Trend:
 
 
 def _is_node(text: str, count: int) -> bool:
-    """Whether it is so many numbers, all but the last of which are sizes."""
+    """Whether a text has `count` numbers: sizes, and a weight at the end."""
     try:
         *sizes, weight = map(float, text.split())
     except ValueError:
@@ -391,9 +396,9 @@ def _is_node(text: str, count: int) -> bool:
     return len(sizes) == count - 1 and min(sizes) >= 0 and all(map(isfinite, (*sizes, weight)))
 
 
-def _residual(section: Section, of: Family) -> FitResidual:
+def _residual(section: Section, family: Family) -> FitResidual:
     section.only(("columns", "mape", "interval", "points"))
-    columns = _columns(section, (*of.columns, *of.optional))
+    columns = _columns(section, (*family.columns, *family.optional))
     points = section.get("points")
     try:
         rows = np.asarray(points, dtype=float).reshape(len(points), len(columns) + 1)
@@ -405,22 +410,22 @@ def _residual(section: Section, of: Family) -> FitResidual:
     return FitResidual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
 
 
-def _parameters(section: Section, had: Sequence[FittedParameter]) -> dict[str, float]:
-    section.only(parameter.name for parameter in had)
-    found = {}
-    for parameter in had:
+def _parameters(section: Section, fitted: Sequence[FittedParameter]) -> dict[str, float]:
+    section.only(parameter.name for parameter in fitted)
+    values = {}
+    for parameter in fitted:
         value = section.number(parameter.name, parameter.default)
         if value != parameter.default and not parameter.low * 0.999 <= value <= parameter.high * 1.001:
             raise section.error(parameter.name, f"must be {parameter.low} to {parameter.high}; got {value}")
-        found[parameter.name] = value
-    return found
+        values[parameter.name] = value
+    return values
 
 
 def read_error(section: Section) -> Error:
     intervals = {key: _pair(section, key) for key in ("interval_short", "interval_long")}
-    needed = {key: section.number(key) for key in ("mape", "median")}
+    required = {key: section.number(key) for key in ("mape", "median")}
     others = {key: section.number(key, nan) for key in ("short", "long", "covered")}
-    return Error.of(intervals | needed | others | {"scale": section.number("scale", 1.0)})
+    return Error.of(intervals | required | others | {"scale": section.number("scale", 1.0)})
 
 
 def _pair(section: Section, key: str) -> tuple[float, float]:
@@ -435,7 +440,7 @@ def _pair(section: Section, key: str) -> tuple[float, float]:
 
 @cache
 def profiles() -> tuple[Profile, ...]:
-    """Those that ship."""
+    """Shipped profiles."""
     paths = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in (TRANSFERRED, STAND_INS))
     return tuple(profile for path in paths for profile in read(path))
 
@@ -476,9 +481,9 @@ def transfer_errors() -> Mapping[tuple[str, str, str], Error]:
     paths = [path for name in (TRANSFERRED, STAND_INS) if (path := FOLDER / name).exists()]
     files = [read_yaml(path).section("errors") for path in paths]
     return {
-        (name, dtype, which): read_error(families.section(name).section(which).section(dtype))
+        (name, dtype, source_class): read_error(families.section(name).section(source_class).section(dtype))
         for families in files
         for name in families
-        for which in families.section(name)
-        for dtype in families.section(name).section(which)
+        for source_class in families.section(name)
+        for dtype in families.section(name).section(source_class)
     }

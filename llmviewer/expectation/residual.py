@@ -16,17 +16,17 @@ from ..records import frozen
 from .families import Family
 from .families._family import Array, Shapes
 
-LEAST: Final = 1000  # rows of a stack; of fewer, parameters say as much
-MOST: Final = 4000  # points that a profile keeps
+MIN_ROWS: Final = 1000  # rows of a stack; of fewer, parameters say as much
+MAX_POINTS: Final = 4000  # points that a profile keeps
 NEIGHBOURS: Final = 8
 _REACH: Final = 1.0  # doublings of a size at which a point weighs as much as the model
-_SAME: Final = 1e-6
+_SAME_SHAPE_DISTANCE: Final = 1e-6
 _CHUNK: Final = 1024  # rows whose distances to all points are held at once
 
 
 @frozen(kw_only=True)
 class FitResidual:
-    """Of one stack on one device.
+    """Residuals of one kernel implementation on one device.
 
     columns   sizes that tell shapes apart
     points    as measured, a row each
@@ -42,12 +42,12 @@ class FitResidual:
     interval: tuple[float, float]
 
     def apply(self, shapes: Shapes) -> ResidualCorrection:
-        """What expectations of `shapes` are multiplied by, and how near points are."""
-        wanted, known = self._place(shapes), _logs(self.points)
+        """Correction factors for expected times of `shapes`, and how near measured points are."""
+        places, points = self._place(shapes), _logs(self.points)
         logs = np.log(self.factors)
-        parts = [_near(wanted[i : i + _CHUNK], known, logs) for i in range(0, len(wanted), _CHUNK)]
+        parts = [_near(places[i : i + _CHUNK], points, logs) for i in range(0, len(places), _CHUNK)]
         change, nearest = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        return ResidualCorrection(factor=np.exp(change), measured=nearest < _SAME, near=nearest < _REACH)
+        return ResidualCorrection(factor=np.exp(change), measured=nearest < _SAME_SHAPE_DISTANCE, near=nearest < _REACH)
 
     def _place(self, shapes: Shapes) -> Array:
         return _logs(np.stack([np.asarray(shapes[name], dtype=float) for name in self.columns], axis=1))
@@ -55,7 +55,7 @@ class FitResidual:
 
 @frozen(kw_only=True)
 class ResidualCorrection:
-    """Of a number of shapes.
+    """Correction of expected times by the residuals of measured shapes nearby.
 
     measured  the shape is one of the points
     near      a point is within a doubling of one size
@@ -70,13 +70,13 @@ def _logs(sizes: Array) -> Array:
     return np.asarray(np.log2(1 + sizes))
 
 
-def _near(wanted: Array, known: Array, logs: Array) -> tuple[Array, Array]:
+def _near(positions: Array, points: Array, logs: Array) -> tuple[Array, Array]:
     """The mean logarithm of the factors of the nearest points, and how far the nearest is."""
-    squares = np.sum(wanted**2, axis=1)[:, None] + np.sum(known**2, axis=1) - 2 * wanted @ known.T
-    count = min(NEIGHBOURS, len(known))
+    squares = np.sum(positions**2, axis=1)[:, None] + np.sum(points**2, axis=1) - 2 * positions @ points.T
+    count = min(NEIGHBOURS, len(points))
     places = np.argpartition(squares, count - 1, axis=1)[:, :count]
-    nearest = np.sum((wanted[:, None, :] - known[places]) ** 2, axis=2)
-    weights = 1 / (nearest + _SAME**2)
+    nearest = np.sum((positions[:, None, :] - points[places]) ** 2, axis=2)
+    weights = 1 / (nearest + _SAME_SHAPE_DISTANCE**2)
     change = np.sum(weights * logs[places], axis=1) / (np.sum(weights, axis=1) + 1 / _REACH**2)
     return change, np.sqrt(nearest.min(axis=1))
 
@@ -85,17 +85,17 @@ def points_of(family: Family, shapes: Shapes, ratio: Array) -> tuple[tuple[str, 
     """The columns in which rows differ, and the points and factors that are kept of measured / expected."""
     names = tuple(n for n in (*family.columns, *family.optional) if n in shapes and np.ptp(shapes[n]) > 0)
     points = np.stack([np.asarray(shapes[name], dtype=float) for name in names or family.columns], axis=1)
-    kept, place = np.unique(points, axis=0, return_inverse=True)
+    distinct, place = np.unique(points, axis=0, return_inverse=True)
     place = place.reshape(-1)
     factors = np.exp(np.bincount(place, np.log(ratio)) / np.bincount(place))
-    if len(kept) > MOST:
-        chosen = np.sort(np.random.default_rng(0).permutation(len(kept))[:MOST])
-        kept, factors = kept[chosen], factors[chosen]
-    return names or family.columns, kept, factors
+    if len(distinct) > MAX_POINTS:
+        chosen = np.sort(np.random.default_rng(0).permutation(len(distinct))[:MAX_POINTS])
+        distinct, factors = distinct[chosen], factors[chosen]
+    return names or family.columns, distinct, factors
 
 
 def plain(residual: FitResidual) -> dict[str, Any]:
-    """As a profile's file has it."""
+    """Converts to plain values for a profile's YAML file."""
     rows = np.column_stack([residual.points, [float(f"{f:.4g}") for f in residual.factors]])
     return {
         "columns": list(residual.columns),

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _LABELS: Final = ("gpu", "framework", "dtype", "kv_dtype", "version")
 _COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
 _SWITCHES: Final = ("causal", "gated", "private", "eager")
-_FROM_NONE: Final = ("window", "reached", "loop")  # in which 0 has a meaning of its own
-_VERSIONS: Final = 3  # that are told of a stack, at most
+_NON_NEGATIVE: Final = ("window", "reached", "loop")  # in which 0 has a meaning of its own
+_MAX_VERSIONS: Final = 3  # that are told of a stack, at most
 NO_TIME: Final = "time_us is missing or not positive"
-_IMPOSSIBLE: Final = 0.1  # of the bound: a kernel that took less did other work, or its time is in another unit
-_MARKS: Final = (  # the columns by which a table's family is known, where it has no column that says it
+_MIN_BOUND_RATIO: Final = 0.1  # of the bound: a kernel that took less did other work, or its time is in another unit
+_MARKER_COLUMNS: Final = (  # the columns by which a table's family is known, where it has no column that says it
     ("attention_prefill", "q_len"),
     ("attention_decode", "kv_len"),
     ("moe", "experts"),
@@ -41,7 +41,7 @@ _MARKS: Final = (  # the columns by which a table's family is known, where it ha
     ("elementwise", "bytes"),
 )
 # Whose kernels frameworks call, by family.
-_CALLS: Final[Mapping[str, Mapping[str, str]]] = {
+_CALLED_LIBRARIES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemm": dict.fromkeys(("sarathi", "hf-transformers", "pytorch", "pytorch/te"), "cublas"),
     "collectives": {"torch.distributed": "nccl"},
 }
@@ -60,20 +60,20 @@ _OPERATIONS: Final = {
     "layernorm": "ln",
     "alltoall": "alltoall",
 }
-_LAUNCHED: Final = "pytorch"  # whose element-wise kernels the host launches one by one, in public tables
-_REPLAYED: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
+_EAGER_LIBRARY: Final = "pytorch"  # whose element-wise kernels the host launches one by one, in public tables
+_GRAPH_STATISTIC: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
 # Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
-_ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
+_WEIGHT_SETS: Final = {"vllm": 6.0, "sglang": 6.0}
 # Products that the aiconfigurator collector calls otherwise: SGLang's int8_wo is its int8_scaled_mm, of activations
 # that a chain of torch's operators quantizes row by row (per_token_quant_int8).
-_CALLED: Final = {("sglang", "int8_wo"): "int8_dynamic"}
+_PRODUCT_NAMES: Final = {("sglang", "int8_wo"): "int8_dynamic"}
 # Experts chosen, experts and width of models whose experts have no gate (Nemotron 3: mlp_hidden_act is relu2). From
 # these versions on the aiconfigurator collector runs them so, while its tables say it of trtllm only: with the weights
 # of a gate, they would have been read at up to 1.4 times the memory's bandwidth.
 _UNGATED: Final = ((6, 128, 2688), (22, 512, 2048), (22, 512, 4096), (22, 512, 8192))
 _UNGATED_SINCE: Final[Mapping[str, tuple[float, ...]]] = {"vllm": (0, 24), "sglang": (0, 5, 14)}
 # Of this kernel (vLLM 0.19) it ran all experts on one device, whatever the table says of ep: times are the same.
-_NOT_APART: Final = "vllm_mxfp4_moe"
+_UNSHARDED_KERNEL: Final = "vllm_mxfp4_moe"
 
 
 @frozen(kw_only=True)
@@ -97,7 +97,7 @@ class MeasuredRows:
 
     @property
     def timed(self) -> Array:
-        """Which of them have a time."""
+        """Mask of the rows with a valid time."""
         return np.isfinite(self.measured) & (self.measured > 0)
 
     def take(self, chosen: Array) -> MeasuredRows:
@@ -106,7 +106,7 @@ class MeasuredRows:
 
     def reliable(self) -> tuple[MeasuredRows, dict[str, int]]:
         """(rows that can be fitted, number of other rows by reason)."""
-        kept, left = np.ones(len(self), dtype=bool), dict[str, int]()
+        reliable_rows, unreliable = np.ones(len(self), dtype=bool), dict[str, int]()
         bound = self.family.bound(self.shapes, self.device, self.implementation)
         for why, wrong in (
             (NO_TIME, ~self.timed),
@@ -114,11 +114,11 @@ class MeasuredRows:
                 "sizes that no fit rests on, which `llmviewer docs measurements` names",
                 ~self.family.fittable(self.shapes),
             ),
-            ("time_us is less than a tenth of the bound", self.measured < _IMPOSSIBLE * bound),
+            ("time_us is less than a tenth of the bound", self.measured < _MIN_BOUND_RATIO * bound),
         ):
-            left[why] = int(np.count_nonzero(wrong & kept))
-            kept &= ~wrong
-        return self.take(np.flatnonzero(kept)), {why: count for why, count in left.items() if count}
+            unreliable[why] = int(np.count_nonzero(wrong & reliable_rows))
+            reliable_rows &= ~wrong
+        return self.take(np.flatnonzero(reliable_rows)), {why: count for why, count in unreliable.items() if count}
 
     def shape_families(self) -> Array:
         """A number for each row; rows of one weight shape, head layout or model have the same."""
@@ -127,7 +127,7 @@ class MeasuredRows:
 
 
 def joined(groups: Iterable[MeasuredRows]) -> tuple[MeasuredRows, ...]:
-    """One for each stack of a device, whatever files its rows are in and names it has there."""
+    """Joins the rows of each kernel implementation and device over all files."""
     alike: dict[tuple[str, str, Implementation], list[MeasuredRows]] = {}
     for rows in groups:
         alike.setdefault((rows.family.name, rows.device.name, rows.implementation), []).append(rows)
@@ -139,7 +139,7 @@ def _joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
     measured = np.concatenate([rows.measured for rows in parts])
     return replace(
         parts[0],
-        version=", ".join(versions[-_VERSIONS:]),
+        version=", ".join(versions[-_MAX_VERSIONS:]),
         places=np.arange(len(measured)),
         shapes={name: np.concatenate([rows.shapes[name] for rows in parts]) for name in parts[0].shapes},
         measured=measured,
@@ -186,12 +186,12 @@ def table_of(frame: pd.DataFrame, path: Path) -> MeasurementTable:
                 raise InputError(f"{path}: {lacking}; it has {had}{meant(frame, family)}")
             unread[lacking] += len(places)
             continue
-        further = (EAGER,) if family.name == "elementwise" else ()
-        for column in (*family.columns, *family.optional, "time_us", "loop", "nodes", *further):
+        extra_columns = (EAGER,) if family.name == "elementwise" else ()
+        for column in (*family.columns, *family.optional, "time_us", "loop", "nodes", *extra_columns):
             if column in frame:
                 _check_numbers(frame[column], path)
-        found = _rows(frame.iloc[places], family, unread)
-        rows += [replace(one, places=places[one.places]) for one in found]
+        family_rows = _rows(frame.iloc[places], family, unread)
+        rows += [replace(one, places=places[one.places]) for one in family_rows]
     return MeasurementTable(path=path, frame=frame, rows=tuple(rows), unread=unread)
 
 
@@ -241,7 +241,7 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 def _columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """With those that pandas made an index of when the file was written, which are the last in it."""
+    """Restores columns that pandas wrote as an index, which are the last ones of the file."""
     named = [name for name in frame.index.names if name is not None and name not in frame]
     return frame.reset_index(named)[[*frame.columns, *named]] if named else frame
 
@@ -252,14 +252,14 @@ def _families(frame: pd.DataFrame, path: Path, unread: Counter[str]) -> Iterator
 
     Raises InputError where the first is not known, or none is said and no family has such columns.
     """
-    said = _texts(frame, "family")
-    names = list(dict.fromkeys(filter(None, said)))
+    labels = _texts(frame, "family")
+    names = list(dict.fromkeys(filter(None, labels)))
     if not names:
         yield _by_columns(frame, path), np.arange(len(frame))
         return
     must = f"family: must be one of {', '.join(FAMILIES)}"
     for i, name in enumerate(names):
-        places = np.flatnonzero((said == name) | ((said == "") & (i == 0)))
+        places = np.flatnonzero((labels == name) | ((labels == "") & (i == 0)))
         if name in FAMILIES:
             yield FAMILIES[name], places
         elif i == 0:
@@ -269,7 +269,7 @@ def _families(frame: pd.DataFrame, path: Path, unread: Counter[str]) -> Iterator
 
 
 def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
-    for name, mark in _MARKS:
+    for name, mark in _MARKER_COLUMNS:
         if mark in frame or alike(frame, mark):
             return FAMILIES[name]
     had = reprlib.repr(list(frame.columns)).strip("[]")
@@ -282,10 +282,10 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     labels = {name: _texts(frame, name) for name in _LABELS}
     for name, plain in (("dtype", plain_name), ("kv_dtype", plain_name), ("framework", _library)):
         labels[name] = _renamed(labels[name], plain)
-    eager = labels["framework"] == _LAUNCHED
+    eager = labels["framework"] == _EAGER_LIBRARY
     if family.name == "elementwise":
-        said = _numbers(frame, EAGER, None)
-        eager = np.where(np.isnan(said), eager, said)
+        eager_column = _numbers(frame, EAGER, None)
+        eager = np.where(np.isnan(eager_column), eager, eager_column)
     labels["kernel"] = _kernels(frame, family, eager > 0)
     numbers = {name: _numbers(frame, name, None) for name in family.columns}
     numbers |= {name: _numbers(frame, name, default) for name, default in family.optional.items()}
@@ -295,20 +295,20 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         numbers["skew"] = _skews(frame)
     if family.name == "moe":
         numbers["gated"] = np.where(_ungated(labels, numbers), 0.0, numbers["gated"])
-        numbers["ep"] = np.where(labels["kernel"] == _NOT_APART, 1.0, numbers["ep"])
+        numbers["ep"] = np.where(labels["kernel"] == _UNSHARDED_KERNEL, 1.0, numbers["ep"])
     numbers["loop"] = _numbers(frame, "loop", None)
-    replayed = _texts(frame, "stat") == _REPLAYED
+    replayed = _texts(frame, "stat") == _GRAPH_STATISTIC
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
     sound = np.ones(len(frame), dtype=bool)
     for why, wrong in _wrong(frame, family, {**numbers, "eager": eager}):
         unread[why] += int(np.count_nonzero(wrong & sound))
         sound &= ~wrong
     keys = frame.assign(**{f"_{name}": column for name, column in labels.items() if name != "version"})
-    for label, found in keys.groupby([f"_{n}" for n in labels if n != "version"], sort=True).indices.items():
+    for label, places_of_label in keys.groupby([f"_{n}" for n in labels if n != "version"], sort=True).indices.items():
         assert isinstance(label, tuple)
         gpu, framework, dtype, kv_dtype, kernel = map(str, label)
-        own = np.asarray(found)
-        places = own[sound[own]]
+        label_rows = np.asarray(places_of_label)
+        places = label_rows[sound[label_rows]]
         if not len(places):
             continue
         try:
@@ -317,14 +317,17 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
             unread[str(error)] += len(places)
             continue
         shapes = {name: column[places] for name, column in numbers.items()}
-        unsaid, usual = np.isnan(shapes["loop"]), _loop(family, device, implementation, shapes, replayed[places])
-        shapes |= {name: np.where(unsaid, column, shapes[name]) for name, column in usual.items()}
+        no_loop, loop_columns = (
+            np.isnan(shapes["loop"]),
+            _loop(family, device, implementation, shapes, replayed[places]),
+        )
+        shapes |= {name: np.where(no_loop, column, shapes[name]) for name, column in loop_columns.items()}
         versions = sorted(set(labels["version"][places]) - {""})
         yield MeasuredRows(
             family=family,
             device=device,
             implementation=implementation,
-            version=", ".join(versions[-_VERSIONS:]),
+            version=", ".join(versions[-_MAX_VERSIONS:]),
             places=places,
             shapes=shapes,
             measured=times[places],
@@ -336,11 +339,13 @@ def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) ->
     sizes = {name: column for name, column in numbers.items() if name in family.columns or name in _COUNTS}
     yield "a shape is missing or not positive", ~np.all([np.isfinite(c) & (c > 0) for c in sizes.values()], axis=0)
     counts = {name: numbers[name] for name in (*sizes, "window") if name in numbers}
-    whole = [c == np.floor(c) for name, c in counts.items() if name != "bytes"]  # a mean of calls may have half a byte
-    yield "a size is not a whole number", ~np.all(whole, axis=0)
-    switches, others = ([numbers[name] for name in names if name in numbers] for names in (_SWITCHES, _FROM_NONE))
+    integral = [
+        c == np.floor(c) for name, c in counts.items() if name != "bytes"
+    ]  # a mean of calls may have half a byte
+    yield "a size is not a whole number", ~np.all(integral, axis=0)
+    switches, others = ([numbers[name] for name in names if name in numbers] for names in (_SWITCHES, _NON_NEGATIVE))
     yield f"{', '.join(_SWITCHES)} must be 0 or 1", ~np.all([np.isin(c, (0, 1)) for c in switches], axis=0)
-    yield f"{', '.join(_FROM_NONE)} must be 0 or more", np.any([(c < 0) | np.isinf(c) for c in others], axis=0)
+    yield f"{', '.join(_NON_NEGATIVE)} must be 0 or more", np.any([(c < 0) | np.isinf(c) for c in others], axis=0)
     if "kv_heads" in sizes:
         yield "q_heads must be a multiple of kv_heads", sizes["q_heads"] % np.maximum(sizes["kv_heads"], 1) != 0
     if family.name == "collectives":
@@ -353,9 +358,9 @@ def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) ->
 
 
 def _implementation(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Implementation:
-    library = _CALLS.get(family.name, {}).get(framework, framework)
+    library = _CALLED_LIBRARIES.get(family.name, {}).get(framework, framework)
     if family.name == "gemm":
-        dtype = _CALLED.get((library, dtype), dtype)
+        dtype = _PRODUCT_NAMES.get((library, dtype), dtype)
     if family.name in TYPED:
         if not dtype:
             raise InputError("dtype is missing")
@@ -371,8 +376,8 @@ def _implementation(family: Family, framework: str, dtype: str, kv_dtype: str, k
 
 
 def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
-    """What tells stacks of one library apart: not tiles that it chooses by shape, but what is chosen for it, and
-    element-wise kernels whose times are those of launches by the host.
+    """Kernel names of rows: the name of an operation or algorithm, not of a tiling that the library chooses by shape.
+    Element-wise kernels whose times include a host launch get the prefix "eager".
     """
     if family.name == "gemm":
         return np.full(len(frame), "", dtype=object)
@@ -393,7 +398,7 @@ def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
 def _loop(
     family: Family, device: Device, implementation: Implementation, shapes: Shapes, replayed: Array
 ) -> dict[str, Array]:
-    """How a benchmark repeats itself, where its table does not say."""
+    """Default number of loop repetitions of a benchmark, for tables without this column."""
     if family.name == "elementwise":
         return {"loop": np.ones(len(replayed))}
     loop = np.where(replayed, 1.0, 0.0)
@@ -402,7 +407,7 @@ def _loop(
     rounds: Array | float = (
         1.0
         if implementation.library == "vllm" and implementation.dtype in ("nvfp4", "fp8_block")
-        else _ROUND.get(implementation.library, 1)
+        else _WEIGHT_SETS.get(implementation.library, 1)
     )
     if implementation.library == "trtllm":
         weights = shapes["N"] * shapes["K"] * kernel_type(implementation.dtype).weight
@@ -417,14 +422,14 @@ def _ungated(labels: Mapping[str, Array], numbers: Mapping[str, Array]) -> Array
     since = {name: _UNGATED_SINCE.get(name, (inf,)) for name in set(labels["framework"])}
     implementations = zip(labels["framework"], labels["version"], strict=True)
     late = np.array([_release(version) >= since[library] for library, version in implementations])
-    both: Array = np.logical_and(alike, late)
-    return both
+    ungated: Array = np.logical_and(alike, late)
+    return ungated
 
 
 def _release(version: str) -> tuple[int, ...]:
     """(0, 24, 1) of "0.24.1rc2"."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _texts(frame: pd.DataFrame, name: str) -> Array:
@@ -457,6 +462,6 @@ def _skews(frame: pd.DataFrame) -> Array:
     """The exponent in "power_law_1.2"; 0 for "balanced", and where nothing is said; nan for what is neither."""
     import pandas as pd
 
-    said = frame["distribution"].fillna("balanced").astype(str)
-    exponents: Any = pd.to_numeric(said.str.extract(r"^power_law_(\d(?:\.\d+)?)$")[0]).to_numpy(float)
-    return np.where(said.isin(("balanced", "")), 0.0, exponents)
+    distribution = frame["distribution"].fillna("balanced").astype(str)
+    exponents: Any = pd.to_numeric(distribution.str.extract(r"^power_law_(\d(?:\.\d+)?)$")[0]).to_numpy(float)
+    return np.where(distribution.isin(("balanced", "")), 0.0, exponents)

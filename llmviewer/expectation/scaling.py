@@ -24,12 +24,12 @@ _L2_READS: Final[Mapping[str, float]] = {"ampere": 17.0, "ada": 14.7, "blackwell
 _LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start is a host's [us]
 # Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
 # have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
-_UNLIMITED: Final = 0.95
+_UNTHROTTLED_ALPHA: Final = 0.95
 # Kernels in Ampere's matrix instructions (github.com/IST-DASLab/marlin has mma.m16n8k16) do no more in matrix units of
 # later devices, whose peak needs instructions of their own (arXiv:2402.13499): in a clock of a core 1,100 to 1,300 OPs
 # of 16 bits on A100, H100, H200 and B200 alike (profiles/*.sglang.yaml), of the 2,048 that A100 can do.
-_MARLIN: Final = "marlin"
-_AMPERE: Final = 2048.0
+_MARLIN_KERNEL: Final = "marlin"
+_AMPERE_OPS: Final = 2048.0
 
 Parameters = Mapping[str, float]
 
@@ -40,45 +40,45 @@ def scaled_parameters(device: Device, fit: KernelFit) -> Parameters:
     On its own device they are unchanged; under what-ifs, the rules for parameters that do not scale with the changed
     rates apply; on other devices, all rules in turn.
     """
-    there = fit.device == device.name
-    if there and not device.hardware.changes:
+    on_target = fit.device == device.name
+    if on_target and not device.hardware.changes:
         return fit.parameters
     move = _Move(fit=fit, own=device_traits(fit.device), device=device)
-    found = dict(fit.parameters)
-    for rule in _OWN if there else _RULES:
-        found |= rule(found, move)
-    return found
+    parameters = dict(fit.parameters)
+    for rule in _WHAT_IF_RULES if on_target else _TRANSFER_RULES:
+        parameters |= rule(parameters, move)
+    return parameters
 
 
 def runs_same_code(fit: KernelFit, device: Device) -> bool:
-    """Whether its kernel is the same on a device: in the same matrix instructions, or written for none."""
+    """Whether the kernel binary runs on a device: written in the same matrix instructions, or in none."""
     return _portable(fit) or matrix_instructions(device_traits(fit.device)) == matrix_instructions(device)
 
 
 def _portable(fit: KernelFit) -> bool:
-    """Whether it is the same on all devices, whatever kind of attention it is for."""
+    """Whether the kernel is compiled for every device, such as a Triton kernel."""
     return fit.implementation.kernel.partition(" ")[0] in FAMILIES[fit.family].portable_kernels
 
 
 def host_launch_us(fit: KernelFit) -> float:
-    """What of the start of a kernel that only moves bytes is a host's. [us]"""
+    """Host part of the start time of a kernel that only moves bytes. [us]"""
     return max(fit.parameters["start_us"] - _LAUNCH_US, 0.0)
 
 
 def without_host_launch(fit: KernelFit) -> KernelFit:
-    """A kernel that only moves bytes as it is in a graph, without the launch by a host that it was measured with."""
+    """Removes the host launch from the fit of a kernel that only moves bytes, as in a CUDA graph."""
     start = fit.parameters["start_us"] - host_launch_us(fit)
     return replace(fit, parameters={**fit.parameters, "start_us": start}, trend=None, residual=None)
 
 
 def is_host_routed(fit: KernelFit, device: Device) -> bool:
-    """Whether it is of messages that pass a host on their way between devices."""
+    """Whether messages of a collective pass through the host on their way between devices."""
     return fit.family == "collectives" and device.hosted
 
 
 @frozen(kw_only=True)
 class _Move:
-    """From the device of an entry, `own`, to another."""
+    """Scaling of a fit from its source device to a target device."""
 
     fit: KernelFit
     own: DeviceTraits
@@ -94,12 +94,12 @@ class _Move:
 
     @property
     def clocks(self) -> float:
-        """The time of a clock, as a part of what it was; 1 where nobody says."""
+        """Clock period, target over source; 1 if unknown."""
         return self._clocks(self.device.clock)
 
     @property
     def rated_clocks(self) -> float:
-        """The same without what-ifs on the clock, which say nothing of the power that it takes."""
+        """Clock period without what-ifs, which do not tell the power that another clock takes."""
         return self._clocks(self.device.rated_clock)
 
     def _clocks(self, clock: float) -> float:
@@ -107,127 +107,129 @@ class _Move:
 
     @property
     def multiplies(self) -> float:
-        """What the matrix units of a core do in a clock, as a part of what they did; 0 where nobody says."""
-        known = self.alike and self.own.multiplies and self.device.multiplies
-        return self.device.multiplies / self.own.multiplies * self.clocks if known else 0.0
+        """Matrix OPs of a core per clock, target over source; 0 if unknown."""
+        is_known = self.alike and self.own.multiplies and self.device.multiplies
+        return self.device.multiplies / self.own.multiplies * self.clocks if is_known else 0.0
 
     @property
     def bytes(self) -> float:
-        """What memory has for a core in a clock, as a part of what it had."""
+        """Memory bytes per core and clock, target over source."""
         return self.device.bandwidth / self.own.bandwidth * self.own.cores / self.device.cores * self.clocks
 
     @property
     def waits(self) -> bool:
-        """Whether matrix units do, as those do of kernels that are not written for them."""
+        """Whether matrix units wait for a fixed number of clocks, as in kernels not written for their generation."""
         return self.family.latency_limited or _portable(self.fit)
 
     @property
     def back(self) -> bool:
-        """Whether it is to an earlier generation, whose kernels are others."""
+        """Whether the target is of an earlier generation, which has other kernels."""
         return is_earlier(self.device, self.own)
 
 
-def _fixed_times(found: Parameters, move: _Move) -> Parameters:
-    """They are as many clocks, but of messages over a host and of launches by one, which are not its cores'."""
+def _fixed_times(parameters: Parameters, move: _Move) -> Parameters:
+    """Fixed costs scale with the clock period, except host launches and messages routed through a host."""
     if is_host_routed(move.fit, move.device):
         return {}
-    times = {name: value * move.clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
+    times = {name: value * move.clocks for name, value in parameters.items() if name.endswith(("_us", "_ns"))}
     if not move.family.generation_dependent:
         times["start_us"] += host_launch_us(move.fit) * (1 - move.clocks)
     return times
 
 
-def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
-    """That of the L2 cache is what the files say where both of one maker do; or, towards a later generation, what was
-    measured of both (products on RTX 3090 do not bear that out for an earlier one). Else, of an architecture, it goes
-    with its cores, not with the memory behind it; from one to the next it has gone with stacked memory only, and with
-    that of other makers.
+def _cache_bandwidth(parameters: Parameters, move: _Move) -> Parameters:
+    """Scales L2 bandwidth by the device files if both are of one vendor and state it; towards a later generation also
+    by measured L2 reads (products on RTX 3090 do not confirm that for an earlier one). Otherwise L2 bandwidth is
+    proportional to the cores within an architecture, and to the memory bandwidth across architectures with stacked
+    memory and of other vendors.
     """
-    if "lambda" not in found:
+    if "lambda" not in parameters:
         return {}
-    own, device = move.own, move.device
-    was, now = own.l2_bandwidth, device.l2_bandwidth
-    if not (move.alike and was and now) and is_earlier(own, device):
-        was, now = _l2_reads(own), _l2_reads(device)
+    source, device = move.own, move.device
+    was, now = source.l2_bandwidth, device.l2_bandwidth
+    if not (move.alike and was and now) and is_earlier(source, device):
+        was, now = _l2_reads(source), _l2_reads(device)
     if move.alike and was and now:
-        return {"lambda": found["lambda"] * (own.bandwidth / was) / (device.bandwidth / now)}
-    with_memory = generation(own) != generation(device) and own.stacked == device.stacked
+        return {"lambda": parameters["lambda"] * (source.bandwidth / was) / (device.bandwidth / now)}
+    with_memory = generation(source) != generation(device) and source.stacked == device.stacked
     if with_memory and (device.stacked or not move.alike):
         return {}
-    return {"lambda": found["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
+    return {"lambda": parameters["lambda"] * (source.bandwidth / source.cores) / (device.bandwidth / device.cores)}
 
 
 def _l2_reads(device: DeviceTraits) -> float:
-    """What its cores read from its L2 cache in a second; 0 where that was not measured of its generation. [B/s]"""
+    """Measured read rate of all cores from the L2 cache; 0 if its generation was not measured. [B/s]"""
     return 0.0 if device.stacked else _L2_READS.get(generation(device), 0.0) * device.cores * device.clock
 
 
-def _core_bandwidth(found: Parameters, move: _Move) -> Parameters:
-    """What a core has under way does not go with what all of them share. Kernels of other devices are cut for those:
-    what was fitted on H100 and on H200 does not follow this.
+def _core_bandwidth(parameters: Parameters, move: _Move) -> Parameters:
+    """Keeps the bytes in flight per core when the memory bandwidth changes under a what-if. Kernels of other devices
+    are tuned for those: fits on H100 and H200 do not follow this.
     """
-    if "kappa" not in found:
+    if "kappa" not in parameters:
         return {}
     was, now = move.own.bandwidth / move.own.cores, move.device.bandwidth / move.device.cores
-    return {"kappa": found["kappa"] * was / now}
+    return {"kappa": parameters["kappa"] * was / now}
 
 
-def _cache_halves(found: Parameters, move: _Move) -> Parameters:
+def _cache_halves(parameters: Parameters, move: _Move) -> Parameters:
     if not move.alike or not {generation(move.own), generation(move.device)} <= _HALVES_SINCE:
         return {}
     halves = (1 + move.own.stacked) / (1 + move.device.stacked)
-    return {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
+    return {name: parameters[name] * halves for name in ("eta", "eta_x") if name in parameters}
 
 
-def _waits(found: Parameters, move: _Move) -> Parameters:
-    """Where matrix units wait for others, they wait as many clocks: slower ones reach more of their peak, and faster
-    ones less, unless they have kernels of their own, which hide more.
+def _latency_limits(parameters: Parameters, move: _Move) -> Parameters:
+    """Keeps the clocks that matrix units wait for loads and exponentials: slower units reach more of their peak, and
+    faster ones less, unless they have kernels of their own, which hide more.
     """
     if not move.waits or not move.multiplies or (move.multiplies > 1 and not runs_same_code(move.fit, move.device)):
         return {}
-    return {"alpha": 1 / (1 + (1 / found["alpha"] - 1) * move.multiplies)}
+    return {"alpha": 1 / (1 + (1 / parameters["alpha"] - 1) * move.multiplies)}
 
 
-def _hidden(found: Parameters, move: _Move) -> Parameters:
-    """Starts and ends of tiles, by others: a core holds as many as its shared memory has room for, of which kernels
-    that are not written for matrix instructions need little.
+def _hidden(parameters: Parameters, move: _Move) -> Parameters:
+    """Scales the exposed time of tile prologues and epilogues by shared memory, which limits the resident tiles;
+    kernels that are not written for matrix instructions need little of it.
     """
     written = move.family.rewritten_per_generation and not _portable(move.fit) and runs_same_code(move.fit, move.device)
     was, now = move.own.shared, move.device.shared
-    return {"tau_us": found["tau_us"] * was / now} if written and move.alike and was and now else {}
+    return {"tau_us": parameters["tau_us"] * was / now} if written and move.alike and was and now else {}
 
 
-def _core_rate(found: Parameters, move: _Move) -> Parameters:
-    """Where a kernel reaches less of the memory bandwidth than most do, the rest of its time is its cores', which have
-    no more bytes under way on another device, and widen no more of them in a clock.
+def _core_rate(parameters: Parameters, move: _Move) -> Parameters:
+    """Keeps the share of a kernel's time per byte that is due to its cores: they have no more bytes in flight on
+    another device, and dequantize no more per clock.
     """
     if not (move.family.memory_bound and move.alike and runs_same_code(move.fit, move.device)):
         return {}
-    most = next(q.prior for q in move.family.parameters if q.name == "beta")
-    own = max(1 / found["beta"] - 1 / most, 0.0)  # for each byte, beside what memory takes
-    return {"beta": 1 / (1 / most + own * move.bytes)} if own else {}
+    full_beta = next(q.prior for q in move.family.parameters if q.name == "beta")
+    core_share = max(1 / parameters["beta"] - 1 / full_beta, 0.0)  # for each byte, beside what memory takes
+    return {"beta": 1 / (1 / full_beta + core_share * move.bytes)} if core_share else {}
 
 
-def _old_instructions(found: Parameters, move: _Move) -> Parameters:
+def _old_instructions(parameters: Parameters, move: _Move) -> Parameters:
     """Kernels that are written in those of Ampere do as much in a clock on later devices."""
-    if _MARLIN not in move.fit.implementation.kernel or not move.multiplies:
+    if _MARLIN_KERNEL not in move.fit.implementation.kernel or not move.multiplies:
         return {}
     was = move.own.multiplies / move.own.clock if move.own.clock else 0.0
-    slower = max(was, _AMPERE) / max(was * move.multiplies, _AMPERE)
-    return {"alpha": min(found["alpha"] * slower, 1.0)}
+    slower = max(was, _AMPERE_OPS) / max(was * move.multiplies, _AMPERE_OPS)
+    return {"alpha": min(parameters["alpha"] * slower, 1.0)}
 
 
-def _exponentials(found: Parameters, move: _Move) -> Parameters:
+def _exponentials(parameters: Parameters, move: _Move) -> Parameters:
     """Units of their own do them, so that they are not sped up with multiplications, by whose time `softmax` counts
     them (FlashAttention-3, arXiv:2407.08608); kernels of earlier generations hide less of them.
     """
-    if "softmax" not in found or not move.multiplies or (move.back and not move.waits):
+    if "softmax" not in parameters or not move.multiplies or (move.back and not move.waits):
         return {}
-    reached = found["alpha"] / move.fit.parameters["alpha"]
-    return {"softmax": found["softmax"] * move.multiplies * reached * move.own.exponentials / move.device.exponentials}
+    reached = parameters["alpha"] / move.fit.parameters["alpha"]
+    return {
+        "softmax": parameters["softmax"] * move.multiplies * reached * move.own.exponentials / move.device.exponentials
+    }
 
 
-def _power(found: Parameters, move: _Move) -> Parameters:
+def _power(parameters: Parameters, move: _Move) -> Parameters:
     """A limit is on the clock, so that what multiplies less for each watt is slowed down less, and a sibling that
     multiplies more is slowed down more: power goes with the clock and the square of the voltage, which goes with the
     clock. So do matrix units, the L2 cache that feeds them, and starts of tiles. A part of the peak is reached
@@ -237,26 +239,26 @@ def _power(found: Parameters, move: _Move) -> Parameters:
     was, now = _density(move.own), _density(move.device)
     if not (move.family.power_limited and move.alike and was and now) or move.back:
         return {}
-    needed = now / was / move.rated_clocks**2
-    if needed >= 1:
+    relative_power = now / was / move.rated_clocks**2
+    if relative_power >= 1:
         starved = generation(move.own) == generation(move.device) and not (
             has_half_rate_matrix_units(move.own) or has_half_rate_matrix_units(move.device)
         )
-        return _at_clock(found, needed ** (-1 / 3)) if starved else {}
-    most = _UNLIMITED if move.own.stacked == move.device.stacked else found["alpha"]
-    faster = min(1 / needed, max(1.0, most / found["alpha"]))
-    changes = _at_clock(found, faster)
-    if "hot" in found:
-        changes["hot"] = min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"])
+        return _at_clock(parameters, relative_power ** (-1 / 3)) if starved else {}
+    max_alpha = _UNTHROTTLED_ALPHA if move.own.stacked == move.device.stacked else parameters["alpha"]
+    faster = min(1 / relative_power, max(1.0, max_alpha / parameters["alpha"]))
+    changes = _at_clock(parameters, faster)
+    if "hot" in parameters:
+        changes["hot"] = min(max((1 + parameters["hot"]) * relative_power * faster - 1, 0.0), parameters["hot"])
     return changes
 
 
-def _at_clock(found: Parameters, faster: float) -> dict[str, float]:
-    """At a clock that is so many times what it was."""
+def _at_clock(parameters: Parameters, faster: float) -> dict[str, float]:
+    """Parameters at a clock that is `faster` times as high."""
     return {
-        "alpha": found["alpha"] * faster,
-        "lambda": found["lambda"] * faster,
-        "tau_us": found["tau_us"] / faster,
+        "alpha": parameters["alpha"] * faster,
+        "lambda": parameters["lambda"] * faster,
+        "tau_us": parameters["tau_us"] / faster,
     }
 
 
@@ -268,8 +270,21 @@ def _density(device: DeviceTraits) -> float:
 
 
 _Rule = Callable[[Parameters, _Move], Parameters]
-_OWN: Final[tuple[_Rule, ...]] = (_cache_bandwidth, _core_bandwidth, _core_rate, _waits, _exponentials)
-_RULES: Final[tuple[_Rule, ...]] = (
-    _fixed_times, _hidden, _cache_bandwidth, _core_rate, _cache_halves, _old_instructions, _waits, _exponentials,
+_WHAT_IF_RULES: Final[tuple[_Rule, ...]] = (
+    _cache_bandwidth,
+    _core_bandwidth,
+    _core_rate,
+    _latency_limits,
+    _exponentials,
+)
+_TRANSFER_RULES: Final[tuple[_Rule, ...]] = (
+    _fixed_times,
+    _hidden,
+    _cache_bandwidth,
+    _core_rate,
+    _cache_halves,
+    _old_instructions,
+    _latency_limits,
+    _exponentials,
     _power,
-)  # fmt: skip
+)

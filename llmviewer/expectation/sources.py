@@ -1,4 +1,4 @@
-"""Where an expectation comes from, as text that begins with its class.
+"""Source labels of expected times; each begins with its class.
 
 - calibrated on DEVICE LIBRARY VERSION KERNEL: the kernel itself, measured on the device
 - stand-in on DEVICE: WHY (LIBRARY VERSION KERNEL): another kernel, library or data type, measured on the device

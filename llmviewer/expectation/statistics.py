@@ -1,4 +1,4 @@
-"""What numbers of many kernels, or devices, have in common."""
+"""Statistics over kernels or devices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .families._family import Array
 
 
 def mean(values: Array) -> float:
-    """Of all of them; nan where there are none."""
+    """Arithmetic mean; nan for an empty array."""
     return float(np.mean(values)) if len(values) else float("nan")
 
 
 def rank_correlation(one: Array | Sequence[float], other: Array | Sequence[float]) -> float:
-    """Spearman's: Pearson's of the ranks, equals sharing the mean of theirs. nan where all of one are alike."""
+    """Spearman's rank correlation, with mean ranks for ties; nan if all values of one side are equal."""
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
     return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])

@@ -21,16 +21,16 @@ from .expected import ExpectedLaunch
 from .families import Implementation
 from .families._family import Array
 from .launches import LibraryKernel
-from .library import ALIKE, Library, key_of
+from .library import LIBRARY_INDEPENDENT, Library, key_of
 from .profile import BEYOND_SIZES, KernelFit, Profile
 from .transfer import Estimator, Expectation, FitSelection, has_extrapolation_error, select_fits
 
-_REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
-_MOST: Final = 1 << 13  # kernels that are remembered
+_MAX_CACHED_POINTS: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
+_MAX_CACHED_KERNELS: Final = 1 << 13  # kernels that are remembered
 _TIMES: Final = ("expected", "low", "high", "latency")
 _OTHER_VERSIONS: Final = "other versions of the library within the interval"
 _OTHER_LIBRARIES: Final = "other libraries within the interval"
-_AT_ONCE: Final = 1 << 11  # points that are worked out together: so few that a core's cache holds them
+_POINTS_PER_BATCH: Final = 1 << 11  # points that are worked out together: so few that a core's cache holds them
 # Powers of their number by which devices on one host get in each other's way: from none, where each has its own way
 # through switches, to somewhat more than measured of eight L40S on two sockets (1.84). A ring passes each link once, so
 # devices that reach each other directly share no more than the way between sockets. The middle was fitted to what four
@@ -52,15 +52,15 @@ class KernelBounds(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What tells it from others on one device; None of so many points that it is not remembered."""
-        if self.bound.size > _REMEMBERED:
+        """Cache key of a kernel on one device; None if there are too many points to cache."""
+        if self.bound.size > _MAX_CACHED_POINTS:
             return None
         bound = self.bound.tobytes() if self.kernel.memory_traffic_only else b""
         return *self.kernel.identity, self.chosen.tobytes(), bound
 
 
 class KernelTimes(Library):
-    """What single kernels take; library and profiles as those of Library."""
+    """Expected times of single kernels, cached; library and profiles as in Library."""
 
     def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         super().__init__(hardware, library, profiles)
@@ -77,66 +77,69 @@ class KernelTimes(Library):
         link = self.hardware.numbers.get(f"{HOST}.bandwidth", 0.0)
         return replace(device, name=name, link=link, hosted=True, stacked=False)
 
-    def times(self, asked: Sequence[KernelBounds]) -> Iterator[ExpectedLaunch | None]:
-        """Of each: None where it is never run, or nothing is known of it; 0 in the workloads in which it is not run,
-        all of which others are for. Those of many points one after another, as they are taken.
+    def times(self, kernels: Sequence[KernelBounds]) -> Iterator[ExpectedLaunch | None]:
+        """Yields the expected times of each kernel: None if it never runs or is unknown, 0 in the workloads in which it
+        does not run. All new kernels are evaluated together, those of too many points to cache one by one, as they are
+        consumed.
         """
-        if len(self._known) > _MOST:
+        if len(self._known) > _MAX_CACHED_KERNELS:
             self._known = {}
-        known = self._known  # of which another thread may begin a new one
-        keys = [one.key for one in asked]
-        new = {key: one for key, one in zip(keys, asked, strict=True) if key and key not in known}
-        known.update(zip(new, self._evaluate(list(new.values())), strict=True))
-        for key, one in zip(keys, asked, strict=True):
-            yield known[key] if key else self._evaluate([one])[0]
+        cached_times = self._known  # of which another thread may begin a new one
+        keys = [one.key for one in kernels]
+        new = {key: one for key, one in zip(keys, kernels, strict=True) if key and key not in cached_times}
+        cached_times.update(zip(new, self._evaluate(list(new.values())), strict=True))
+        for key, one in zip(keys, kernels, strict=True):
+            yield cached_times[key] if key else self._evaluate([one])[0]
 
-    def _evaluate(self, asked: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
-        found: list[ExpectedLaunch | None] = [None] * len(asked)
+    def _evaluate(self, kernels: Sequence[KernelBounds]) -> list[ExpectedLaunch | None]:
+        launches: list[ExpectedLaunch | None] = [None] * len(kernels)
         alike: dict[tuple[str, tuple[Implementation, ...], Implementation, bool], list[int]] = {}
-        for place, one in enumerate(asked):
+        for place, one in enumerate(kernels):
             if one.chosen.any():
                 kernel = self.run_as(one.kernel)
                 alike.setdefault(
                     (kernel.family, self.implementations_for(kernel), kernel.implementation, kernel.hosted), []
                 ).append(place)
         for places in alike.values():
-            count = max(_AT_ONCE // max(asked[place].bound.size for place in places), 1)
+            count = max(_POINTS_PER_BATCH // max(kernels[place].bound.size for place in places), 1)
             for start in range(0, len(places), count):
                 part = places[start : start + count]
-                for place, each in zip(part, self._fastest([asked[place] for place in part]), strict=True):
-                    found[place] = each
-        return found
+                for place, each in zip(part, self._fastest([kernels[place] for place in part]), strict=True):
+                    launches[place] = each
+        return launches
 
-    def _fastest(self, asked: Sequence[KernelBounds]) -> Iterator[ExpectedLaunch | None]:
-        """Of kernels of one stack, in the workloads that are chosen; None where that cannot be known."""
-        kernel = self.run_as(asked[0].kernel)
-        parts = [one.kernel.columns(one.chosen) for one in asked]
+    def _fastest(self, kernels: Sequence[KernelBounds]) -> Iterator[ExpectedLaunch | None]:
+        """Yields the expected times of kernels of one implementation in the workloads in which they run; None if
+        unknown.
+        """
+        kernel = self.run_as(kernels[0].kernel)
+        parts = [one.kernel.columns(one.chosen) for one in kernels]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if kernel.memory_traffic_only and not isinstance(
             self.device, str
         ):  # what takes longer than its bytes is as so many more
-            bounds = np.concatenate([one.bound[one.chosen] for one in asked])
+            bounds = np.concatenate([one.bound[one.chosen] for one in kernels])
             columns["bytes"] = np.maximum(columns["bytes"], bounds * self.device.bandwidth)
-        ends = np.cumsum([np.count_nonzero(one.chosen) for one in asked]).tolist()
+        ends = np.cumsum([np.count_nonzero(one.chosen) for one in kernels]).tolist()
         starts = [0, *ends[:-1]]
         implementations = self.implementations_for(kernel)
         able = [
             each for implementation in implementations if (each := self._alternative(kernel, implementation, columns))
         ]
         if not able:
-            yield from [None] * len(asked)
+            yield from [None] * len(kernels)
             return
         implementation = kernel.implementation
         types, sources = (
             f"{implementation.dtype} {implementation.kv_dtype}",
-            " or ".join(found.source for found, _ in able),
+            " or ".join(expectation.source for expectation, _ in able),
         )
         name = f"{kernel.family} {types} {sources}"
         best = _best(able, columns, starts)
-        whole = ExpectedLaunch.of(best.found, (name,))
-        for one, start, end, source in zip(asked, starts, ends, best.sources, strict=True):
-            own: dict[str, Any] = {key: _placed(getattr(whole, key)[start:end], one.chosen) for key in _TIMES}
-            yield replace(whole, source=source, **own)
+        all_points = ExpectedLaunch.of(best.found, (name,))
+        for one, start, end, source in zip(kernels, starts, ends, best.sources, strict=True):
+            times: dict[str, Any] = {key: _placed(getattr(all_points, key)[start:end], one.chosen) for key in _TIMES}
+            yield replace(all_points, source=source, **times)
 
     def _alternative(
         self, kernel: LibraryKernel, implementation: Implementation, columns: Mapping[str, Array]
@@ -148,18 +151,18 @@ class KernelTimes(Library):
         fits = estimator.selection.fits
         try:
             if kernel.hosted and not any(key_of(fit) in self.user_fits for fit in fits):
-                found = _elsewhere(estimator, columns)
+                expectation = _elsewhere(estimator, columns)
             else:
-                found = estimator.expect(columns)
+                expectation = estimator.expect(columns)
         except InputError as error:  # of the device and the stack, whatever the shapes
             self._estimators[kernel.family, implementation, kernel.hosted] = str(error)
             return None
-        return found, fits[0]
+        return expectation, fits[0]
 
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""
         kernel = self.run_as(kernel)
-        selections = [] if kernel.family in ALIKE else self._selections(kernel)
+        selections = [] if kernel.family in LIBRARY_INDEPENDENT else self._selections(kernel)
         libraries = {fit.implementation.library: None for selection in selections for fit in selection.fits}
         return () if self.library in libraries else tuple(libraries)
 
@@ -191,8 +194,12 @@ class KernelTimes(Library):
     def _selected(self, kernel: LibraryKernel, implementation: Implementation, device: Device) -> Estimator | str:
         try:
             selection = select_fits(
-                kernel.family, device, implementation, self.fits_by_family.get(kernel.family, ()), unknown=self.is_library_unknown
-            )  # fmt: skip
+                kernel.family,
+                device,
+                implementation,
+                self.fits_by_family.get(kernel.family, ()),
+                unknown=self.is_library_unknown,
+            )
         except InputError as error:
             return str(error)
         return Estimator(selection=selection, device=device, implementation=implementation)
@@ -200,7 +207,7 @@ class KernelTimes(Library):
 
 @frozen(kw_only=True)
 class _Alternative:
-    """One of the kernels that can do the same work, or the best of several for each shape.
+    """Expected times of a kernel that can do the work, or of the best of several for each shape.
 
     beyond   sizes of each shape outside those that it was measured with
     release  place of its version among those of its library, the newest first
@@ -216,52 +223,63 @@ class _Alternative:
     @classmethod
     def of(
         cls,
-        found: Expectation,
+        expectation: Expectation,
         fit: KernelFit,
         columns: Mapping[str, Array],
         *,
         release: int,
         starts: Sequence[int],
     ) -> _Alternative:
-        """One kernel, for those that are asked for, each from one of `starts` to the next."""
-        shape = found.expected.shape
+        """Alternative with the times of one fitted kernel; the shapes of each kernel in the query begin at one of
+        `starts`.
+        """
+        shape = expectation.expected.shape
         beyond = np.broadcast_to(fit.beyond(columns), shape)
         wide = (beyond > 0) & has_extrapolation_error(fit.family)
         far = 2 * np.add.reduceat(wide.astype(int), starts) >= np.diff([*starts, len(beyond)])
         return cls(
-            found=found, library=fit.implementation.library, beyond=beyond, release=np.full(shape, release),
-            sources=[_with(found.source, BEYOND_SIZES if most else "") for most in far],
-        )  # fmt: skip
+            found=expectation,
+            library=fit.implementation.library,
+            beyond=beyond,
+            release=np.full(shape, release),
+            sources=[
+                _with_remark(expectation.source, BEYOND_SIZES if is_mostly_beyond else "") for is_mostly_beyond in far
+            ],
+        )
 
     def or_better(self, other: _Alternative, starts: Sequence[int]) -> _Alternative:
-        """For each shape the kernel that was measured nearer to it; else in a newer version of the library; else the
-        faster one. Of several libraries or versions any may run, so intervals are of all that were measured as near.
+        """Chooses for each shape the kernel that was measured nearer to it; else in a newer version of the library;
+        else the faster one. With several libraries or versions any may run, so intervals cover all that were measured
+        equally near.
         """
-        first, second, alone = self.found, other.found, self.library == other.library
-        newer = (self.release < other.release) & alone
-        as_new = (self.release == other.release) | (not alone)
+        first, second, one_library = self.found, other.found, self.library == other.library
+        newer = (self.release < other.release) & one_library
+        as_new = (self.release == other.release) | (not one_library)
         nearer, as_near = self.beyond < other.beyond, self.beyond == other.beyond
         stays = nearer | (as_near & (newer | (as_new & (first.expected <= second.expected))))
         keys = ("bound", "expected", "low", "high", "fixed")
         best = {key: np.where(stays, getattr(first, key), getattr(second, key)) for key in keys}
-        either = as_near & ((self.release != other.release) | (not alone))
+        either = as_near & ((self.release != other.release) | (not one_library))
         best["low"] = np.where(either, np.minimum(first.low, second.low), best["low"])
         best["high"] = np.where(either, np.maximum(first.high, second.high), best["high"])
         counts = np.diff([*starts, len(stays)])
         mostly, widened = (2 * np.add.reduceat(chosen.astype(int), starts) >= counts for chosen in (stays, either))
-        told = _OTHER_VERSIONS if alone else _OTHER_LIBRARIES
+        remark = _OTHER_VERSIONS if one_library else _OTHER_LIBRARIES
         sources = zip(self.sources, other.sources, mostly, widened, strict=True)
         return replace(
             self,
             found=replace(first, **best),
             beyond=np.where(stays, self.beyond, other.beyond),
             release=np.where(stays, self.release, other.release),
-            sources=[_with(one if keeps else two, told if wide else "") for one, two, keeps, wide in sources],
+            sources=[
+                _with_remark(one if first_is_better else two, remark if wide else "")
+                for one, two, first_is_better, wide in sources
+            ],
         )
 
 
-def _with(source: str, remark: str) -> str:
-    """A source with a remark, once."""
+def _with_remark(source: str, remark: str) -> str:
+    """Adds a remark to a source label, unless it is there already."""
     return source if not remark or remark in source else f"{source}; {remark}"
 
 
@@ -271,11 +289,11 @@ def _best(
     """The kernels of each library, then those of all libraries, as one."""
     releases = sorted({fit.release for _, fit in able}, reverse=True)
     libraries: dict[str, _Alternative] = {}
-    for found, fit in able:
+    for expectation, fit in able:
         release = releases.index(fit.release)
-        one = _Alternative.of(found, fit, columns, release=release, starts=starts)
-        known = libraries.get(one.library)
-        libraries[one.library] = known.or_better(one, starts) if known else one
+        one = _Alternative.of(expectation, fit, columns, release=release, starts=starts)
+        best_of_library = libraries.get(one.library)
+        libraries[one.library] = best_of_library.or_better(one, starts) if best_of_library else one
     return reduce(lambda one, other: one.or_better(other, starts), libraries.values())
 
 
@@ -284,18 +302,23 @@ def _elsewhere(estimator: Estimator, columns: Mapping[str, Array]) -> Expectatio
     not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
     at a third of the pace, or less, at which TensorRT-LLM's tables have them serve.
     """
-    found, selection = [], estimator.selection
+    expectations, selection = [], estimator.selection
     for crowd in _CROWDS:
         fits = tuple(replace(fit, parameters={**fit.parameters, "crowd": crowd}) for fit in selection.fits)
-        found.append(replace(estimator, selection=replace(selection, fits=fits)).expect(columns))
-    few, some, many = found
-    return replace(some, low=few.low, high=many.high, source=f"{some.source}, on another host")
+        expectations.append(replace(estimator, selection=replace(selection, fits=fits)).expect(columns))
+    little_contention, middle_contention, much_contention = expectations
+    return replace(
+        middle_contention,
+        low=little_contention.low,
+        high=much_contention.high,
+        source=f"{middle_contention.source}, on another host",
+    )
 
 
 def _placed(values: Array, chosen: Array) -> Array:
     """0 where nothing is chosen."""
     if len(values) == chosen.size:
         return values
-    whole = np.zeros(chosen.shape, dtype=values.dtype)
-    whole[chosen] = values
-    return whole
+    all_points = np.zeros(chosen.shape, dtype=values.dtype)
+    all_points[chosen] = values
+    return all_points

@@ -35,14 +35,16 @@ from .scaling import host_launch_us, is_host_routed, runs_same_code, scaled_para
 from .sources import CALIBRATED, NOT_MEASURED, STAND_IN, STAND_IN_DTYPE, TRANSFERRED, bound_only_label
 from .trend import Trend
 
-_KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
-_RELATIVES: Final = 5  # stacks that are asked at most
-_ALIKE: Final = 5  # of the numbers that say how far away a stack is, those before its architecture's
-_FADES: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
-_PLAIN: Final = "add"
-_TELLING: Final = 6  # rows for each parameter that a stack of another library or architecture must have to be asked
+_DEVICE_KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
+_MAX_EQUALLY_NEAR: Final = 5  # stacks that are asked at most
+_TERMS_BEFORE_GENERATION: Final = 5  # of the numbers that say how far away a stack is, those before its architecture's
+_WEIGHT_PER_GENERATION: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
+_FALLBACK_OPERATION: Final = "add"
+_MIN_ROWS_PER_PARAMETER: Final = (
+    6  # rows for each parameter that a stack of another library or architecture must have to be asked
+)
 # What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
-_UNKNOWN: Final = Error(
+_UNMEASURED_ERROR: Final = Error(
     mape=0.5, median=0.4, mape_short=0.5, mape_long=0.5, covered=float("nan"), short=(0.5, 2.0), long=(0.5, 2.0)
 )
 
@@ -94,88 +96,101 @@ def select_fits(
     Raises InputError if no similar stack was measured.
     """
     of_family = [fit for fit in fits if fit.family == name and device_traits(fit.device).kind == device.kind]
-    if calibrated := _calibrated(of_family, device, implementation):
+    if calibrated := _fit_on_target(of_family, device, implementation):
         return calibrated
-    if others := _others(of_family, device, implementation):
-        return _carried_over(others, device, implementation, unknown=unknown)
-    if name == "elementwise" and implementation.kernel.rpartition(" ")[2] != _PLAIN:
-        return _as_traffic(implementation, select_fits(name, device, _plain(implementation), fits))
-    raise InputError(f"no profile of {name} in {implementation.dtype} on any {_KINDS.get(device.kind, device.kind)}")
+    if others := _candidates(of_family, device, implementation):
+        return _nearest_candidates(others, device, implementation, unknown=unknown)
+    if name == "elementwise" and implementation.kernel.rpartition(" ")[2] != _FALLBACK_OPERATION:
+        return _as_traffic(implementation, select_fits(name, device, _addition(implementation), fits))
+    raise InputError(
+        f"no profile of {name} in {implementation.dtype} on any {_DEVICE_KINDS.get(device.kind, device.kind)}"
+    )
 
 
-def _plain(implementation: Implementation) -> Implementation:
-    return replace(implementation, kernel=f"{EAGER} {_PLAIN}" if implementation.host_launched else _PLAIN)
+def _addition(implementation: Implementation) -> Implementation:
+    return replace(
+        implementation, kernel=f"{EAGER} {_FALLBACK_OPERATION}" if implementation.host_launched else _FALLBACK_OPERATION
+    )
 
 
 def _as_traffic(implementation: Implementation, plain: FitSelection) -> FitSelection:
     """Estimates an operation from an addition of as many bytes, times the measured ratio of such kernels."""
-    known, operation = index().errors, implementation.kernel.removeprefix(f"{EAGER} ")
+    errors, operation = index().errors, implementation.kernel.removeprefix(f"{EAGER} ")
     keys = (("elementwise", part, NO_KERNEL) for part in (operation, "all"))
-    error = next((known[key] for key in keys if key in known), _UNKNOWN)
-    whose = plain.source.removeprefix(CALIBRATED).removeprefix(TRANSFERRED)
-    times = f"{error.scale:.2g} times an addition on {whose}"
+    error = next((errors[key] for key in keys if key in errors), _UNMEASURED_ERROR)
+    addition_label = plain.source.removeprefix(CALIBRATED).removeprefix(TRANSFERRED)
+    times = f"{error.scale:.2g} times an addition on {addition_label}"
     return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", memory_traffic_only=True)
 
 
-def _calibrated(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> FitSelection | None:
+def _fit_on_target(
+    of_family: Sequence[KernelFit], device: Device, implementation: Implementation
+) -> FitSelection | None:
     """The stack's own parameters on the device, or else those of a twin of its type; None where there are none."""
-    own = [
+    of_library = [
         fit for fit in of_family if fit.device == device.name and fit.implementation.library == implementation.library
     ]
-    exact = [fit for fit in own if _of_type(fit, implementation, implementation.dtype)]
-    for found in (exact, [fit for fit in own if fit not in exact and has_equal_cost_types(fit, implementation)]):
-        same = [fit for fit in found if fit.implementation.kernel == implementation.kernel]
+    exact = [fit for fit in of_library if _has_types(fit, implementation, implementation.dtype)]
+    for candidates in (
+        exact,
+        [fit for fit in of_library if fit not in exact and has_equal_cost_types(fit, implementation)],
+    ):
+        same = [fit for fit in candidates if fit.implementation.kernel == implementation.kernel]
         alike = (
             []
             if implementation.kernel
-            else sorted((fit for fit in found if _alike(fit, implementation)), key=lambda fit: -fit.rows)
+            else sorted((fit for fit in candidates if _same_operation(fit, implementation)), key=lambda fit: -fit.rows)
         )
         if chosen := same or alike:
             first = chosen[0]
-            known = found is exact or first.family == "elementwise"
-            error = first.held_out if known else _measured_error(first.family, implementation, SIBLINGS)
-            note = "" if found is exact else f" in {first.implementation.dtype}"
-            return FitSelection(fits=(first,), error=error, source=f"{CALIBRATED}{_named(first)}{note}")
+            has_own_error = candidates is exact or first.family == "elementwise"
+            error = first.held_out if has_own_error else _transfer_error(first.family, implementation, SIBLINGS)
+            note = "" if candidates is exact else f" in {first.implementation.dtype}"
+            return FitSelection(fits=(first,), error=error, source=f"{CALIBRATED}{_measured_as(first)}{note}")
     return None
 
 
-def _others(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
+def _candidates(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
     """Stacks on all devices that do the same work, in the data type nearest to its own."""
-    alike = [fit for fit in of_family if _alike(fit, implementation)]
+    alike = [fit for fit in of_family if _same_operation(fit, implementation)]
     for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())):
-        found = [fit for fit in alike if _of_type(fit, implementation, dtype)]
-        own = (fit for fit in found if fit.implementation.library == implementation.library)
+        fits_in_type = [fit for fit in alike if _has_types(fit, implementation, dtype)]
+        of_library = (fit for fit in fits_in_type if fit.implementation.library == implementation.library)
         if dtype == implementation.dtype and not any(
-            device_traits(fit.device).stacked == device.stacked for fit in own
+            device_traits(fit.device).stacked == device.stacked for fit in of_library
         ):
-            mine = (
+            equal_cost = (
                 fit
                 for fit in alike
                 if fit.implementation.library == implementation.library and has_equal_cost_types(fit, implementation)
             )
-            found += [fit for fit in mine if not _of_type(fit, implementation, dtype)]
-        if found:
-            return found
+            fits_in_type += [fit for fit in equal_cost if not _has_types(fit, implementation, dtype)]
+        if fits_in_type:
+            return fits_in_type
     return alike if alike and alike[0].family == "elementwise" else []
 
 
-def _carried_over(
-    found: Sequence[KernelFit], device: Device, implementation: Implementation, *, unknown: bool
+def _nearest_candidates(
+    candidates: Sequence[KernelFit], device: Device, implementation: Implementation, *, unknown: bool
 ) -> FitSelection:
-    near = [_launched(fit, found, implementation) for fit in _nearest(found, device, implementation)]
-    asked = (
+    nearest_fits = [
+        _with_launch_of(fit, candidates, implementation) for fit in _nearest(candidates, device, implementation)
+    ]
+    query = (
         replace(implementation, library="")
-        if unknown and has_equal_cost_types(near[0], implementation)
+        if unknown and has_equal_cost_types(nearest_fits[0], implementation)
         else implementation
     )
-    error = _measured_error(near[0].family, implementation, source_class(near[0], device, asked))
-    launched = near[0].family == "elementwise" and near[0].implementation.host_launched
+    error = _transfer_error(nearest_fits[0].family, implementation, source_class(nearest_fits[0], device, query))
+    launched = nearest_fits[0].family == "elementwise" and nearest_fits[0].implementation.host_launched
     if launched and not implementation.host_launched:  # what is left of a start is a guess
-        error = replace(error, short=_UNKNOWN.short, mape_short=_UNKNOWN.mape_short)
-    return FitSelection(fits=tuple(near), error=error, source=_told(near, device, implementation))
+        error = replace(error, short=_UNMEASURED_ERROR.short, mape_short=_UNMEASURED_ERROR.mape_short)
+    return FitSelection(
+        fits=tuple(nearest_fits), error=error, source=_source_label(nearest_fits, device, implementation)
+    )
 
 
-def _launched(fit: KernelFit, found: Sequence[KernelFit], implementation: Implementation) -> KernelFit:
+def _with_launch_of(fit: KernelFit, candidates: Sequence[KernelFit], implementation: Implementation) -> KernelFit:
     """An entry with the median launch time of all measured hosts, as it is not the device's; without one, if the stack
     is not launched by a host.
     """
@@ -185,14 +200,14 @@ def _launched(fit: KernelFit, found: Sequence[KernelFit], implementation: Implem
         return without_host_launch(fit) if fit.implementation.host_launched else fit
     hosts = [
         np.asarray(host_launch_us(other))
-        for other in found
+        for other in candidates
         if other.implementation.library == fit.implementation.library
     ]
-    start = fit.parameters["start_us"] - host_launch_us(fit) + float(_middle(hosts))
+    start = fit.parameters["start_us"] - host_launch_us(fit) + float(_median(hosts))
     return replace(fit, parameters={**fit.parameters, "start_us": start})
 
 
-def _told(near: Sequence[KernelFit], device: Device, implementation: Implementation) -> str:
+def _source_label(near: Sequence[KernelFit], device: Device, implementation: Implementation) -> str:
     """Label of the devices and libraries whose parameters are used, those of one device together."""
     dtype = near[0].implementation.dtype
     others = f"{STAND_IN_DTYPE}{dtype}" if dtype != implementation.dtype else ""
@@ -200,22 +215,24 @@ def _told(near: Sequence[KernelFit], device: Device, implementation: Implementat
         libraries: dict[str, dict[str, None]] = {}
         for fit in near:
             libraries.setdefault(fit.device, {})[fit.implementation.library] = None
-        names = ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
+        names = ", ".join(f"{name} {'/'.join(names_of_device)}" for name, names_of_device in libraries.items())
         return f"{TRANSFERRED}{names}{others if not has_equal_cost_types(near[0], implementation) else ''}"
-    names = " and ".join(_named(fit).removeprefix(f"{device.name} ") for fit in near)
+    names = " and ".join(_measured_as(fit).removeprefix(f"{device.name} ") for fit in near)
     instead = stand_in(near[0], implementation)
     if not instead:
         return f"{CALIBRATED}{device.name} {names}{others}"
-    of = f" of {implementation.library}" if instead == ANOTHER_KERNEL else ""
-    return f"{STAND_IN} on {device.name}: {instead}{of} ({names}{others})"
+    of_library = f" of {implementation.library}" if instead == ANOTHER_KERNEL else ""
+    return f"{STAND_IN} on {device.name}: {instead}{of_library} ({names}{others})"
 
 
 def fits_on_nearest_devices(fits: Sequence[KernelFit], device: Device) -> list[KernelFit]:
     """The entries of the nearest relatives of a device, which may be itself."""
     sources = {name: device_traits(name) for name in {fit.device for fit in fits}}
-    distances = {name: device_distance(own, device) for name, own in sources.items() if own.kind == device.kind}
-    least = min(distances.values(), default=())
-    return [fit for fit in fits if distances.get(fit.device) == least]
+    distances = {
+        name: device_distance(source, device) for name, source in sources.items() if source.kind == device.kind
+    }
+    min_distance = min(distances.values(), default=())
+    return [fit for fit in fits if distances.get(fit.device) == min_distance]
 
 
 def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
@@ -227,39 +244,42 @@ def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implemen
     is on the device itself.
     """
     reliable = [
-        fit for fit in fits if fit.rows >= _TELLING * _count(fit) or _of_line(fit, device, implementation)
+        fit
+        for fit in fits
+        if fit.rows >= _MIN_ROWS_PER_PARAMETER * _parameter_count(fit)
+        or _reliable_on_few_rows(fit, device, implementation)
     ] or fits
     measured = [(_distance(fit, device, implementation), fit) for fit in reliable]
     best: dict[tuple[str, str], tuple[tuple[float, ...], KernelFit]] = {}
     for distance, fit in sorted(measured, key=lambda one: (*one[0], -one[1].rows)):
         best.setdefault((fit.device, fit.implementation.library), (distance, fit))
     ranked = list(best.values())
-    least, first = ranked[0]
-    if not FAMILIES[first.family].stable_tiling or _same(first, device):
-        return [fit for distance, fit in ranked if distance == least][:_RELATIVES]
+    min_distance, first = ranked[0]
+    if not FAMILIES[first.family].stable_tiling or _same_architecture(first, device):
+        return [fit for distance, fit in ranked if distance == min_distance][:_MAX_EQUALLY_NEAR]
     generations: dict[str, list[tuple[tuple[float, ...], KernelFit]]] = {}
     for distance, fit in ranked:
-        if distance[:_ALIKE] == least[:_ALIKE]:
+        if distance[:_TERMS_BEFORE_GENERATION] == min_distance[:_TERMS_BEFORE_GENERATION]:
             equally_near = generations.setdefault(generation(device_traits(fit.device)), [])
             if not equally_near or distance == equally_near[0][0]:
                 equally_near.append((distance, fit))
-    return [fit for equally_near in generations.values() for _, fit in equally_near[:_RELATIVES]]
+    return [fit for equally_near in generations.values() for _, fit in equally_near[:_MAX_EQUALLY_NEAR]]
 
 
-def _of_line(fit: KernelFit, device: Device, implementation: Implementation) -> bool:
-    """Whether few rows of an entry are more reliable than many of others: of the same kernel on the same architecture,
-    or of communication on the same kind of memory, with which links go.
+def _reliable_on_few_rows(fit: KernelFit, device: Device, implementation: Implementation) -> bool:
+    """Whether a fit on few rows is more reliable than others on many: of the same kernel on the same architecture, or,
+    for communication, on the same kind of memory, with which links correlate.
     """
     other, computes = device_traits(fit.device), FAMILIES[fit.family].multiplies_matrices
-    own, asked = (generation(d) if computes else d.stacked for d in (other, device))
+    measured, target = (generation(d) if computes else d.stacked for d in (other, device))
     return (
         fit.implementation.library == implementation.library
-        and own == asked
+        and measured == target
         and not (computes and stand_in(fit, implementation))
     )
 
 
-def _count(fit: KernelFit) -> int:
+def _parameter_count(fit: KernelFit) -> int:
     return len(FAMILIES[fit.family].parameters_of(fit.variant))
 
 
@@ -289,19 +309,23 @@ def _distance(fit: KernelFit, device: Device, implementation: Implementation) ->
         fit.implementation.kernel != implementation.kernel,
     )
     untuned = kernel and fit.variant in family.untuned_variants
-    if _same(fit, device) or not family.multiplies_matrices:
+    if _same_architecture(fit, device) or not family.multiplies_matrices:
         return (maker, int(weak), int(paced), 0, *near, library + kernel + untuned)
-    known = family.rewritten_per_generation and _of_name(fit, implementation) and runs_same_code(fit, device)
-    return (maker, int(weak), int(paced), 1 - known, *near, (library or kernel) + untuned)
+    same_kernel = (
+        family.rewritten_per_generation and _same_kernel_name(fit, implementation) and runs_same_code(fit, device)
+    )
+    return (maker, int(weak), int(paced), 1 - same_kernel, *near, (library or kernel) + untuned)
 
 
-def _of_name(fit: KernelFit, implementation: Implementation) -> bool:
-    """Whether one kernel name of the library begins with the other, as later versions add to names."""
-    own, asked = fit.implementation.kernel, implementation.kernel
-    return fit.implementation.library == implementation.library and (own.startswith(asked) or asked.startswith(own))
+def _same_kernel_name(fit: KernelFit, implementation: Implementation) -> bool:
+    """Whether one kernel name of the library begins with the other, as later versions append to names."""
+    measured, query = fit.implementation.kernel, implementation.kernel
+    return fit.implementation.library == implementation.library and (
+        measured.startswith(query) or query.startswith(measured)
+    )
 
 
-def _of_type(fit: KernelFit, implementation: Implementation, dtype: str) -> bool:
+def _has_types(fit: KernelFit, implementation: Implementation, dtype: str) -> bool:
     return fit.implementation.dtype == dtype and fit.implementation.kv_dtype == implementation.kv_dtype
 
 
@@ -313,26 +337,27 @@ def has_equal_cost_types(fit: KernelFit, implementation: Implementation) -> bool
         (fit.implementation.dtype, implementation.dtype),
         (fit.implementation.kv_dtype, implementation.kv_dtype),
     )
-    return all(own == other or {own, other} in EQUAL_COST_TYPES for own, other in pairs)
+    return all(measured == other or {measured, other} in EQUAL_COST_TYPES for measured, other in pairs)
 
 
-def _alike(fit: KernelFit, implementation: Implementation) -> bool:
-    """Whether an entry is of the same operation or kind of attention, the last word of a kernel's name."""
+def _same_operation(fit: KernelFit, implementation: Implementation) -> bool:
+    """Whether a fit is of the same operation or kind of attention, the last word of a kernel's name."""
     if fit.family in ("elementwise", "collectives"):
-        own, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
-        return own == other or not own
+        operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
+        return operation == other or not operation
     return fit.implementation.attention_kind == implementation.attention_kind
 
 
 def is_sibling(fit: KernelFit, device: Device) -> bool:
-    """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
-    since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
+    """Whether the target runs the kernels of a fit and tiles work alike: same architecture and kind of memory, since
+    chips of one architecture with and without stacked memory differ. Collectives routed through a host have no
+    siblings.
     """
     memory = device_traits(fit.device).stacked == device.stacked
-    return memory and not is_host_routed(fit, device) and _same(fit, device)
+    return memory and not is_host_routed(fit, device) and _same_architecture(fit, device)
 
 
-def _same(fit: KernelFit, device: Device) -> bool:
+def _same_architecture(fit: KernelFit, device: Device) -> bool:
     return (
         max(device_distance(device_traits(fit.device), device, computes=FAMILIES[fit.family].multiplies_matrices)) <= 0
     )
@@ -355,42 +380,42 @@ def stand_in(fit: KernelFit, implementation: Implementation) -> str:
     if fit.implementation.library != implementation.library:
         return ANOTHER_LIBRARY
     name = implementation.kernel.removesuffix(implementation.attention_kind).strip()
-    return "" if not name or _of_name(fit, implementation) else ANOTHER_KERNEL
+    return "" if not name or _same_kernel_name(fit, implementation) else ANOTHER_KERNEL
 
 
 def similarity_class(fit: KernelFit, device: Device) -> str:
-    """How near the device of an entry is: one of NEARNESS."""
+    """Similarity class of the source device: one of SIMILARITY_CLASSES."""
     if is_sibling(fit, device):
         return SIBLINGS
     return SAME_VENDOR if device_traits(fit.device).vendor == device.vendor else OTHER_VENDORS
 
 
-def _measured_error(name: str, implementation: Implementation, which: str) -> Error:
+def _transfer_error(name: str, implementation: Implementation, source_class: str) -> Error:
     """The error of a class of sources, or else of the next from further away, of a kind of attention or a data type. A
     stand-in on another device is no surer than the kernel itself is there.
     """
-    near, _, instead = which.rpartition(", ")
-    if which in SIMILARITY_CLASSES:
-        near, instead = which, ""
-    further = SIMILARITY_CLASSES[SIMILARITY_CLASSES.index(near) :] if near else ("", *SIMILARITY_CLASSES)
-    parts, known = (implementation.attention_kind or implementation.dtype, "all"), index().errors
-    classes = [", ".join(filter(None, (each, instead))) for each in further if each != OTHER_VENDORS]
-    keys = [(name, of, each) for each in (*classes, OTHER_VENDORS) for of in parts]
-    error = next((known[key] for key in keys if key in known), _UNKNOWN)
-    return error.or_wider(_measured_error(name, implementation, near)) if near and instead else error
+    near, _, instead = source_class.rpartition(", ")
+    if source_class in SIMILARITY_CLASSES:
+        near, instead = source_class, ""
+    classes_from_nearest = SIMILARITY_CLASSES[SIMILARITY_CLASSES.index(near) :] if near else ("", *SIMILARITY_CLASSES)
+    parts, errors = (implementation.attention_kind or implementation.dtype, "all"), index().errors
+    classes = [", ".join(filter(None, (each, instead))) for each in classes_from_nearest if each != OTHER_VENDORS]
+    keys = [(name, type_or_all, each) for each in (*classes, OTHER_VENDORS) for type_or_all in parts]
+    error = next((errors[key] for key in keys if key in errors), _UNMEASURED_ERROR)
+    return error.or_wider(_transfer_error(name, implementation, near)) if near and instead else error
 
 
 def has_extrapolation_error(family: str) -> bool:
-    """Whether the error of a family beyond the sizes that its kernels were measured with is known."""
+    """Whether the error of a family beyond its measured sizes is known."""
     return (family, "all", BEYOND_SIZES) in index().errors
 
 
 def stand_in_error(family: str, instead: str) -> Error:
     """The error of kernels of a family that stand in for work that they do not do."""
-    return index().errors.get((family, "all", instead), _UNKNOWN)
+    return index().errors.get((family, "all", instead), _UNMEASURED_ERROR)
 
 
-def _named(fit: KernelFit) -> str:
+def _measured_as(fit: KernelFit) -> str:
     return " ".join(
         filter(
             None,
@@ -407,8 +432,8 @@ def _named(fit: KernelFit) -> str:
 def bound_only(bound: Array, why: str) -> Expectation:
     """The bound as expectation, if nothing else is known; `why` is the reason."""
     open_end = np.full_like(bound, np.inf)
-    none = np.zeros_like(bound)
-    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=bound_only_label(why))
+    zeros = np.zeros_like(bound)
+    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=zeros, source=bound_only_label(why))
 
 
 def expect(
@@ -424,11 +449,11 @@ def expect(
         selection = select_fits(name, device, implementation, fits)
     except InputError as error:
         return bound_only(bound, str(error))
-    found = Estimator(selection=selection, device=device, implementation=implementation).expect(shapes)
-    expected = np.maximum(found.expected, bound)
-    later = expected / found.expected
-    return replace(found, bound=bound, expected=expected, low=np.maximum(found.low * later, bound),
-                   high=found.high * later)  # fmt: skip
+    modelled = Estimator(selection=selection, device=device, implementation=implementation).expect(shapes)
+    expected = np.maximum(modelled.expected, bound)
+    raised = expected / modelled.expected
+    return replace(modelled, bound=bound, expected=expected, low=np.maximum(modelled.low * raised, bound),
+                   high=modelled.high * raised)  # fmt: skip
 
 
 @frozen(kw_only=True)
@@ -462,8 +487,12 @@ class Estimator:
         for place, fit in enumerate(fits):
             places.setdefault(generation(device_traits(fit.device)), []).append(place)
         return tuple(
-            (own, _FADES ** generations_between(device_traits(fits[own[0]].device), self.device))
-            for own in places.values()
+            (
+                places_of_generation,
+                _WEIGHT_PER_GENERATION
+                ** generations_between(device_traits(fits[places_of_generation[0]].device), self.device),
+            )
+            for places_of_generation in places.values()
         )
 
     def expect(self, shapes: Shapes) -> Expectation:
@@ -479,11 +508,11 @@ class Estimator:
         fixed = [family.fixed_seconds(p, f) for p, f in zip(self._parameters, features, strict=True)]
         expected = np.exp(self._combined(logs)) * selection.error.scale
         low, high = selection.error.interval(expected)
-        further, far = index().errors.get((family.name, "all", BEYOND_SIZES)), first.beyond(shapes) > 0
-        if further and np.any(far):
-            ends = further.or_wider(selection.error).interval(expected)
+        beyond_error, far = index().errors.get((family.name, "all", BEYOND_SIZES)), first.beyond(shapes) > 0
+        if beyond_error and np.any(far):
+            ends = beyond_error.or_wider(selection.error).interval(expected)
             low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
-        found = Expectation(
+        modelled = Expectation(
             bound=np.zeros_like(expected),
             expected=expected,
             low=low,
@@ -492,32 +521,32 @@ class Estimator:
             source=selection.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
         )
         residual = first.residual if fitted else None
-        return _corrected(found, first, residual, shapes) if residual else found
+        return _with_residual(modelled, first, residual, shapes) if residual else modelled
 
     def _combined(self, values: Sequence[Array]) -> Array:
         """The weighted mean of the medians of each architecture."""
         if len(self._generations) == 1:
-            return _middle(values)
-        medians = (weight * _middle([values[place] for place in places]) for places, weight in self._generations)
+            return _median(values)
+        medians = (weight * _median([values[place] for place in places]) for places, weight in self._generations)
         return np.asarray(sum(medians) / sum(weight for _, weight in self._generations))
 
 
-def _middle(values: Sequence[Array]) -> Array:
+def _median(values: Sequence[Array]) -> Array:
     """The median of each place. numpy's would load numpy.ma, which takes longer than a network's expectations."""
     ordered = np.sort(values, axis=0)
     return np.asarray((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
-def _corrected(found: Expectation, fit: KernelFit, residual: FitResidual, shapes: Shapes) -> Expectation:
+def _with_residual(modelled: Expectation, fit: KernelFit, residual: FitResidual, shapes: Shapes) -> Expectation:
     """An expectation corrected by the residuals of measurements nearby."""
-    nearness = residual.apply(shapes)
-    expected = found.expected * nearness.factor
+    correction = residual.apply(shapes)
+    expected = modelled.expected * correction.factor
     low, high = residual.interval
-    near = np.where(nearness.near, f"calibrated, {NEIGHBOURS} neighbours on {_named(fit)}", found.source)
+    near = np.where(correction.near, f"calibrated, {NEIGHBOURS} neighbours on {_measured_as(fit)}", modelled.source)
     return replace(
-        found,
+        modelled,
         expected=expected,
-        low=np.where(nearness.near, expected * low, found.low * nearness.factor),
-        high=np.where(nearness.near, expected * high, found.high * nearness.factor),
-        sources=np.where(nearness.measured, f"measured shape on {_named(fit)}", near).astype(object),
+        low=np.where(correction.near, expected * low, modelled.low * correction.factor),
+        high=np.where(correction.near, expected * high, modelled.high * correction.factor),
+        sources=np.where(correction.measured, f"measured shape on {_measured_as(fit)}", near).astype(object),
     )

@@ -1,4 +1,4 @@
-"""What a model of few parameters leaves of measurements, as far as it is smooth over shapes.
+"""Trends: residuals of a kernel model that are smooth over shapes.
 
 Kernels are chosen, and their work is cut up, by more rules than parameters hold. So an expectation is multiplied by the
 exponential of a sum of Gaussians in the logarithms of sizes, at nodes that are spread over the measured shapes: radial
@@ -18,12 +18,12 @@ from ..records import frozen
 from .families import Family
 from .families._family import Array, Shapes
 
-LEAST: Final = 40  # rows of a stack; of fewer, little but luck is left
+MIN_ROWS: Final = 40  # rows of a stack; of fewer, little but luck is left
 _NODES: Final = 256
 _REACH: Final = 1.5  # doublings of one size in which a Gaussian falls to exp(-1/2)
-_STIFF: Final = 0.5  # what the size of the sum counts beside the errors of rows
-_ROWS: Final = 6000  # that are looked at
-_FAR: Final = 0.4  # logarithm of an error beyond which a row says no more
+_RIDGE: Final = 0.5  # what the size of the sum counts beside the errors of rows
+_MAX_ROWS: Final = 6000  # that are looked at
+_MAX_LOG_ERROR: Final = 0.4  # logarithm of an error beyond which a row says no more
 _SCALE: Final = 0.06  # errors above this share count in proportion, not squared
 _ROUNDS: Final = 4
 # Shapes whose distances to all nodes are worked out at once: so few that one core multiplies them; and never fewer, as
@@ -33,7 +33,7 @@ _CHUNK: Final = 128
 
 @frozen(kw_only=True)
 class Trend:
-    """Of one stack on one device.
+    """Residuals of one kernel implementation on one device.
 
     columns  sizes that tell shapes apart
     nodes    the sizes of one and its weight; the next after a semicolon. As text, since few of all are ever looked at
@@ -43,9 +43,9 @@ class Trend:
     nodes: str
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Trend:
-        """From what plain() gives."""
-        return cls(columns=tuple(found["columns"]), nodes=found["nodes"])
+    def of(cls, document: Mapping[str, Any]) -> Trend:
+        """Inverse of plain()."""
+        return cls(columns=tuple(document["columns"]), nodes=document["nodes"])
 
     @cached_property
     def rows(self) -> Array:
@@ -61,12 +61,12 @@ class Trend:
     def change(self, family: Family, shapes: Shapes) -> Array:
         """The logarithm of what expectations of `shapes` are multiplied by."""
         sizes = family.sizes(shapes)
-        asked = _places(np.stack([sizes[name] for name in self.columns], axis=1))
-        wanted = np.zeros((len(asked) + -len(asked) % _CHUNK, len(self.columns)), dtype=asked.dtype)
-        wanted[: len(asked)] = asked
+        places = _places(np.stack([sizes[name] for name in self.columns], axis=1))
+        padded = np.zeros((len(places) + -len(places) % _CHUNK, len(self.columns)), dtype=places.dtype)
+        padded[: len(places)] = places
         gaussians, weights = self._sum
-        parts = [gaussians.at(wanted[i : i + _CHUNK]) @ weights for i in range(0, len(wanted), _CHUNK)]
-        return np.concatenate(parts)[: len(asked)].astype(float)
+        parts = [gaussians.at(padded[i : i + _CHUNK]) @ weights for i in range(0, len(padded), _CHUNK)]
+        return np.concatenate(parts)[: len(places)].astype(float)
 
 
 def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:
@@ -74,20 +74,20 @@ def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:
 
     None where all are the same.
     """
-    found = family.sizes(shapes)
-    columns = tuple(name for name, sizes in found.items() if np.ptp(sizes) > 0)
+    sizes_by_name = family.sizes(shapes)
+    columns = tuple(name for name, sizes in sizes_by_name.items() if np.ptp(sizes) > 0)
     if not columns:
         return None
-    sizes = np.stack([found[name][:_ROWS] for name in columns], axis=1)
+    sizes = np.stack([sizes_by_name[name][:_MAX_ROWS] for name in columns], axis=1)
     places = _places(sizes)
     nodes = _spread(places)
     gaussians = _Gaussians(places[nodes])
-    near, among = (gaussians.at(wanted).astype(float) for wanted in (places, places[nodes]))
-    logs = np.clip(np.log(ratio[:_ROWS]), -_FAR, _FAR)
+    near, among = (gaussians.at(points).astype(float) for points in (places, places[nodes]))
+    logs = np.clip(np.log(ratio[:_MAX_ROWS]), -_MAX_LOG_ERROR, _MAX_LOG_ERROR)
     counts = np.ones(len(logs))
     for _ in range(_ROUNDS):
-        told = (near * counts[:, None]).T
-        weights = np.linalg.solve(told @ near + _STIFF * among + 1e-6 * np.eye(len(nodes)), told @ logs)
+        weighted = (near * counts[:, None]).T
+        weights = np.linalg.solve(weighted @ near + _RIDGE * among + 1e-6 * np.eye(len(nodes)), weighted @ logs)
         counts = np.minimum(1, _SCALE / np.maximum(np.abs(logs - near @ weights), 1e-9))
     texts = (
         " ".join([*(f"{size:.6g}" for size in sizes[node]), f"{weight:.3g}"])
@@ -97,7 +97,7 @@ def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:
 
 
 def plain(trend: Trend) -> dict[str, Any]:
-    """As a profile's file has it."""
+    """Converts to plain values for a profile's YAML file."""
     return {"columns": list(trend.columns), "nodes": trend.nodes}
 
 
@@ -113,9 +113,9 @@ class _Gaussians:
         b = self._scaled(centres)
         self._others = np.vstack([b.T, np.ones(len(b), dtype=b.dtype), _half_squares(b)])
 
-    def at(self, wanted: Array) -> Array:
-        """What is left of each at each place; -|a - b|^2 / 2 is one product of matrices."""
-        a = self._scaled(wanted)
+    def at(self, points: Array) -> Array:
+        """Values of all Gaussians at each point. The exponent -|a - b|^2 / 2 is one matrix product."""
+        a = self._scaled(points)
         exponents = np.column_stack([a, _half_squares(a), np.ones(len(a), dtype=a.dtype)]) @ self._others
         return np.asarray(np.exp(exponents, out=exponents))
 
@@ -129,9 +129,9 @@ def _half_squares(places: Array) -> Array:
 
 def _spread(places: Array) -> list[int]:
     """Places of which each is as far as can be from those before it."""
-    found = [0]
-    apart = np.sum((places - places[0]) ** 2, axis=1)
-    while len(found) < _NODES and apart.max() > 0:
-        found.append(int(np.argmax(apart)))
-        apart = np.minimum(apart, np.sum((places - places[found[-1]]) ** 2, axis=1))
-    return found
+    nodes = [0]
+    distances = np.sum((places - places[0]) ** 2, axis=1)
+    while len(nodes) < _NODES and distances.max() > 0:
+        nodes.append(int(np.argmax(distances)))
+        distances = np.minimum(distances, np.sum((places - places[nodes[-1]]) ** 2, axis=1))
+    return nodes

@@ -20,8 +20,8 @@ from .transfer import Expectation, expect
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORST: Final = 10
-_DRAWN: Final = 4000  # points of a report, chosen at random where there are more
+_MAX_WORST_ROWS: Final = 10
+_MAX_POINTS: Final = 4000  # points of a report, chosen at random where there are more
 COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "expected_source")
 _BOUND: Final = "bound"  # the source of rows of which nothing is expected, and whose interval has no end
 _TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
@@ -117,20 +117,20 @@ def predict(table: MeasurementTable, fits: Sequence[KernelFit]) -> Predictions:
     for rows in table.rows:
         try:
             with np.errstate(all="ignore"):
-                found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, fits)
+                expectation = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, fits)
         except InputError as error:
             skipped[str(error)] += len(rows)
             continue
-        finite = np.isfinite(found.expected)
+        finite = np.isfinite(expectation.expected)
         skipped["sizes are too large to be expected"] += int(np.count_nonzero(~finite))
-        for name, values in zip(COLUMNS, _values(found), strict=True):
+        for name, values in zip(COLUMNS, _values(expectation), strict=True):
             columns[name][rows.places[finite]] = np.broadcast_to(values, len(rows))[finite]
     return Predictions(table=table, columns=columns, skipped={k: n for k, n in skipped.items() if n})
 
 
-def _values(found: Expectation) -> tuple[Any, ...]:
-    times = (found.bound, found.expected, found.low, found.high)
-    return (*(time * 1e6 for time in times), found.source if found.sources is None else found.sources)
+def _values(expectation: Expectation) -> tuple[Any, ...]:
+    times = (expectation.bound, expectation.expected, expectation.low, expectation.high)
+    return (*(time * 1e6 for time in times), expectation.source if expectation.sources is None else expectation.sources)
 
 
 def validate(predictions: Iterable[Predictions]) -> Validation:
@@ -146,37 +146,37 @@ def validate(predictions: Iterable[Predictions]) -> Validation:
         worst += _worst(one)
         points += _points(one)
     worst.sort(key=lambda row: -abs(np.log(row["expected_us"] / row["time_us"])))
-    chosen = np.random.default_rng(0).permutation(len(points))[:_DRAWN]
+    chosen = np.random.default_rng(0).permutation(len(points))[:_MAX_POINTS]
     return Validation(
         groups=tuple(groups),
         points=tuple(points[i] for i in sorted(chosen)),
-        worst=tuple(worst[:_WORST]),
+        worst=tuple(worst[:_MAX_WORST_ROWS]),
         skipped=dict(skipped),
     )
 
 
 def _points(one: Predictions) -> list[ValidationPoint]:
-    """At most as many rows as are drawn of all files."""
+    """Points of measured and predicted times, drawn at random if there are more than the figure shows."""
     scored = np.isfinite(one.columns["expected_us"])
-    share = min(1.0, _DRAWN / max(int(np.count_nonzero(scored)), 1))
+    share = min(1.0, _MAX_POINTS / max(int(np.count_nonzero(scored)), 1))
     random = np.random.default_rng(0)
-    found = []
+    points = []
     for rows in one.table.rows:
         usable = rows.timed & scored[rows.places]
-        kept = rows.take(np.flatnonzero(usable & (random.random(len(rows)) < share)))
-        if not len(kept):
+        drawn = rows.take(np.flatnonzero(usable & (random.random(len(rows)) < share)))
+        if not len(drawn):
             continue
-        arithmetic, moving = rows.family.ideal_times(kept.shapes, rows.device, rows.implementation)
+        arithmetic, moving = rows.family.ideal_times(drawn.shapes, rows.device, rows.implementation)
         name = " ".join(
             filter(
                 None,
                 (rows.device.name, rows.implementation.library, rows.implementation.dtype, rows.implementation.kernel),
             )
         )
-        times = (one.columns[column][kept.places] for column in ("bound_us", "expected_us"))
-        columns = (kept.measured, *times, arithmetic, moving)
+        times = (one.columns[column][drawn.places] for column in ("bound_us", "expected_us"))
+        columns = (drawn.measured, *times, arithmetic, moving)
         for measured, bound, expected, of_ops, of_bytes in zip(*(c.tolist() for c in columns), strict=True):
-            found.append(
+            points.append(
                 ValidationPoint(
                     family=rows.family.name,
                     device=rows.device.name,
@@ -188,7 +188,7 @@ def _points(one: Predictions) -> list[ValidationPoint]:
                     attained=of_ops / measured if rows.family.multiplies_matrices else 0.0,
                 )
             )
-    return found
+    return points
 
 
 def _groups(one: Predictions) -> list[ValidationGroup]:
@@ -229,19 +229,19 @@ def _type(dtype: str, kv_dtype: str) -> str:
 
 
 def score(predicted: Array, measured: Array, inside: Array | None = None) -> Score:
-    """Of predicted and measured times [us]."""
-    off = np.abs(predicted / measured - 1)
+    """Scores predicted against measured times. [us]"""
+    errors = np.abs(predicted / measured - 1)
     brief = measured < SHORT_S * 1e6
     return Score(
         rows=len(measured),
-        mape=float(np.mean(off)),
-        median=float(np.median(off)),
-        mape_short=mean(off[brief]),
-        mape_long=mean(off[~brief]),
+        mape=float(np.mean(errors)),
+        median=float(np.median(errors)),
+        mape_short=mean(errors[brief]),
+        mape_long=mean(errors[~brief]),
         bias=float(np.median(predicted / measured) - 1),
         rank=rank_correlation(predicted, measured),
-        within_10=float(np.mean(off <= 0.1)),
-        within_20=float(np.mean(off <= 0.2)),
+        within_10=float(np.mean(errors <= 0.1)),
+        within_20=float(np.mean(errors <= 0.2)),
         covered=float(np.mean(inside)) if inside is not None else float("nan"),
     )
 
@@ -251,11 +251,11 @@ def _worst(one: Predictions) -> list[dict[str, Any]]:
         return []
     measured = one.table.frame["time_us"].to_numpy(float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        off = np.abs(np.log(one.columns["expected_us"] / measured))
-    places = np.argsort(-np.where(np.isfinite(off), off, -1))[:_WORST]
+        log_errors = np.abs(np.log(one.columns["expected_us"] / measured))
+    places = np.argsort(-np.where(np.isfinite(log_errors), log_errors, -1))[:_MAX_WORST_ROWS]
     names = [n for n in ("gpu", "framework", "kernel", "dtype", "kv_dtype") if n in one.table.frame]
     rows = []
-    for place in places[np.isfinite(off[places])]:
+    for place in places[np.isfinite(log_errors[places])]:
         row = one.table.frame.iloc[int(place)]
         shapes = next(rows.family.columns for rows in one.table.rows if place in rows.places)
         facts: dict[str, Any] = {name: str(row[name]) for name in names}

@@ -49,18 +49,18 @@ def terms(kernel: LibraryKernel, hardware: Hardware, *, integers: bool) -> dict[
     integers  whether products with narrow weights multiply 8-bit integers, whatever activations the precision has
     """
     sizes, bandwidth = kernel.shapes, hardware.rates[MEMORY]
-    found: dict[str, Array] = {"launch_us": np.full(1, MICROSECOND)}
-    found |= {name: np.atleast_1d(sizes[name]) / bandwidth for name in ("weights", "cache", "moved")}
+    amounts: dict[str, Array] = {"launch_us": np.full(1, MICROSECOND)}
+    amounts |= {name: np.atleast_1d(sizes[name]) / bandwidth for name in ("weights", "cache", "moved")}
     if kernel.implementation.kernel == OTHER:
-        return found
+        return amounts
     ops, narrow = np.atleast_1d(sizes["ops"]), kernel.implementation.kernel == PRODUCT
     dtype = "int8" if narrow and integers else kernel.implementation.dtype
     time_s = ops / hardware.rates[hardware.supply(matrix(dtype))]
     if kernel.implementation.kernel == ATTENTION:
-        return found | {"attention": time_s}
-    few = np.less_equal(sizes["rows"], FEW_ROWS)
-    on_vectors = np.where(few & narrow, ops / hardware.rates[vector("fp32")], 0)
-    return found | {"few_rows": on_vectors, "products" if narrow else "half": np.where(few, 0, time_s)}
+        return amounts | {"attention": time_s}
+    is_vector_product = np.less_equal(sizes["rows"], FEW_ROWS)
+    on_vectors = np.where(is_vector_product & narrow, ops / hardware.rates[vector("fp32")], 0)
+    return amounts | {"few_rows": on_vectors, "products" if narrow else "half": np.where(is_vector_product, 0, time_s)}
 
 
 @frozen(kw_only=True)
@@ -87,7 +87,7 @@ class EngineKernels:
     errors: Mapping[tuple[str, str], tuple[float, float]]
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether it is the backend of a device."""
+        """Whether the backend runs on a device."""
         other = self.hbm is not None and self.hbm != has_hbm(hardware)
         return hardware.vendor in self.vendors and hardware.kind in ("gpu", "") and not other
 
@@ -103,8 +103,8 @@ class EngineKernels:
         if named or not narrow or not self.activations:
             return quantization
         if quantization.mixture:
-            made = parse_quantization(f"{quantization.mixture.name},{self.activations}")
-            return replace(made, overrides=quantization.overrides)
+            with_activations = parse_quantization(f"{quantization.mixture.name},{self.activations}")
+            return replace(with_activations, overrides=quantization.overrides)
         change = parse_quantization(f"*={self.activations}").overrides
         text = f"{quantization}, {change[0].text}"
         return replace(quantization, overrides=(*quantization.overrides, *change), text=text)
@@ -117,29 +117,31 @@ class EngineKernels:
             for name, value in terms(kernel, hardware, integers=bool(self.activations)).items()
         }
         time_s: Array = sum(parts.values(), start=np.zeros(1))
-        few = np.less_equal(kernel.shapes["tokens"], FEW_ROWS)
-        low, high = (np.where(few, *(self.errors[level, phase][side] for phase in PHASES)) * time_s for side in (0, 1))
+        is_small = np.less_equal(kernel.shapes["tokens"], FEW_ROWS)
+        low, high = (
+            np.where(is_small, *(self.errors[level, phase][side] for phase in PHASES)) * time_s for side in (0, 1)
+        )
         return ExpectedLaunch(
             expected=time_s, low=low, high=high, latency=parts["launch_us"] > _LATENCY * time_s,
             source=self._source(level, hardware), implementations=(f"{self.engine} {self.title}",),
         )  # fmt: skip
 
     def is_unmeasured(self, hardware: Hardware) -> bool:
-        """Whether factors are those of other devices."""
+        """Whether the factors were fitted on other devices only."""
         return self._factors(hardware)[0] != LEVELS[0]
 
     def _factors(self, hardware: Hardware) -> tuple[str, dict[str, float]]:
-        """Where the factors of products come from, and all factors."""
+        """Returns the level at which the factors of products were fitted, and all factors."""
         names = (hardware.name, architecture(hardware), "")
-        found = {name: next(known[key] for key in names if key in known) for name, known in self.varying.items()}
+        varying = {name: next(values[key] for key in names if key in values) for name, values in self.varying.items()}
         level = next(level for level, key in zip(LEVELS, names, strict=True) if key in self.varying["products"])
-        return level, {**self.common, **found}
+        return level, {**self.common, **varying}
 
     def _source(self, level: str, hardware: Hardware) -> str:
         if level == "device":
             return f"calibrated on {hardware.name} {self.engine} {self.title}, whole passes"
-        whose = f"{hardware.architecture} devices" if level == "architecture" else "other devices"
-        return f"transferred from {whose}, {self.engine} {self.title}, whole passes"
+        devices = f"{hardware.architecture} devices" if level == "architecture" else "other devices"
+        return f"transferred from {devices}, {self.engine} {self.title}, whole passes"
 
 
 def architecture(hardware: Hardware) -> str:
@@ -175,11 +177,11 @@ def backend_of(engine: str, hardware: Hardware) -> EngineKernels:
 
     Raises InputError if none of its measured backends does.
     """
-    known = backends(engine)
-    for one in known:
+    candidates = backends(engine)
+    for one in candidates:
         if one.runs_on(hardware):
             return one
-    makers = ", ".join(dict.fromkeys(vendor for one in known for vendor in one.vendors))
+    makers = ", ".join(dict.fromkeys(vendor for one in candidates for vendor in one.vendors))
     raise InputError(f"engine: {engine} was measured on GPUs of {makers}; {hardware.name} is none")
 
 
@@ -197,9 +199,9 @@ def _backend(engine: str, part: Section) -> EngineKernels:
             for name in VARYING
         },
         errors={
-            (level, phase): (found.number("low"), found.number("high"))
+            (level, phase): (interval.number("low"), interval.number("high"))
             for level in LEVELS
             for phase in PHASES
-            for found in [errors.section(level).section(phase)]
+            for interval in [errors.section(level).section(phase)]
         },
     )

@@ -10,15 +10,23 @@ from ..records import frozen
 from .problems import Problem
 from .timing import Call, Clock, HungError
 
-_SETS: Final = 256  # most sets of tensors
-_BEYOND: Final = 8  # size of all sets over the cache: caches do not evict the oldest data first
-_WITHIN: Final = 0.25  # size of all sets over the cache, to stay in it
-AT_ONCE: Final = 2**26  # elements compared at once, in several fp32 copies
-_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: cudaError, in cudaGetErrorString's words
-    "illegal memory access", "illegal instruction", "global/shared address space", "misaligned address",
-    "invalid program counter", "unspecified launch failure", "launch timed out", "hardware stack error",
-    "device-side assert", "uncorrectable ECC error",
-)  # fmt: skip
+_MAX_SETS: Final = 256  # most sets of tensors
+_UNCACHED_RATIO: Final = 8  # size of all sets over the cache: caches do not evict the oldest data first
+_CACHED_RATIO: Final = 0.25  # size of all sets over the cache, to stay in it
+COMPARED_ELEMENTS: Final = 2**26  # elements compared at a time, in several fp32 copies
+# CUDA errors after which a process can launch nothing more, in the words of cudaGetErrorString.
+_FATAL_ERRORS: Final = (
+    "illegal memory access",
+    "illegal instruction",
+    "global/shared address space",
+    "misaligned address",
+    "invalid program counter",
+    "unspecified launch failure",
+    "launch timed out",
+    "hardware stack error",
+    "device-side assert",
+    "uncorrectable ECC error",
+)
 
 
 class LaunchError(Exception):
@@ -27,7 +35,7 @@ class LaunchError(Exception):
 
 def breaks(error: Exception) -> bool:
     """Whether the device is unusable for this process after `error`."""
-    return isinstance(error, HungError) or any(fatal in str(error) for fatal in _FATAL)
+    return isinstance(error, HungError) or any(fatal in str(error) for fatal in _FATAL_ERRORS)
 
 
 class Backend(Protocol):
@@ -83,29 +91,31 @@ class Sets:
     loop: int
 
     @classmethod
-    def of(cls, nbytes: float, cache: float, room: int) -> Sets:
+    def of(cls, nbytes: float, cache: float, max_sets: int) -> Sets:
         """Enough sets that none stays cached, or, if that takes too many, so few that all do.
 
         nbytes  bytes of one set that a launch reads and writes
         room    number of sets that fit in memory
         """
-        most = min(_SETS, room)
-        wanted = max(ceil(_BEYOND * cache / nbytes), 1)
-        if wanted <= most or most * nbytes >= _BEYOND / 2 * cache:
-            return cls(count=min(wanted, most), loop=0)
-        within = max(min(most, int(_WITHIN * cache / nbytes)), 1)
+        max_count = min(_MAX_SETS, max_sets)
+        uncached_count = max(ceil(_UNCACHED_RATIO * cache / nbytes), 1)
+        if uncached_count <= max_count or max_count * nbytes >= _UNCACHED_RATIO / 2 * cache:
+            return cls(count=min(uncached_count, max_count), loop=0)
+        within = max(min(max_count, int(_CACHED_RATIO * cache / nbytes)), 1)
         return cls(count=within, loop=within)
 
 
-def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:
+def compare(ours: Any, reference: Any, relative: float, absolute: float) -> None:
     """Raises LaunchError if two tensors differ by more than a tolerance."""
-    if ours.shape != wanted.shape:
-        raise LaunchError(f"its result has shape {tuple(ours.shape)}; its reference has {tuple(wanted.shape)}")
+    if ours.shape != reference.shape:
+        raise LaunchError(f"its result has shape {tuple(ours.shape)}; its reference has {tuple(reference.shape)}")
     over = -inf
-    for some, others in zip(ours.flatten().split(AT_ONCE), wanted.flatten().split(AT_ONCE), strict=True):
-        found, due = some.float(), others.float()
-        if not bool(found.isfinite().all()):
+    for result_part, others in zip(
+        ours.flatten().split(COMPARED_ELEMENTS), reference.flatten().split(COMPARED_ELEMENTS), strict=True
+    ):
+        result, due = result_part.float(), others.float()
+        if not bool(result.isfinite().all()):
             raise LaunchError("its result is not finite")
-        over = max(over, ((found - due).abs() - relative * due.abs()).max().item())
+        over = max(over, ((result - due).abs() - relative * due.abs()).max().item())
     if over > absolute:
         raise LaunchError(f"differs from its reference by {over:.3g} more than a relative error of {relative:.3g}")

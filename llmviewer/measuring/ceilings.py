@@ -12,10 +12,15 @@ from ..expectation.formats import TYPES
 from ..records import frozen
 from .timing import Call, Clock, TimingSample, fastest
 
-_SMALLEST: Final = 2**16  # smallest stream [B]
-_BEYOND: Final = 4  # size of a stream over that of the last cache, from which it measures memory
-_LONGEST: Final = 2**31  # largest stream on a GPU; its start and end are a small part of a launch [B]
-_MOVED: Final = {"read": 1, "write": 1, "copy": 2, "triad": 3}  # tensors, as STREAM counts them (McCalpin 1995)
+_MIN_STREAM_BYTES: Final = 2**16  # smallest stream [B]
+_MEMORY_STREAM_RATIO: Final = 4  # size of a stream over that of the last cache, from which it measures memory
+_MAX_STREAM_BYTES: Final = 2**31  # largest stream on a GPU; its start and end are a small part of a launch [B]
+_STREAM_TENSORS: Final = {
+    "read": 1,
+    "write": 1,
+    "copy": 2,
+    "triad": 3,
+}  # tensors, as STREAM counts them (McCalpin 1995)
 _SIDES: Final = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}  # of square matrices
 _LAUNCHES: Final = 1000
 _LINK_BYTES: Final = 2**28
@@ -23,7 +28,7 @@ _LINK_BYTES: Final = 2**28
 
 @frozen(kw_only=True)
 class Ceiling:
-    """One measured ceiling.
+    """Measured ceiling of a device.
 
     what       such as "copy", "matrix bf16", "launch in a graph", "host to device"
     size       bytes of a stream, or rows of a square matrix; 0 if it has no size
@@ -42,10 +47,10 @@ class Ceiling:
         return self.what, self.size
 
 
-def disturbed(found: Collection[Ceiling]) -> dict[tuple[str, int], None]:
+def disturbed(measured_ceilings: Collection[Ceiling]) -> dict[tuple[str, int], None]:
     """Names of ceilings that were disturbed in every measurement, in order."""
-    alone = {one.name for one in found if not one.disturbed}
-    return {one.name: None for one in found if one.name not in alone}
+    undisturbed = {one.name for one in measured_ceilings if not one.disturbed}
+    return {one.name: None for one in measured_ceilings if one.name not in undisturbed}
 
 
 def ceilings(
@@ -55,7 +60,7 @@ def ceilings(
     cache: float,
     dtypes: Sequence[str],
     limit_s: float,
-    known: Collection[tuple[str, int]] = (),
+    known_names: Collection[tuple[str, int]] = (),
 ) -> Iterator[Ceiling]:
     """Measures the ceilings of "cpu" or "cuda", one by one.
 
@@ -64,7 +69,7 @@ def ceilings(
     limit_s  time limit for each ceiling [s]
     known    names of ceilings to leave out
     """
-    timed = _Timed(clock=clock, limit_s=limit_s, known=known)
+    timed = _Timed(clock=clock, limit_s=limit_s, known=known_names)
     yield from _launches(device, timed)
     yield from _streams(device, timed, cache)
     for dtype in dtypes:
@@ -85,69 +90,73 @@ class _Timed:
     limit_s: float
     known: Collection[tuple[str, int]]
 
-    def __call__(self, what: str, size: int, call: Call, *, work: float, unit: str) -> Iterator[Ceiling]:
-        if (what, size) not in self.known:
+    def __call__(self, name: str, size: int, call: Call, *, work: float, unit: str) -> Iterator[Ceiling]:
+        if (name, size) not in self.known:
             call()
-            least = fastest(self.clock.sampler((call,)), self.limit_s)
-            yield Ceiling(what=what, size=size, value=work / least.seconds, unit=unit, disturbed=least.disturbed)
+            shortest = fastest(self.clock.sampler((call,)), self.limit_s)
+            yield Ceiling(what=name, size=size, value=work / shortest.seconds, unit=unit, disturbed=shortest.disturbed)
 
-    def seconds(self, what: str, sample: Callable[[], TimingSample]) -> Iterator[Ceiling]:
-        if (what, 0) not in self.known:
-            least = fastest(sample, self.limit_s)
-            yield Ceiling(what=what, size=0, value=least.seconds, unit="s", disturbed=least.disturbed)
+    def seconds(self, name: str, sample: Callable[[], TimingSample]) -> Iterator[Ceiling]:
+        if (name, 0) not in self.known:
+            shortest = fastest(sample, self.limit_s)
+            yield Ceiling(what=name, size=0, value=shortest.seconds, unit="s", disturbed=shortest.disturbed)
 
 
 def _streams(device: str, timed: _Timed, cache: float) -> Iterator[Ceiling]:
     import torch
 
-    some = torch.randn(_SMALLEST // 4, device=device)
+    random_numbers = torch.randn(_MIN_STREAM_BYTES // 4, device=device)
     for size in sizes(device, cache):
-        numbers = some.repeat(size // _SMALLEST)
-        for what, tensors in _MOVED.items():
+        numbers = random_numbers.repeat(size // _MIN_STREAM_BYTES)
+        for name, tensors in _STREAM_TENSORS.items():
             a, *others = numbers[: numbers.numel() // tensors * tensors].chunk(tensors)
             moved = 4 * tensors * a.numel()
-            yield from timed(what, moved, _stream(what, a, *others), work=moved, unit="B/s")
+            yield from timed(name, moved, _stream(name, a, *others), work=moved, unit="B/s")
 
 
 def sizes(device: str, cache: float) -> list[int]:
     """Sizes of streams, up to the first one that measures memory; on a GPU also _LONGEST. [B]"""
-    found = [_SMALLEST]
-    while found[-1] < _BEYOND * cache:
-        found.append(4 * found[-1])
-    return [*found, _LONGEST] if device == "cuda" and found[-1] < _LONGEST else found
+    stream_sizes = [_MIN_STREAM_BYTES]
+    while stream_sizes[-1] < _MEMORY_STREAM_RATIO * cache:
+        stream_sizes.append(4 * stream_sizes[-1])
+    return (
+        [*stream_sizes, _MAX_STREAM_BYTES]
+        if device == "cuda" and stream_sizes[-1] < _MAX_STREAM_BYTES
+        else stream_sizes
+    )
 
 
-def _stream(what: str, a: Any, *others: Any) -> Call:
+def _stream(name: str, a: Any, *others: Any) -> Call:
     import torch
 
-    if what == "read":
+    if name == "read":
         return a.sum  # type: ignore[no-any-return]
-    if what == "write":
+    if name == "write":
         return partial(a.fill_, 1.5)
-    if what == "copy":
+    if name == "copy":
         (source,) = others
         return copying(source, a)
     b, c = others
     return partial(torch.add, b, c, alpha=3.0, out=a)
 
 
-def copying(source: Any, to: Any) -> Call:
+def copying(source: Any, destination: Any) -> Call:
     """Reads as many bytes as it writes, on a GPU by a kernel: in a graph, copies of 1 and 2 GB by the driver moved 2.8
     TB/s on an H200, a kernel's 4.2.
     """
     import torch
 
-    return partial(torch.neg, source, out=to) if to.is_cuda else partial(to.copy_, source)
+    return partial(torch.neg, source, out=destination) if destination.is_cuda else partial(destination.copy_, source)
 
 
 def _product(device: str, dtype: str, n: int) -> Call | None:
-    """Of square matrices of random numbers; None where torch has none of the type."""
+    """Product of square random matrices; None if torch has none of this type."""
     import torch
 
     x, y = (torch.randn(n, n, device=device) for _ in range(2))
     if dtype in ("bf16", "fp16", "fp32", "tf32"):
-        kept = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
-        a, b = x.to(kept), y.to(kept)
+        float_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
+        a, b = x.to(float_dtype), y.to(float_dtype)
         call: Call = lambda: a @ b  # noqa: E731
         return call if dtype != "tf32" else lambda: _in_tf32(call)
     if device == "cpu":
@@ -174,7 +183,7 @@ def _in_tf32(call: Call) -> Any:
 
 
 def _launches(device: str, timed: _Timed) -> Iterator[Ceiling]:
-    """Of the addition of one number."""
+    """Measures the launch latency of adding one number."""
     import torch
 
     x = torch.zeros(1, device=device)
@@ -210,27 +219,29 @@ def _links(timed: _Timed) -> Iterator[Ceiling]:
     import torch
 
     host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
-    own = torch.empty(_LINK_BYTES, dtype=torch.uint8, device="cuda")
-    ways = {"host to device": (own, host), "device to host": (host, own)}
-    for what, (to, source) in ways.items():
-        call = partial(to.copy_, source, non_blocking=True)
-        yield from timed(what, _LINK_BYTES, call, work=_LINK_BYTES, unit="B/s")
+    on_device = torch.empty(_LINK_BYTES, dtype=torch.uint8, device="cuda")
+    ways = {"host to device": (on_device, host), "device to host": (host, on_device)}
+    for name, (destination, source) in ways.items():
+        call = partial(destination.copy_, source, non_blocking=True)
+        yield from timed(name, _LINK_BYTES, call, work=_LINK_BYTES, unit="B/s")
 
 
 def rates(
-    found: Sequence[Ceiling], rows: Sequence[Mapping[str, Any]] = (), *, kind: str, cache: float
+    measured_ceilings: Sequence[Ceiling], rows: Sequence[Mapping[str, Any]] = (), *, kind: str, cache: float
 ) -> dict[str, float]:
-    """By the keys of a hardware file. [B/s, OP/s]
+    """Measured rates by the keys of a hardware file. [B/s, OP/s]
 
     A CPU has its matrix rates from vector units, as far as torch tells; a GPU's fp32 is one of vector units.
 
     rows  measured kernels: what a product of theirs reached raises the ceiling of its type
     """
     named: dict[str, float] = {}
-    longest = {one.what: max(other.size for other in found if other.what == one.what) for one in found}
-    for one in found:
+    longest = {
+        one.what: max(other.size for other in measured_ceilings if other.what == one.what) for one in measured_ceilings
+    }
+    for one in measured_ceilings:
         key = _key(one, kind, cache)
-        if key and not (one.what in _MOVED and one.size < longest[one.what]):
+        if key and not (one.what in _STREAM_TENSORS and one.size < longest[one.what]):
             named[key] = max(one.value, named.get(key, 0.0))
     for row in rows:
         key = _unit(TYPES[row["dtype"]].arithmetic, kind) if row["family"] == "gemm" else ""
@@ -239,15 +250,15 @@ def rates(
     return named
 
 
-def disturbed_rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> frozenset[str]:
+def disturbed_rates(measured_ceilings: Sequence[Ceiling], *, kind: str, cache: float) -> frozenset[str]:
     """Keys of rates() that rest on a ceiling which other programs disturbed in every measurement: lower limits."""
-    names = disturbed(found)
-    return frozenset(filter(None, (_key(one, kind, cache) for one in found if one.name in names)))
+    names = disturbed(measured_ceilings)
+    return frozenset(filter(None, (_key(one, kind, cache) for one in measured_ceilings if one.name in names)))
 
 
 def _key(one: Ceiling, kind: str, cache: float) -> str:
-    if one.what in _MOVED:
-        return "memory.bandwidth" if one.size >= _BEYOND * cache * 0.99 else ""
+    if one.what in _STREAM_TENSORS:
+        return "memory.bandwidth" if one.size >= _MEMORY_STREAM_RATIO * cache * 0.99 else ""
     if one.what.startswith("matrix "):
         return _unit(one.what.removeprefix("matrix "), kind)
     return "host.bandwidth" if one.what == "host to device" else ""

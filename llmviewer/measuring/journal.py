@@ -24,7 +24,13 @@ SCHEMA: Final = 1
 _FILE: Final = "journal.jsonl"
 _LOCK: Final = "journal.lock"
 PassLaunches = tuple[tuple[str, ...], str]  # (kind of launches, tiling as text; "": the default)
-_SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # properties that all rows of one folder share
+_SHARED_PROPERTIES: Final = (
+    "schema",
+    "gpu",
+    "device",
+    "driver",
+    "versions",
+)  # properties that all rows of one folder share
 
 
 class Journal:
@@ -45,14 +51,14 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(folder)
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-            whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have truncated the last one
-            if len(whole) < len(lines):
-                self.path.write_bytes(b"".join(whole))
-            trying = self._read(whole, header)
+            complete_lines = [line for line in lines if line.endswith(b"\n")]  # a kill may have truncated the last one
+            if len(complete_lines) < len(lines):
+                self.path.write_bytes(b"".join(complete_lines))
+            trying = self._read(complete_lines, header)
         except OSError as error:
             raise InputError(f"{folder}: must be a folder to write to: {error.strerror}") from None
-        if not whole:
-            self._write("header", {key: header[key] for key in _SAME})
+        if not complete_lines:
+            self._write("header", {key: header[key] for key in _SHARED_PROPERTIES})
         if trying:
             self.broke(*trying)
 
@@ -68,7 +74,7 @@ class Journal:
                 ) from None
             trying = None
             if kind == "header":
-                for key in _SAME:
+                for key in _SHARED_PROPERTIES:
                     if entry.get(key) != header[key]:
                         raise InputError(
                             f"{self.path}: holds measurements with {key} {_plain(entry.get(key))}, but this machine "

@@ -18,12 +18,12 @@ from ..errors import InputError
 from ..records import frozen
 from ..units import parse, si
 
-_REASONS: Final = {  # reasons for lowered clocks: NVML API reference, NvmlClocksEventReasons
+_CLOCK_REASONS: Final = {  # reasons for lowered clocks: NVML API reference, NvmlClocksEventReasons
     0x4: "power cap", 0x8: "slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake",
 }  # fmt: skip
-_OFTEN_S: Final = 2.0  # between samples of a CPU's clocks
-_MEASURED: Final = {"title": "measured by llmviewer measure"}
-_DISTURBED: Final = {"title": "measured by llmviewer measure while other programs ran: the true rate is higher"}
+_CPU_SAMPLE_S: Final = 2.0  # between samples of a CPU's clocks
+_MEASURED_SOURCE: Final = {"title": "measured by llmviewer measure"}
+_DISTURBED_SOURCE: Final = {"title": "measured by llmviewer measure while other programs ran: the true rate is higher"}
 
 
 @frozen(kw_only=True)
@@ -67,39 +67,39 @@ def this_machine(kind: str, hardware: str | None = None) -> Machine:
     """
     import torch
 
-    given = load_hardware(hardware) if hardware else None
-    if given and given.kind != kind:
+    device = load_hardware(hardware) if hardware else None
+    if device and device.kind != kind:
         raise InputError(
-            f"--hardware must be of kind {kind}, which is what is measured; {given.name} is of kind {given.kind}; "
+            f"--hardware must be of kind {kind}, which is what is measured; {device.name} is of kind {device.kind}; "
             "leave it out, or give this machine's file"
         )
     drafts = [one for one in documents() if one["kind"] == kind]
     document = drafts[0] if drafts else None
     if kind == "gpu":
-        found = torch.cuda.get_device_properties(0)
-        title, memory, cache = found.name, torch.cuda.mem_get_info()[0], found.L2_cache_size
-        known = given.name if given else gpu_name(title)
-        if known is None and document is None:
+        properties = torch.cuda.get_device_properties(0)
+        title, memory, cache = properties.name, torch.cuda.mem_get_info()[0], properties.L2_cache_size
+        name = device.name if device else gpu_name(title)
+        if name is None and document is None:
             raise InputError(f"no hardware file has the alias {title!r}; give one with --hardware")
         if document is not None:
-            document.setdefault("cores", {"source": "driver", "count": found.multi_processor_count})
+            document.setdefault("cores", {"source": "driver", "count": properties.multi_processor_count})
             document.setdefault("l2", {"source": "driver", "capacity": f"{cache} B"})
     else:
         if document is None:
             raise InputError("the CPU cannot be read from /proc; give its file with --hardware")
-        title, known = document["title"], given.name if given else None
+        title, name = document["title"], device.name if device else None
         memory = _available() or 4 * 2**30
         caches = [document[level]["capacity"] for level in ("l3", "l2") if level in document]
         cache = float(caches[0].split()[0]) if caches else 32 * 2**20
     return Machine(
-        name=known or str(document["name"] if document else title),
-        hardware=hardware or known or "",
+        name=name or str(document["name"] if document else title),
+        hardware=hardware or name or "",
         title=title,
         kind=kind,
         cache=cache,
         memory=memory,
         driver=driver() if kind == "gpu" else "",
-        document=None if known else document,
+        document=None if name else document,
     )
 
 
@@ -124,7 +124,7 @@ class Watch:
     """Watches the state of the CPU or the first GPU during a measurement, from `start` to a call."""
 
     def __init__(self, kind: str) -> None:
-        self._process = _said() if kind == "gpu" else None
+        self._process = _clock_process() if kind == "gpu" else None
         self._seen: list[tuple[float, int]] = []  # (clock, reasons) of a GPU; the first is from before the start
         self._state, self._when = (_cpu_state() if kind == "cpu" else ClockState()), monotonic()
         self._kind = kind
@@ -136,11 +136,11 @@ class Watch:
 
     def __call__(self) -> ClockState:
         if self._kind == "gpu":
-            seen = self._seen[1:] or self._seen
-            lowered = [why for bit, why in _REASONS.items() if any(reasons & bit for _, reasons in seen)]
-            clock = median(clock for clock, _ in seen) if seen else 0.0
+            samples = self._seen[1:] or self._seen
+            lowered = [why for bit, why in _CLOCK_REASONS.items() if any(reasons & bit for _, reasons in samples)]
+            clock = median(clock for clock, _ in samples) if samples else 0.0
             return ClockState(clock_mhz=clock, throttled="; ".join(lowered))
-        if monotonic() - self._when > _OFTEN_S:
+        if monotonic() - self._when > _CPU_SAMPLE_S:
             self._state, self._when = _cpu_state(), monotonic()
         return self._state
 
@@ -156,8 +156,8 @@ class Watch:
             for line in self._process.stdout:
                 clock, _, reasons = line.strip().partition(", ")
                 if clock.isdecimal():
-                    known = re.fullmatch(r"0x[0-9a-fA-F]+", reasons)
-                    self._seen.append((float(clock), int(reasons, 16) if known else 0))
+                    match = re.fullmatch(r"0x[0-9a-fA-F]+", reasons)
+                    self._seen.append((float(clock), int(reasons, 16) if match else 0))
 
 
 def _cpu_state() -> ClockState:
@@ -168,7 +168,7 @@ def _cpu_state() -> ClockState:
     return ClockState(clock_mhz=max(map(float, clocks), default=0.0))
 
 
-def _said() -> subprocess.Popen[str] | None:
+def _clock_process() -> subprocess.Popen[str] | None:
     """A process that prints clock and reasons every 100 ms; None without nvidia-smi."""
     for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the latter before driver 535
         if _smi("clocks.sm", reasons):
@@ -179,27 +179,27 @@ def _said() -> subprocess.Popen[str] | None:
 
 def driver() -> str:
     """The version of the GPU driver; "" without one."""
-    said = _smi("driver_version")
-    return said[0] if said else ""
+    answer = _smi("driver_version")
+    return answer[0] if answer else ""
 
 
 def _smi(*fields: str) -> list[str]:
     """Fields of the first GPU from nvidia-smi; empty if there is none."""
     try:
-        said = subprocess.run(_query(*fields), capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
+        output = subprocess.run(_query(*fields), capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return []
-    return [cell.strip() for cell in said.strip().split(",")]
+    return [cell.strip() for cell in output.strip().split(",")]
 
 
 def _query(*fields: str) -> list[str]:
     return ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def gpu_name(said: str) -> str | None:
+def gpu_name(driver_name: str) -> str | None:
     """Name of the shipped file for a GPU name of the driver; None if there is none."""
-    known = said.lower().replace(" ", "-")
-    for name in (known, known.removeprefix("nvidia-")):
+    file_name = driver_name.lower().replace(" ", "-")
+    for name in (file_name, file_name.removeprefix("nvidia-")):
         try:
             return hardware_file(name).stem
         except InputError:
@@ -219,7 +219,7 @@ def with_rates(
     rates: Mapping[str, float],
     *,
     year: int,
-    least: bool,
+    keep_higher: bool,
     disturbed: Collection[str] = (),
 ) -> dict[str, Any]:
     """A hardware file with measured `rates`, in SI units by keys such as "memory.bandwidth".
@@ -228,19 +228,19 @@ def with_rates(
     disturbed  keys of rates that other programs lowered; each replaces no number that the file has, and names a source
                that says so where the file has none
     """
-    found = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
-    found["sources"] = {**found["sources"], "measured": _MEASURED | {"year": year}}
+    with_sources = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
+    with_sources["sources"] = {**with_sources["sources"], "measured": _MEASURED_SOURCE | {"year": year}}
     for key, rate in rates.items():
         block, name = key.split(".")
         unit = "B/s" if name == "bandwidth" else "OP/s"
         source = "disturbed" if key in disturbed else "measured"
-        section = found.setdefault(block, {"source": source})
-        if name in section and (key in disturbed or (least and _value(section[name]) > rate)):
+        section = with_sources.setdefault(block, {"source": source})
+        if name in section and (key in disturbed or (keep_higher and _value(section[name]) > rate)):
             continue
         section[name] = {"value": f"{si(rate, 4)}{unit}", "source": source}
         if source == "disturbed":
-            found["sources"][source] = _DISTURBED | {"year": year}
-    return found
+            with_sources["sources"][source] = _DISTURBED_SOURCE | {"year": year}
+    return with_sources
 
 
 def _value(fact: Any) -> float:

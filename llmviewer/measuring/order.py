@@ -15,9 +15,9 @@ def spread(points: npt.ArrayLike) -> list[int]:
     logs = np.log2(np.maximum(np.asarray(points, dtype=float), 1))
     logs = (logs - logs.min(axis=0)) / np.maximum(np.ptp(logs, axis=0), 1e-9)
     order = [int(np.argmin(logs.sum(axis=1)))]
-    apart = np.full(len(logs), np.inf)
+    distances = np.full(len(logs), np.inf)
     for _ in range(len(logs) - 1):
-        apart = np.minimum(apart, np.linalg.norm(logs - logs[order[-1]], axis=1))
-        apart[order[-1]] = -1
-        order.append(int(np.argmax(apart)))
+        distances = np.minimum(distances, np.linalg.norm(logs - logs[order[-1]], axis=1))
+        distances[order[-1]] = -1
+        order.append(int(np.argmax(distances)))
     return order

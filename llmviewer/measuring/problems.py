@@ -46,7 +46,7 @@ ELEMENTWISE: Final = {
 
 @frozen(kw_only=True)
 class Problem:
-    """One launch to measure: kernel, shape and types.
+    """A launch to measure: kernel, shape and data types.
 
     op        elementwise: the function; attention: "gqa" or a kind of latent attention
     kv_dtype  data type of the cache
@@ -71,15 +71,15 @@ class Problem:
 
     @property
     def row(self) -> dict[str, object]:
-        """Its columns in a table of measurements."""
-        found: dict[str, object] = {"family": self.family, "dtype": self.dtype, **dict(self.sizes)}
+        """Columns of the launch in a table of measurements."""
+        columns: dict[str, object] = {"family": self.family, "dtype": self.dtype, **dict(self.sizes)}
         if self.family == "elementwise":
-            found |= {"op": ELEMENTWISE.get(self.op, (self.op, 0))[0], "bytes": self.nbytes}
+            columns |= {"op": ELEMENTWISE.get(self.op, (self.op, 0))[0], "bytes": self.nbytes}
         if self.family.startswith("attention"):
-            found |= {"attn": self.op, "kv_dtype": self.kv_dtype}
+            columns |= {"attn": self.op, "kv_dtype": self.kv_dtype}
         if self.family == "moe":
-            found["reached"] = round(self._reached, 1)
-        return found
+            columns["reached"] = round(self._reached, 1)
+        return columns
 
     @property
     def _reached(self) -> float:
@@ -90,21 +90,21 @@ class Problem:
     @property
     def nbytes(self) -> int:
         """Bytes read and written."""
-        return self._nbytes(whole=False)
+        return self._nbytes(all_experts=False)
 
     @property
     def kept(self) -> int:
         """Bytes of its tensors, with parts not accessed: keys before a window, experts without tokens."""
-        return self._nbytes(whole=True)
+        return self._nbytes(all_experts=True)
 
-    def _nbytes(self, *, whole: bool) -> int:
+    def _nbytes(self, *, all_experts: bool) -> int:
         if self.family == "gemm":
             kind = kernel_type(self.dtype)
             m, n, k = self["M"], self["N"], self["K"]
             return int(n * k * kind.weight + m * k * kind.activation + 2 * m * n)
         if self.family == "moe":
             hidden, inter, tokens, experts = self["hidden"], self["inter"], self["tokens"], self["experts"]
-            reached = experts if whole else self._reached
+            reached = experts if all_experts else self._reached
             return int(3 * reached * hidden * inter * kernel_type(self.dtype).weight + 4 * tokens * hidden)
         if self.moved:
             return self.moved
@@ -112,18 +112,18 @@ class Problem:
             width = 4 if self.dtype == "fp32" else 2
             return int(self["rows"] * self["cols"] * ELEMENTWISE[self.op][1] * width)
         heads, dims = self["q_heads"], self["head_dim"] + self["v_head_dim"]
-        kept = self["head_dim"] if self.op == "mla_absorb" else dims
+        allocated = self["head_dim"] if self.op == "mla_absorb" else dims
         queries = self["batch"] * dict(self.sizes).get("q_len", 1) * heads * dims * 2
-        seen = self["kv_len"]
-        if self.family == "attention_decode" and not whole:
-            seen = min(seen, self["window"] or seen)
-        return int(queries + self["batch"] * seen * self["kv_heads"] * kept * cache_bytes(self.kv_dtype))
+        read_keys = self["kv_len"]
+        if self.family == "attention_decode" and not all_experts:
+            read_keys = min(read_keys, self["window"] or read_keys)
+        return int(queries + self["batch"] * read_keys * self["kv_heads"] * allocated * cache_bytes(self.kv_dtype))
 
     def bound(self, device: Device) -> float:
         """The lower bound on a device with an empty cache. [s]"""
         family = FAMILIES[self.family]
-        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional, **self.row, "bytes": self.nbytes}
-        shapes = {name: np.array([float(value)]) for name, value in wanted.items() if isinstance(value, int | float)}
+        columns = {**dict.fromkeys(family.columns, 0.0), **family.optional, **self.row, "bytes": self.nbytes}
+        shapes = {name: np.array([float(value)]) for name, value in columns.items() if isinstance(value, int | float)}
         implementation = Implementation(library="", dtype=self.dtype, kv_dtype=self.kv_dtype)
         return float(family.bound(shapes, device, implementation)[0])
 
@@ -134,8 +134,8 @@ def problems(models: Sequence[str], dtypes: Iterable[str]) -> list[Problem]:
     Raises InputError if a model is unknown.
     """
     blocks = [block.operators for name in models for block in _blocks(name)]
-    found = (one for dtype in dtypes for operators in blocks for one in _of_block(operators, dtype))
-    return list(dict.fromkeys(found))
+    candidates = (one for dtype in dtypes for operators in blocks for one in _of_block(operators, dtype))
+    return list(dict.fromkeys(candidates))
 
 
 def _blocks(name: str) -> list[Block]:
@@ -151,7 +151,7 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
     for op in operators:
         if isinstance(op, Linear) and len(op.weight.shape) == 2:
             n, k = op.weight.shape
-            yield from _asked("gemm", "gemm", dtype, [{"M": m, "N": n, "K": k} for m in _TOKENS])
+            yield from _problems_of("gemm", "gemm", dtype, [{"M": m, "N": n, "K": k} for m in _TOKENS])
         if kernel_type(dtype).weight < 2:
             continue  # operators without weights are in 16- or 32-bit floats
         if isinstance(op, LMHead):
@@ -167,13 +167,15 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
             yield from _elementwise("quantize", dtype, cols=op.outputs[0].width)
         elif isinstance(op, Rope):
             heads = {"heads": op.heads.num_heads, "kv_heads": op.heads.num_kv_heads, "dim": op.heads.head_dim}
-            whole = op.rotary_dim == op.heads.head_dim
-            yield from _elementwise("rope", dtype, cols=sum(t.width for t in op.outputs), **heads) if whole else ()
+            is_full_rotation = op.rotary_dim == op.heads.head_dim
+            yield from (
+                _elementwise("rope", dtype, cols=sum(t.width for t in op.outputs), **heads) if is_full_rotation else ()
+            )
         elif type(op) in (Add, Activation):
             yield from _elementwise(op.kind, dtype, cols=op.outputs[0].width)
 
 
-def _asked(
+def _problems_of(
     family: str, op: str, dtype: str, sizes: Iterable[Mapping[str, int]], kv_dtype: str = ""
 ) -> Iterator[Problem]:
     for one in sizes:
@@ -181,7 +183,7 @@ def _asked(
 
 
 def _elementwise(op: str, dtype: str, **columns: int) -> Iterator[Problem]:
-    yield from _asked("elementwise", op, dtype, [{"rows": rows} | columns for rows in _TOKENS])
+    yield from _problems_of("elementwise", op, dtype, [{"rows": rows} | columns for rows in _TOKENS])
 
 
 def _attention(heads: Heads, dtype: str) -> Iterator[Problem]:
@@ -197,16 +199,16 @@ def _attention(heads: Heads, dtype: str) -> Iterator[Problem]:
         op = "mla_unabsorbed" if latent else "gqa"
         lengths = [(b, length) for b, length in product(_BATCHES, _PROMPTS) if b * length <= _MOST_TOKENS]
         sizes = [{"batch": b, "q_len": length, "kv_len": length} | columns for b, length in lengths]
-        yield from _asked("attention_prefill", op, dtype, sizes, kv_dtype=dtype)
+        yield from _problems_of("attention_prefill", op, dtype, sizes, kv_dtype=dtype)
     if absorbed or not latent:
         op = "mla_absorb" if latent else "gqa"
         lengths = [(b, length) for b, length in product(_BATCHES, _PASTS) if b * length <= _MOST_CACHED]
         sizes = [{"batch": b, "kv_len": length} | columns for b, length in lengths]
         for kv_dtype in (dtype, "fp8"):
-            yield from _asked("attention_decode", op, dtype, sizes, kv_dtype=kv_dtype)
+            yield from _problems_of("attention_decode", op, dtype, sizes, kv_dtype=kv_dtype)
 
 
 def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iterator[Problem]:
     count, inter, hidden = shapes[0]
     columns = {"hidden": hidden, "inter": inter, "topk": chosen, "experts": count, "gated": int(len(shapes) > 2)}
-    yield from _asked("moe", "moe", dtype, [{"tokens": tokens} | columns for tokens in _TOKENS])
+    yield from _problems_of("moe", "moe", dtype, [{"tokens": tokens} | columns for tokens in _TOKENS])

@@ -39,16 +39,16 @@ _ROW_PART: Final = 1 / 800  # for each row
 _TUNED_PART: Final = 1 / 60  # after which no further tiling is tried for a row
 _BRIEF_PART: Final = 1 / 8000  # for each tiling tried
 _LONGEST_PART: Final = 1 / 50  # of a launch with all its repetitions; longer ones are left out
-_PASSES: Final = {"cpu": 3, "gpu": 1}  # over the ceilings: other programs may disturb one on a CPU
+_CEILING_PASSES: Final = {"cpu": 3, "gpu": 1}  # over the ceilings: other programs may disturb one on a CPU
 _TUNING_PART: Final = 0.5  # of the time so far, that tuning may have taken
-_FASTER: Final = 0.99  # of the default tiling's time, that another must beat to exceed noise
+_MAX_TUNED_RATIO: Final = 0.99  # of the default tiling's time, that another must beat to exceed noise
 _CALLS: Final = 6  # approximate minimum number of calls of a launch
 _TOO_LONG: Final = "it takes too long for the time limit"
 _MEMORY_PART: Final = 0.2  # of free memory, for the tensors of one launch; tuning holds those of four
-_REASON: Final = 200  # most characters of an error in a reason
-_FAILURES: Final = 20  # in a row, after which a session ends
-_NO_ROOM: Final = "it needs more memory than is free"
-_BROKE: Final = "made the device unusable in an earlier run"
+_MAX_REASON: Final = 200  # most characters of an error in a reason
+_MAX_FAILURES: Final = 20  # in a row, after which a session ends
+_OUT_OF_MEMORY: Final = "it needs more memory than is free"
+_BROKE_DEVICE: Final = "made the device unusable in an earlier run"
 
 
 def backends(name: str) -> tuple[str, tuple[Backend, ...]]:
@@ -78,7 +78,7 @@ def backends(name: str) -> tuple[str, tuple[Backend, ...]]:
         return "gpu", (TorchBackend("cuda"),)
 
 
-def ask(
+def select_problems(
     backends: Sequence[Backend],
     models: Sequence[str],
     families: Sequence[str],
@@ -92,9 +92,9 @@ def ask(
 
     Raises InputError if a model is unknown or there is no kernel.
     """
-    own = [one for backend in backends for one in backend.own() if one.dtype in dtypes]
-    found = [one for one in (*problems(models, dtypes), *own) if one.family in families]
-    able = [one for one in found if any(backend.kernels(one) for backend in backends)]
+    backend_problems = [one for backend in backends for one in backend.own() if one.dtype in dtypes]
+    candidates = [one for one in (*problems(models, dtypes), *backend_problems) if one.family in families]
+    able = [one for one in candidates if any(backend.kernels(one) for backend in backends)]
     missing = [dtype for dtype in dtypes if dtype not in {one.dtype for one in able}]
     if missing and (every or not able):
         raise InputError(
@@ -106,7 +106,7 @@ def ask(
 
 @frozen(kw_only=True)
 class KernelProblem:
-    """One kernel for one problem."""
+    """Kernel of a backend for a problem."""
 
     backend: Backend
     kernel: str
@@ -130,9 +130,9 @@ class _Kind:
     bounds   lower bound of each at the measured ceilings [s]; empty before `bound_by`
     """
 
-    def __init__(self, asked: Sequence[KernelProblem]) -> None:
-        self._asked = asked
-        self.waiting = {str(one): one for one in asked}
+    def __init__(self, kernel_problems: Sequence[KernelProblem]) -> None:
+        self._asked = kernel_problems
+        self.waiting = {str(one): one for one in kernel_problems}
         self.bounds: dict[str, float] = {}
         self._largest = self._ratio = 0.0
 
@@ -207,18 +207,20 @@ class Session:
         except Exception as error:
             if not breaks(error):
                 raise
-            known = self.journal.ceilings
-            self._give_up(error, f"the ceiling {known[-1].what}" if known else "the start, before any ceiling")
+            measured = self.journal.ceilings
+            self._give_up(error, f"the ceiling {measured[-1].what}" if measured else "the start, before any ceiling")
 
     def _measure_ceilings(self, progress: Callable[[str], None]) -> None:
         machine = self.machine
         dtypes, limit_s = _MATRICES[machine.kind], self.seconds * _CEILING_PART
-        clock, held = self.backends[-1].clock, self.journal.ceilings
-        known = {one.name for one in held} - disturbed(held).keys()  # from earlier runs
-        for number in range(_PASSES[machine.kind]):
+        clock, measured = self.backends[-1].clock, self.journal.ceilings
+        known_names = {one.name for one in measured} - disturbed(measured).keys()  # from earlier runs
+        for number in range(_CEILING_PASSES[machine.kind]):
             if number and self.elapsed > _CEILINGS_PART * self.seconds:
                 break
-            for one in ceilings(machine.torch, clock, cache=machine.cache, dtypes=dtypes, limit_s=limit_s, known=known):
+            for one in ceilings(
+                machine.torch, clock, cache=machine.cache, dtypes=dtypes, limit_s=limit_s, known_names=known_names
+            ):
                 self.journal.ceiling(one)
                 progress(one.what)
         self.journal.ceilings_complete()
@@ -242,11 +244,13 @@ class Session:
         machine, year = self.machine, datetime.now(tz=UTC).year
         low = disturbed_rates(self.journal.ceilings, kind=machine.kind, cache=machine.cache)
         if machine.document is not None:
-            document = with_rates(machine.document, self.rates, year=year, least=machine.kind == "cpu", disturbed=low)
+            document = with_rates(
+                machine.document, self.rates, year=year, keep_higher=machine.kind == "cpu", disturbed=low
+            )
             document |= {"aliases": [machine.name.partition("-")[2] or machine.name]}  # tables drop the maker
         else:
             text = hardware_file(machine.hardware).read_text(encoding="utf-8")
-            document = with_rates(yaml.safe_load(text), self.rates, year=year, least=False, disturbed=low)
+            document = with_rates(yaml.safe_load(text), self.rates, year=year, keep_higher=False, disturbed=low)
             document |= {"name": f"{document['name']}-measured", "aliases": []}
         folder = self.journal.folder / "hardware"
         folder.mkdir(exist_ok=True)
@@ -262,54 +266,56 @@ class Session:
             for row in self.journal.rows:
                 kind.learn(row)
 
-    def measure_kernels(self, found: Sequence[Problem], progress: Callable[[str], None]) -> None:
+    def measure_kernels(self, problems: Sequence[Problem], progress: Callable[[str], None]) -> None:
         """Measure launches, one kind after another in turn, until the time limit or until all are measured."""
         watch = Watch(self.machine.kind)
         try:
-            self._measure_kernels(found, watch, progress)
+            self._measure_kernels(problems, watch, progress)
         finally:
             watch.close()
 
-    def _measure_kernels(self, found: Sequence[Problem], watch: Watch, progress: Callable[[str], None]) -> None:
-        self.kinds = self._kinds(found)
+    def _measure_kernels(self, problems: Sequence[Problem], watch: Watch, progress: Callable[[str], None]) -> None:
+        self.kinds = self._kinds(problems)
         self.judge()
         turn = deque(self.kinds)
         wrong: dict[tuple[str, ...], str] = {}
         failures = 0
-        while turn and self.elapsed < self.seconds and failures < _FAILURES:
+        while turn and self.elapsed < self.seconds and failures < _MAX_FAILURES:
             kind = turn.popleft()
-            asked = kind.take(_LONGEST_PART * self.seconds)
-            if asked is None:
+            launch = kind.take(_LONGEST_PART * self.seconds)
+            if launch is None:
                 self.left_out.update({_TOO_LONG: len(kind.waiting)} if kind.waiting else {})
                 continue
             turn.append(kind)
-            progress(str(asked))
+            progress(str(launch))
             self.trying = ""
             try:
-                _check(asked, wrong)
-                row = self._row(asked, kind.bounds[str(asked)], watch)
+                _check(launch, wrong)
+                row = self._row(launch, kind.bounds[str(launch)], watch)
             except BusyError:
-                kind.waiting[str(asked)] = asked  # tried again later, if there is time
+                kind.waiting[str(launch)] = launch  # tried again later, if there is time
                 self.put_off += 1
                 continue
             except Exception as error:  # noqa: BLE001 - launches may raise anything
                 failures += 1
-                self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
+                self.left_out[
+                    " ".join(f"{launch.backend.framework} {launch.kernel}: {error}".split())[:_MAX_REASON]
+                ] += 1
                 if breaks(error):
-                    self._give_up(error, f"{asked} {self.trying}".rstrip())
-                    self.journal.broke(asked.kind, self.trying)
+                    self._give_up(error, f"{launch} {self.trying}".rstrip())
+                    self.journal.broke(launch.kind, self.trying)
                     break
                 continue
             failures = 0
             self.journal.row(row)
             kind.learn(row)
 
-    def _kinds(self, found: Sequence[Problem]) -> list[_Kind]:
+    def _kinds(self, problems: Sequence[Problem]) -> list[_Kind]:
         """Launches not yet measured, by kernel and data type."""
         alike: dict[tuple[object, ...], list[Problem]] = defaultdict(list)
-        for problem in found:
+        for problem in problems:
             if problem.kept > _MEMORY_PART * self.machine.memory:
-                self.left_out[_NO_ROOM] += 1
+                self.left_out[_OUT_OF_MEMORY] += 1
             else:
                 alike[problem.kind].append(problem)
         kinds = []
@@ -320,65 +326,65 @@ class Session:
             for backend in self.backends:
                 able = [(problem, backend.kernels(problem)) for problem in order]
                 for name in sorted({name for _, names in able for name in names}):
-                    asked = [
+                    launches = [
                         KernelProblem(backend=backend, kernel=name, problem=problem)
                         for problem, names in able
                         if name in names
                     ]
-                    if (asked[0].kind, "") in self.journal.broken:
-                        self.left_out[f"{' '.join(asked[0].kind[:2])} {_BROKE}"] += len(asked)
+                    if (launches[0].kind, "") in self.journal.broken:
+                        self.left_out[f"{' '.join(launches[0].kind[:2])} {_BROKE_DEVICE}"] += len(launches)
                     else:
-                        kinds.append(_Kind(asked))
+                        kinds.append(_Kind(launches))
         return kinds
 
-    def _row(self, asked: KernelProblem, bound: float, watch: Watch) -> dict[str, Any]:
-        problem, backend, machine = asked.problem, asked.backend, self.machine
-        room = backend.room(problem, asked.kernel, _MEMORY_PART * machine.memory)
-        if not room:
-            raise LaunchError(_NO_ROOM)
-        sets = Sets.of(problem.nbytes, machine.cache, room)
-        calls = backend.calls(problem, asked.kernel, sets.count)
+    def _row(self, launch: KernelProblem, bound: float, watch: Watch) -> dict[str, Any]:
+        problem, backend, machine = launch.problem, launch.backend, self.machine
+        max_sets = backend.room(problem, launch.kernel, _MEMORY_PART * machine.memory)
+        if not max_sets:
+            raise LaunchError(_OUT_OF_MEMORY)
+        sets = Sets.of(problem.nbytes, machine.cache, max_sets)
+        calls = backend.calls(problem, launch.kernel, sets.count)
         if not backend.finite(calls[0]()):
             raise LaunchError("its result is not finite")
         tiling, tried = None, 1
         if self.tune and self.tuning <= _TUNING_PART * self.elapsed:
             start = monotonic()
-            calls, tiling, tried = self._fastest(asked, sets, calls)
+            calls, tiling, tried = self._fastest(launch, sets, calls)
             self.trying = "" if tiling is None else words(tiling)
             self.tuning += monotonic() - start
         watch.start()
         times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
         state = watch()
-        return _columns(asked, machine, times, sets) | {
+        return _columns(launch, machine, times, sets) | {
             "tiling": self.trying, "tried": tried, "ceiling_us": bound * 1e6,
             "clock_mhz": state.clock_mhz, "throttled": state.throttled,
         }  # fmt: skip
 
-    def _fastest(self, asked: KernelProblem, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
+    def _fastest(self, launch: KernelProblem, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
         """(calls of the fastest tiling, that tiling, number of tilings tried).
 
         calls  those of the default tiling, for which the returned tiling is None
         """
-        backend = asked.backend
-        others = backend.tilings(asked.problem, asked.kernel)
+        backend = launch.backend
+        others = backend.tilings(launch.problem, launch.kernel)
         end = monotonic() + _TUNED_PART * self.seconds
-        best, tiling, tried = self._brief(backend, calls) * _FASTER if others else 0.0, None, 1
+        best, tiling, tried = self._brief(backend, calls) * _MAX_TUNED_RATIO if others else 0.0, None, 1
         for other in others:
             if monotonic() > end:
                 break
             self.trying = words(other)
-            if (asked.kind, self.trying) in self.journal.broken:
-                self.unfit[f"{asked.kernel} {self.trying}: {_BROKE}"] += 1
+            if (launch.kind, self.trying) in self.journal.broken:
+                self.unfit[f"{launch.kernel} {self.trying}: {_BROKE_DEVICE}"] += 1
                 continue
             try:
-                with self.journal.trying(asked.kind, self.trying):
-                    launches = backend.calls(asked.problem, asked.kernel, sets.count, other)
+                with self.journal.trying(launch.kind, self.trying):
+                    launches = backend.calls(launch.problem, launch.kernel, sets.count, other)
                     time = self._brief(backend, launches)
             except Exception as error:
                 if breaks(error):
                     raise
                 reason = str(error).strip().partition("\n")[0]
-                self.unfit[f"{asked.kernel} {self.trying}: {reason}"[:_REASON]] += 1
+                self.unfit[f"{launch.kernel} {self.trying}: {reason}"[:_MAX_REASON]] += 1
                 continue
             tried += 1
             if time < best:
@@ -389,21 +395,21 @@ class Session:
         return settled(backend.clock.sampler(calls), _BRIEF_PART * self.seconds).median
 
 
-def _check(asked: KernelProblem, wrong: dict[tuple[str, ...], str]) -> None:
+def _check(launch: KernelProblem, wrong: dict[tuple[str, ...], str]) -> None:
     """Checks results once per kernel and data type. `wrong` caches errors, "" if there is none.
 
     Raises LaunchError if they are wrong.
     """
-    if asked.kind not in wrong:
-        wrong[asked.kind] = ""
+    if launch.kind not in wrong:
+        wrong[launch.kind] = ""
         try:
-            asked.backend.check(asked.problem, asked.kernel)
+            launch.backend.check(launch.problem, launch.kernel)
         except Exception as error:
             if breaks(error):
                 raise
-            wrong[asked.kind] = str(error) or type(error).__name__
-    if wrong[asked.kind]:
-        raise LaunchError(wrong[asked.kind])
+            wrong[launch.kind] = str(error) or type(error).__name__
+    if wrong[launch.kind]:
+        raise LaunchError(wrong[launch.kind])
 
 
 def header(machine: Machine, backends: Sequence[Backend]) -> dict[str, Any]:
@@ -419,16 +425,16 @@ def words(tiling: Any) -> str:
     return " ".join(f"{one.name}={getattr(tiling, one.name)}" for one in fields(tiling))
 
 
-def _columns(asked: KernelProblem, machine: Machine, times: LaunchTimes, sets: Sets) -> dict[str, Any]:
+def _columns(launch: KernelProblem, machine: Machine, times: LaunchTimes, sets: Sets) -> dict[str, Any]:
     return {
         "source": "llmviewer measure",
         "gpu": machine.name,
-        "framework": asked.backend.framework,
-        "version": asked.backend.version,
-        "kernel": asked.kernel,
-        **asked.problem.row,
-        "case": str(asked),
-        "moved_bytes": asked.problem.nbytes,
+        "framework": launch.backend.framework,
+        "version": launch.backend.version,
+        "kernel": launch.kernel,
+        **launch.problem.row,
+        "case": str(launch),
+        "moved_bytes": launch.problem.nbytes,
         "time_us": times.median * 1e6,
         "p20_us": times.p20 * 1e6,
         "p80_us": times.p80 * 1e6,
@@ -441,6 +447,6 @@ def _columns(asked: KernelProblem, machine: Machine, times: LaunchTimes, sets: S
         "schema": SCHEMA,
         "device": machine.title,
         "driver": machine.driver,
-        **asked.backend.versions,
+        **launch.backend.versions,
         "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
     }

@@ -13,38 +13,40 @@ from ..units import counted, seconds, si, significant
 from .ceilings import Ceiling, disturbed
 
 _Row = Mapping[str, Any]
-_VENDOR: Final = ("pytorch", "pytorch-cpu")
+_VENDOR_FRAMEWORKS: Final = ("pytorch", "pytorch-cpu")
 _STREAMS: Final = ("read", "write", "copy", "triad")
-_LARGE: Final = 4096  # least N and K of a compute-bound GEMM, and
-_MANY: Final = 2048  # its least M
-_LONG: Final = 1024  # least tokens of a long prompt
-_FEW: Final = 16  # most rows of a skinny GEMM
+_MIN_GEMM_WIDTH: Final = 4096  # least N and K of a compute-bound GEMM, and
+_MIN_GEMM_ROWS: Final = 2048  # its least M
+_MIN_PROMPT: Final = 1024  # least tokens of a long prompt
+_MAX_SKINNY_ROWS: Final = 16  # most rows of a skinny GEMM
 
 
-def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rates: Mapping[str, float]) -> str:
+def ceilings_text(
+    measured_ceilings: Sequence[Ceiling], datasheet: Mapping[str, float], rates: Mapping[str, float]
+) -> str:
     """A table of bandwidths by size, and one line for each other ceiling.
 
     datasheet  rates in the device's file, by key; empty if it has none
     rates      measured rates, by key
     """
     streams: dict[int, dict[str, float]] = defaultdict(dict)
-    for one in found:
+    for one in measured_ceilings:
         if one.what in _STREAMS:
-            at = streams[_about(one.size)]
-            at[one.what] = max(one.value, at.get(one.what, 0.0))
-    spoilt = {(what, _about(size)) for what, size in disturbed(found)}
-    lines = [f"{'bandwidth [GB/s]':<18}" + "".join(f"{what:>9} " for what in _STREAMS).rstrip()]
+            by_name = streams[_about(one.size)]
+            by_name[one.what] = max(one.value, by_name.get(one.what, 0.0))
+    spoilt = {(name, _about(size)) for name, size in disturbed(measured_ceilings)}
+    lines = [f"{'bandwidth [GB/s]':<18}" + "".join(f"{name:>9} " for name in _STREAMS).rstrip()]
     for size, values in sorted(streams.items()):
-        shown = ((significant(values[w] / 1e9) if w in values else "-", _mark((w, size) in spoilt)) for w in _STREAMS)
-        lines.append(f"  over {_binary(size):<11}" + "".join(f"{text:>9}{mark}" for text, mark in shown).rstrip())
-    others = [one for one in found if one.what not in _STREAMS]
+        cells = ((significant(values[w] / 1e9) if w in values else "-", _mark((w, size) in spoilt)) for w in _STREAMS)
+        lines.append(f"  over {_binary(size):<11}" + "".join(f"{text:>9}{mark}" for text, mark in cells).rstrip())
+    others = [one for one in measured_ceilings if one.what not in _STREAMS]
     best: dict[str, Ceiling] = {}
     for one in others:
         if one.what not in best or (one.value > best[one.what].value) == (one.unit != "s"):
             best[one.what] = one
     for one in best.values():
         value = seconds(one.value) if one.unit == "s" else f"{si(one.value)}{one.unit}"
-        mark = _mark(any(what == one.what for what, _ in spoilt))  # a disturbed size may be the best one
+        mark = _mark(any(name == one.what for name, _ in spoilt))  # a disturbed size may be the best one
         lines.append(f"{one.what:<18}{value:>18}{mark}".rstrip())
     for key, rate in rates.items():
         if key in datasheet:
@@ -62,19 +64,19 @@ def kernels_text(rows: Iterable[_Row]) -> str:
     relative to the vendor's library.
     """
     every = list(rows)
-    vendor = _fastest(every, lambda row: row["framework"] in _VENDOR)
+    vendor = _fastest(every, lambda row: row["framework"] in _VENDOR_FRAMEWORKS)
     kinds: dict[tuple[str, ...], list[_Row]] = defaultdict(list)
     for row in every:
         kinds[_kind(row)].append(row)
     head = f"{'kernel':<46}{'rows':>5}{'of ceiling':>12}{'best':>6}{'of vendor':>11}"
     lines = [head]
-    for (framework, *names), own in sorted(kinds.items()):
-        shares = [row["ceiling_us"] / row["time_us"] for row in own if not row["loop"]]
-        beside = [vendor[_same(row)] / row["time_us"] for row in own if _same(row) in vendor]
+    for (framework, *names), rows_of_kind in sorted(kinds.items()):
+        shares = [row["ceiling_us"] / row["time_us"] for row in rows_of_kind if not row["loop"]]
+        vendor_ratios = [vendor[_same(row)] / row["time_us"] for row in rows_of_kind if _same(row) in vendor]
         middle, best = (f"{np.median(shares):.0%}", f"{max(shares):.0%}") if shares else ("-", "-")
-        ratio = f"{np.median(beside):.0%}" if beside and framework not in _VENDOR else "-"
+        ratio = f"{np.median(vendor_ratios):.0%}" if vendor_ratios and framework not in _VENDOR_FRAMEWORKS else "-"
         name = " ".join(dict.fromkeys(filter(None, (framework, *names))))  # an operation may have its kernel's name
-        lines.append(f"{name:<46}{len(own):>5}{middle:>12}{best:>6}{ratio:>11}")
+        lines.append(f"{name:<46}{len(rows_of_kind):>5}{middle:>12}{best:>6}{ratio:>11}")
     return "\n".join(lines) + "\n"
 
 
@@ -92,23 +94,23 @@ class Goal:
     least: float
 
 
-_GEMM: Final = Goal(what=f"bf16 GEMM, M >= {_MANY}, N, K >= {_LARGE}", of="cuBLAS", least=0.9)
-_FLASH: Final = Goal(what=f"FlashAttention, prompts >= {_LONG}", of="the best SDPA", least=0.75)
+_GEMM: Final = Goal(what=f"bf16 GEMM, M >= {_MIN_GEMM_ROWS}, N, K >= {_MIN_GEMM_WIDTH}", of="cuBLAS", least=0.9)
+_FLASH: Final = Goal(what=f"FlashAttention, prompts >= {_MIN_PROMPT}", of="the best SDPA", least=0.75)
 _DECODE: Final = Goal(what="decode attention beyond L2", of="copy bandwidth", least=0.85)
-_SKINNY: Final = Goal(what=f"bf16 GEMM, M <= {_FEW}, beyond L2", of="copy bandwidth", least=0.85)
+_SKINNY: Final = Goal(what=f"bf16 GEMM, M <= {_MAX_SKINNY_ROWS}, beyond L2", of="copy bandwidth", least=0.85)
 _W4A16: Final = Goal(what="W4A16 GEMV, bf16 weights beyond L2", of="the bf16 GEMV", least=3.0)
 
 
-def goals(rows: Iterable[_Row], found: Sequence[Ceiling], cache: float) -> dict[Goal, list[float]]:
+def goals(rows: Iterable[_Row], measured_ceilings: Sequence[Ceiling], cache: float) -> dict[Goal, list[float]]:
     """The ratios of the rows of each goal; empty without rows or without a reference.
 
     found  ceilings; the copy of most bytes is the copy bandwidth of memory
     cache  size of L2 [B]
     """
     every = list(rows)
-    vendor = _fastest(every, lambda row: row["framework"] in _VENDOR)
+    vendor = _fastest(every, lambda row: row["framework"] in _VENDOR_FRAMEWORKS)
     plain = _fastest(every, lambda row: _ours(row, "gemm", "bf16") and row["M"] == 1)
-    copies = [one for one in found if one.what == "copy"]
+    copies = [one for one in measured_ceilings if one.what == "copy"]
     longest = max((one.size for one in copies), default=0)
     copy = max((one.value for one in copies if one.size == longest), default=np.nan)
     reached: dict[Goal, list[float]] = {goal: [] for goal in (_GEMM, _FLASH, _DECODE, _SKINNY, _W4A16)}
@@ -116,14 +118,14 @@ def goals(rows: Iterable[_Row], found: Sequence[Ceiling], cache: float) -> dict[
         same, moved = _same(row), row.get("moved_bytes", 0)
         beyond, rate = moved > cache and not row["loop"], moved / (row["time_us"] * 1e-6)
         if _ours(row, "gemm", "bf16"):
-            if min(row["N"], row["K"]) >= _LARGE and row["M"] >= _MANY and same in vendor:
+            if min(row["N"], row["K"]) >= _MIN_GEMM_WIDTH and row["M"] >= _MIN_GEMM_ROWS and same in vendor:
                 reached[_GEMM].append(vendor[same] / row["time_us"])
-            if row["M"] <= _FEW and beyond:
+            if row["M"] <= _MAX_SKINNY_ROWS and beyond:
                 reached[_SKINNY].append(rate / copy)
         elif _ours(row, "gemm", "int4_wo") and row["M"] == 1 and 2 * row["N"] * row["K"] > cache:
             other = plain.get(tuple(word.replace("int4_wo", "bf16") for word in same))
             reached[_W4A16].extend([other / row["time_us"]] if other else ())
-        elif _ours(row, "attention_prefill", "bf16") and row["q_len"] >= _LONG and same in vendor:
+        elif _ours(row, "attention_prefill", "bf16") and row["q_len"] >= _MIN_PROMPT and same in vendor:
             reached[_FLASH].append(vendor[same] / row["time_us"])
         elif _ours(row, "attention_decode", "bf16") and beyond:
             reached[_DECODE].append(rate / copy)
@@ -160,12 +162,12 @@ def _ours(row: _Row, family: str, dtype: str) -> bool:
     return (row["framework"], row["family"], row["dtype"]) == ("triton", family, dtype)
 
 
-def _fastest(rows: Iterable[_Row], wanted: Callable[[_Row], bool]) -> dict[tuple[Any, ...], float]:
+def _fastest(rows: Iterable[_Row], is_included: Callable[[_Row], bool]) -> dict[tuple[Any, ...], float]:
     """The shortest time of each launch over all `wanted` rows. [us]"""
-    found: dict[tuple[Any, ...], float] = {}
-    for row in filter(wanted, rows):
-        found[_same(row)] = min(row["time_us"], found.get(_same(row), np.inf))
-    return found
+    best_us: dict[tuple[Any, ...], float] = {}
+    for row in filter(is_included, rows):
+        best_us[_same(row)] = min(row["time_us"], best_us.get(_same(row), np.inf))
+    return best_us
 
 
 def _kind(row: _Row) -> tuple[str, ...]:

@@ -13,15 +13,15 @@ import numpy as np
 from ..records import frozen
 
 Call = Callable[[], Any]
-_LEAST, _LEAST_LONG = 5, 3  # least repetitions; those of launches longer than the time limit
-_MOST: Final = 1024  # most repetitions
-_KNOWN: Final = 0.01  # half the confidence interval over the median, at which repetitions stop
+_MIN_REPEATS, _MIN_LONG_REPEATS = 5, 3  # least repetitions; those of launches longer than the time limit
+_MAX_REPEATS: Final = 1024  # most repetitions
+_MEDIAN_TOLERANCE: Final = 0.01  # half the confidence interval over the median, at which repetitions stop
 _LONG_S: Final = 1e-3  # launches from this time on are timed without a graph, as gaps between them do not matter
 _SLICE_S: Final = 0.01  # assumed time slice of other programs
-_SHARE: Final = 0.1  # share of a launch's time that may be lost to others without counting as disturbed
+_MAX_LOST_SHARE: Final = 0.1  # share of a launch's time that may be lost to others without counting as disturbed
 _PATIENCE: Final = 4  # times the time limit, to wait for undisturbed repetitions
-_GRAPH: Final = 32  # least launches in a graph
-_AHEAD: Final = 400_000  # GPU cycles, 0.2 ms, of a wait during which the host enqueues launches
+_MIN_GRAPH_LAUNCHES: Final = 32  # least launches in a graph
+_ENQUEUE_CYCLES: Final = 400_000  # GPU cycles, 0.2 ms, of a wait during which the host enqueues launches
 _BATCH_S: Final = 0.02  # time of launches without a graph between two events
 _HOT_S: Final = 0.2  # warm-up until clocks settle at the power limit
 _HEATS_S: Final = 5e-5  # shortest launches that need this warm-up
@@ -72,10 +72,10 @@ def settled(sample: Callable[[], TimingSample], limit_s: float) -> LaunchTimes:
         if not every[-1].disturbed:
             clean.append(every[-1].seconds)
         spent = monotonic() - start
-        least = _LEAST if every[0].seconds < limit_s else _LEAST_LONG
-        if len(clean) >= least and (spent > limit_s or len(clean) >= _MOST or _known(clean)):
+        min_repeats = _MIN_REPEATS if every[0].seconds < limit_s else _MIN_LONG_REPEATS
+        if len(clean) >= min_repeats and (spent > limit_s or len(clean) >= _MAX_REPEATS or _is_median_known(clean)):
             break
-        if len(every) >= least and spent > _PATIENCE * limit_s:
+        if len(every) >= min_repeats and spent > _PATIENCE * limit_s:
             raise BusyError("other programs use the cores")
     p20, median, p80 = map(float, np.quantile(clean, (0.2, 0.5, 0.8)))
     return LaunchTimes(median=median, p20=p20, p80=p80, repeats=len(clean), disturbed=1 - len(clean) / len(every))
@@ -87,17 +87,17 @@ def fastest(sample: Callable[[], TimingSample], limit_s: float) -> TimingSample:
     With too few undisturbed repetitions it goes on up to _PATIENCE times that time; the result counts as disturbed if
     there are still too few.
     """
-    start, found, clean = monotonic(), [], 0
-    while clean < _MOST:
-        found.append(sample())
-        clean += not found[-1].disturbed
-        limit = limit_s if clean >= _LEAST_LONG else _PATIENCE * limit_s
-        if len(found) >= _LEAST_LONG and monotonic() - start > limit:
+    start, samples, clean = monotonic(), [], 0
+    while clean < _MAX_REPEATS:
+        samples.append(sample())
+        clean += not samples[-1].disturbed
+        limit = limit_s if clean >= _MIN_LONG_REPEATS else _PATIENCE * limit_s
+        if len(samples) >= _MIN_LONG_REPEATS and monotonic() - start > limit:
             break
-    return TimingSample(min(one.seconds for one in found), disturbed=clean < _LEAST_LONG)
+    return TimingSample(min(one.seconds for one in samples), disturbed=clean < _MIN_LONG_REPEATS)
 
 
-def _known(samples: Sequence[float]) -> bool:
+def _is_median_known(samples: Sequence[float]) -> bool:
     """Whether the 95 % confidence interval of the median, by order statistics, is within _KNOWN; evaluated only for
     powers of two of samples.
     """
@@ -109,7 +109,7 @@ def _known(samples: Sequence[float]) -> bool:
     if low < 0 or high >= n:
         return False
     ordered = sorted(samples)
-    return ordered[high] - ordered[low] <= 2 * _KNOWN * ordered[n // 2]
+    return ordered[high] - ordered[low] <= 2 * _MEDIAN_TOLERANCE * ordered[n // 2]
 
 
 class Clock(Protocol):
@@ -138,7 +138,7 @@ class HostClock:
             seconds = perf_counter() - start
             worked = process_time() - worked  # of all threads
             lost = max(_SLICE_S * (_interruptions() - before), seconds - worked)
-            return TimingSample(seconds, disturbed=lost > _SHARE * seconds)
+            return TimingSample(seconds, disturbed=lost > _MAX_LOST_SHARE * seconds)
 
         return sample
 
@@ -174,16 +174,16 @@ class GpuClock:
             self._heat(calls, one)
             return lambda: TimingSample(self._between(launches))
         graph = self._cuda.CUDAGraph()
-        launches = list(calls) * ceil(_GRAPH / len(calls))
+        launches = list(calls) * ceil(_MIN_GRAPH_LAUNCHES / len(calls))
         with self._cuda.graph(graph):
             for call in launches:
                 call()
         graph.replay()
-        whole = (graph.replay,)
-        each = self._between(whole)
+        replays = (graph.replay,)
+        each = self._between(replays)
         if each > _HEATS_S * len(launches):
-            self._heat(whole, each)
-        return lambda: TimingSample(self._between(whole) / len(launches))
+            self._heat(replays, each)
+        return lambda: TimingSample(self._between(replays) / len(launches))
 
     def _heat(self, calls: Sequence[Call], seconds: float) -> None:
         """Warms up with `calls` of `seconds` each on average, without a wait before the first sample."""
@@ -207,7 +207,7 @@ class GpuClock:
         """Mean time of `calls`, run one after another. [s]"""
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         self.wait()
-        self._cuda._sleep(_AHEAD)  # noqa: SLF001 - no public name; lets the host enqueue launches ahead of the GPU
+        self._cuda._sleep(_ENQUEUE_CYCLES)  # noqa: SLF001 - no public name; lets the host enqueue launches ahead of the GPU
         start.record()
         for call in calls:
             call()

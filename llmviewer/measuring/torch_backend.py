@@ -17,10 +17,10 @@ from .timing import Call, Clock, GpuClock, HostClock
 _FLOATS: Final = ("bf16", "fp16", "fp32")
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _EPSILON: Final = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-16}  # relative error of a result rounded once
-_DRAWN: Final = 2**20  # random numbers drawn and then repeated, as a CPU draws them slowly
-_KEPT: Final = 2**33  # bytes of repeated numbers on a GPU; fewer on a CPU, which has smaller caches
+_RANDOM_COUNT: Final = 2**20  # random numbers drawn and then repeated, as a CPU draws them slowly
+_MAX_RANDOM_BYTES: Final = 2**33  # bytes of repeated numbers on a GPU; fewer on a CPU, which has smaller caches
 _ALIGNED: Final = 128  # alignment of tensors by allocators [elements]
-_SMALL: Final[Mapping[str, Mapping[str, int]]] = {  # sizes of the case that is checked
+_CHECKED_SIZES: Final[Mapping[str, Mapping[str, int]]] = {  # sizes of the case that is checked
     "gemm": {"M": 37, "N": 96, "K": 160},
     "attention_prefill": {"batch": 2, "q_len": 70, "kv_len": 70},
     "attention_decode": {"batch": 3, "kv_len": 150},
@@ -52,7 +52,9 @@ class TorchBackend:
             self.versions = {**self.versions, "threads": str(torch.get_num_threads())}
         self.clock: Clock = GpuClock() if device == "cuda" else HostClock()
         self._random = torch.Generator(device).manual_seed(0)
-        self._bytes = min(_KEPT, torch.cuda.mem_get_info()[0] // 8) if device == "cuda" else _KEPT // 8
+        self._bytes = (
+            min(_MAX_RANDOM_BYTES, torch.cuda.mem_get_info()[0] // 8) if device == "cuda" else _MAX_RANDOM_BYTES // 8
+        )
         self._numbers: dict[str, Any] = {}  # random ones of each data type, which all inputs are parts of
         self._next = 0
         self._operations = {
@@ -83,8 +85,8 @@ class TorchBackend:
         return ()
 
     def kernels(self, problem: Problem) -> Sequence[str]:
-        known = self._name(problem) in self._operations and problem.dtype in _FLOATS
-        if not known or problem.kv_dtype not in ("", problem.dtype) or problem.kept > self._bytes / 2:
+        is_supported = self._name(problem) in self._operations and problem.dtype in _FLOATS
+        if not is_supported or problem.kv_dtype not in ("", problem.dtype) or problem.kept > self._bytes / 2:
             return ()
         if not problem.family.startswith("attention"):
             return ("",)
@@ -93,16 +95,16 @@ class TorchBackend:
         return ("flash", "cudnn") if self._device == "cuda" and problem.dtype != "fp32" else ("",)
 
     def check(self, problem: Problem, kernel: str) -> None:
-        sizes = dict(problem.sizes) | dict(_SMALL[problem.family])
+        sizes = dict(problem.sizes) | dict(_CHECKED_SIZES[problem.family])
         sizes |= _HEADS if "q_heads" in sizes else {}
-        small = replace(problem, sizes=tuple(sizes.items()))
+        checked_problem = replace(problem, sizes=tuple(sizes.items()))
         op = self._operations[self._name(problem)]
-        inputs = op.make(small)
+        inputs = op.make(checked_problem)
         exact = {n: v.float() if self._torch.is_floating_point(v) else v for n, v in inputs.items()}
         tolerance = _EPSILON[problem.dtype]
         with self._kernel(kernel):
-            wanted = op.reference(**exact)
-            compare(op.run(**inputs), wanted, 4 * tolerance, 4 * tolerance * float(wanted.abs().max()))
+            reference = op.reference(**exact)
+            compare(op.run(**inputs), reference, 4 * tolerance, 4 * tolerance * float(reference.abs().max()))
 
     def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002 - vendors choose their own
         return ()
@@ -142,8 +144,8 @@ class TorchBackend:
         """A tensor of random numbers: the next part of the repeated ones, so that it is not cached."""
         if problem.dtype not in self._numbers:
             dtype = getattr(self._torch, _DTYPES[problem.dtype])
-            some = self._torch.randn(_DRAWN, generator=self._random, device=self._device).to(dtype)
-            self._numbers[problem.dtype] = some.repeat(max(self._bytes // some.nbytes, 1))
+            random_numbers = self._torch.randn(_RANDOM_COUNT, generator=self._random, device=self._device).to(dtype)
+            self._numbers[problem.dtype] = random_numbers.repeat(max(self._bytes // random_numbers.nbytes, 1))
         numbers, count = self._numbers[problem.dtype], prod(shape)
         start = self._next if self._next + count <= len(numbers) else 0
         self._next = start + -(-count // _ALIGNED) * _ALIGNED
@@ -178,8 +180,8 @@ class TorchBackend:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
         if q.shape[2] > 1:
-            seen = self._torch.ones(scores.shape[2:], dtype=self._torch.bool, device=q.device).tril()
-            scores = scores.masked_fill(~seen, float("-inf"))
+            causal_mask = self._torch.ones(scores.shape[2:], dtype=self._torch.bool, device=q.device).tril()
+            scores = scores.masked_fill(~causal_mask, float("-inf"))
         return scores.softmax(-1) @ v
 
     def _normed(self, problem: Problem) -> dict[str, Any]:
@@ -207,5 +209,7 @@ class TorchBackend:
         return self._torch.cat((turned.real, turned.imag), -1)
 
     def _embedded(self, problem: Problem) -> dict[str, Any]:
-        at = self._torch.randint(problem["table"], (problem["rows"],), generator=self._random, device=self._device)
-        return {"input": at, "weight": self._normal(problem, problem["table"], problem["cols"])}
+        token_ids = self._torch.randint(
+            problem["table"], (problem["rows"],), generator=self._random, device=self._device
+        )
+        return {"input": token_ids, "weight": self._normal(problem, problem["table"], problem["cols"])}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..kernels import kernel_names, load_kernel
 from ..records import frozen
-from .backend import AT_ONCE, LaunchError, compare
+from .backend import COMPARED_ELEMENTS, LaunchError, compare
 from .problems import Problem
 from .timing import Call, Clock, GpuClock
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..kernels.base import Case, Kernel, Target
 
 _PAGE: Final = 64  # tokens per page of a cache
-_CHECKED: Final = 2  # cases checked per kernel
-_FEW: Final = 3  # multiprocessors assumed in a check, so that persistent programs take many tiles
+_CHECKED_CASES: Final = 2  # cases checked per kernel
+_CHECK_PROCESSORS: Final = 3  # multiprocessors assumed in a check, so that persistent programs take many tiles
 _GEMM: Final[Mapping[str, str]] = {
     "bf16": "gemm", "fp16": "gemm", "sq": "gemm", "int4_wo": "gemm_w4a16", "int8_wo": "gemm_w8a16",
     "w4a16_mxfp4": "gemm_mxfp4",
@@ -73,8 +73,8 @@ def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
         yield _KernelPart("gemv", dtype, sizes)
     elif dtype in _GEMM:
         group = {"group": _GROUP} if dtype == "int4_wo" else {}
-        own = {"sq": "int8", "fp16": "fp16"}.get(dtype, "bf16")
-        yield _KernelPart(_GEMM[dtype], own, {**sizes, **group})
+        kernel_dtype = {"sq": "int8", "fp16": "fp16"}.get(dtype, "bf16")
+        yield _KernelPart(_GEMM[dtype], kernel_dtype, {**sizes, **group})
 
 
 def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
@@ -85,8 +85,8 @@ def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]
     elif problem.family.startswith("attention"):
         yield from _attention(problem, sizes)
     elif problem.moved:
-        own = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
-        yield _KernelPart(problem.op, problem.dtype, own)
+        kernel_sizes = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
+        yield _KernelPart(problem.op, problem.dtype, kernel_sizes)
     elif problem.op in _ELEMENTWISE:
         name, arguments = _ELEMENTWISE[problem.op]
         yield _KernelPart(name, "fp8_e4m3" if name == "quantize" else problem.dtype, arguments(sizes))
@@ -132,46 +132,50 @@ class TritonBackend:
 
     def own(self) -> Sequence[Problem]:
         """Kernels for which models give no problem, at full size."""
-        asked = {name for name, _ in _ELEMENTWISE.values()}
-        kernels = (load_kernel(name) for name in kernel_names() if name not in asked)
+        is_included = {name for name, _ in _ELEMENTWISE.values()}
+        kernels = (load_kernel(name) for name in kernel_names() if name not in is_included)
         others = (kernel for kernel in kernels if kernel.family not in _OF_MODELS)
-        return [_own(kernel, case) for kernel in others for case in kernel.full_size]
+        return [_is_shaped_by_models(kernel, case) for kernel in others for case in kernel.full_size]
 
     def kernels(self, problem: Problem) -> Sequence[str]:
-        found = [load_kernel(part.kernel) for part in parts(problem) if part.kernel in kernel_names()]
+        kernel_parts = [load_kernel(part.kernel) for part in parts(problem) if part.kernel in kernel_names()]
         cases = [_case(part) for part in parts(problem)]
-        able = all(k.least_sm(case) <= self._target.sm for k, case in zip(found, cases, strict=True))
-        return (" ".join(kernel.name for kernel in found),) if found and able else ()
+        able = all(k.least_sm(case) <= self._target.sm for k, case in zip(kernel_parts, cases, strict=True))
+        return (" ".join(kernel.name for kernel in kernel_parts),) if kernel_parts and able else ()
 
     def check(self, problem: Problem, kernel: str) -> None:  # noqa: ARG002 - the problem tells
         for part in parts(problem):
-            found = load_kernel(part.kernel)
-            alike = [case for case in found.cases if case.get("kv_bits") == part.sizes.get("kv_bits", 0)]
-            own = [case for case in alike if case.dtype == part.dtype]
-            if not own and self._device == "cuda":  # the interpreter cannot do all of bf16, which most cases are not of
-                own = [replace(case, dtype=part.dtype) for case in alike if case.dtype == "fp16"]
-            for case in (own or alike)[:_CHECKED]:
-                check_case(found, case, self._device, self.clock)
+            kernels = load_kernel(part.kernel)
+            alike = [case for case in kernels.cases if case.get("kv_bits") == part.sizes.get("kv_bits", 0)]
+            loaded_kernel = [case for case in alike if case.dtype == part.dtype]
+            if (
+                not loaded_kernel and self._device == "cuda"
+            ):  # the interpreter cannot do all of bf16, which most cases are not of
+                loaded_kernel = [replace(case, dtype=part.dtype) for case in alike if case.dtype == "fp16"]
+            for case in (loaded_kernel or alike)[:_CHECKED_CASES]:
+                check_case(kernels, case, self._device, self.clock)
 
     def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002
         """Tilings of the last kernel, which takes most time; compiled in parallel where possible."""
         part = parts(problem)[-1]
-        found: Sequence[Any] = load_kernel(part.kernel).tilings(self._target, _case(part))
-        if self._device == "cuda" and found:
-            _compile(part, self._target, found)
-        return found
+        kernels: Sequence[Any] = load_kernel(part.kernel).tilings(self._target, _case(part))
+        if self._device == "cuda" and kernels:
+            _compile(part, self._target, kernels)
+        return kernels
 
     def room(self, problem: Problem, kernel: str, memory: float) -> int:  # noqa: ARG002
         from ..kernels.base import tensors
 
-        first = further = 0
+        first = extra_bytes = 0
         for part in parts(problem):
-            found = load_kernel(part.kernel)
-            one = found.make(_case(part), "meta", 0)
-            given = {id(tensor): tensor for tensor in tensors(one)}
-            first += sum(tensor.nbytes for tensor in given.values())
-            further += sum(tensor.nbytes for tensor in tensors(found.again(one, 1)) if id(tensor) not in given)
-        return 1 + int((memory - first) / max(further, 1)) if first <= memory else 0
+            kernel_parts = load_kernel(part.kernel)
+            one = kernel_parts.make(_case(part), "meta", 0)
+            budget = {id(tensor): tensor for tensor in tensors(one)}
+            first += sum(tensor.nbytes for tensor in budget.values())
+            extra_bytes += sum(
+                tensor.nbytes for tensor in tensors(kernel_parts.again(one, 1)) if id(tensor) not in budget
+            )
+        return 1 + int((memory - first) / max(extra_bytes, 1)) if first <= memory else 0
 
     def calls(self, problem: Problem, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
         *before, last = parts(problem)
@@ -181,8 +185,8 @@ class TritonBackend:
             _agree(load_kernel(last.kernel), _case(last), plans[-1][0], next(self._plans(last, 1)), self.clock)
 
         def call(number: int) -> Call:
-            own = [of_part[number] for of_part in plans]
-            return own[0] if len(own) == 1 else lambda: [plan() for plan in own][-1]
+            inputs = [of_part[number] for of_part in plans]
+            return inputs[0] if len(inputs) == 1 else lambda: [plan() for plan in inputs][-1]
 
         return [call(number) for number in range(sets)]
 
@@ -195,11 +199,11 @@ class TritonBackend:
 
     def finite(self, outputs: Any) -> bool:
         self.clock.wait()
-        pieces = (piece for output in outputs for piece in output.flatten().split(AT_ONCE))
+        pieces = (piece for output in outputs for piece in output.flatten().split(COMPARED_ELEMENTS))
         return all(bool(piece.float().isfinite().all()) for piece in pieces)
 
 
-def _own(kernel: Kernel, case: Case) -> Problem:
+def _is_shaped_by_models(kernel: Kernel, case: Case) -> Problem:
     rows = next((case[name] for name in _ROWS if case.get(name)), 1)
     moved = int(kernel.nbytes(case))
     sizes = {"rows": rows, "cols": moved // rows} | {f"size_{name}": size for name, size in case.sizes}
@@ -222,23 +226,23 @@ def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
     from ..kernels.base import Target
 
     target, inputs = Target.of(torch.device(device)), kernel.make(case, device, 1)
-    wanted = kernel.reference(**inputs)  # before a launch that writes to its inputs, such as a cache
-    for count in {target.multiprocessors, _FEW}:
-        found = kernel.plan(replace(target, multiprocessors=count), **inputs)()
+    reference = kernel.reference(**inputs)  # before a launch that writes to its inputs, such as a cache
+    for count in {target.multiprocessors, _CHECK_PROCESSORS}:
+        result = kernel.plan(replace(target, multiprocessors=count), **inputs)()
         clock.wait()
-        _compare(kernel, case, found, wanted)
+        _compare(kernel, case, result, reference)
 
 
 def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call, clock: Clock) -> None:
     """Compares with twice the tolerance, as each may differ from the reference."""
-    found, wanted = tiled(), ruled()
+    result, reference = tiled(), ruled()
     clock.wait()
-    _compare(kernel, case, found, wanted, times=2)
+    _compare(kernel, case, result, reference, times=2)
 
 
-def _compare(kernel: Kernel, case: Case, found: Any, wanted: Any, times: float = 1) -> None:
+def _compare(kernel: Kernel, case: Case, result: Any, reference: Any, times: float = 1) -> None:
     relative, absolute = kernel.tolerance(case)
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(result, reference, strict=True):
         try:
             compare(ours, theirs, times * relative, times * absolute)
         except LaunchError as error:

@@ -1,4 +1,4 @@
-"""One file a family of kernels."""
+"""Families of kernels, one file each."""
 
 from __future__ import annotations
 

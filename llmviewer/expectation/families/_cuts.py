@@ -97,8 +97,8 @@ class Cut:
 
 def _xqa(c: DecodeCaches) -> Cut:
     """Parts follow from the length of the whole cache, so under a window most of them have nothing to do."""
-    most = np.maximum(np.floor(c.whole / _XQA_KEYS), 1)
-    parts = np.minimum(most, np.round(np.sqrt(8 * most)))
+    max_parts = np.maximum(np.floor(c.whole / _XQA_KEYS), 1)
+    parts = np.minimum(max_parts, np.round(np.sqrt(8 * max_parts)))
     waves = c.heads * parts / c.cores
     parts = np.maximum(np.floor(parts / np.maximum(waves / _XQA_WAVES, 1)), 1)
     return _even(c, parts, np.minimum(np.ceil(c.keys / c.whole * parts), parts))
@@ -116,9 +116,9 @@ def _generated(c: DecodeCaches) -> Cut:
     return _tiled(c, parts, parts, np.ceil(c.keys / _GENERATED_KEYS), _GENERATED_KEYS)
 
 
-def worth(heads: Array, whole: Array, cores: float) -> Array:
-    """Whether TensorRT-LLM calls its XQA kernels, given the key heads of all sequences and the keys of each cache."""
-    return np.asarray(_XQA_GAIN * heads * np.maximum(np.floor(whole / _XQA_KEYS), 1) >= cores)
+def xqa_fills_device(heads: Array, cache_keys: Array, cores: float) -> Array:
+    """Whether TensorRT-LLM calls its XQA kernels: whether they fill the device."""
+    return np.asarray(_XQA_GAIN * heads * np.maximum(np.floor(cache_keys / _XQA_KEYS), 1) >= cores)
 
 
 def _tiled(c: DecodeCaches, parts: Array, used: Array, tiles: Array, tile: float) -> Cut:
@@ -142,29 +142,29 @@ def _masked(c: DecodeCaches) -> Cut:
 
 
 def _listed(c: DecodeCaches) -> Cut:
-    blocks = np.ceil(c.keys / _up_to(c.width, _FA3_KEYS))
+    blocks = np.ceil(c.keys / _size_for_width(c.width, _FA3_KEYS))
     each = np.ceil(_FA3_MARGIN * c.tiles * blocks / c.cores)
     parts = np.minimum(np.ceil(blocks / each), _FA3_MOST)
     return _even(c, parts, parts)
 
 
 def _waves(c: DecodeCaches) -> Cut:
-    """Only caches of key heads that several query heads share are cut."""
+    """FlashAttention-2: cuts only caches of key heads that several query heads share."""
     slots = _FA2_PLACES * c.cores
-    few = np.flatnonzero(c.shared & (c.tiles < _FA2_FULL * slots))
-    blocks = np.ceil(c.keys / _up_to(c.width, _FA2_KEYS))[few]
-    waves = c.tiles[few] * _FA2_PARTS / slots
+    cut_rows = np.flatnonzero(c.shared & (c.tiles < _FA2_FULL * slots))
+    blocks = np.ceil(c.keys / _size_for_width(c.width, _FA2_KEYS))[cut_rows]
+    waves = c.tiles[cut_rows] * _FA2_PARTS / slots
     each = np.ceil(blocks / _FA2_PARTS)
     fewer = np.diff(each, axis=1, prepend=np.inf) < 0  # else they are as long as if there were one part less
     full = np.where(fewer, waves / np.ceil(waves), 0)
     parts = np.ones_like(c.tiles)
-    parts[few] = 1 + np.argmax(full >= _FA2_GOOD * np.max(full, axis=1, keepdims=True), axis=1)[:, None]
+    parts[cut_rows] = 1 + np.argmax(full >= _FA2_GOOD * np.max(full, axis=1, keepdims=True), axis=1)[:, None]
     return _even(c, parts, parts)
 
 
 def _filled(c: DecodeCaches) -> Cut:
-    most = np.maximum(np.floor(_FILLED_PLACES * c.cores / c.tiles), 1)
-    keys = np.minimum(np.maximum(np.ceil(c.keys / most), _FILLED_KEYS), c.keys)
+    max_parts = np.maximum(np.floor(_FILLED_PLACES * c.cores / c.tiles), 1)
+    keys = np.minimum(np.maximum(np.ceil(c.keys / max_parts), _FILLED_KEYS), c.keys)
     parts = np.ceil(c.keys / keys)
     return Cut(parts=parts, used=parts, keys=keys)
 
@@ -182,9 +182,9 @@ def _gradual(c: DecodeCaches) -> Cut:
     return _even(c, parts, parts)
 
 
-def _up_to(width: Array, sizes: tuple[tuple[float, float], ...]) -> Array:
+def _size_for_width(width: Array, sizes: tuple[tuple[float, float], ...]) -> Array:
     """The size that belongs to the first limit not below a width."""
-    return np.asarray(np.select([width <= most for most, _ in sizes], [size for _, size in sizes]))
+    return np.asarray(np.select([width <= limit for limit, _ in sizes], [size for _, size in sizes]))
 
 
 RULES: Final[Mapping[str, Callable[[DecodeCaches], Cut]]] = {
@@ -199,4 +199,4 @@ RULES: Final[Mapping[str, Callable[[DecodeCaches], Cut]]] = {
     "dealt64": lambda c: _dealt(c, _XQA_TILE_SM90),
     "gen": _generated,
 }
-SKIPPING: Final = frozenset({"rule", "dealt", "dealt64"})  # that begin where a window does
+WINDOW_SKIPPING: Final = frozenset({"rule", "dealt", "dealt64"})  # that begin where a window does

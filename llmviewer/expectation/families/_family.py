@@ -1,4 +1,4 @@
-"""What all families of kernels have in common: parameters with a physical meaning, work, and the smooth maximum."""
+"""Base of all families of kernels: parameters with a physical meaning, work, and the smooth maximum."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Parameters = Mapping[str, float]
 Features = Mapping[str, Any]
 
 MICROSECOND: Final = 1e-6
-_CPU: Final = "-cpu"  # what names of libraries end in that run on one
-_FAR: Final = 1e12  # times a rate that then bounds nothing
-_SHARED: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
+_CPU_SUFFIX: Final = "-cpu"  # what names of libraries end in that run on one
+_UNBOUNDED: Final = 1e12  # times a rate that then bounds nothing
+_SHARDED_SIZES: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
 _ATTENTIONS: Final = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
 EAGER: Final = "eager"  # of kernels that a host launches time and again, how the first word of their name ends
-_NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
+_NOT_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
 @frozen(kw_only=True)
@@ -53,8 +53,8 @@ class FittedParameter:
         """The value as the search sees it."""
         return value if self.linear else log(max(value, self.low))
 
-    def from_search(self, sought: float) -> float:
-        return min(max(sought if self.linear else exp(sought), self.low), self.high)
+    def from_search(self, position: float) -> float:
+        return min(max(position if self.linear else exp(position), self.low), self.high)
 
 
 @frozen(kw_only=True)
@@ -77,7 +77,7 @@ class Implementation:
 
     @property
     def host_launched(self) -> bool:
-        """Whether a host launches it time and again, which takes longer than a short kernel does in a graph."""
+        """Whether a host launches the kernel each time, which takes longer than a short kernel in a CUDA graph."""
         first, _, rest = self.kernel.partition(" ")
         return bool(rest) and first.endswith(EAGER)
 
@@ -148,9 +148,9 @@ class Family(ABC):
     def ideal_times(self, shapes: Shapes, device: Device, implementation: Implementation) -> tuple[Array, Array]:
         """The bound's least times of arithmetic and of memory traffic, with nothing in the cache at the start. [s]"""
         plain = {**shapes, "loop": np.zeros(len(next(iter(shapes.values()))))}
-        rates = {resource: rate * _FAR for resource, rate in device.hardware.rates.items()}
+        rates = {resource: rate * _UNBOUNDED for resource, rate in device.hardware.rates.items()}
         moving = replace(device, hardware=replace(device.hardware, rates=rates))
-        computing = replace(device, bandwidth=device.bandwidth * _FAR)
+        computing = replace(device, bandwidth=device.bandwidth * _UNBOUNDED)
         return self.bound(plain, computing, implementation), self.bound(plain, moving, implementation)
 
     def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
@@ -162,18 +162,18 @@ class Family(ABC):
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
-        """Whether rows of `shapes` exercise everything that a variant has."""
+        """Whether rows of `shapes` determine all parameters of a variant."""
         return True
 
     def sizes(self, shapes: Shapes) -> dict[str, Array]:
         """The sizes of one device that distinguish shapes, without how they were measured."""
         names = [name for name in self.size_names if name in shapes]
-        devices = {name: np.asarray(shapes.get(_SHARED.get(name, ""), 1.0), dtype=float) for name in names}
+        devices = {name: np.asarray(shapes.get(_SHARDED_SIZES.get(name, ""), 1.0), dtype=float) for name in names}
         return {name: np.asarray(shapes[name], dtype=float) / devices[name] for name in names}
 
     @property
     def size_names(self) -> tuple[str, ...]:
-        return tuple(name for name in (*self.columns, *self.optional) if name not in _NO_SIZES)
+        return tuple(name for name in (*self.columns, *self.optional) if name not in _NOT_SIZES)
 
     def parameters_of(self, variant: str) -> tuple[FittedParameter, ...]:
         """The parameters of a variant."""
@@ -181,11 +181,11 @@ class Family(ABC):
 
     def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
         """The values of parameters where measurements do not say."""
-        usual = {parameter.name: parameter.prior for parameter in self.parameters}
-        return {**usual, **(self.cpu_parameters if implementation.library.endswith(_CPU) else {})}
+        parameters = {parameter.name: parameter.prior for parameter in self.parameters}
+        return {**parameters, **(self.cpu_parameters if implementation.library.endswith(_CPU_SUFFIX) else {})}
 
 
-def cold(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:
+def uncached_fraction(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:
     """The part of a tensor, 0 to 1, that comes from memory if `reuse` bytes were touched since it was last read.
 
     part   of the cache that can be used
@@ -201,16 +201,18 @@ def from_memory(touched: Array, loop: Array, l2: float) -> Array:
 
 
 def smooth_max(power: float, *times: Array) -> Array:
-    """At least the largest of the terms; more if others are close, since overlapping work then interferes."""
+    """Smooth maximum: at least the largest of the terms, and more if others are close, since overlapping work
+    interferes.
+    """
     largest = np.maximum.reduce(np.broadcast_arrays(*times))
     return np.asarray(largest * sum((time / largest) ** power for time in times) ** (1 / power))
 
 
-def best(values: Array) -> Array:
+def best_column(values: Array) -> Array:
     """The index of the smallest entry of each row, for use with take()."""
     return np.asarray(np.argmin(values, axis=1)[:, None])
 
 
-def take(values: Array, place: Array) -> Array:
+def take_columns(values: Array, place: Array) -> Array:
     """The entries at such indices; an array with one column has the same entry for all."""
     return np.asarray(values[:, 0] if values.shape[1] == 1 else np.take_along_axis(values, place, axis=1)[:, 0])

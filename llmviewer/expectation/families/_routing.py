@@ -1,4 +1,4 @@
-"""How many tokens reach the experts of one device."""
+"""Loads of the experts of one device: rows, experts reached, and tiles."""
 
 from __future__ import annotations
 
@@ -35,44 +35,52 @@ def local_loads(tokens: Array, experts: Array, chosen: Array, devices: Array, sk
 
 def _even(tokens: Array, experts: Array, chosen: Array, devices: Array) -> Array:
     local, total = np.maximum(experts // devices, 1), tokens * chosen
-    least = total // experts
-    more = np.minimum(np.ceil(total % experts / devices), local)  # experts that have one row more
-    tiles = shared_out(local * least + more, local)
-    return np.concatenate([np.stack([local * least + more, np.where(least > 0, local, more)], axis=1), tiles], axis=1)
+    rows_per_expert = total // experts
+    larger_experts = np.minimum(np.ceil(total % experts / devices), local)  # experts that have one row more
+    tiles = even_tiles(local * rows_per_expert + larger_experts, local)
+    return np.concatenate(
+        [
+            np.stack(
+                [local * rows_per_expert + larger_experts, np.where(rows_per_expert > 0, local, larger_experts)], axis=1
+            ),
+            tiles,
+        ],
+        axis=1,
+    )
 
 
-def shared_out(rows: Array, experts: Array) -> Array:
+def even_tiles(rows: Array, experts: Array) -> Array:
     """Tiles of each height in TILES if `rows` are dealt out evenly to `experts`, a number that may be a mean."""
-    least = np.floor(rows / experts)
-    more = rows - least * experts
+    rows_per_expert = np.floor(rows / experts)
+    larger_experts = rows - rows_per_expert * experts
     heights = np.array(TILES)
-    few, many = (np.ceil(each[:, None] / heights) for each in (least, least + 1))
-    return np.asarray((experts - more)[:, None] * few + more[:, None] * many)
+    small_tiles, large_tiles = (np.ceil(each[:, None] / heights) for each in (rows_per_expert, rows_per_expert + 1))
+    return np.asarray((experts - larger_experts)[:, None] * small_tiles + larger_experts[:, None] * large_tiles)
 
 
 @lru_cache(maxsize=200_000)
 def _skewed(tokens: int, experts: int, chosen: int, devices: int, skew: float) -> tuple[float, ...]:
     local = max(experts // devices, 1)
     total = tokens * chosen
-    least, most = (1.0, 0.8 * tokens) if total > experts else (0.01, 2.0)
+    smallest, largest = (1.0, 0.8 * tokens) if total > experts else (0.01, 2.0)
     uniform = (np.arange(experts) + 0.5) / experts
     power = 1 - skew
     if power:
-        drawn = ((most**power - least**power) * uniform + least**power) ** (1 / power)
+        drawn = ((largest**power - smallest**power) * uniform + smallest**power) ** (1 / power)
     else:  # what that tends to
-        drawn = least * (most / least) ** uniform
+        drawn = smallest * (largest / smallest) ** uniform
     shares = drawn / drawn.sum() * total
-    whole = np.round(shares)
+    counts = np.round(shares)
     order = np.argsort(-shares, kind="stable")
-    missing = int(total - whole.sum())  # what rounding took from, or gave to, the most popular
-    np.add.at(whole, order[np.arange(abs(missing)) % experts], np.sign(missing))
-    whole = np.clip(whole, 0, tokens)
-    found = np.zeros(2 + len(TILES))
+    missing = int(total - counts.sum())  # what rounding took from, or gave to, the most popular
+    np.add.at(counts, order[np.arange(abs(missing)) % experts], np.sign(missing))
+    counts = np.clip(counts, 0, tokens)
+    totals = np.zeros(2 + len(TILES))
     random = np.random.default_rng(0)
     for _ in range(_DRAWS):
-        busiest = random.permutation(whole)[: local * devices].reshape(devices, local)
-        found += _summary(busiest[np.argmax(busiest.sum(axis=1))])
-    return tuple(found / _DRAWS)
+        busiest = random.permutation(counts)[: local * devices].reshape(devices, local)
+        totals += _summary(busiest[np.argmax(busiest.sum(axis=1))])
+    return tuple(totals / _DRAWS)
 
 
 def _summary(counts: Array) -> tuple[float, ...]:

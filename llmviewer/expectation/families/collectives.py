@@ -23,9 +23,9 @@ from ._family import (
 )
 
 # What switches add (ncclNvlsSupported of NCCL's src/include/device.h, of the types that rows have).
-_ADDED: Final = ("fp16", "bf16", "fp32")
-_PARTS: Final[Mapping[str, float]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
-_PASSED: Final = "send_recv"  # from one device to another, which keeps nothing
+_SWITCH_TYPES: Final = ("fp16", "bf16", "fp32")
+_BUFFER_SHARES: Final[Mapping[str, float]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
+_POINT_TO_POINT: Final = "send_recv"  # from one device to another, which keeps nothing
 
 
 class Collectives(Family):
@@ -99,8 +99,8 @@ class Collectives(Family):
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, implementation)
         sent = share * shapes["bytes"] / _link(device)
-        keeps = not device.hosted and not implementation.kernel.endswith(_PASSED)
-        own = shapes["bytes"] / devices / _link(device) if keeps else np.zeros_like(sent)
+        has_own_share = not device.hosted and not implementation.kernel.endswith(_POINT_TO_POINT)
+        own_share = shapes["bytes"] / devices / _link(device) if has_own_share else np.zeros_like(sent)
         crowd = np.maximum(devices / 2, 1) if device.hosted else np.ones_like(devices)
         direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else None
         ways = variant.split()
@@ -108,28 +108,28 @@ class Collectives(Family):
         return {
             "hops": devices - 1,
             "sent": sent,
-            "own": own,
+            "own": own_share,
             "direct": direct,
             "crowd": crowd,
             "between": "between" in ways,
-            "added": added if "switched" in ways and _adds(device, implementation) else None,
+            "added": added if "switched" in ways and _switches_reduce(device, implementation) else None,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
-        crowded = features["crowd"] ** p["crowd"] / p["beta"]
+        contention = features["crowd"] ** p["crowd"] / p["beta"]
         start = (p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND
         sent = features["sent"] + p["own"] * features["own"]
         direct = sent if features["direct"] is None else features["direct"]
-        short = smooth_max(p["sharp"], start, direct * crowded / p["short"])
-        long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, sent * crowded)
-        found = np.minimum(short, long)
+        short_s = smooth_max(p["sharp"], start, direct * contention / p["short"])
+        long_s = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, sent * contention)
+        time_s = np.minimum(short_s, long_s)
         if features["between"]:
             start = start + p["between_us"] * MICROSECOND
-            found = np.minimum(found, smooth_max(p["sharp"], start, sent * crowded / p["between"]))
+            time_s = np.minimum(time_s, smooth_max(p["sharp"], start, sent * contention / p["between"]))
         if features["added"] is not None:
-            start = np.full_like(found, p["switched_us"] * MICROSECOND)
-            found = np.minimum(found, smooth_max(p["sharp"], start, features["added"] / p["switched"]))
-        return np.asarray(found, dtype=float)
+            start = np.full_like(time_s, p["switched_us"] * MICROSECOND)
+            time_s = np.minimum(time_s, smooth_max(p["sharp"], start, features["added"] / p["switched"]))
+        return np.asarray(time_s, dtype=float)
 
     def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:
         return np.asarray((p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND, dtype=float)
@@ -144,17 +144,17 @@ def _share(shapes: Shapes, implementation: Implementation) -> Array:
     """The part of the full buffer that a device sends."""
     operation = implementation.kernel.rpartition(" ")[2]
     devices = np.asarray(shapes["num_gpus"], dtype=float)
-    if operation == _PASSED:
+    if operation == _POINT_TO_POINT:
         return np.ones_like(devices)
-    if operation not in _PARTS:
-        raise InputError(f"op must be one of {_PASSED}, {', '.join(_PARTS)}; got {operation!r}")
-    return np.asarray(_PARTS[operation] * (devices - 1) / devices)
+    if operation not in _BUFFER_SHARES:
+        raise InputError(f"op must be one of {_POINT_TO_POINT}, {', '.join(_BUFFER_SHARES)}; got {operation!r}")
+    return np.asarray(_BUFFER_SHARES[operation] * (devices - 1) / devices)
 
 
-def _adds(device: Device, implementation: Implementation) -> bool:
-    """Whether switches can add up what devices send."""
+def _switches_reduce(device: Device, implementation: Implementation) -> bool:
+    """Whether switches can reduce messages (NVLS)."""
     able = not device.hosted and any(fact.key == f"{UP}.in_network" for fact in device.hardware.facts)
-    return able and implementation.kernel.endswith("all_reduce") and implementation.dtype in _ADDED
+    return able and implementation.kernel.endswith("all_reduce") and implementation.dtype in _SWITCH_TYPES
 
 
 def _link(device: Device) -> float:

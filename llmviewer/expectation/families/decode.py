@@ -10,7 +10,7 @@ import numpy as np
 from ...records import frozen
 from ..device import Device
 from ..formats import cache_bytes
-from ._cuts import RULES, SKIPPING, DecodeCaches, worth
+from ._cuts import RULES, WINDOW_SKIPPING, DecodeCaches, xqa_fills_device
 from ._family import (
     MICROSECOND,
     Array,
@@ -20,24 +20,24 @@ from ._family import (
     Implementation,
     Parameters,
     Shapes,
-    cold,
     from_memory,
+    uncached_fraction,
 )
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
-_LEAST: Final = 64  # keys of a part of the cache
+_MIN_PART_KEYS: Final = 64  # keys of a part of the cache
 _FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
-_ALWAYS: Final = 32
-_FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
-_TALLEST: Final = 128  # heads of the largest tile
-_THIN: Final = 64  # columns of a narrow head
+_CONSTANT_PARTS: Final = 32
+_FEW_HEADS: Final = 8  # heads that share keys and fill no more than half of the smallest tile
+_LARGEST_TILE_HEADS: Final = 128  # heads of the largest tile
+_NARROW_HEAD: Final = 64  # columns of a narrow head
 _COLUMNS: Final = 128  # and of a usual one
-_LATENT: Final = 512  # columns that keys and values of latent attention share
+_LATENT_WIDTH: Final = 512  # columns that keys and values of latent attention share
 # Of the part of the L2 cache that is of use, what lies between a loop's bytes all staying there and none of them. Read
 # in turn, what does not fit is gone all at once from a cache in one piece, as NVIDIA's are without stacked memory: on
 # L40S all comes from it at 1.0 of its size, none at 1.4.
-_FADING: Final = 0.6
-_FADING_IN_ONE: Final = 0.3
+_EVICTION_WIDTH: Final = 0.6
+_UNIFIED_EVICTION_WIDTH: Final = 0.3
 
 
 class Decode(Family):
@@ -247,22 +247,29 @@ class Decode(Family):
     )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
-        b, whole, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
+        b, cache_keys, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         windowed = shapes["window"] > 0
-        passed = np.where(windowed[:, None], np.maximum(whole - shapes["window"][:, None], 0), 0)
-        most, *ways = (variant or self.variants[0]).split()
+        passed = np.where(windowed[:, None], np.maximum(cache_keys - shapes["window"][:, None], 0), 0)
+        max_heads, *ways = (variant or self.variants[0]).split()
         cache, queries, ops = _work(shapes, cache_bytes(implementation.kv_dtype or "bf16"))
         group = heads / kv_heads
-        fills = worth(b * kv_heads, whole, device.cores)
-        tile = _tile(group, int(most), ways, windowed=windowed[:, None], fills=fills)
+        fills = xqa_fills_device(b * kv_heads, cache_keys, device.cores)
+        tile = _tile(group, int(max_heads), ways, windowed=windowed[:, None], fills=fills)
         groups = np.ceil(group / tile.heads)
         tiles = b * kv_heads * groups
-        caches = DecodeCaches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~tile.alone, keys=whole - passed,
-                        whole=whole, width=dim, cores=device.cores)  # fmt: skip
+        caches = DecodeCaches(
+            heads=b * kv_heads,
+            tiles=tiles,
+            shared=(group > 1) & ~tile.alone,
+            keys=cache_keys - passed,
+            whole=cache_keys,
+            width=dim,
+            cores=device.cores,
+        )
         cut = _cut(caches, ways, single=group <= 1, other=tile.other)
         waves, busy, filled = _rounds(caches, cut)
         masked = tile.other & ("masked" in ways)
-        skipped = bool(SKIPPING & set(ways)) & ~tile.other
+        skipped = bool(WINDOW_SKIPPING & set(ways)) & ~tile.other
         parted = np.where(cut.parts > 1, 8 * cut.parts * b * heads * v_dim, 0)
         return {
             "waves": waves,
@@ -279,25 +286,25 @@ class Decode(Family):
             "passed": np.where(skipped, 0, passed * np.maximum(tiles / device.cores, 1))[:, 0],
             "windowed": windowed & (passed[:, 0] > 0),
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
-            "thin": ((dim <= _THIN) & ~masked)[:, 0],
-            "broad": ((v_dim > 128) & (v_dim < _LATENT))[:, 0],
+            "thin": ((dim <= _NARROW_HEAD) & ~masked)[:, 0],
+            "broad": ((v_dim > 128) & (v_dim < _LATENT_WIDTH))[:, 0],
             "split": np.where(cut.able, cut.parts > 1, np.inf),
             "parts": np.where(cut.parts > 1, cut.parts, 0),
             "tokens": b[:, 0],
             "turned": (caches.shared & (b > 1) & (kv_heads > 1))[:, 0],
             "reuse": np.where(shapes["loop"][:, None] > 0, (cache + queries)[:, None] + parted / 2, np.inf),
             "size": device.l2,
-            "fading": _FADING if device.stacked or device.vendor != "nvidia" else _FADING_IN_ONE,
+            "fading": _EVICTION_WIDTH if device.stacked or device.vendor != "nvidia" else _UNIFIED_EVICTION_WIDTH,
             "ramp": -np.expm1(-cache / device.l2),
             "single": (tile.other | (("shared" not in ways) & (group <= 1)))[:, 0],
             "masked": masked,
-            "wide": (group[:, 0] > min(float(most), _FEW)) & ~_latent(implementation),
+            "wide": (group[:, 0] > min(float(max_heads), _FEW_HEADS)) & ~_latent(implementation),
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
         wide = np.minimum(1, p["kappa"] * f["filled"])
-        missed = cold(f["reuse"], f["size"], p["eta"], f["fading"])
+        missed = uncached_fraction(f["reuse"], f["size"], p["eta"], f["fading"])
         memory = (f["cache"][:, None] * missed + f["queries"][:, None]) / (p["beta"] * wide)
         nearer = p.get("nearer", p["lambda"] / p["beta"])
         l2 = f["l2"] / np.minimum(p["lambda"], p["beta"] * nearer * p["kappa"] * f["filled"])
@@ -314,13 +321,14 @@ class Decode(Family):
         power = p["sharp"]
         adding = p["split_us"] + f["masked"] * p.get("summed_us", 0.0)
         sums = (f["split"] * adding + f["parts"] * p["part_us"]) * MICROSECOND
-        whole = largest + (rounds - hidden) + sums
-        place = np.argmin(whole, axis=1)
-        at = np.arange(len(place)), place
+        total_s = largest + (rounds - hidden) + sums
+        place = np.argmin(total_s, axis=1)
+        best_cut = np.arange(len(place)), place
         smooth = sum(
-            (np.broadcast_to(t, whole.shape)[at] / largest[at]) ** power for t in (memory, l2, compute, hidden)
+            (np.broadcast_to(t, total_s.shape)[best_cut] / largest[best_cut]) ** power
+            for t in (memory, l2, compute, hidden)
         )
-        core = largest[at] * smooth ** (1 / power) + (whole - largest)[at]
+        core = largest[best_cut] * smooth ** (1 / power) + (total_s - largest)[best_cut]
         core = core * np.where(f["single"], p["single"], 1) * np.where(f["odd"], p["odd"], 1)
         core = core * np.where(f["broad"], p["broad"], 1)
         core = core + (f["odd"] * p["odd_us"] + f["single"] * p["single_us"]) * MICROSECOND
@@ -344,7 +352,7 @@ class Decode(Family):
 
 @frozen(kw_only=True)
 class _Tile:
-    """How query heads that share a key head are taken. Arrays have a row for each shape.
+    """Tiles of query heads that share a key head. Arrays have a row for each shape.
 
     heads  that a tile has room for, some of which may be empty; 1 if each goes alone
     alone  whether each head goes alone
@@ -356,23 +364,23 @@ class _Tile:
     other: Array
 
 
-def _tile(group: Array, most: int, ways: Collection[str], *, windowed: Array, fills: Array) -> _Tile:
+def _tile(group: Array, max_heads: int, ways: Collection[str], *, windowed: Array, fills: Array) -> _Tile:
     """The tile for `group` heads, of which at most `most` share one.
 
     fills  whether XQA's kernel fills the device
     """
     smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
-    heads = np.where(group <= smallest, 16, np.where(group <= 64, 64, _TALLEST))
+    heads = np.where(group <= smallest, 16, np.where(group <= 64, 64, _LARGEST_TILE_HEADS))
     heads = np.where("short" in ways, 16, np.where("tall" in ways, 64, heads))
-    alone = group > (most if most < _TALLEST else np.inf)
-    alone = alone | (windowed & bool({"apart", "waves"} & set(ways))) | (("worth" in ways) & ~fills)
-    other = (alone & bool({"shared", "masked"} & set(ways))) | ((group <= 1) & ("shared" in ways))
-    return _Tile(heads=np.where(alone, 1, heads), alone=alone, other=other)
+    is_single = group > (max_heads if max_heads < _LARGEST_TILE_HEADS else np.inf)
+    is_single = is_single | (windowed & bool({"apart", "waves"} & set(ways))) | (("worth" in ways) & ~fills)
+    other = (is_single & bool({"shared", "masked"} & set(ways))) | ((group <= 1) & ("shared" in ways))
+    return _Tile(heads=np.where(is_single, 1, heads), alone=is_single, other=other)
 
 
 @frozen(kw_only=True)
 class _Cut:
-    """How caches are cut. Arrays have a row for each shape and a column for each number of parts that is considered.
+    """Splits of the KV cache. Arrays have a row for each shape and a column for each number of splits considered.
 
     able    whether the kernel may choose that number
     parts   of a cache
@@ -396,9 +404,13 @@ def _cut(caches: DecodeCaches, ways: Collection[str], *, single: Array, other: A
     single  whether no heads share keys
     other   whether a separate kernel takes heads that go alone
     """
-    most = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
-    long = (caches.keys / _SPLITS >= _LEAST) & (most >= _SPLITS) & ~(("whole" in ways) & single)
-    able = np.broadcast_to(_SPLITS == _ALWAYS, long.shape) if "always" in ways else (_SPLITS == 1) | long
+    max_parts = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
+    is_long_enough = (caches.keys / _SPLITS >= _MIN_PART_KEYS) & (max_parts >= _SPLITS) & ~(("whole" in ways) & single)
+    able = (
+        np.broadcast_to(_SPLITS == _CONSTANT_PARTS, is_long_enough.shape)
+        if "always" in ways
+        else (_SPLITS == 1) | is_long_enough
+    )
     parts = used = _SPLITS
     keys, places, idle = caches.keys / used, np.zeros_like(caches.keys), np.zeros_like(caches.keys)
     for way in ways:
@@ -418,14 +430,14 @@ def _rounds(caches: DecodeCaches, cut: _Cut) -> tuple[Array, Array, Array]:
     waves, busy = caches.tiles * cut.parts / caches.cores, caches.tiles * cut.used / caches.cores
     if not np.any(cut.places > 0):
         return waves, busy, busy
-    turns = waves / np.maximum(cut.places, 1)
-    filled = np.where(cut.places > 0, turns / np.ceil(turns), busy)
-    waves, busy = (np.where(cut.places > 0, np.ceil(turns), own) for own in (waves, busy))
+    rounds = waves / np.maximum(cut.places, 1)
+    filled = np.where(cut.places > 0, rounds / np.ceil(rounds), busy)
+    waves, busy = (np.where(cut.places > 0, np.ceil(rounds), parts_per_core) for parts_per_core in (waves, busy))
     return waves, busy, filled
 
 
 def _latent(implementation: Implementation) -> bool:
-    """Whether it is latent attention: all heads share one key head, and any number of them fills matrix units."""
+    """Whether this is latent attention: all heads share one key head, and any number of heads fills matrix units."""
     return implementation.kernel.endswith("mla_absorb")
 
 
@@ -433,6 +445,6 @@ def _work(shapes: Shapes, width: float) -> tuple[Array, Array, Array]:
     """Bytes of the cache that are read; bytes of queries and results; OPs."""
     b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float) for c in Decode.columns)
     kv = np.where(shapes["window"] > 0, np.minimum(kv, shapes["window"]), kv)
-    latent = (kv_heads == 1) & (v_dim == _LATENT) & (dim > v_dim)
+    latent = (kv_heads == 1) & (v_dim == _LATENT_WIDTH) & (dim > v_dim)
     cache = b * kv_heads * kv * np.where(latent, dim, dim + v_dim) * width
     return cache, 2 * b * heads * (dim + v_dim), 2 * b * heads * kv * (dim + v_dim)

@@ -16,12 +16,12 @@ from ._family import (
     Implementation,
     Parameters,
     Shapes,
-    cold,
     from_memory,
     smooth_max,
+    uncached_fraction,
 )
 
-_LONG: Final = 1 << 15  # elements of a row from which on its core's time for it can be told from a start
+_MIN_LONG_ROW: Final = 1 << 15  # elements of a row from which on its core's time for it can be told from a start
 
 
 class ElementwiseFamily(Family):
@@ -55,19 +55,19 @@ class ElementwiseFamily(Family):
     )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:  # noqa: ARG002
-        long = variant == "long"
+        has_long_rows = variant == "long"
         moved = np.asarray(shapes["bytes"], dtype=float)
-        again = shapes.get("loop", np.zeros_like(moved)) > 0
+        is_repeated = shapes.get("loop", np.zeros_like(moved)) > 0
         return {
             "moved": moved / device.bandwidth,
             "rows": np.asarray(shapes["rows"], dtype=float),
-            "row": np.asarray(shapes["cols"], dtype=float) if long else None,
-            "reuse": np.where(again, moved, np.inf),
+            "row": np.asarray(shapes["cols"], dtype=float) if has_long_rows else None,
+            "reuse": np.where(is_repeated, moved, np.inf),
             "size": device.l2,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
-        part = cold(features["reuse"], features["size"], p["eta"])
+        part = uncached_fraction(features["reuse"], features["size"], p["eta"])
         work = features["moved"] / p["beta"] * (part + (1 - part) / p["lambda"])
         work = work + features["rows"] * (p["row_ns"] * 1e-3 * MICROSECOND)
         start = np.full_like(work, p["start_us"] * MICROSECOND)
@@ -76,7 +76,7 @@ class ElementwiseFamily(Family):
         return smooth_max(p["sharp"], work, start)
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:
-        return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _LONG))
+        return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _MIN_LONG_ROW))
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:  # noqa: ARG002
         moved = np.asarray(shapes["bytes"], dtype=float)

@@ -19,11 +19,11 @@ from ._family import (
     Implementation,
     Parameters,
     Shapes,
-    best,
-    cold,
+    best_column,
     from_memory,
     smooth_max,
-    take,
+    take_columns,
+    uncached_fraction,
 )
 
 # Tiles that libraries of matrix multiplication have in common, and parts that K is cut into.
@@ -33,7 +33,7 @@ _SPLITS: Final = (1, 2, 4, 8)
 _LAYOUTS: Final = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float32).T[:, None, :]
 # Those, of powers of two, with the 64 rows that a warp group's instruction takes (wgmma, since Hopper) or four warps
 # share, and with sums that leave half of a core's registers to the rest. K is cut further, as there are fewer of them.
-_COARSE: Final = np.array(
+_COARSE_LAYOUTS: Final = np.array(
     [(m, n, split) for m, n, *_ in _TILES if m >= 64 and m * n <= 128 * 256 and n != 192 for split in (*_SPLITS, 16)],
     dtype=np.float32,
 ).T[:, None, :]
@@ -41,32 +41,72 @@ _COARSE: Final = np.array(
 # one below the other, start together as a cluster. As vLLM's and SGLang's are on Hopper (sm90_fp8_config_default and
 # others); where tensor cores take fewer rows; on Ada, vLLM's (cutlass_gemm_sm89_fp8_dispatch) and SGLang's
 # (sm89_fp8_dispatch_shape); and on Blackwell (cutlass_gemm_sm100_fp8_dispatch), where two cores share a tile.
-_ANY: Final = np.inf
-_BY_SIZE: Final = {
-    "fixed": ((64, _ANY, 64, 64, 1), (128, _ANY, 64, 128, 1), (_ANY, _ANY, 128, 128, 2)),
-    "narrow": ((16, _ANY, 16, 64, 1), (64, _ANY, 64, 64, 1), (128, _ANY, 64, 128, 1), (_ANY, _ANY, 128, 128, 1)),
-    "sm89": ((16, 8192, 16, 64, 1), (16, 24576, 16, 128, 1), (16, _ANY, 32, 64, 1), (32, 8192, 32, 64, 1),
-             (32, 16384, 32, 128, 1), (32, _ANY, 32, 64, 1), (64, 8192, 64, 64, 1), (64, 16384, 64, 128, 1),
-             (64, _ANY, 64, 64, 1), (128, 8192, 64, 128, 1), (128, 16384, 128, 128, 1), (128, _ANY, 128, 64, 1),
-             (256, 4096, 64, 128, 1), (256, _ANY, 128, 128, 1), (_ANY, 4096, 128, 128, 1), (_ANY, 8192, 256, 128, 1),
-             (_ANY, _ANY, 128, 128, 1)),
-    "rowwise": ((16, 8192, 16, 64, 1), (16, 16384, 32, 64, 1), (16, _ANY, 16, 64, 1), (64, 16384, 32, 64, 1),
-                (64, _ANY, 16, 64, 1), (128, 16384, 64, 64, 1), (128, _ANY, 32, 64, 1), (256, 8192, 128, 64, 1),
-                (256, 16384, 64, 128, 1), (256, _ANY, 128, 64, 1), (_ANY, _ANY, 128, 128, 1)),
-    "sm100": ((16, _ANY, 32, 128, 1), (64, _ANY, 64, 128, 1), (256, _ANY, 64, 128, 2), (_ANY, _ANY, 128, 128, 2)),
-}  # fmt: skip
+_ANY_SIZE: Final = np.inf
+_TILES_BY_SIZE: Final = {
+    "fixed": ((64, _ANY_SIZE, 64, 64, 1), (128, _ANY_SIZE, 64, 128, 1), (_ANY_SIZE, _ANY_SIZE, 128, 128, 2)),
+    "narrow": (
+        (16, _ANY_SIZE, 16, 64, 1),
+        (64, _ANY_SIZE, 64, 64, 1),
+        (128, _ANY_SIZE, 64, 128, 1),
+        (_ANY_SIZE, _ANY_SIZE, 128, 128, 1),
+    ),
+    "sm89": (
+        (16, 8192, 16, 64, 1),
+        (16, 24576, 16, 128, 1),
+        (16, _ANY_SIZE, 32, 64, 1),
+        (32, 8192, 32, 64, 1),
+        (32, 16384, 32, 128, 1),
+        (32, _ANY_SIZE, 32, 64, 1),
+        (64, 8192, 64, 64, 1),
+        (64, 16384, 64, 128, 1),
+        (64, _ANY_SIZE, 64, 64, 1),
+        (128, 8192, 64, 128, 1),
+        (128, 16384, 128, 128, 1),
+        (128, _ANY_SIZE, 128, 64, 1),
+        (256, 4096, 64, 128, 1),
+        (256, _ANY_SIZE, 128, 128, 1),
+        (_ANY_SIZE, 4096, 128, 128, 1),
+        (_ANY_SIZE, 8192, 256, 128, 1),
+        (_ANY_SIZE, _ANY_SIZE, 128, 128, 1),
+    ),
+    "rowwise": (
+        (16, 8192, 16, 64, 1),
+        (16, 16384, 32, 64, 1),
+        (16, _ANY_SIZE, 16, 64, 1),
+        (64, 16384, 32, 64, 1),
+        (64, _ANY_SIZE, 16, 64, 1),
+        (128, 16384, 64, 64, 1),
+        (128, _ANY_SIZE, 32, 64, 1),
+        (256, 8192, 128, 64, 1),
+        (256, 16384, 64, 128, 1),
+        (256, _ANY_SIZE, 128, 64, 1),
+        (_ANY_SIZE, _ANY_SIZE, 128, 128, 1),
+    ),
+    "sm100": (
+        (16, _ANY_SIZE, 32, 128, 1),
+        (64, _ANY_SIZE, 64, 128, 1),
+        (256, _ANY_SIZE, 64, 128, 2),
+        (_ANY_SIZE, _ANY_SIZE, 128, 128, 2),
+    ),
+}
 # Tiles among which DeepGEMM chooses on Hopper, in its order (get_layout_candidates of SM90ArchSpec), the rows of a
 # matrix instruction, what its caches move in a cycle, and the least tile of those that spill unless they share loads.
-_BLOCKS: Final = np.array(
+_DEEPGEMM_TILES: Final = np.array(
     [(m, n) for m in (64, 128, 16, 32, 256) for n in (*range(16, 129, 16), 144, 160, 192) if m <= 128 or n <= 128],
     dtype=np.float32,
 ).T[:, None, :]
 _INSTRUCTION: Final = 64
 _L1_BYTES: Final = 128  # a core
 _L2_BYTES: Final = (64, 8e6 / 1.3e3)  # a core, and all
-_LARGE: Final = 128 * 192
-_INT8: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # how many times a type's the rate in int8 is, on whole cores
-_LASTING: Final = 1e-3  # of a kernel, at which the clock has fallen half as far as a power limit makes it fall [s]
+_MIN_SPILLING_TILE: Final = 128 * 192
+_INT8_RATIO: Final = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+}  # how many times a type's the rate in int8 is, on whole cores
+_HALF_THROTTLED_S: Final = (
+    1e-3  # of a kernel, at which the clock has fallen half as far as a power limit makes it fall [s]
+)
 # Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its plugins), up to which it does so
 # with narrow weights where that is faster (checkTactic of its weight-only ones), and columns of a block of threads.
 _FEW_ROWS: Final = 4
@@ -172,23 +212,23 @@ class Gemm(Family):
     ) -> dict[str, Features]:
         """Features of several variants; those with the same tiles share theirs."""
         tiled: dict[str, Features] = {}
-        found: dict[str, Features] = {}
+        features: dict[str, Features] = {}
         for variant in variants:
             way, _, word = (variant or self.variants[0]).partition(" ")
             tiles = word.removesuffix("gemv")
             if tiles not in tiled:
                 tiled[tiles] = self._tiled(shapes, device, implementation, tiles)
             kind = kernel_type(implementation.dtype)
-            few = _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None
-            found[variant] = {**tiled[tiles], "waves": way == "waves", "gemv": few}
-        return found
+            vector_features = _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None
+            features[variant] = {**tiled[tiles], "waves": way == "waves", "gemv": vector_features}
+        return features
 
     def _tiled(self, shapes: Shapes, device: Device, implementation: Implementation, word: str) -> Features:
         """Features of all variants whose tiles are those of `word`."""
         kind = kernel_type(implementation.dtype)
         m, n, k = (np.asarray(shapes[c], dtype=np.float32)[:, None] for c in self.columns)
         batch = np.asarray(shapes["batch"], dtype=np.float32)[:, None]
-        whole, reach = _reach(device, kind.arithmetic)
+        full_rate, reach = _reach(device, kind.arithmetic)
         tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
         tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
         part = 64 * np.ceil(k / (64 * split))
@@ -200,7 +240,7 @@ class Gemm(Family):
         return {
             "ops": (2 * m * n * k * batch)[:, 0].astype(float),
             "tiles": tiles / device.cores,
-            "tile_ops": 2 * rows * tile_n * part * device.cores / whole,
+            "tile_ops": 2 * rows * tile_n * part * device.cores / full_rate,
             "l2": (tiles * part * (tile_m * kind.activation + tile_n * kind.weight) + parted) / device.bandwidth,
             "split": split > 1,
             "weights": weights / device.bandwidth,
@@ -208,32 +248,32 @@ class Gemm(Family):
             "written": written / device.bandwidth,
             "lasting": lasting,
             "reuse": reuse,
-            "ideal": ((2 * m * n * k * batch) / whole).astype(np.float32),
+            "ideal": ((2 * m * n * k * batch) / full_rate).astype(np.float32),
             "reach": reach,
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
             "rows": (batch * m)[:, 0] / device.cores,
             "cache": device.l2,
             "single": None
             if device.has_matrix_units(kind.arithmetic)
-            else 2 * np.where(m <= _FEW_ROWS, np.minimum(tile_m, m), tile_m) * tile_n * part * device.cores / whole,
+            else 2 * np.where(m <= _FEW_ROWS, np.minimum(tile_m, m), tile_m) * tile_n * part * device.cores / full_rate,
             "steps": np.ceil(tiles / device.cores) * np.ceil(k / 128) if word == "fewest" else None,
-            "spills": (tile_m * tile_n >= _LARGE) & (tiles <= device.cores) if word == "fewest" else None,
+            "spills": (tile_m * tile_n >= _MIN_SPILLING_TILE) & (tiles <= device.cores) if word == "fewest" else None,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
-        tiled_s, moved, gone = self._on_tiles(p, features)
-        return self._quantized_s(p, features, gone, self._few_rows_s(p, features, moved, tiled_s))
+        tiled_s, moved, uncached = self._on_tiles(p, features)
+        return self._quantized_s(p, features, uncached, self._few_rows_s(p, features, moved, tiled_s))
 
     def _on_tiles(self, p: Parameters, features: Features) -> tuple[Array, Array, Array]:
         """Time on tiles [s]; time of its bytes at the memory bandwidth [s]; and the uncached share of activations."""
         f = features
         tiles = f["tiles"]
-        gone = cold(f["reuse"], f["cache"], p["eta_x"] or p["eta"], p["width"])
-        new = cold(f["lasting"], f["cache"], p["eta"], p["width"])
-        moved = f["weights"] * new + (f["inputs"] + p["omega"] * f["written"]) * gone
+        uncached = uncached_fraction(f["reuse"], f["cache"], p["eta_x"] or p["eta"], p["width"])
+        new = uncached_fraction(f["lasting"], f["cache"], p["eta"], p["width"])
+        moved = f["weights"] * new + (f["inputs"] + p["omega"] * f["written"]) * uncached
         memory = (moved / p["beta"] + new * (p["first_us"] * MICROSECOND)).astype(np.float32)[:, None]
-        least = f["ideal"] / p["alpha"]
-        slow = np.maximum((1 + p["hot"] * least / (least + _LASTING)) / p["alpha"], 1 / f["reach"])
+        min_s = f["ideal"] / p["alpha"]
+        slow = np.maximum((1 + p["hot"] * min_s / (min_s + _HALF_THROTTLED_S)) / p["alpha"], 1 / f["reach"])
         if f["waves"]:
             rounds = p["round"] * np.ceil(tiles) + (1 - p["round"]) * np.maximum(tiles, 1)
             compute = rounds * (f["tile_ops"] * slow + p["tau_us"] * MICROSECOND)
@@ -247,46 +287,46 @@ class Gemm(Family):
         extra = f["split"] * np.float32(p["split_us"] * MICROSECOND)
         squares = compute * compute, memory * memory, l2 * l2
         rough = np.sqrt(np.sqrt(sum(s * s for s in squares))) + extra  # smooth_max(4, ...), in single precision
-        place = best(rough)
-        terms = [np.maximum(take(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
-        time = smooth_max(p["sharp"], *terms) + take(extra, place)
-        return time + p["start_us"] * MICROSECOND, moved, gone
+        place = best_column(rough)
+        terms = [np.maximum(take_columns(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
+        time = smooth_max(p["sharp"], *terms) + take_columns(extra, place)
+        return time + p["start_us"] * MICROSECOND, moved, uncached
 
     def _few_rows_s(self, p: Parameters, features: Features, moved: Array, tiled_s: Array) -> Array:
         """Time with few rows on vector units, if the variant has a kernel for them. [s]"""
         if features["gemv"] is None:
             return tiled_s
-        few, tried, vectors, steps, blocks = features["gemv"].T
+        is_few_rows, tried, vectors, steps, blocks = features["gemv"].T
         steps = steps * p["gemv_step_ns"] * 1e-3 * MICROSECOND
         terms = [vectors / p["gemv_alpha"], moved / p["gemv_beta"], steps]
         own_s = (p["gemv_us"] + p["gemv_tau_us"] * blocks) * MICROSECOND + smooth_max(p["sharp"], *terms)
-        return np.where(few, own_s, np.where(tried, np.minimum(own_s, tiled_s), tiled_s))
+        return np.where(is_few_rows, own_s, np.where(tried, np.minimum(own_s, tiled_s), tiled_s))
 
-    def _quantized_s(self, p: Parameters, features: Features, gone: Array, time_s: Array) -> Array:
+    def _quantized_s(self, p: Parameters, features: Features, uncached: Array, time_s: Array) -> Array:
         """Time with the quantization of activations before, if there is one. [s]"""
         f = features
         if f["quantized"] is not None:
             time_s = time_s + (p["quantize_us"] + p["row_us"] * f["rows"]) * MICROSECOND
-            kept = (1 - gone) * (p["eta_x"] > 0)
-            time_s = time_s + p["passes"] * f["quantized"] * (1 - kept + kept / p["lambda"])
+            cached = (1 - uncached) * (p["eta_x"] > 0)
+            time_s = time_s + p["passes"] * f["quantized"] * (1 - cached + cached / p["lambda"])
         return np.asarray(time_s, dtype=float)
 
     def seconds_elsewhere(self, p: Parameters, features: Features) -> Array:
-        """For few rows no more than with tiles, since the part of their peak that vector units reach differs by
-        generation. On devices without matrix units, few rows fill no tile.
+        """Takes at most the time with tiles for few rows, since the fraction of their peak that vector units reach
+        differs by generation. On devices without matrix units, few rows do not fill a tile.
         """
         if features["single"] is not None:
             features = {**features, "tile_ops": features["single"]}
-        tiled_s, moved, gone = self._on_tiles(p, features)
+        tiled_s, moved, uncached = self._on_tiles(p, features)
         few_rows_s = self._few_rows_s(p, features, moved, tiled_s)
-        return self._quantized_s(p, features, gone, np.minimum(few_rows_s, tiled_s))
+        return self._quantized_s(p, features, uncached, np.minimum(few_rows_s, tiled_s))
 
     def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:
         start: Array | float = p["start_us"] + p["tau_us"]
         if features["gemv"] is not None:
-            few, tried, *_ = features["gemv"].T
-            own = p["gemv_us"] + p["gemv_tau_us"]
-            start = np.where(few, own, np.where(tried, np.minimum(own, start), start))
+            is_few_rows, tried, *_ = features["gemv"].T
+            gemv_us = p["gemv_us"] + p["gemv_tau_us"]
+            start = np.where(is_few_rows, gemv_us, np.where(tried, np.minimum(gemv_us, start), start))
         quantizes = features["quantized"] is not None
         return (start + quantizes * p["quantize_us"]) * MICROSECOND
 
@@ -318,40 +358,46 @@ def _reach(device: Device, dtype: str) -> tuple[float, float]:
     for fp8 without block scales, even on cards that reach the full rate with them (the RTX 50 series).
     """
     rates, peak = device.hardware.rates, device.peak(dtype)
-    if device.kind != "gpu" or dtype not in _INT8 or any(matrix(one) not in rates for one in (dtype, "fp16", "int8")):
+    if (
+        device.kind != "gpu"
+        or dtype not in _INT8_RATIO
+        or any(matrix(one) not in rates for one in (dtype, "fp16", "int8"))
+    ):
         return peak, 1.0
-    parts = {name: min(1.0, rates[matrix(name)] * _INT8[name] / rates[matrix("int8")]) for name in (dtype, "fp16")}
+    parts = {
+        name: min(1.0, rates[matrix(name)] * _INT8_RATIO[name] / rates[matrix("int8")]) for name in (dtype, "fp16")
+    }
     return peak / parts[dtype], min(parts.values())
 
 
 def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Array, Array, Array, Array]:
     """Rows and columns of tiles, parts of K, and tiles in a cluster: of each row its own, or all that are tried."""
     one = np.ones_like(m)
-    if word in _BY_SIZE:
+    if word in _TILES_BY_SIZE:
         tile = np.empty((3, *m.shape), dtype=np.float32)
-        for rows, columns, *sizes in reversed(_BY_SIZE[word]):
+        for rows, columns, *sizes in reversed(_TILES_BY_SIZE[word]):
             tile[:, (m <= rows) & (n <= columns)] = np.array(sizes, dtype=np.float32)[:, None]
         return tile[0], tile[1], one, tile[2]
     if word == "fewest":
         place = _fewest_cycles(m, n, k, cores)
-        return _BLOCKS[0, 0, place], _BLOCKS[1, 0, place], one, one
-    return (*(_COARSE if word == "coarse" else _LAYOUTS), np.ones(1, dtype=np.float32))
+        return _DEEPGEMM_TILES[0, 0, place], _DEEPGEMM_TILES[1, 0, place], one, one
+    return (*(_COARSE_LAYOUTS if word == "coarse" else _LAYOUTS), np.ones(1, dtype=np.float32))
 
 
 def _fewest_cycles(m: Array, n: Array, k: Array, cores: float) -> Array:
     """The index of DeepGEMM's choice (get_layout_info of SM90ArchSpec). With more than one wave, pairs share loads."""
-    tile_m, tile_n = _BLOCKS
+    tile_m, tile_n = _DEEPGEMM_TILES
     waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / cores)
     shared = np.where(waves > 1, np.maximum(tile_m, tile_n) / 2, 0)
     loaded, stored = tile_m + tile_n, 2 * tile_m * tile_n
     l1 = (k * (loaded + np.maximum(tile_m, _INSTRUCTION) + tile_n) + 2 * stored) / (_L1_BYTES * cores)
     l2 = (k * (loaded - shared) + stored) / min(_L2_BYTES[0] * cores, _L2_BYTES[1])
     cycles = waves * np.maximum(l1, l2) * np.where(waves > 1, 1 + 1e-4, 1).astype(np.float32)  # alone if it is as fast
-    return best(np.where((tile_m < _INSTRUCTION) & (m > tile_m), np.inf, cycles))
+    return best_column(np.where((tile_m < _INSTRUCTION) & (m > tile_m), np.inf, cycles))
 
 
 def _gemv(shapes: Shapes, device: Device, narrow: bool) -> Array:
-    """Whether rows are few, or few enough to be tried; time of vector units at their peak [s]; K; blocks per core."""
+    """Columns of a GEMV: is it used, is it tried; time of vector units at their peak [s]; K; blocks per core."""
     m, n, k, batch = (np.asarray(shapes[c], dtype=float) for c in ("M", "N", "K", "batch"))
     vectors = 2 * m * n * k * batch / device.hardware.rates[vector("fp32")]
     tried = (m <= _TRIED_ROWS) & narrow
@@ -363,5 +409,5 @@ def _reuse(shapes: Shapes, weights: Array, activations: Array) -> tuple[Array, A
     sets = np.maximum(shapes["loop"], 1)
     private = shapes["private"] > 0
     around = sets * weights + np.where(private, sets, 1) * activations
-    own = np.where(private, around, weights + activations)
-    return np.where(shapes["loop"] > 0, around, np.inf), np.where(shapes["loop"] > 0, own, np.inf)
+    activation_reuse = np.where(private, around, weights + activations)
+    return np.where(shapes["loop"] > 0, around, np.inf), np.where(shapes["loop"] > 0, activation_reuse, np.inf)

@@ -18,22 +18,22 @@ from ._family import (
     Implementation,
     Parameters,
     Shapes,
-    cold,
     from_memory,
+    uncached_fraction,
 )
-from ._routing import TILES, local_loads, shared_out
+from ._routing import TILES, even_tiles, local_loads
 
 _HEIGHTS: Final = np.array(TILES, dtype=float)
-_TUNED: Final = (16, 32, 64, 128)  # rows of tiles that a kernel tuned for each shape has, and their columns
+_TUNED_ROWS: Final = (16, 32, 64, 128)  # rows of tiles that a kernel tuned for each shape has, and their columns
 _WIDTHS: Final = (64, 128, 256)
-_ROWS: Final = np.repeat([TILES.index(rows) for rows in _TUNED], len(_WIDTHS))[None, :]
-_COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(_TUNED))[None, :]
+_ROWS: Final = np.repeat([TILES.index(rows) for rows in _TUNED_ROWS], len(_WIDTHS))[None, :]
+_COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(_TUNED_ROWS))[None, :]
 _FEW_TOKENS: Final = 4  # that fill no tiles where vector units multiply them
-_PASSES: Final = ("passes", "middle", "strangers")
+_PASS_NAMES: Final = ("passes", "middle", "strangers")
 
 
 class Moe(Family):
-    """What one device does of a layer, without the router and the all-to-alls.
+    """Fused MoE kernel of one device, without the router and the all-to-alls.
 
     variants  Tiles are the best of those that a kernel may be tuned to, or those that a rule of _RULES sets; each reads
               its weights and rows again from the L2 cache. "whole": if any copy of a token is on the device, all its
@@ -87,29 +87,29 @@ class Moe(Family):
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         kind = kernel_type(implementation.dtype)
-        work = _work(shapes)
-        work |= _whole(shapes, work) if "whole" in variant else {}
+        work = _amounts(shapes)
+        work |= _all_copies(shapes, work) if "whole" in variant else {}
         rule = _RULES.get(variant.removesuffix("whole").strip())
-        at, wide = (_ROWS, _COLUMNS)
+        tile_places, wide = (_ROWS, _COLUMNS)
         if rule:
             tall, wide = (column[:, None] for column in rule(work))
-            at = np.searchsorted(TILES, tall)
+            tile_places = np.searchsorted(TILES, tall)
         peak = device.peak(kind.arithmetic)
         tiled = device.has_matrix_units(kind.arithmetic)
-        found: dict[str, Array] = {}
-        everything = np.zeros(len(work["rows"]))
+        product_features: dict[str, Array] = {}
+        all_bytes = np.zeros(len(work["rows"]))
         for name, n, k in (("up", work["up"], work["hidden"]), ("down", work["hidden"], work["inner"])):
             weights = work["reached"] * n * k * kind.weight
             rows = work["rows"] * (k * kind.activation + 2 * n)
-            everything = everything + weights + rows
-            tiles = work["tiles"][np.arange(len(n))[:, None], at]
-            padded = tiles * _HEIGHTS[at]
+            all_bytes = all_bytes + weights + rows
+            tiles = work["tiles"][np.arange(len(n))[:, None], tile_places]
+            padded = tiles * _HEIGHTS[tile_places]
             full = padded if tiled else np.where(work["tokens"][:, None] <= _FEW_TOKENS, work["rows"][:, None], padded)
             columns = np.ceil(n[:, None] / wide)
             touched = (weights + rows)[:, None]
             if rule:  # every tile reads its weights, and every column of tiles the rows
                 touched = tiles * (n * k)[:, None] * kind.weight + columns * padded * k[:, None] * kind.activation
-            found |= {
+            product_features |= {
                 f"{name} ops": (2 * work["rows"] * n * k / peak)[:, None],
                 f"{name} padded": 2 * full * columns * wide * k[:, None] / peak,
                 f"{name} waves": np.maximum(tiles * columns, 1) / device.cores,
@@ -118,22 +118,22 @@ class Moe(Family):
                 f"{name} l2": touched / device.bandwidth,
             }
         return {
-            **found,
+            **product_features,
             "passes": 2 * work["hidden"] * (work["rows"] + work["tokens"]),
             "middle": 2 * (work["up"] + work["inner"]) * work["rows"],
             "strangers": 2 * (work["hidden"] + work["up"]) * work["all rows"],
             "bandwidth": device.bandwidth,
-            "reuse": np.where(shapes["loop"] > 0, everything, np.inf),
+            "reuse": np.where(shapes["loop"] > 0, all_bytes, np.inf),
             "experts": work["local"],
             "size": device.l2,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
-        warm = cold(f["reuse"], f["size"], p["eta"])[:, None]
+        warm = uncached_fraction(f["reuse"], f["size"], p["eta"])[:, None]
         saved = p["held"] * max(1 - 1 / p["lambda"], 0)
-        rest = {name: 1 - saved * (1 - cold(f[name], f["size"], p["eta"])) for name in _PASSES}
-        passes = sum(p[name] * f[name] * rest[name] for name in _PASSES) / f["bandwidth"]
+        rest = {name: 1 - saved * (1 - uncached_fraction(f[name], f["size"], p["eta"])) for name in _PASS_NAMES}
+        passes = sum(p[name] * f[name] * rest[name] for name in _PASS_NAMES) / f["bandwidth"]
         time = p["start_us"] * MICROSECOND + passes + f["experts"] * (p["expert_us"] * MICROSECOND)
         for name, part in (("up", rest["passes"]), ("down", rest["middle"])):
             waves = f[f"{name} waves"]
@@ -145,21 +145,21 @@ class Moe(Family):
             l2 = f[f"{name} l2"] / (p["lambda"] * wide)
             largest = np.maximum(np.maximum(compute, memory), l2)
             place = np.argmin(compute * compute + memory * memory + l2 * l2, axis=1)
-            at = np.arange(len(place)), place
-            smooth = sum((t[at] / largest[at]) ** p["sharp"] for t in (compute, memory, l2))
-            time = time + largest[at] * smooth ** (1 / p["sharp"])
+            best_tiles = np.arange(len(place)), place
+            smooth = sum((t[best_tiles] / largest[best_tiles]) ** p["sharp"] for t in (compute, memory, l2))
+            time = time + largest[best_tiles] * smooth ** (1 / p["sharp"])
         return np.asarray(time, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
-        """Of the experts that tokens reach.
+        """Roofline of the experts that tokens reach. [s]
 
         If some experts are more popular and there are fewer copies than experts, which of them are reached is chance.
         The bound then counts only what no routing avoids: on the device with most rows an equal part of the copies, and
         as many experts as those need, since a token goes to an expert once.
         """
         kind = kernel_type(implementation.dtype)
-        work = _work(shapes)
-        work |= _least(shapes, work)
+        work = _amounts(shapes)
+        work |= _unavoidable(shapes, work)
         a_row = (work["up"] + work["inner"]) * work["hidden"]
         weights = work["reached"] * a_row * kind.weight
         rows = 2.0 * 2 * work["hidden"] * work["tokens"]
@@ -173,8 +173,8 @@ _Work = Mapping[str, Array]
 
 def _triton(work: _Work) -> tuple[Array, Array]:
     """SGLang and older vLLM: get_default_config, for shapes without a tuned table. vLLM's int4 kernels switch alike."""
-    few = work["tokens"] <= work["local"]
-    return np.where(few, 16, 64), np.where(few, 32, 64)
+    is_few_tokens = work["tokens"] <= work["local"]
+    return np.where(is_few_tokens, 16, 64), np.where(is_few_tokens, 32, 64)
 
 
 def _tokens(work: _Work) -> tuple[Array, Array]:
@@ -214,15 +214,15 @@ def _copies(work: _Work) -> Array:
     return work["all rows"] / work["local"]
 
 
-def _work(shapes: Shapes) -> dict[str, Array]:
+def _amounts(shapes: Shapes) -> dict[str, Array]:
     names = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep", "gated", "skew")
     tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
     loads = local_loads(tokens, experts, topk, ep, skew)
     rows, reached, tiles = loads[:, 0], loads[:, 1], loads[:, 2:]
-    known = np.asarray(shapes["reached"], dtype=float)  # of the device's experts; 0 where it is not said
-    fewer = (known > 0) & (known < reached)
-    reached = np.where(fewer, known, reached)
-    tiles = np.where(fewer[:, None], shared_out(rows, reached), tiles)
+    reached_experts = np.asarray(shapes["reached"], dtype=float)  # of the device's experts; 0 where it is not said
+    fewer = (reached_experts > 0) & (reached_experts < reached)
+    reached = np.where(fewer, reached_experts, reached)
+    tiles = np.where(fewer[:, None], even_tiles(rows, reached), tiles)
     inner = inter / tp
     return {
         "tokens": tokens,
@@ -237,20 +237,20 @@ def _work(shapes: Shapes) -> dict[str, Array]:
     }
 
 
-def _whole(shapes: Shapes, work: _Work) -> dict[str, Array]:
+def _all_copies(shapes: Shapes, work: _Work) -> dict[str, Array]:
     """Tokens, rows and tiles if all copies of tokens that reach the device stay there, strangers at one expert."""
-    topk, apart = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
+    topk, is_sharded = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
     share = np.minimum(work["rows"] / work["all rows"], 1)  # but for rounding it is no more
     reaching = np.where(np.asarray(shapes["skew"]) > 0, 1 - (1 - share) ** topk, np.minimum(topk * share, 1))
-    reaching = np.where(apart, reaching, 1.0)
+    reaching = np.where(is_sharded, reaching, 1.0)
     rows = work["all rows"] * reaching
     tiles = work["tiles"] + np.ceil(np.maximum(rows - work["rows"], 0)[:, None] / _HEIGHTS)
     return {"tokens": work["tokens"] * reaching, "all rows": rows, "rows": rows, "tiles": tiles}
 
 
-def _least(shapes: Shapes, work: _Work) -> dict[str, Array]:
+def _unavoidable(shapes: Shapes, work: _Work) -> dict[str, Array]:
     """Rows and experts that every routing reaches, for few tokens, which do not determine which."""
     lucky = (shapes["skew"] > 0) & (work["all rows"] < shapes["experts"])
     rows = np.ceil(work["all rows"] / shapes["ep"])
-    least = {"rows": rows, "reached": np.ceil(rows / work["tokens"])}
-    return {name: np.where(lucky, np.minimum(column, work[name]), work[name]) for name, column in least.items()}
+    minimum = {"rows": rows, "reached": np.ceil(rows / work["tokens"])}
+    return {name: np.where(lucky, np.minimum(column, work[name]), work[name]) for name, column in minimum.items()}

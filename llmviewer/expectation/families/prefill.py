@@ -17,18 +17,18 @@ from ._family import (
     Implementation,
     Parameters,
     Shapes,
-    cold,
     from_memory,
     smooth_max,
+    uncached_fraction,
 )
 
-_SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
+_SMALL_TILE_ROWS: Final = 64  # rows of the tile that kernels turn to for short prompts
 # FlashAttention-3 on Hopper (hopper/tile_size.h): rows of a tile where heads are wider than so many columns. Caches in
 # small pages are read with packed heads only (get_pack_gqa in hopper/flash_api.cpp).
-_WIDER: Final = 64
-_WIDER_ROWS: Final = 128
+_WIDE_HEAD: Final = 64
+_WIDE_HEAD_ROWS: Final = 128
 # Of an exponential's time, what kernels of Hopper and Blackwell for heads of several widths show: the median of fits.
-_SHOWN: Final = 0.75
+_EXPOSED_EXPONENTIALS: Final = 0.75
 # vLLM's reshape_and_cache_flash (csrc/cache_kernels.cu): a block for each token, with a thread for each element of its
 # keys up to so many; a core holds so many threads.
 _STORING: Final = "vllm"
@@ -95,13 +95,13 @@ class Prefill(Family):
     )
 
     def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:
-        """For exponentials: if multiplication is that fast, most of the time of special function units shows."""
-        usual = super().default_parameters(implementation, device)
+        """Adds the exposed time of special function units, most of which shows where multiplication is fast."""
+        parameters = super().default_parameters(implementation, device)
         if device.vendor == "nvidia" and device.kind == "gpu" and device.clock:
             columns = device.peak(kernel_type(implementation.dtype).arithmetic) / 2 / device.cores
-            shown = _SHOWN * columns / (device.exponentials * device.clock)
-            usual["softmax"] = max(shown, usual["softmax"])
-        return usual
+            exposed = _EXPOSED_EXPONENTIALS * columns / (device.exponentials * device.clock)
+            parameters["softmax"] = max(exposed, parameters["softmax"])
+        return parameters
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
@@ -110,9 +110,9 @@ class Prefill(Family):
         rows, *ways = (variant or self.variants[0]).split()
         packed = "packed" in ways
         window = np.full_like(window, np.inf) if "blind" in ways else window
-        tile = np.where(("width" in ways) & (dim > _WIDER), _WIDER_ROWS, float(rows))
+        tile = np.where(("width" in ways) & (dim > _WIDE_HEAD), _WIDE_HEAD_ROWS, float(rows))
         if not {"only", "width"} & set(ways):
-            tile = np.array(sorted({float(rows), _SMALL}))[None, :]
+            tile = np.array(sorted({float(rows), _SMALL_TILE_ROWS}))[None, :]
         group = heads / kv_heads if packed else np.ones_like(heads)
         tiles = np.ceil(q * group / tile)
         blocks = b * (kv_heads if packed else heads) * tiles
@@ -146,12 +146,12 @@ class Prefill(Family):
         key = f["unit"] * (f["narrow"] + p["wide"] * f["wide"] + p["softmax"]) / p["alpha"]
         rounds = p["round"] * np.ceil(waves) + (1 - p["round"]) * waves
         tau = p["tau_us"] * MICROSECOND
-        most = f["window"] + p["edge"] * f["edge"]
-        longest = np.minimum(f["last"], most)
-        keys = np.maximum(rounds * np.minimum(f["mean"], most) + p["tail"] * longest, longest)
+        window_keys = f["window"] + p["edge"] * f["edge"]
+        longest = np.minimum(f["last"], window_keys)
+        keys = np.maximum(rounds * np.minimum(f["mean"], window_keys) + p["tail"] * longest, longest)
         compute = np.min(keys * key + np.maximum(waves, 1) * tau, axis=1)
         compute = compute * np.where(f["odd"], p["odd"], 1)
-        part = cold(f["reuse"], f["size"], p["eta"])
+        part = uncached_fraction(f["reuse"], f["size"], p["eta"])
         part = part + (1 - part) / p["lambda"]
         memory = f["moved"] * part / p["beta"]
         core = smooth_max(p["sharp"], compute, memory)
@@ -162,8 +162,8 @@ class Prefill(Family):
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float) for c in self.columns)
         ops = 2 * b * heads * _pairs(q, kv, shapes) * (dim + v_dim)
-        seen = np.where(shapes["window"] > 0, np.minimum(kv, q + shapes["window"]), kv)
-        read = b * seen * kv_heads * (dim + v_dim) * cache_bytes(implementation.kv_dtype or "bf16")
+        read_keys = np.where(shapes["window"] > 0, np.minimum(kv, q + shapes["window"]), kv)
+        read = b * read_keys * kv_heads * (dim + v_dim) * cache_bytes(implementation.kv_dtype or "bf16")
         moved = 2 * b * q * heads * (dim + v_dim) + read
         memory = from_memory(moved, shapes["loop"], device.l2) / device.bandwidth
         arithmetic = "fp8" if implementation.kv_dtype == "fp8" and device.vendor == "nvidia" else implementation.dtype

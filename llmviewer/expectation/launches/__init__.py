@@ -1,4 +1,4 @@
-"""From the operators of an estimate to the kernels that a library launches for them.
+"""Kernels that a library launches for the operators of an estimate.
 
 Serving libraries merge products that read the same tensor into one matrix multiplication, and the experts of a layer
 into one fused kernel. What no measured kernel does is laid out like the kernel most similar to it, and the report says
@@ -27,8 +27,8 @@ from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
 from ._kernel import KernelSequence, LibraryKernel, Sending
 from ._movers import mover, unmeasured
-from ._products import ALONE, gemm, products
-from ._whole import AMOUNTS, WHOLE, by_amounts
+from ._products import UNMERGED_LIBRARIES, gemm, products
+from ._whole import AMOUNTS, WHOLE_PASS_LIBRARIES, by_amounts
 from ._work import LaunchWork, stream_of
 
 __all__ = ["AMOUNTS", "STRAIGHT", "KernelSequence", "LibraryKernel", "Sending", "counted", "launches"]
@@ -51,37 +51,43 @@ def launches(
     *,
     library: str,
     half: str,
-    known: dict[object, KernelSequence] | None = None,
+    known_launches: dict[object, KernelSequence] | None = None,
 ) -> tuple[KernelSequence, ...]:
-    """What `library` launches for the operators of an estimate. Every operator is a member of one launch.
+    """Launches of `library` for the operators of an estimate. Every operator is a member of one launch.
 
     half   the 16-bit type that the device computes in
     known  launches of other graphs at the same workload, reused for operators that are the same objects
     """
-    found: list[KernelSequence] = []
-    known = {} if known is None else known
+    sequences: list[KernelSequence] = []
+    known_launches = {} if known_launches is None else known_launches
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
         works = {place: LaunchWork.of_row(rows[place], workload, library=library, half=half) for place in places}
-        found.extend(_of_block(works, [] if library in (*ALONE, *WHOLE) else experts(works), known))
-    return tuple(found)
+        sequences.extend(
+            _of_block(
+                works, [] if library in (*UNMERGED_LIBRARIES, *WHOLE_PASS_LIBRARIES) else experts(works), known_launches
+            )
+        )
+    return tuple(sequences)
 
 
 def _of_block(
-    works: Mapping[int, LaunchWork], fused: Sequence[tuple[int, ...]], known: dict[object, KernelSequence]
+    works: Mapping[int, LaunchWork], fused: Sequence[tuple[int, ...]], known_launches: dict[object, KernelSequence]
 ) -> Iterator[KernelSequence]:
     """The launches of a block.
 
     fused  experts that are one launch
     known  launches of earlier blocks, reused for operators that are the same objects
     """
-    whole = any(work.library in WHOLE for work in works.values())
-    joined = {place: members for members in (*fused, *(() if whole else products(works))) for place in members}
+    by_amounts_only = any(work.library in WHOLE_PASS_LIBRARIES for work in works.values())
+    joined = {
+        place: members for members in (*fused, *(() if by_amounts_only else products(works))) for place in members
+    }
     for place, work in works.items():
         members = joined.get(place, (place,))
         if place != members[0]:
             continue
         same = tuple((id(works[m].row.operator), works[m].stream) for m in members)
-        if same not in known:
+        if same not in known_launches:
             launch = (
                 moe(members, works)
                 if members in fused
@@ -96,8 +102,8 @@ def _of_block(
             run_probability = works[
                 members[-1]
             ].run_probability  # a conversion's is that of the product which it is part of
-            known[same] = replace(launch, concurrent=tuple(concurrent), run_probability=run_probability)
-        yield replace(known[same], members=members)
+            known_launches[same] = replace(launch, concurrent=tuple(concurrent), run_probability=run_probability)
+        yield replace(known_launches[same], members=members)
 
 
 def _other_types(op: FlashAttention) -> str:
@@ -118,15 +124,15 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         return KernelSequence(
             members=members, kernels=kernels, sending=sending(op), remark=remark, partial=bool(kernels and remark)
         )  # fmt: skip
-    if work.library in WHOLE:
+    if work.library in WHOLE_PASS_LIBRARIES:
         return by_amounts(place, work)
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
-        known = isinstance(op.heads.mask, Causal | Bidirectional | Across)
+        is_measured_mask = isinstance(op.heads.mask, Causal | Bidirectional | Across)
         types = _other_types(op)
-        remark = ", ".join(filter(None, ("" if known else "such masks were not measured", types)))
-        instead = "" if not remark else ANOTHER_TYPE if known else ANOTHER_KERNEL
-        return KernelSequence(members=members, kernels=kernels, remark=remark, stand_in_class=instead)
+        remark = ", ".join(filter(None, ("" if is_measured_mask else "such masks were not measured", types)))
+        stand_in_class = "" if not remark else ANOTHER_TYPE if is_measured_mask else ANOTHER_KERNEL
+        return KernelSequence(members=members, kernels=kernels, remark=remark, stand_in_class=stand_in_class)
     if isinstance(op, Indexer | BlockIndexer):
         return KernelSequence(
             members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, stand_in_class=ANOTHER_KERNEL

@@ -19,7 +19,7 @@ from ._kernel import LibraryKernel
 from ._movers import mover
 from ._work import LaunchWork
 
-_FEWEST_READ: Final = 128  # queries of a sequence in what was measured of prompts
+_MIN_PROMPT_QUERIES: Final = 128  # queries of a sequence in what was measured of prompts
 
 
 def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator[LibraryKernel]:
@@ -29,7 +29,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     longer than the fewest that were measured of prompts.
     """
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
-    batch, queries, keys, causal = _seen(mask, alike)
+    batch, queries, keys, causal = _measured_terms(mask, alike)
     window = getattr(mask, "window", inf)
     shapes: dict[str, Num] = {
         "batch": batch,
@@ -45,40 +45,44 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     latent = heads.out_dim != heads.head_dim
     absorbed = latent and heads.num_kv_heads == 1
     kind = "mla_unabsorbed" if latent and not absorbed else ""
-    whole = mask.mask if isinstance(mask, ShardedKeys) else mask
-    kind = kind if isinstance(whole, Causal) else "encoder_noncausal" if not mask.keeps else ""
+    unsharded = mask.mask if isinstance(mask, ShardedKeys) else mask
+    kind = kind if isinstance(unsharded, Causal) else "encoder_noncausal" if not mask.keeps else ""
     bits = op.inputs[0].format.bits
     dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else work.half
-    once = np.less_equal(queries, 1)
+    is_single_query = np.less_equal(queries, 1)
     narrow = "bf16" if dtype == "fp16" else dtype
     stored = "fp8" if cache.bits <= 8 else "bf16"
     single = Implementation(
         library=work.library, dtype="bf16" if narrow == "fp8" else narrow, kv_dtype=stored,
         kernel="mla_absorb" if absorbed else "",
     )  # fmt: skip
-    yield LibraryKernel(family="attention_decode", implementation=single, shapes=shapes, where=once)
+    yield LibraryKernel(family="attention_decode", implementation=single, shapes=shapes, where=is_single_query)
     prompts = Implementation(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
-    instead, many = None, ~once
+    alternative, is_prompt = None, ~is_single_query
     if causal and kind != "mla_unabsorbed":
         side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
-        few = ~once & np.less(queries, _FEWEST_READ)
-        instead = LibraryKernel(family="attention_decode", implementation=single, shapes=side, where=few)
+        is_few_queries = ~is_single_query & np.less(queries, _MIN_PROMPT_QUERIES)
+        alternative = LibraryKernel(family="attention_decode", implementation=single, shapes=side, where=is_few_queries)
         if absorbed:
-            alone = {**shapes, "batch": batch * np.maximum(queries, 1)}
-            padded = np.maximum(_FEWEST_READ - queries, 0)
-            more = {**shapes, "q_len": queries + padded, "kv_len": keys + padded}
+            per_query_shapes = {**shapes, "batch": batch * np.maximum(queries, 1)}
+            padded = np.maximum(_MIN_PROMPT_QUERIES - queries, 0)
+            prompt_shapes = {**shapes, "q_len": queries + padded, "kv_len": keys + padded}
             yield replace(
-                instead,
-                per_query=LibraryKernel(family="attention_decode", implementation=single, shapes=alone, where=few),
-                alternative=LibraryKernel(family="attention_prefill", implementation=prompts, shapes=more, where=few),
+                alternative,
+                per_query=LibraryKernel(
+                    family="attention_decode", implementation=single, shapes=per_query_shapes, where=is_few_queries
+                ),
+                alternative=LibraryKernel(
+                    family="attention_prefill", implementation=prompts, shapes=prompt_shapes, where=is_few_queries
+                ),
             )
-            instead, many = None, many & ~few
+            alternative, is_prompt = None, is_prompt & ~is_few_queries
     yield LibraryKernel(
-        family="attention_prefill", implementation=prompts, shapes=shapes, where=many, alternative=instead
+        family="attention_prefill", implementation=prompts, shapes=shapes, where=is_prompt, alternative=alternative
     )
 
 
-def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
+def _measured_terms(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
     """Sequences, queries and keys of each, and whether queries see only earlier keys, in the terms of measured kernels.
 
     Keys that have left a window are not counted. Under other masks, every query sees the mean number of keys.
@@ -88,14 +92,16 @@ def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
         return spans.batch, spans.q_len, np.minimum(spans.kv_len, mask.window + spans.q_len - 1), True
     if isinstance(mask, PoolingMask):
         return spans.batch, np.minimum(spans.q_len, 1), spans.q_len, False
-    few = np.minimum(spans.q_len, 1)
-    queries = np.maximum(np.divide(spans.q_len, mask.ranks), few) if isinstance(mask, ShardedQueries) else spans.q_len
+    any_query = np.minimum(spans.q_len, 1)
+    queries = (
+        np.maximum(np.divide(spans.q_len, mask.ranks), any_query) if isinstance(mask, ShardedQueries) else spans.q_len
+    )
     tokens = np.multiply(spans.batch, queries)
     pairs = evaluate(mask.pairs, alike)
     each = np.divide(pairs, np.maximum(tokens, 1))
     if isinstance(mask, Tiled):
         return tokens / np.maximum(each, 1), each, each, False
-    return spans.batch, queries, np.maximum(each, few), False
+    return spans.batch, queries, np.maximum(each, any_query), False
 
 
 def scores(op: QK | SV, alike: Workload, work: LaunchWork) -> LibraryKernel:
@@ -117,10 +123,10 @@ def indexer(op: Indexer | BlockIndexer, work: LaunchWork) -> Iterator[LibraryKer
     """
     halves = replace(op.heads, head_dim=op.heads.head_dim // 2)
     halved = FlashAttention(name=op.name, inputs=op.inputs, outputs=op.outputs, heads=halves)
-    once: Num = True
+    is_single_query: Num = True
     for spans in work.groups:
         kernels = attention(halved, work.part(spans), work)
         prompts = next(kernel for kernel in kernels if kernel.family == "attention_prefill")
-        once = np.logical_and(once, np.logical_not(prompts.where))
+        is_single_query = np.logical_and(is_single_query, np.logical_not(prompts.where))
         yield prompts
-    yield mover(op, work, where=once)
+    yield mover(op, work, where=is_single_query)

@@ -1,4 +1,4 @@
-"""What devices send each other."""
+"""Kernels of collectives."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _COLLECTIVES: Final[Mapping[type[Operator], str]] = {
     AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
     Send: "send_recv",
 }  # fmt: skip
-_PAIRED: Final = ("alltoall", "send_recv")  # in which every message has one sender and one receiver
+_POINT_TO_POINT: Final = ("alltoall", "send_recv")  # in which every message has one sender and one receiver
 # Kernels by which serving libraries add up short messages, and the longest that they take: max_size of
 # vllm/distributed/device_communicators/custom_all_reduce.py, as recalled; the others' are alike. As vLLM and
 # SGLang warn, they are "not supported on more than two PCIe-only GPUs", pairs in bridges included.
-_SHORT: Final[Mapping[str, str]] = {
+_SHORT_MESSAGE_KERNELS: Final[Mapping[str, str]] = {
     "vllm": "vLLM_custom_graph", "sglang": "SGLang_CustomAllReduce_graph", "trtllm": "TRTLLM",
 }  # fmt: skip
 _SHORT_BYTES: Final = 8 * 2**20
@@ -32,7 +32,7 @@ _SHORT_BYTES: Final = 8 * 2**20
 # of 16 to 256 H800, give the same part of the links and the start, within 7 % (tests/test_collectives_measured.py).
 _FORWARDED: Final = Sending(cores=20, reach=0.87)
 STRAIGHT: Final = Sending(cores=0, reach=0.87, start_s=27e-6)
-_WITHIN: Final = Sending(cores=20)  # NCCL takes about as many
+_IN_DOMAIN: Final = Sending(cores=20)  # NCCL takes about as many
 
 
 def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, ...], str]:
@@ -42,37 +42,37 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
         return (), f"no {op.kind} of this kind was measured"
     last = group.tiers[-1][0] if group.tiers else group.inside
     hosted = last == HOST
-    apart = group.outer > 1 and not hosted
-    remark = "collectives between domains were not measured" if apart else ""
-    if apart and group.inner == 1:
+    is_across_domains = group.outer > 1 and not hosted
+    remark = "collectives between domains were not measured" if is_across_domains else ""
+    if is_across_domains and group.inner == 1:
         return (), remark
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
     met = 2 if isinstance(op, Send) else group.size
     shapes: dict[str, Num] = {"num_gpus": met, "bytes": sent * (1.0 if hosted else op.detour())}
-    if apart:
+    if is_across_domains:
         inside = sent
         if isinstance(op, AllToAll) and not group.hierarchical:  # what stays in the domain, or is passed on there
             share, _ = op.travel(group.inner, inside=True)
             inside = work.of(op.payload()) * (share * group.inner / (group.inner - 1))
         shapes = {"num_gpus": group.inner, "bytes": inside * op.detour()}
-    elif min(group.inner, group.outer) > 1 and name not in _PAIRED:  # a ring leaves each bridge once
+    elif min(group.inner, group.outer) > 1 and name not in _POINT_TO_POINT:  # a ring leaves each bridge once
         shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
-    usual = Implementation(library="nccl", dtype="fp16", kernel=f"nccl {name}")
-    if name != "all_reduce" or work.library not in _SHORT or (hosted and group.size > 2):
-        return (LibraryKernel(family="collectives", implementation=usual, shapes=shapes, hosted=hosted),), remark
-    own = Implementation(library=work.library, dtype="bf16", kernel=f"{_SHORT[work.library]} {name}")
-    short = np.less_equal(sent, _SHORT_BYTES)
+    nccl = Implementation(library="nccl", dtype="fp16", kernel=f"nccl {name}")
+    if name != "all_reduce" or work.library not in _SHORT_MESSAGE_KERNELS or (hosted and group.size > 2):
+        return (LibraryKernel(family="collectives", implementation=nccl, shapes=shapes, hosted=hosted),), remark
+    custom = Implementation(library=work.library, dtype="bf16", kernel=f"{_SHORT_MESSAGE_KERNELS[work.library]} {name}")
+    is_short = np.less_equal(sent, _SHORT_BYTES)
     return (
-        LibraryKernel(family="collectives", implementation=own, shapes=shapes, where=short, hosted=hosted),
-        LibraryKernel(family="collectives", implementation=usual, shapes=shapes, where=~short, hosted=hosted),
+        LibraryKernel(family="collectives", implementation=custom, shapes=shapes, where=is_short, hosted=hosted),
+        LibraryKernel(family="collectives", implementation=nccl, shapes=shapes, where=~is_short, hosted=hosted),
     ), remark
 
 
 def sending(op: Collective) -> Sending:
-    """How all-to-alls send to other domains, and what all collectives take of cores."""
+    """Cores and links that a collective occupies."""
     if not isinstance(op, AllToAll):
-        return _WITHIN
-    return STRAIGHT if op.straight else _FORWARDED if op.group.outer > 1 else _WITHIN
+        return _IN_DOMAIN
+    return STRAIGHT if op.straight else _FORWARDED if op.group.outer > 1 else _IN_DOMAIN
 
 
 def _ringed(devices: int) -> float:

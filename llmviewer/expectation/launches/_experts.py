@@ -16,32 +16,34 @@ from ...operators.linear import ExpertsLinear, Linear
 from ..families import Implementation
 from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
-from ._products import product, whole
+from ._products import original_linear, product
 from ._work import LaunchWork
 
 _AS_DENSE: Final = "as dense experts of as many bytes of weights"
 
 
 def experts(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
-    """What a fused kernel does: the products of copies by expert, what lies between them, and the sum; no sending."""
+    """Groups of operators that one fused MoE kernel runs: the products by expert, the operators between them, and the
+    sum; no communication.
+    """
     inside: set[str] = set()
-    found: list[list[int]] = [[]]
+    groups: list[list[int]] = [[]]
     for place, work in works.items():
         op = work.op
         reads = any(t.name in inside for t in op.inputs)
         if isinstance(op, Collective):
             inside |= {t.name for t in op.outputs} if reads else set()
         elif isinstance(op, Permute) or _expert(op) or reads:
-            found[-1].append(place)
+            groups[-1].append(place)
             inside |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
             if isinstance(op, Combine):
-                found.append([])
-    return [tuple(members) for members in found if sum(_expert(works[m].op) is not None for m in members) > 1]
+                groups.append([])
+    return [tuple(members) for members in groups if sum(_expert(works[m].op) is not None for m in members) > 1]
 
 
 def _expert(op: Operator) -> ExpertsLinear | None:
     """The product of experts that an operator is, or replaces; None for others."""
-    dense = whole(op) if isinstance(op, Linear) else op
+    dense = original_linear(op) if isinstance(op, Linear) else op
     return dense if isinstance(dense, ExpertsLinear) else None
 
 
@@ -51,7 +53,7 @@ def moe(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequ
     chosen = next((op.chosen for m in members if isinstance(op := works[m].op, Combine)), 1)
     down, run, work = products[-1], works[last].op, works[last]
     count, hidden, inner = down.weight.shape[0], down.weight.shape[1], prod(down.weight.shape[2:])
-    up = sum(op.weight.numel for op in products[:-1]) / (count * hidden)
+    up_width = sum(op.weight.numel for op in products[:-1]) / (count * hidden)
     ops = work.ops if run is down else work.of(total(down.arithmetic().values()))
     copies = np.divide(ops, 2.0 * hidden * inner)
     stored = sum(w.format.stored_bits for w in run.weights) / sum(w.format.stored_bits for w in down.weights)
@@ -61,7 +63,7 @@ def moe(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequ
         "inter": inner * stored,
         "topk": np.minimum(chosen, np.maximum(copies, 1)),  # of a token, fewer than it chose may be on this device
         "experts": count,
-        "gated": float(up > inner),
+        "gated": float(up_width > inner),
         "reached": work.of(down.weight.rows) if down.weight.rows else count,
     }
     implementation = Implementation(library=work.library, dtype=product(down, work.half))

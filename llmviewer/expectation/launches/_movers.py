@@ -15,7 +15,7 @@ from ..families import Implementation
 from ._kernel import LibraryKernel
 from ._work import LaunchWork
 
-_PLAIN: Final = "add"  # which only moves bytes
+_FALLBACK_OPERATION: Final = "add"  # which only moves bytes
 _CHUNK: Final = 64  # tokens from which scans are computed in chunks: chunk_size of flash-linear-attention's kernels
 
 
@@ -26,16 +26,20 @@ def unmeasured(op: Operator, work: LaunchWork) -> tuple[LibraryKernel, ...]:
     if kind_of(op.kind).group is not OperatorGroup.STATE:
         return (replace(mover(op, work, name=op.kind), memory_traffic_only=True),)
     longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
-    few = np.less(longest, _CHUNK)
-    kinds = {"step": np.less_equal(longest, 1), "verify": np.greater(longest, 1) & few, "": np.logical_not(few)}
-    names = ((f"{op.kind} {which}".strip(), where) for which, where in kinds.items())
+    is_below_chunk = np.less(longest, _CHUNK)
+    kinds = {
+        "step": np.less_equal(longest, 1),
+        "verify": np.greater(longest, 1) & is_below_chunk,
+        "": np.logical_not(is_below_chunk),
+    }
+    names = ((f"{op.kind} {suffix}".strip(), where) for suffix, where in kinds.items())
     return tuple(replace(mover(op, work, where=where, name=name), memory_traffic_only=True) for name, where in names)
 
 
 def mover(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") -> LibraryKernel:
     """The kernel of an operator whose time is that of its bytes: operation `name`, that of its kind, or an addition."""
     softmax = isinstance(op, Softmax)
-    name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or _PLAIN, "fp16")
+    name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or _FALLBACK_OPERATION, "fp16")
     moved = work.nbytes
     shapes: dict[str, Num] = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
     if isinstance(op, Softmax):

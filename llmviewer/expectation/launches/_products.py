@@ -22,7 +22,7 @@ from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
 from ._work import LaunchWork
 
-ALONE: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that run every operator by itself
+UNMERGED_LIBRARIES: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that run every operator by itself
 _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
@@ -31,7 +31,7 @@ def products(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
 
     Products before and after an operator that mixes tokens stay apart, even if attention and MLP read the same tensor.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     alike: dict[tuple[str, str, type[Operator], Stream], list[int]] = {}  # those that others may join
     waiting: list[int] = []  # a conversion whose reader may come next
     for place, work in works.items():
@@ -46,30 +46,30 @@ def products(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
             if key in alike and _plain(op):
                 alike[key].append(place)
             else:
-                found.append([*before, place])
-                alike |= {key: found[-1]} if _plain(op) and work.library not in ALONE else {}
+                groups.append([*before, place])
+                alike |= {key: groups[-1]} if _plain(op) and work.library not in UNMERGED_LIBRARIES else {}
             waiting = []
         elif isinstance(op, Attention) or kind_of(op.kind).group is OperatorGroup.STATE:
             alike.clear()
-    return [tuple(group) for group in found]
+    return [tuple(group) for group in groups]
 
 
 def _linears(op: Operator) -> tuple[Linear, ...]:
     """The products with dense weights in a launch of `op`; none if it has others, or none."""
     parts = op.parts if isinstance(op, Fused) else (op,)
-    found = tuple(part for part in parts if isinstance(part, Linear))
-    dense = all(whole(part).dense and not isinstance(whole(part), ChosenLinear) for part in found)
-    return found if dense else ()
+    linears = tuple(part for part in parts if isinstance(part, Linear))
+    dense = all(original_linear(part).dense and not isinstance(original_linear(part), ChosenLinear) for part in linears)
+    return linears if dense else ()
 
 
 def _plain(op: Operator) -> bool:
-    return isinstance(op, Linear) and type(whole(op)) is Linear and _shape(whole(op))[0] == 1
+    return isinstance(op, Linear) and type(original_linear(op)) is Linear and _shape(original_linear(op))[0] == 1
 
 
-def whole(op: Linear) -> Linear:
+def original_linear(op: Linear) -> Linear:
     """The product that `op` is a part of or contains; `op` itself if it stands for none."""
-    of = getattr(op, "of", None)
-    return whole(of) if of else op
+    original = getattr(op, "of", None)
+    return original_linear(original) if original else op
 
 
 def _reads(op: Operator, writer: Operator) -> bool:
@@ -79,17 +79,17 @@ def _reads(op: Operator, writer: Operator) -> bool:
 def _shape(op: Linear) -> tuple[int, float, float]:
     """The number of like products, columns of the result and elements of a row: heads and parts lie side by side."""
     size, rows, width = op.weight.numel, op.weight.shape[0], op.inputs[0].width
-    most = round(width * sum(t.width for t in op.outputs) / size)
-    if width == size // rows or most < 2:
+    max_batch = round(width * sum(t.width for t in op.outputs) / size)
+    if width == size // rows or max_batch < 2:
         return 1, rows, size / rows
-    batch = next(n for n in range(most, 0, -1) if width % n == 0)  # results may be beside what is not multiplied
+    batch = next(n for n in range(max_batch, 0, -1) if width % n == 0)  # results may be beside what is not multiplied
     return batch, size / width, width / batch
 
 
 def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequence:
     linears = [(op, works[m]) for m in members for op in _linears(works[m].op)]
     first, work = linears[0]
-    dense = whole(first)
+    dense = original_linear(first)
     batch, n, k = _shape(dense)
     depth: Num = k
     if dense is not first:
@@ -100,7 +100,7 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
     columns: dict[str, float] = {}
     for op, _ in linears:
         dtype = product(op, work.half)
-        columns[dtype] = columns.get(dtype, 0) + _shape(whole(op))[1]
+        columns[dtype] = columns.get(dtype, 0) + _shape(original_linear(op))[1]
     return KernelSequence(
         members=members,
         kernels=tuple(
@@ -123,7 +123,7 @@ def _bytes(op: Linear) -> float:
 
 def product(op: Linear, half: str) -> str:
     """The data type of a product with a weight, as tables of measurements call it."""
-    return _type(op.inputs[0].format, whole(op).weight.format, half)
+    return _type(op.inputs[0].format, original_linear(op).weight.format, half)
 
 
 def _type(x: Format, weight: Format, half: str) -> str:

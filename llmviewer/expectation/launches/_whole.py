@@ -16,7 +16,7 @@ from ..families import Implementation
 from ._kernel import KernelSequence, LibraryKernel
 from ._work import LaunchWork
 
-WHOLE: Final = ("llama.cpp", "mlx")  # libraries of such engines
+WHOLE_PASS_LIBRARIES: Final = ("llama.cpp", "mlx")  # libraries of such engines
 AMOUNTS: Final = "amounts"  # the family of these kernels
 PRODUCT, HALF_PRODUCT, ATTENTION, OTHER = "product", "product of 16 bits", "attention", "other"
 
@@ -40,9 +40,13 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
     elif isinstance(work.op, Attention):
         kind = ATTENTION
     shapes = {
-        "weights": weights, "cache": row.kv_bytes / run_probability, "moved": row.activation_bytes / run_probability, "ops": work.ops,
-        "rows": rows, "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
-    }  # fmt: skip
+        "weights": weights,
+        "cache": row.kv_bytes / run_probability,
+        "moved": row.activation_bytes / run_probability,
+        "ops": work.ops,
+        "rows": rows,
+        "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
+    }
     implementation = Implementation(library=work.library, dtype=row.wanted.dtype, kernel=kind)
     return KernelSequence(
         members=(place,), kernels=(LibraryKernel(family=AMOUNTS, implementation=implementation, shapes=shapes),)

@@ -15,7 +15,7 @@ from ...roofline import OperatorEstimate, PlannedOperator
 from ...workload import Spans, Thinned, Workload
 
 _ALWAYS: Final[Num] = 1.0
-_APART: Final = ("target", "seeing")  # parts of a pass that attend to what none of their own tokens stands for
+_CROSS_STREAMS: Final = ("target", "seeing")  # parts of a pass that attend to what none of their own tokens stands for
 
 
 @frozen(kw_only=True)
@@ -42,8 +42,8 @@ class LaunchWork:
         op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
         stream, run_probability = stream_of(row), _ALWAYS
         if stream.name:
-            once = evaluate(ONE.on(stream), workload)
-            run_probability = np.where(np.greater(once, 0), once, 1.0)[()]
+            expected_runs = evaluate(ONE.on(stream), workload)
+            run_probability = np.where(np.greater(expected_runs, 0), expected_runs, 1.0)[()]
         return cls(
             op=op,
             row=row,
@@ -59,40 +59,44 @@ class LaunchWork:
 
     @property
     def ops(self) -> Num:
-        own = self.op is self.row.operator
-        return self.row.ops / self.run_probability if own else self.of(total(self.op.arithmetic().values()))
+        is_row_operator = self.op is self.row.operator
+        return self.row.ops / self.run_probability if is_row_operator else self.of(total(self.op.arithmetic().values()))
 
     @property
     def nbytes(self) -> Num:
         return self.row.bytes / self.run_probability if self.op is self.row.operator else self.of(self.op.work().nbytes)
 
     def part(self, spans: Spans) -> Workload:
-        """One of `groups` as a workload, within the part of a pass that the operator sees."""
-        alone = Workload((spans,))
-        return replace(alone.target(), groups=(spans,)) if self.stream.name in _APART else alone
+        """Workload of one of `groups`, within the part of a pass that the operator sees."""
+        workload = Workload((spans,))
+        return replace(workload.target(), groups=(spans,)) if self.stream.name in _CROSS_STREAMS else workload
 
     @property
     def groups(self) -> tuple[Spans, ...]:
         part = self.stream.of(self.workload)
         assert isinstance(part, Workload)
         return (
-            part.groups if not self.stream.name else tuple(_there(spans, self.run_probability) for spans in part.groups)
+            part.groups
+            if not self.stream.name
+            else tuple(_present(spans, self.run_probability) for spans in part.groups)
         )
 
 
 def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
     """The part of a pass that an operator sees: that of its block, unless its results belong to another part."""
     op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
-    told = (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
-    return next((stream for stream in told if stream.name), row.block.stream)
+    output_streams = (
+        (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
+    )
+    return next((stream for stream in output_streams if stream.name), row.block.stream)
 
 
-def _there(spans: Spans, run_probability: Num) -> Spans:
+def _present(spans: Spans, run_probability: Num) -> Spans:
     """The sequences of a part of a pass, given that there are any; of those whose tokens take part by chance, sequences
     with at least one token.
     """
     if not isinstance(spans, Thinned):
         return spans.times(1 / run_probability)
-    some = 1 - (1 - spans.share) ** spans.q_len
-    new = spans.share * spans.q_len / some
-    return Spans(batch=spans.batch * some / run_probability, q_len=new, kv_len=new + spans.share * spans.past)
+    any_token = 1 - (1 - spans.share) ** spans.q_len
+    new = spans.share * spans.q_len / any_token
+    return Spans(batch=spans.batch * any_token / run_probability, q_len=new, kv_len=new + spans.share * spans.past)

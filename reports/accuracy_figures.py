@@ -112,7 +112,7 @@ def measured_roofline(points: Sequence[ValidationPoint]) -> go.Figure:
     """Measured kernels under the roof of their device and data type, relative to its ridge point."""
     figure = frame(
         "Measured kernels on the roofline",
-        "of their own device and data type, whose ridge and whose peak are 1",
+        "relative to the ridge point and peak of each device and data type",
         height=460,
     )
     x = np.array([point.balance for point in points])
@@ -133,7 +133,7 @@ def measured_roofline(points: Sequence[ValidationPoint]) -> go.Figure:
             hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(
-        title_text="arithmetic intensity / that of the ridge", type="log", dtick=1, range=[log10(low), log10(high)]
+        title_text="arithmetic intensity / ridge point", type="log", dtick=1, range=[log10(low), log10(high)]
     )
     figure.update_yaxes(
         title_text="OP/s / peak", type="log", dtick=1, tickformat="~g", range=[log10(max(y.min() / 2, 1e-6)), 0.3]

@@ -152,7 +152,7 @@ def boxes(cells: Sequence[Cell]) -> list[str]:
 
 
 def between(cells: Iterable[Cell]) -> list[str]:
-    """Layouts whose expected time is optimistic, as collectives between domains were not measured."""
+    """Layouts whose expected time is optimistic, as no collective between domains was measured."""
     names = dict.fromkeys(str(cell.layout) for cell in cells if OUT in cell.tiers and cell.expected)
     why = "collectives between domains of scale-up links were not measured. They are expected to take what their part"
     return [f"{_few(list(names), 'layouts')}: {why} in one does, or their bound, and take longer."] if names else []

@@ -15,7 +15,7 @@ from .tables import csv_of, filled, json_of
 
 
 def render_text(estimates: Sequence[KernelEstimate], measured_s: float | None = None, width: int = WIDTH) -> str:
-    """A line for each combination of sizes, under the sizes that all have in common."""
+    """Table with a line for each combination of sizes, under the sizes that all share."""
     first, *_ = estimates
     alike = {name: size for name, size in first.sizes.items() if all(each.sizes[name] == size for each in estimates)}
     devices = list(dict.fromkeys(each.hardware for each in estimates))
@@ -25,14 +25,14 @@ def render_text(estimates: Sequence[KernelEstimate], measured_s: float | None = 
     head = f"{first.kernel}, {formula}{where}: {', '.join(filter(None, (sizes, first.quant)))}."
     several = [name for name in first.sizes if name not in alike]
     named = (["device"] if len(devices) > 1 else []) + several
-    lines = [[*named, "OPs", "bytes", "OP/B", "bound", "time", "expected", "from", "to", "of bound"]]
+    lines = [[*named, "OPs", "bytes", "OP/B", "limit", "bound", "expected", "from", "to", "of bound"]]
     for each in estimates:
         differing = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
         lines.append([
             *differing, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), number(each.intensity),
             each.bound, seconds(each.bound_time_s), *_expected(each),
         ])  # fmt: skip
-    words = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
+    words = {lines[0].index("limit"), *({0} if len(devices) > 1 else ())}
     text = f"{filled(head, width)}\n\n{columns(lines, left=words, gap=' ')}\n{filled(_legend(estimates), width)}\n"
     return text if measured_s is None else f"{text}{filled(_measured(first, measured_s), width)}\n"
 
@@ -47,25 +47,25 @@ def _expected(each: KernelEstimate) -> list[str]:
 
 def _legend(estimates: Sequence[KernelEstimate]) -> str:
     expected = [each for each in estimates if each.expected_time_s is not None]
-    text = f"time: the lower bound, {_conditions(estimates)}; bound: what sets it."
+    text = f"bound: roofline lower bound, {_conditions(estimates)}; limit: the resource that sets it."
     if not expected:
         why = bound_only_reason(estimates[0].source)
-        return f"{text} No expected time is known there: {why or 'none was measured'}."
-    text += " expected: time of measured kernels, 80 % of them between from and to; of bound: the share of the best "
-    text += f"possible performance that they attain. Expectation {_sources(expected)}."
-    return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in expected) else "")
+        return f"{text} No expected time: {why or 'no kernel was measured'}."
+    text += " expected: from measured kernels; from, to: 80 % interval; of bound: bound / expected. "
+    text += f"Source: {_sources(expected)}."
+    return text + (" *: mostly launch overhead and other fixed costs." if any(each.latency for each in expected) else "")
 
 
 def _conditions(estimates: Sequence[KernelEstimate]) -> str:
     """Clock and caches that the bounds assume, and bounds under other conditions."""
     one = estimates[0] if len(estimates) == 1 else None
-    clock = "the highest clock"
+    clock = "the maximum clock"
     if any(each.datasheet_time_s > each.bound_time_s for each in estimates):
         clock += f" ({seconds(one.datasheet_time_s)} at datasheet rates)" if one else ", above that of datasheet rates"
-    cache = "every tensor in memory at the start"
+    cache = "all tensors in device memory"
     if one and one.repeated_time_s < one.bound_time_s:
         cache += f" (at least {seconds(one.repeated_time_s)} if {_cached(one)} from the launch before)"
-    return f"at {clock} and with {cache}"
+    return f"at {clock}, with {cache}"
 
 
 def _cached(each: KernelEstimate) -> str:
@@ -76,13 +76,13 @@ def _cached(each: KernelEstimate) -> str:
 
 
 def _sources(estimates: Sequence[KernelEstimate]) -> str:
-    """Sources of expected times, with their devices where there are several."""
+    """Sources of expected times, with their devices if there are several."""
     devices: dict[str, list[str]] = {}
     for each in estimates:
         devices.setdefault(each.source, []).append(each.hardware)
     if len(devices) == 1:
         return next(iter(devices))
-    return "; ".join(f"of {', '.join(dict.fromkeys(names))} {source}" for source, names in devices.items())
+    return "; ".join(f"{source} (on {', '.join(dict.fromkeys(names))})" for source, names in devices.items())
 
 
 def _measured(each: KernelEstimate, measured_s: float) -> str:
@@ -90,15 +90,15 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
         below = f"Measured {seconds(measured_s)}, below the bound ({fold(measured_s / each.bound_time_s, 2)})"
         if measured_s >= each.repeated_time_s:
             cached = f"possible if {_cached(each)} from the launch before, at least {seconds(each.repeated_time_s)}"
-            return f"{below} with every tensor in memory: {cached}."
-        return f"{below}: the clock was raised, less was done, or the number has another unit."
-    text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the best that is possible"
+            return f"{below} with all tensors in device memory: {cached}."
+        return f"{below}: check for a raised clock, less work, or another unit."
+    text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the roofline bound"
     if each.expected_time_s is None or each.expected_low_s is None or each.expected_high_s is None:
         return text + "."
     inside = each.expected_low_s <= measured_s <= each.expected_high_s
-    place = "inside the interval" if inside else "faster than 90 % of such kernels"
+    place = "within the 80 % interval" if inside else "faster than 90 % of such kernels"
     place = "slower than 90 % of such kernels" if measured_s > each.expected_high_s else place
-    return f"{text}; {number(measured_s / each.expected_time_s)}x the time expected, {place}."
+    return f"{text}; {number(measured_s / each.expected_time_s)}x expected, {place}."
 
 
 def render_json(estimates: Sequence[KernelEstimate]) -> str:

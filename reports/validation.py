@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _WORDS: Final = ("family", "device", "dtype", "from", "library", "kernel", "shape")
 _BASIS: Final = (
-    "The bound is what no kernel beats; the expectation is what kernels of the library take. Errors are means of "
+    "Bound: roofline lower bound. Expected: time of the library's measured kernels. Errors are means of "
     "|predicted / measured - 1|."
 )
 _LEGEND: Final = (
-    "Errors in per cent: bound is how far below measured times the bound is, MAPE and median are those of the "
-    "expectation; in 80%: rows in its interval, which 80 % are meant to be. --format json also has kernels under and "
-    "over 20 us apart, bias, rank correlation, and rows within 10 and 20 %."
+    "Errors in %. bound: mean error of the lower bound; MAPE, median: mean and median error of the expected time; "
+    "in 80%: rows within its 80 % interval. --format json adds kernels under and over 20 us, bias, rank "
+    "correlation, and rows within 10 and 20 %."
 )
-_WORST: Final = "Largest errors; row 1 is the first below the names of the columns:"
+_WORST: Final = "Largest errors (row 1 is the first after the header):"
 _MAX_BELOW: Final = 0.005  # share of rows faster than the bound that is an alarm
 
 
@@ -59,7 +59,7 @@ def _headline(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
     rows = sum(group.expected.rows for group in scores.groups)
     devices = list(dict.fromkeys(group.device for group in scores.groups))
     files, profiles = (", ".join(Path(path).name for path in inputs[key]) for key in ("files", "profiles"))
-    group_error = f", expected by {profiles} first" if profiles else ""
+    group_error = f", with profile {profiles}" if profiles else ""
     return f"{counted(rows, 'measured kernel')} on {', '.join(devices) or 'no device'}, of {files}{group_error}"
 
 
@@ -90,7 +90,7 @@ def _below_bound(groups: Sequence[ValidationGroup]) -> Iterator[str]:
 def _row(row: Mapping[str, Any]) -> str:
     """A measured row: its known columns, and its measured and predicted times."""
     time, expected, bound = (seconds(row[f"{key}_us"] / 1e6) for key in ("time", "expected", "bound"))
-    return f"{_shape(row)}: {time} measured, {expected} expected, {bound} at the bound"
+    return f"{_shape(row)}: measured {time}, expected {expected}, bound >= {bound}"
 
 
 def _shape(row: Mapping[str, Any], *left_out: str) -> str:
@@ -138,12 +138,12 @@ def _cards(scores: Validation) -> list[Card]:
         Card(label="error of the expectation", value=mean([g.expected.mape for g in scores.groups]),
              about="mean over all rows"),
         Card(label="error of the bound", value=mean([g.bound.mape for g in scores.groups]),
-             about="how far kernels are from what hardware allows"),
+             about="distance of kernels from the roofline"),
         Card(label="within 20 %", value=mean([g.expected.within_20 for g in scores.groups]), about="of the rows"),
         Card(label="in the interval", value=mean([g.expected.covered for g in scores.groups]),
-             about="of the rows; 80 % are meant to be"),
+             about="of the rows; target 80 %"),
         Card(label="below the bound", value=f"{faster / counts.sum():.2%}",
-             about=f"{counted(faster, 'row')} measured faster than it", alarm=faster > _MAX_BELOW * counts.sum()),
+             about=f"{counted(faster, 'row')} measured faster than the bound", alarm=faster > _MAX_BELOW * counts.sum()),
     ]  # fmt: skip
 
 
@@ -193,9 +193,9 @@ def by_group(groups: Sequence[ValidationGroup]) -> Table:
     """Errors by family, device and data type."""
     return Table(
         title="By family, device and data type",
-        about="Errors of the bound and of the expectation, means; the others are of the expectation: median error, of "
-        "kernels under and over 20 us, median of expected / measured less 1, rows within 20 %, in the interval of 80 "
-        "%, and the rank correlation. Below bound: rows measured faster than it.",
+        about="bound, expected: mean error. All other columns are of the expected time: median error; mean error of "
+        "kernels under and over 20 us; bias: median of expected / measured - 1; rows within 20 %; rows in the 80 % "
+        "interval; rank correlation. below bound: rows measured faster than the bound.",
         head=(
             "family", "device", "dtype", "from", "rows", "bound", "expected", "median", "< 20 us", "> 20 us", "bias",
             "within 20 %", "in 80 %", "rank", "below bound",

@@ -37,7 +37,7 @@ def halves(rows):
             family,
             pick(features, other),
             rows.measured[other],
-            usual=family.default_parameters(rows.implementation, rows.device),
+            priors=family.default_parameters(rows.implementation, rows.device),
         )
         expected[own] = family.seconds(found.parameters, pick(features, own))
     return expected

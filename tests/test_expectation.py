@@ -262,7 +262,7 @@ def test_parameters_are_found_again_in_noisy_rows(name):
         family,
         features,
         exact * np.exp(random.normal(0, 0.03, 400)),
-        usual=family.default_parameters(implementation, H100),
+        priors=family.default_parameters(implementation, H100),
     )
     assert found.loss < 0.035
     again = family.seconds(found.parameters, features)
@@ -450,7 +450,7 @@ def test_all_that_a_file_lacks_to_lay_kernels_out_is_said_at_once():
     with pytest.raises(InputError) as error:
         device_of(bare)
     assert str(error.value) == (
-        "bare has no cores.count and no l2.capacity: its file does not say, so kernels cannot be laid out"
+        "bare has no cores.count and no l2.capacity: its file does not say, so kernel times cannot be modelled"
     )
 
 

@@ -195,8 +195,8 @@ def test_encoders_see_both_ways_and_scores_that_are_stored_are_products_of_every
 
 @pytest.mark.parametrize(
     ("quant", "said"),
-    [("KVfp8", ""), ("KV8", "stand-in: as with a cache in fp8, since none in int8 was measured; "),
-     ("KV4", "stand-in: as with a cache of 8 bits, since none of fewer was measured; ")],
+    [("KVfp8", ""), ("KV8", "stand-in: as with an fp8 cache, as no int8 cache was measured; "),
+     ("KV4", "stand-in: as with an 8-bit cache, as no narrower one was measured; ")],
 )  # fmt: skip
 def test_a_cache_of_another_type_than_were_measured_is_said_to_be(quant, said):
     operators = analyze("llama-3.1-8b", "h100-sxm", quant=quant, batch=64, prompt=4096).phases.decode.operators
@@ -220,7 +220,7 @@ def test_collectives_of_devices_that_share_no_domain_are_bounds_alone():
     asked = {"phase": "prefill", "hardware": "mi300x", "layout": "tp=8 cp=2"}
     gathered = found("llama-3-8b", Workload.prefill(batch=1, prompt=64), **asked)["k_cache_all_gather",]
     assert gathered.kernels == ()
-    assert gathered.remark == "collectives between domains were not measured"
+    assert gathered.remark == "no collective between domains was measured"
 
 
 def test_collectives_between_domains_take_at_least_what_their_part_in_one_does():
@@ -232,7 +232,7 @@ def test_collectives_between_domains_take_at_least_what_their_part_in_one_does()
     inside, over = (next(op for op in ops if op.name == "o_proj_all_reduce") for ops in (eight, sixteen))
     assert over.expected_time_s == pytest.approx(inside.expected_time_s)
     assert inside.expected_time_s > inside.bound_time_s
-    assert over.expectation_source.startswith("bound only: collectives between domains were not measured, at least ")
+    assert over.expectation_source.startswith("bound only: no collective between domains was measured, at least ")
     assert over.expected_high_s is None
     made = found("qwen3-30b-a3b", Workload.decode(batch=4, kv_len=9), layout="dp=16 ep=16")
     (sent,) = {float(launch.kernels[0].shapes["bytes"]) for names, launch in made.items() if "dispatch" in names}
@@ -699,8 +699,8 @@ def test_a_product_of_some_weights_is_one_of_as_many_ops_and_bytes(asked, read, 
     size = shapes(part)
     assert size["K"] == pytest.approx(4096 * read, rel=0.01)
     assert size["M"] * size["K"] == pytest.approx(4 * 4096 * done, rel=0.01)
-    assert part.remark == "as a dense product of as many OPs and bytes of weights"
-    assert part.instead == "another data type"
+    assert part.remark == "as a dense product with equal OPs and weight bytes"
+    assert part.stand_in_class == "another data type"
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -962,7 +962,7 @@ def test_few_tokens_of_a_sequence_cut_a_long_cache_as_single_ones_do(device, lib
         assert sixteen < 1.35 * one
         assert many > sixteen
     assert many > 5 * one
-    assert "few queries as so many heads" in attention(4.0, keys).source
+    assert "few queries as further heads" in attention(4.0, keys).source
     together = attention(np.array([1.0, 4.0, 128.0]), keys)
     alone = [float(attention(n, keys).expected[0]) for n in (1.0, 4.0, 128.0)]
     assert together.expected == pytest.approx(alone, rel=1e-6)

@@ -514,8 +514,8 @@ def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
     main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(tmp_path / "out")])
     ended.assert_called_once_with(1)
     out = capsys.readouterr().out
-    assert "1 launch left out: mine fast: a launch did not end within 60 s" in out
-    assert re.search(r"gave nothing more after mine fast gemm bf16 M=1 .*:\nthe same command goes on without it", out)
+    assert "1 launch skipped: mine fast: a launch did not end within 60 s" in out
+    assert re.search(r"became unusable after mine fast gemm bf16 M=1 .*:\nthe same command goes on without it", out)
 
 
 def stopped(folder, monkeypatch):
@@ -534,7 +534,7 @@ def stopped(folder, monkeypatch):
 def test_rows_too_few_to_fit_are_told_with_the_command_that_they_are_enough_for(tmp_path, capsys, monkeypatch):
     assert stopped(tmp_path, monkeypatch) == 130
     out = capsys.readouterr().out
-    assert "calibrate needs 20 rows of one kernel and data type, of which the most is 2:\nthe same command adds" in out
+    assert "calibrate needs 20 rows of one kernel and data type; the largest has 2:\nthe same command adds" in out
     assert out.endswith(f"Next:\n  llmviewer validate {tmp_path}/*.parquet\n")
 
 
@@ -558,7 +558,7 @@ def test_a_run_ends_where_a_ceiling_does_not(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "out"
     main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(folder)])
     ended.assert_called_once_with(1)
-    after = f"gave nothing more after the ceiling {CEILINGS[0].what}:\nthe same command measures the ceilings again"
+    after = f"became unusable after the ceiling {CEILINGS[0].what}:\nthe same command measures the ceilings again"
     assert after in capsys.readouterr().out
     assert not Journal(folder, header(MACHINE, [Library()])).complete
 
@@ -1045,7 +1045,7 @@ def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
     pytest.importorskip("torch")
     from llmviewer.measuring import torch_backend
 
-    monkeypatch.setattr(torch_backend, "_KEPT", 2**28)
+    monkeypatch.setattr(torch_backend, "_MAX_RANDOM_BYTES", 2**28)
     backend = torch_backend.TorchBackend("cpu")
     every = [q for dtype in ("bf16", "fp32") for q in problems(["qwen3-0.6b"], [dtype])]
     found = {q.kind: q for q in reversed(every)}

@@ -121,7 +121,7 @@ def test_the_command_tells_how_good_a_time_is(capsys):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     (one,) = llmviewer.kernel("gemm", "h200-sxm", {"M": 1, "N": 8192, "K": 28672}, quant="W4A16g128")
-    assert f"Measured 33.0 us: {one.bound_time_s / 33e-6:.0%} of the best that is possible" in text
+    assert f"Measured 33.0 us: {one.bound_time_s / 33e-6:.0%} of the roofline bound" in text
     assert main(["kernel"]) == 0
     assert "gemm       M= N= K=" in capsys.readouterr().out
 
@@ -134,7 +134,7 @@ def test_the_command_tells_how_good_a_time_is(capsys):
             "3us",
             "if they are in the 50 MiB L2, of unknown bandwidth, from the launch before, at least 31.3 ns.",
         ),
-        ("M=8192", "3\u00b5s", ": the clock was raised, less was done, or the number has another unit."),
+        ("M=8192", "3\u00b5s", ": check for a raised clock, less work, or another unit."),
     ],
 )
 def test_a_time_below_the_bound_is_not_called_fast(size, time, why, capsys):
@@ -149,9 +149,9 @@ def test_a_time_below_the_bound_is_not_called_fast(size, time, why, capsys):
     ("words", "error"),
     [
         (["h200-sxm", "M=1,2", "N=8", "K=8", "--measured", "33us"],
-         "--measured: is of one device and one combination of sizes; these are 2"),
+         "--measured: needs one device and one combination of sizes; these are 2"),
         (["h200-sxm", "M=1", "N=8", "K=8", "--measured", "33us", "--format", "json"],
-         "--measured: is told in words; leave json out"),
+         "--measured: is rated in text output only; leave json out"),
         (["h200-sxm", "M=1", "N=8", "K=8", "--measured", "0.2"],
          "--measured: must be a positive time, such as '31.5 us'; got '0.2'"),
         (["M=1", "N=8", "K=8"], "kernel gemm: needs HARDWARE, and then sizes; `llmviewer kernel` lists them"),
@@ -167,7 +167,7 @@ def test_words_that_cannot_be_are_said_in_a_line(words, error, capsys):
 def test_each_device_has_its_own_source(capsys):
     assert main(["kernel", "gemm", "h100-sxm,b200", "M=1,64", "N=4096", "K=4096"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Expectation of h100-sxm calibrated on h100-sxm trtllm; of b200 calibrated on b200 trtllm." in said
+    assert "Source: calibrated on h100-sxm trtllm (on h100-sxm); calibrated on b200 trtllm (on b200)." in said
 
 
 def test_an_intensity_has_no_exponent(capsys):

@@ -139,7 +139,7 @@ def test_sparse_experts_are_as_dense_ones_of_as_many_bytes():
         for techniques in ((), ("sparsity",))
     }
     dense, sparse = (found["expert_down_proj"] for found in operators.values())
-    assert sparse.expectation_source.startswith("stand-in: as dense experts of as many bytes of weights; calibrated on")
+    assert sparse.expectation_source.startswith("stand-in: as dense experts with equal weight bytes; calibrated on")
     assert 0.5 < sparse.expected_time_s / dense.expected_time_s < 0.75
     assert sparse.expected_time_s > 1.05 * sparse.bound_time_s
     assert sparse.expected_high_s / sparse.expected_low_s > dense.expected_high_s / dense.expected_low_s

@@ -302,16 +302,16 @@ def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsy
 def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     assert main(["validate", str(measured), "--profile", str(profile)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("120 measured kernels on h100-sxm, of rows.csv, expected by mine.yaml first.\n\ngemm\n")
+    assert text.startswith("120 measured kernels on h100-sxm, of rows.csv, with profile mine.yaml.\n\ngemm\n")
     assert max(map(len, text.splitlines())) <= 80
-    rows = text.partition("Largest errors; row 1 is the first below the names of the columns:\n")[2]
+    rows = text.partition("Largest errors (row 1 is the first after the header):\n")[2]
     assert "  row " in rows
-    assert " measured, " in rows
+    assert ": measured " in rows
     assert "nan" not in text
     assert "Not scored:" not in text
     assert str(measured) not in rows
     assert main(["validate", str(measured), str(measured), "--profile", str(profile)]) == 0
-    rows = capsys.readouterr().out.partition("Largest errors; ")[2]
+    rows = capsys.readouterr().out.partition("Largest errors (")[2]
     assert f"{measured}, row " in " ".join(rows.split())
 
 
@@ -320,7 +320,7 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     [
         ("rows.txt", "x", "must end in .csv or .parquet, the formats of measurements"),
         ("rows.csv", "a;b\n1;2\n",
-         "no family has these columns: 'a;b'; `llmviewer docs measurements` says what they are called"),
+         "no family has these columns: 'a;b'; `llmviewer docs measurements` lists their names"),
         ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n",
          "gemm needs the columns 'dtype', 'K'; it has 'gpu', 'framework', 'M', 'N'"),
         ("rows.csv", "Device,backend,dtype,m,n,k\nH100,x,bf16,1,2,3\n",
@@ -371,7 +371,7 @@ def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsy
         "a size is not a whole number": {"M": 1.5},
         "time_us is missing or not positive": {"time_us": -1},
         "time_us is less than a tenth of the bound": {"time_us": 0.01},
-        "sizes that no fit rests on": {"N": 16},
+        "sizes outside those that are fitted": {"N": 16},
         "of a stack with fewer than 20 rows, h100-sxm other gemm bf16": {"framework": "other"},
     }
     sound, frames = table(40, noise=0.05), []
@@ -388,11 +388,11 @@ def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsy
         fitted.append(((tmp_path / f"{name}.yaml").read_text(), capsys.readouterr().err))
     (clean, said), (mixed, told) = fitted
     assert clean == mixed
-    assert "left out" not in said
-    lines = [line for line in told.splitlines() if line.startswith("left out: ")]
+    assert "skipped" not in said
+    lines = [line for line in told.splitlines() if line.startswith("skipped ")]
     assert len(lines) == len(wrong)
     for why in wrong:
-        assert sum(line.startswith(f"left out: 1 row: {why}") for line in lines) == 1, why
+        assert sum(line.startswith(f"skipped 1 row: {why}") for line in lines) == 1, why
 
 
 def test_a_stack_is_one_whatever_files_it_is_in_and_its_device_is_called(tmp_path, capsys):
@@ -404,14 +404,14 @@ def test_a_stack_is_one_whatever_files_it_is_in_and_its_device_is_called(tmp_pat
     assert main(["calibrate", *(str(tmp_path / f"{name}.csv") for name in parts), "-o", str(out)]) == 0
     (kernel_fit,) = read_profile(out)[0].fits
     assert (kernel_fit.rows, kernel_fit.version) == (30, "1.0, 1.1")
-    assert "left out" not in capsys.readouterr().err
+    assert "skipped" not in capsys.readouterr().err
 
 
 def test_what_leaves_no_rows_for_a_fit_is_said(tmp_path, capsys):
     path = tmp_path / "rows.csv"
     table(30).assign(dtype=None).to_csv(path, index=False)
     assert main(["calibrate", str(path), "-o", str(tmp_path / "out.yaml")]) == 2
-    why = "no stack has 20 rows with a time_us, which a fit needs; 30 rows left out: dtype is missing"
+    why = "no kernel has the 20 rows with a time_us that a fit needs; 30 rows skipped: dtype is missing"
     assert capsys.readouterr().err == f"llmviewer: {path}: {why}\n"
 
 
@@ -431,7 +431,7 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     few, out = tmp_path / "few.csv", tmp_path / "out.yaml"
     table(5).to_csv(few, index=False)
     assert main(["calibrate", str(few), "-o", str(out)]) == 2
-    text = "no stack has 20 rows with a time_us, which a fit needs; the most is 5"
+    text = "no kernel has the 20 rows with a time_us that a fit needs; the largest has 5"
     assert capsys.readouterr().err == f"llmviewer: {few}: {text}\n"
     assert not out.exists()
     for more, line in (

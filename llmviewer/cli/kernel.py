@@ -20,7 +20,7 @@ _QUANT: Final = "Formats of weights, activations and cache: W4A16g128, fp8, KV8.
 @click.argument("name", metavar="[KERNEL]", required=False)
 @click.argument("hardware", metavar="[HARDWARE,...]", required=False)
 @click.argument("sizes", metavar="[SIZE=VALUES]...", nargs=-1)
-@click.option("--measured", metavar="TIME", help="What your kernel took, such as '31.5 us': tells how good that is.")
+@click.option("--measured", metavar="TIME", help="Measured time of your kernel, such as '31.5 us': rates it against bound and expected time.")
 @inputs.declared_options(KernelOptions, quant={"callback": shared.nonempty, "help": _QUANT})
 @shared.report_format(tuple(_FORMATS.values()))
 @shared.output(subject="the estimates")
@@ -62,9 +62,9 @@ def kernel(
         each for one, changes in changed for each in run(name, one, listed, **options | {"hardware_set": changes})
     ]
     if time_s is not None and len(estimates) > 1:
-        raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(estimates)}")
+        raise InputError(f"--measured: needs one device and one combination of sizes; these are {len(estimates)}")
     if time_s is not None and form != "text":
-        raise InputError(f"--measured: is told in words; leave {form} out")
+        raise InputError(f"--measured: is rated in text output only; leave {form} out")
     if form == "text":
         shared.emit(report.render_text(estimates, time_s, shared.width(output)), output)
     else:

@@ -31,15 +31,15 @@ _BAR: Final = 20
 @click.command()
 @click.option(
     "--backend", type=click.Choice(_BACKENDS), default="auto", show_default=True,
-    help="Whose kernels. triton: those of this package, and of torch beside them; torch: of torch on a GPU; cpu: of "
-    "torch on the CPU; auto: on the GPU where there is one.",
+    help="Kernels to measure. triton: of this package and of torch; torch: of torch on a GPU; cpu: of "
+    "torch on the CPU; auto: on the GPU if there is one.",
 )  # fmt: skip
 @click.option(
     "--model", "models", multiple=True, metavar="NAME",
     help="A model whose shapes are measured. May be repeated. If not given, a few of several kinds.",
 )  # fmt: skip
 @click.option("--minutes", type=shared.NUMBER, default=5, show_default=True, help="Stop after this many minutes.")
-@click.option("--family", metavar="NAMES", help="Only some of gemm, attention, moe and elementwise.")
+@click.option("--family", metavar="NAMES", help="Only these families: gemm, attention, moe, elementwise.")
 @click.option(
     "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (`llmviewer docs measurements`)."
 )
@@ -50,12 +50,12 @@ _BAR: Final = 20
 @click.option(
     "--hardware",
     metavar="NAME|FILE",
-    help="The device, where the name that it gives does not tell, or a file of yours describes it better.",
+    help="Name or file of the device, to override detection.",
 )
 @click.option("--format", "form", type=click.Choice(("parquet", "csv")), default="parquet", show_default=True)
 @click.option(
     "-o", "--output", type=shared.PATH, metavar="DIR", default="measured", show_default=True,
-    help="A folder; what it holds already is not measured again.",
+    help="Folder of the results; existing measurements are not repeated.",
 )  # fmt: skip
 def measure(
     *,
@@ -136,7 +136,7 @@ def _report(session: Session, form: str, before: int) -> None:
     if journal.rows:
         parts["Kernels"] = kernels_text(journal.rows)
     if any(row["framework"] == "triton" for row in journal.rows):
-        parts["What the kernels are to reach"] = goals_text(goals(journal.rows, journal.ceilings, machine.cache))
+        parts["Targets of the kernels"] = goals_text(goals(journal.rows, journal.ceilings, machine.cache))
     for text in parts.values():
         click.echo(text)
     paths = journal.tables(f".{form}")  # a full disk takes no more than these
@@ -155,20 +155,20 @@ def _troubles(session: Session, threads: str | None) -> Iterator[str]:
     journal = session.journal
     disturbed = sum(row["disturbed"] for row in journal.rows) / max(len(journal.rows), 1)
     if disturbed > _DISTURBED:
-        yield f"Other programs took a core during {disturbed:.0%} of the launches, which do not count."
+        yield f"Other programs disturbed {disturbed:.0%} of the launches; these do not count."
     if session.put_off:
         fewer = ", or with one thread (OMP_NUM_THREADS=1)" if threads != "1" else ""
         yield (
-            f"{session.put_off} times a launch was put off, as other programs use the cores: measure\n"
+            f"{counted(session.put_off, 'launch', 'launches')} postponed because other programs use the cores: measure\n"
             f"again when they are done{fewer}"
         )
     for reason, count in session.left_out.items():
-        yield f"{counted(count, 'launch', 'launches')} left out: {reason}"
+        yield f"{counted(count, 'launch', 'launches')} skipped: {reason}"
     for reason, count in session.unfit.items():
-        yield f"{counted(count, 'tiling')} left out: {reason}"
+        yield f"{counted(count, 'tiling')} skipped: {reason}"
     if session.broken:
         next_step = "goes on without it" if journal.complete else "measures the ceilings again"
-        yield f"The device gave nothing more after {session.broken}:\nthe same command {next_step}"
+        yield f"The device became unusable after {session.broken}:\nthe same command {next_step}"
 
 
 def _next(session: Session, form: str, *, tables: bool) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _next(session: Session, form: str, *, tables: bool) -> Iterator[str]:
     commands += [f"analyze MODEL {machine.name} --profile {profile}"]
     if fullest < MIN_ROWS:
         yield (
-            f"calibrate needs {MIN_ROWS} rows of one kernel and data type, of which the most is {fullest}:\n"
+            f"calibrate needs {MIN_ROWS} rows of one kernel and data type; the largest has {fullest}:\n"
             "the same command adds more"
         )
         commands = [f"validate {files}"]

@@ -93,7 +93,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     if measured and not selected:
         available = sorted({f"{group.implementation.library} on {group.device.name}" for group in measured})
         query = " on ".join(filter(None, (library, device_name)))
-        raise InputError(f"{files[0]}: no rows of {query}; there is {', '.join(available)}")
+        raise InputError(f"{files[0]}: no rows of {query}; available: {', '.join(available)}")
     unread = sum((Counter(table.unread) for table in tables), Counter[str]())
     rows = _fitting(selected, unread, files[0])
     profiles = run(
@@ -104,7 +104,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         progress=lambda fit: click.echo(_fitted(fit), err=True),
     )
     write_text(output, to_yaml(profiles))
-    click.echo(f"{output}: {counted(sum(len(p.fits) for p in profiles), 'stack')}", err=True)
+    click.echo(f"{output}: {counted(sum(len(p.fits) for p in profiles), 'kernel fit')}", err=True)
 
 
 def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -> list[MeasuredRows]:
@@ -124,21 +124,21 @@ def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -
             fittable.append(reliable)
         elif len(reliable):
             implementation = _named(group.device.name, group.family.name, group.implementation)
-            unfitted[f"of a stack with fewer than {MIN_ROWS} rows, {implementation}"] += len(reliable)
+            unfitted[f"fewer than {MIN_ROWS} rows of {implementation}"] += len(reliable)
     if not fittable:
         why, count = next(iter(left.most_common(1)), ("", 0))
         reason = (
-            f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
+            f"; {counted(count, 'row')} skipped: {why}" if count else f"; the largest has {fullest}" if fullest else ""
         )
-        raise InputError(f"{file}: no stack has {MIN_ROWS} rows with a time_us, which a fit needs{reason}")
+        raise InputError(f"{file}: no kernel has the {MIN_ROWS} rows with a time_us that a fit needs{reason}")
     left.update(unfitted)
     for why, count in left.items():
-        click.echo(f"left out: {counted(count, 'row')}: {why}", err=True)
+        click.echo(f"skipped {counted(count, 'row')}: {why}", err=True)
     return fittable
 
 
 def _fitted(fit: KernelFit) -> str:
-    error = f"off by {fit.held_out.mape:.1%} where held out"
+    error = f"error {fit.held_out.mape:.1%} on held-out shapes"
     return f"{_named(fit.device, fit.family, fit.implementation)}: {counted(fit.rows, 'row')}, {error}"
 
 
@@ -168,7 +168,7 @@ def _named(device: str, family: str, implementation: Implementation) -> str:
     "--predictions-out",
     type=shared.PATH,
     metavar="FILE",
-    help="Also write the rows with what is predicted of them (.csv, .parquet).",
+    help="Also write the rows with predictions (.csv, .parquet).",
 )
 @shared.report_format(("text", "json", "html"))
 @click.option(

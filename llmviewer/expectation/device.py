@@ -109,7 +109,7 @@ def device_of(hardware: Hardware) -> Device:
     relative = _SIMILAR_DEVICES.get(hardware.architecture, "")
     if missing and not relative:
         lacks = " and no ".join(missing)
-        raise InputError(f"{hardware.name} has no {lacks}: its file does not say, so kernels cannot be laid out")
+        raise InputError(f"{hardware.name} has no {lacks}: its file does not say, so kernel times cannot be modelled")
     for key in missing:
         similar = load_hardware(relative)
         key_of_similar = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in similar.numbers else key

@@ -108,9 +108,9 @@ class Engine:
     def said(self) -> str:
         """Derivation of its times, as text."""
         if self.whole:
-            return f"{self.title}: factors fitted to passes that its users measured ({LOCAL}). {self.note}"
+            return f"{self.title}: factors fitted to passes measured by its users ({LOCAL}). {self.note}"
         if self.row is None:
-            how = f"nothing was fitted; it has no row in {TABLE} and is tested against {SERVERS}"
+            how = f"nothing was fitted; tested against {SERVERS}, as it has no row in {TABLE}"
         else:
             how = f"its {self.row.fitted} was fitted to" if self.row.fitted else "nothing was fitted to"
             how += f" its row of {TABLE}"
@@ -123,19 +123,19 @@ ENGINES: Final = {
         Engine(
             name="huggingface", title="Hugging Face transformers", library="pytorch", attention="eager",
             host=Host(launch_s=49.1e-6), defaults=(Default("static"),), row=Row(38.963, "time for a launch"),
-            note="PyTorch launches kernels one by one; a launch of the graph is several of its.",
+            note="PyTorch launches kernels one by one, several for an operator.",
         ),
         Engine(
             name="deepspeed", title="DeepSpeed", library="cublas", defaults=(Default("chunked:512"),), row=Row(80.947),
-            note="Its own kernels were not measured; cuBLAS stands in. Split and fuse: parts of prompts.",
+            note="cuBLAS stands in for its kernels, which were not measured. Dynamic SplitFuse: chunked prefill.",
         ),
         Engine(  # its schedulers: vllm/engine/arg_utils.py, get_batch_defaults()
             name="vllm", title="vLLM", library="vllm", row=Row(90.052),
             defaults=(
                 Default("chunked:2048", max_batch=256), Default("chunked:8192", gib=70, but="a100", max_batch=1024),
             ),
-            note="Paged cache; those who decode come first, 256 at most, then chunks of prompts, 2048 tokens together: "
-            "the defaults of its servers since V1; on GPUs of 70 GiB or more other than the A100 1024 and 8192.",
+            note="vLLM V1 defaults: chunked prefill, decodes first; max_num_seqs 256, max_num_batched_tokens 2048; on GPUs "
+            "of 70 GiB or more except A100 1024 and 8192.",
         ),
         Engine(  # its schedulers: sglang/srt/server_args.py, _handle_gpu_memory_settings()
             name="sglang", title="SGLang", library="sglang", block=1, row=None,
@@ -143,22 +143,22 @@ ENGINES: Final = {
                 Default(f"prefill-chunks:{tokens}", gib=gib, max_batch=2048)
                 for tokens, gib in ((2048, 0), (4096, 35), (8192, 60), (16384, 160))
             ),
-            note="A cache by token; prompts come first, in chunks of 2048 to 16384 tokens by the memory of the GPU. "
-            "CUDA graphs, and a scheduler that works out the next step beside this one, leave no gaps.",
+            note="Prefill first, in chunks of 2048 to 16384 tokens by GPU memory. CUDA graphs and an overlapped scheduler "
+            "leave no gaps between steps.",
         ),
         Engine(
             name="openppl", title="OpenPPL", library="cublas", defaults=(Default("fcfs"),), row=Row(81.169),
-            note="Its own kernels were not measured; cuBLAS stands in.",
+            note="cuBLAS stands in for its kernels, which were not measured.",
         ),
         Engine(
             name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.803,
             defaults=(Default("prefill-first"),), row=Row(106.636, "kernels' factor"),
-            note="Flat matrix products and a softmax that waits for nobody (arXiv:2311.01282).",
+            note="Flat GEMM and asynchronous softmax (arXiv:2311.01282).",
         ),
         Engine(
             name="lightllm", title="LightLLM", library="sglang", host=Host(step_s=1.96e-3), block=1,
             defaults=(Default("chunked:512"),), row=Row(73.599, "time between steps"),
-            note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
+            note="Triton kernels; SGLang's are the most similar measured ones. Token-level KV cache.",
         ),
         # Its scheduler: tensorrt_llm/llmapi/llm_args.py, max_num_tokens and enable_chunked_prefill. Prompts are held
         # back as its guides and InferenceX set attention_dp_config for DeepSeek-R1; it is off unless set.
@@ -166,18 +166,17 @@ ENGINES: Final = {
             name="tensorrt-llm", title="TensorRT-LLM", library="trtllm",
             defaults=(Default("fcfs:8192", max_batch=2048, together="fcfs:8192,hold=60"),),
             row=Row(92.512),
-            note="Paged cache, in-flight batching: whole prompts, 8192 tokens together, are read beside those that "
-            "decode.",
+            note="In-flight batching: whole prompts, up to 8192 tokens a step, in one batch with decodes.",
         ),
         Engine(  # its scheduler: defaults of --ubatch-size and --parallel (pull 16736)
             name="llama.cpp", title="llama.cpp", library="llama.cpp", whole=True, block=1,
             defaults=(Default("chunked:512", max_batch=4),),
-            note="Its server has four slots, which decode beside 512 tokens of prompts.",
+            note="llama-server defaults: 4 slots, decode with up to 512 prompt tokens a step.",
         ),
         Engine(  # its scheduler: defaults of --prefill-step-size and --decode-concurrency of mlx_lm.server
             name="mlx", title="MLX", library="mlx", whole=True, block=1,
             defaults=(Default("prefill-chunks:2048", max_batch=32),),
-            note="mlx_lm reads prompts in chunks of 2048 tokens.",
+            note="mlx_lm prefills prompts in chunks of 2048 tokens.",
         ),
     )
 }  # fmt: skip

@@ -111,7 +111,7 @@ class ExpectedLaunch:
         names = ("expected", "low", "high", "latency")
         best = {name: np.where(second, getattr(other, name), getattr(self, name)) for name in names}
         result = other if np.all(second) else combined_launches([self, other], np.add)
-        return replace(result, source=stand_in_label("few queries as so many heads", result.source), **best)
+        return replace(result, source=stand_in_label("few queries as further heads", result.source), **best)
 
     def spanning(self, other: ExpectedLaunch) -> ExpectedLaunch:
         """The same, as far up and down as the intervals of both reach."""

@@ -283,8 +283,8 @@ def _run(
     if launch and query_by_query:
         slower = query_by_query.spanning(launch) if per_query else launch.spanning(query_by_query)
         slower = slower.capped_by(instead, kernel.alternative.where) if kernel.alternative and instead else slower
-        why = "a query at a time" if per_query else "few queries as so many heads"
+        why = "one query at a time" if per_query else "few queries as further heads"
         return replace(
-            slower, source=stand_in_label(f"{why}, of which no kernel was measured with several", slower.source)
+            slower, source=stand_in_label(f"{why}, as no kernel with several queries was measured", slower.source)
         )
     return launch.or_faster(instead, kernel.alternative.where) if launch and kernel.alternative and instead else launch

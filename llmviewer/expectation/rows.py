@@ -111,7 +111,7 @@ class MeasuredRows:
         for why, wrong in (
             (NO_TIME, ~self.timed),
             (
-                "sizes that no fit rests on, which `llmviewer docs measurements` names",
+                "sizes outside those that are fitted (`llmviewer docs measurements`)",
                 ~self.family.fittable(self.shapes),
             ),
             ("time_us is less than a tenth of the bound", self.measured < _MIN_BOUND_RATIO * bound),
@@ -274,7 +274,7 @@ def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
             return FAMILIES[name]
     had = reprlib.repr(list(frame.columns)).strip("[]")
     raise InputError(
-        f"{path}: no family has these columns: {had}; `llmviewer docs measurements` says what they are called"
+        f"{path}: no family has these columns: {had}; `llmviewer docs measurements` lists their names"
     )
 
 

@@ -114,7 +114,7 @@ class ExpectedStepTimes(BoundTimes):
     @property
     def of_cores(self) -> ExpectedStepTimes:
         """Core time that it takes from overlapped computation."""
-        return replace(self, sought=attrgetter("taken"))
+        return replace(self, sought=attrgetter("core_time_s"))
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
         """Attention of each group by itself, others by the tokens of all groups; never below the bound. [s]"""

@@ -186,7 +186,7 @@ def _plain(frame: pd.DataFrame, title: str) -> pd.DataFrame:
             kept[name] = _texts(frame[name])
     if not kept:
         raise InputError(
-            f"{title}: no family has these columns; `llmviewer docs measurements` says what they are called"
+            f"{title}: no family has these columns; `llmviewer docs measurements` lists their names"
         )
     found = pd.DataFrame(kept)
     labels = [name for name in _STACK if name in found]

@@ -33,11 +33,11 @@ from ._work import LaunchWork, stream_of
 
 __all__ = ["AMOUNTS", "STRAIGHT", "KernelSequence", "LibraryKernel", "Sending", "counted", "launches"]
 
-_INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or memory traffic only"
+_INDEXER: Final = "no indexer measured: as attention with half of a key as value, or memory traffic only"
 _LEAST_CACHED: Final = 8  # bits of the caches that were measured
-_WIDER_CACHE: Final = "as with a cache of 8 bits, since none of fewer was measured"
-_FP8_CACHE: Final = "as with a cache in fp8, since none in int8 was measured"
-_FP8_QUERIES: Final = "as with queries in fp8, since none of other types of 8 bits or fewer were measured"
+_WIDER_CACHE: Final = "as with an 8-bit cache, as no narrower one was measured"
+_FP8_CACHE: Final = "as with an fp8 cache, as no int8 cache was measured"
+_FP8_QUERIES: Final = "as with fp8 queries, as no other type of 8 bits or fewer was measured"
 
 
 def counted(plan: Plan) -> Form:
@@ -130,7 +130,7 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
         is_measured_mask = isinstance(op.heads.mask, Causal | Bidirectional | Across)
         types = _other_types(op)
-        remark = ", ".join(filter(None, ("" if is_measured_mask else "such masks were not measured", types)))
+        remark = ", ".join(filter(None, ("" if is_measured_mask else "no kernel with this mask was measured", types)))
         stand_in_class = "" if not remark else ANOTHER_TYPE if is_measured_mask else ANOTHER_KERNEL
         return KernelSequence(members=members, kernels=kernels, remark=remark, stand_in_class=stand_in_class)
     if isinstance(op, Indexer | BlockIndexer):

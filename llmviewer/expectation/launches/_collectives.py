@@ -43,7 +43,7 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
     last = group.tiers[-1][0] if group.tiers else group.inside
     hosted = last == HOST
     is_across_domains = group.outer > 1 and not hosted
-    remark = "collectives between domains were not measured" if is_across_domains else ""
+    remark = "no collective between domains was measured" if is_across_domains else ""
     if is_across_domains and group.inner == 1:
         return (), remark
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))

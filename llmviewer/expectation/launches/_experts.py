@@ -19,7 +19,7 @@ from ._kernel import KernelSequence, LibraryKernel
 from ._products import original_linear, product
 from ._work import LaunchWork
 
-_AS_DENSE: Final = "as dense experts of as many bytes of weights"
+_AS_DENSE: Final = "as dense experts with equal weight bytes"
 
 
 def experts(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:

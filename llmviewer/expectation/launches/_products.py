@@ -111,7 +111,7 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
             )
             for dtype, n in columns.items()
         ),
-        remark="" if dense is first else "as a dense product of as many OPs and bytes of weights",
+        remark="" if dense is first else "as a dense product with equal OPs and weight bytes",
         stand_in_class="" if dense is first else ANOTHER_TYPE,
     )
 

@@ -53,7 +53,9 @@ def _legend(estimates: Sequence[KernelEstimate]) -> str:
         return f"{text} No expected time: {why or 'no kernel was measured'}."
     text += " expected: from measured kernels; from, to: 80 % interval; of bound: bound / expected. "
     text += f"Source: {_sources(expected)}."
-    return text + (" *: mostly launch overhead and other fixed costs." if any(each.latency for each in expected) else "")
+    return text + (
+        " *: mostly launch overhead and other fixed costs." if any(each.latency for each in expected) else ""
+    )
 
 
 def _conditions(estimates: Sequence[KernelEstimate]) -> str:

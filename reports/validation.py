@@ -135,16 +135,29 @@ def _cards(scores: Validation) -> list[Card]:
 
     faster = sum(group.violations for group in scores.groups)
     return [
-        Card(label="error of the expectation", value=mean([g.expected.mape for g in scores.groups]),
-             about="mean over all rows"),
-        Card(label="error of the bound", value=mean([g.bound.mape for g in scores.groups]),
-             about="distance of kernels from the roofline"),
+        Card(
+            label="error of the expectation",
+            value=mean([g.expected.mape for g in scores.groups]),
+            about="mean over all rows",
+        ),
+        Card(
+            label="error of the bound",
+            value=mean([g.bound.mape for g in scores.groups]),
+            about="distance of kernels from the roofline",
+        ),
         Card(label="within 20 %", value=mean([g.expected.within_20 for g in scores.groups]), about="of the rows"),
-        Card(label="in the interval", value=mean([g.expected.covered for g in scores.groups]),
-             about="of the rows; target 80 %"),
-        Card(label="below the bound", value=f"{faster / counts.sum():.2%}",
-             about=f"{counted(faster, 'row')} measured faster than the bound", alarm=faster > _MAX_BELOW * counts.sum()),
-    ]  # fmt: skip
+        Card(
+            label="in the interval",
+            value=mean([g.expected.covered for g in scores.groups]),
+            about="of the rows; target 80 %",
+        ),
+        Card(
+            label="below the bound",
+            value=f"{faster / counts.sum():.2%}",
+            about=f"{counted(faster, 'row')} measured faster than the bound",
+            alarm=faster > _MAX_BELOW * counts.sum(),
+        ),
+    ]
 
 
 def _pictures(scores: Validation) -> list[list[Picture]]:

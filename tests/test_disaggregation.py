@@ -138,9 +138,7 @@ def test_text_and_markdown_have_both_sides_under_one_headline(capsys):
         said = " ".join(text.replace("|", " ").split())
         assert code == 0
         assert "Llama 2 7B: prefill on NVIDIA H100 SXM5 80 GB, decode on NVIDIA L4: batch 1" in said
-        assert re.search(
-            r"TTFT >= [\d.]+ ms: prefill [\d.]+ ms, KV transfer [\d.]+ ms during it; expected ", said
-        )
+        assert re.search(r"TTFT >= [\d.]+ ms: prefill [\d.]+ ms, KV transfer [\d.]+ ms during it; expected ", said)
         assert "memory, prefill" in said
         assert "memory, decode" in said
         assert said.count("-bound: ") == 2

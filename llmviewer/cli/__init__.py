@@ -168,7 +168,9 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            raise InputError(f"no command {args[0]!r}: {suggest(args[0], _COMMANDS)} (`llmviewer --help` describes all)")
+            raise InputError(
+                f"no command {args[0]!r}: {suggest(args[0], _COMMANDS)} (`llmviewer --help` describes all)"
+            )
         name, command, rest = super().resolve_command(ctx, args)
         if command:
             _check(command, click.Context(command, info_name=name, parent=ctx), rest)

@@ -20,7 +20,11 @@ _QUANT: Final = "Formats of weights, activations and cache: W4A16g128, fp8, KV8.
 @click.argument("name", metavar="[KERNEL]", required=False)
 @click.argument("hardware", metavar="[HARDWARE,...]", required=False)
 @click.argument("sizes", metavar="[SIZE=VALUES]...", nargs=-1)
-@click.option("--measured", metavar="TIME", help="Measured time of your kernel, such as '31.5 us': rates it against bound and expected time.")
+@click.option(
+    "--measured",
+    metavar="TIME",
+    help="Measured time of your kernel, such as '31.5 us': rates it against bound and expected time.",
+)
 @inputs.declared_options(KernelOptions, quant={"callback": shared.nonempty, "help": _QUANT})
 @shared.report_format(tuple(_FORMATS.values()))
 @shared.output(subject="the estimates")

@@ -159,7 +159,7 @@ def _troubles(session: Session, threads: str | None) -> Iterator[str]:
     if session.put_off:
         fewer = ", or with one thread (OMP_NUM_THREADS=1)" if threads != "1" else ""
         yield (
-            f"{counted(session.put_off, 'launch', 'launches')} postponed because other programs use the cores: measure\n"
+            f"{counted(session.put_off, 'launch', 'launches')} postponed as other programs use the cores: measure\n"
             f"again when they are done{fewer}"
         )
     for reason, count in session.left_out.items():

@@ -40,7 +40,9 @@ def profiles(name: str | None, form: str) -> None:
         is_device = name not in known_names and _is_device(name)
         query = load_hardware(name).name if is_device else name
         if is_device and query not in known_names:
-            raise InputError(f"no kernels were measured on {query}: expected times there are transferred from other devices")
+            raise InputError(
+                f"no kernels were measured on {query}: expected times there are transferred from other devices"
+            )
         if query not in known_names:
             names = [n for n in hardware_names() if n in known_names] + sorted(known_names - set(hardware_names()))
             raise InputError(f"no profile of a device or a library {name!r}; {suggest(name, names)}")

@@ -134,8 +134,8 @@ ENGINES: Final = {
             defaults=(
                 Default("chunked:2048", max_batch=256), Default("chunked:8192", gib=70, but="a100", max_batch=1024),
             ),
-            note="vLLM V1 defaults: chunked prefill, decodes first; max_num_seqs 256, max_num_batched_tokens 2048; on GPUs "
-            "of 70 GiB or more except A100 1024 and 8192.",
+            note="vLLM V1 defaults: chunked prefill, decodes first; max_num_seqs 256, max_num_batched_tokens 2048; on "
+            "GPUs of 70 GiB or more except A100 1024 and 8192.",
         ),
         Engine(  # its schedulers: sglang/srt/server_args.py, _handle_gpu_memory_settings()
             name="sglang", title="SGLang", library="sglang", block=1, row=None,
@@ -143,8 +143,8 @@ ENGINES: Final = {
                 Default(f"prefill-chunks:{tokens}", gib=gib, max_batch=2048)
                 for tokens, gib in ((2048, 0), (4096, 35), (8192, 60), (16384, 160))
             ),
-            note="Prefill first, in chunks of 2048 to 16384 tokens by GPU memory. CUDA graphs and an overlapped scheduler "
-            "leave no gaps between steps.",
+            note="Prefill first, in chunks of 2048 to 16384 tokens by GPU memory. CUDA graphs and an overlapped "
+            "scheduler leave no gaps between steps.",
         ),
         Engine(
             name="openppl", title="OpenPPL", library="cublas", defaults=(Default("fcfs"),), row=Row(81.169),

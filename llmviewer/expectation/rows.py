@@ -273,9 +273,7 @@ def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
         if mark in frame or alike(frame, mark):
             return FAMILIES[name]
     had = reprlib.repr(list(frame.columns)).strip("[]")
-    raise InputError(
-        f"{path}: no family has these columns: {had}; `llmviewer docs measurements` lists their names"
-    )
+    raise InputError(f"{path}: no family has these columns: {had}; `llmviewer docs measurements` lists their names")
 
 
 def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator[MeasuredRows]:

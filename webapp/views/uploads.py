@@ -185,9 +185,7 @@ def _plain(frame: pd.DataFrame, title: str) -> pd.DataFrame:
         elif name in _LABELS:
             kept[name] = _texts(frame[name])
     if not kept:
-        raise InputError(
-            f"{title}: no family has these columns; `llmviewer docs measurements` lists their names"
-        )
+        raise InputError(f"{title}: no family has these columns; `llmviewer docs measurements` lists their names")
     found = pd.DataFrame(kept)
     labels = [name for name in _STACK if name in found]
     for columns, most, what in (

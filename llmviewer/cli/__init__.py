@@ -19,7 +19,7 @@ from .. import __version__
 from ..errors import InputError, shortened, suggest
 
 _COMMANDS = {  # module of this package and summary, which the command's docstring begins with
-    "advise": ("serving", "Rank what each technique would gain for MODEL on HARDWARE."),
+    "advise": ("serving", "Rank techniques by their gain for MODEL on HARDWARE."),
     "afd": ("afd", "Decode with attention and experts on separate devices."),
     "analyze": ("analyze", "Analyze MODEL on HARDWARE, operator by operator."),
     "calibrate": ("validation", "Fit a profile of kernel times to measurements."),
@@ -30,10 +30,10 @@ _COMMANDS = {  # module of this package and summary, which the command's docstri
     "kernel": ("kernel", "Give the bound and the expected time of one kernel."),
     "measure": ("measure", "Measure this machine's bandwidths, matrix rates and kernels."),
     "models": ("listings", "List models, or show the facts or the graph of one."),
-    "plan": ("serving", "Find the cheapest devices that serve MODEL at a rate."),
+    "plan": ("serving", "Find the cheapest devices that serve MODEL at an arrival rate within latency targets."),
     "plot": ("comparing", 'Draw a figure of "LLM Inference Unveiled".'),
     "profiles": ("profiles", "List measured kernel libraries and their errors."),
-    "simulate": ("serving", "Simulate requests that arrive over time at MODEL on HARDWARE."),
+    "simulate": ("serving", "Simulate a server: requests that arrive over time at MODEL on HARDWARE."),
     "sweep": ("sweep", "Compute a row for every combination of the values of --over."),
     "techniques": ("techniques", "List techniques for --with, or show one."),
     "timeline": ("timeline", "Compare a profiler trace of MODEL with its bound."),

@@ -29,7 +29,7 @@ def pictures(own: Sequence[SweepCurve], state: State) -> dict[str, PageFigure]:
         return {}
     along, at = _along(state)
     where = _where(own[0], state)
-    named: dict[str, Any] = {"axis": along, "at": float(at), "place": str if state.sweep == "batch" else tokens}
+    named: dict[str, Any] = {"axis": along, "present_x": float(at), "place": str if state.sweep == "batch" else tokens}
     found: dict[str, PageFigure] = {}
     if own[0].setting.model.generates:
         steps = {line.name: _curve(line, "decode") for line in own}

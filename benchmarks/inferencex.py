@@ -226,7 +226,7 @@ def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> N
             chart.add_scatter(x=x, y=y, name=name, legendgroup=name, showlegend=not place, **cell, **style)
             speeds.extend(x)
             served.extend(y)
-        chart.update_xaxes(**log_axis(speeds, digits, most=4), **cell)
+        chart.update_xaxes(**log_axis(speeds, digits, max_ticks=4), **cell)
         chart.update_yaxes(**log_axis(served, digits), **cell)
     chart.update_layout(
         template=frame("", "").layout.template, width=_WIDTH, height=_HEIGHT, legend={"orientation": "h", "y": -0.14},

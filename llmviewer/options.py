@@ -35,12 +35,12 @@ class RequestOptions(TypedDict, total=False):
     """A batch of equal requests."""
 
     batch: Annotated[
-        int, Parameter(about="Sequences at a time.", default=1, least=1, label="Batch", term="batch", page_most=65_536)
+        int, Parameter(about="Sequences per batch.", default=1, least=1, label="Batch", term="batch", page_most=65_536)
     ]
     prompt: Annotated[
         int,
         Parameter(
-            about="Tokens of each prompt.",
+            about="Prompt tokens per sequence.",
             default=1024,
             unit="tokens",
             least=1,
@@ -52,8 +52,8 @@ class RequestOptions(TypedDict, total=False):
     gen: Annotated[
         "int | None",
         Parameter(
-            about="Tokens generated of each sequence.",
-            more="128, or those of one inference of a model for robots, if not given.",
+            about="Generated tokens per sequence.",
+            more="If not given, 128, or one inference of a robot model.",
             unit="tokens",
             least=1,
             label="Generated",
@@ -64,8 +64,8 @@ class RequestOptions(TypedDict, total=False):
     kv_len: Annotated[
         "int | None",
         Parameter(
-            about="Tokens that the decode step shown attends to.",
-            more="If not given, those of the first step.",
+            about="Context of the decode step shown, its own token included.",
+            more="If not given, that of the first step.",
             unit="tokens",
             least=1,
             link="context",
@@ -77,7 +77,7 @@ class RequestOptions(TypedDict, total=False):
     images: Annotated[
         "int | None",
         Parameter(
-            about="Pictures in each prompt, or audio clips of 30 s.",
+            about="Images per prompt, or audio clips of 30 s.",
             default=0,
             least=0,
             label="Images",
@@ -93,8 +93,8 @@ class HardwareOptions(TypedDict, total=False):
     hardware_set: Annotated[
         Sequence[str],
         Parameter(
-            about="A what-if, which changes a number of the device, such as memory.bandwidth=2x.",
-            more="Or matrix.fp16='155 TOP/s', memory.capacity='48 GB'; of one of several devices: "
+            about="What-if: changes a number of the device, such as memory.bandwidth=2x.",
+            more="Or matrix.fp16='155 TOP/s', memory.capacity='48 GB'; for one of several devices: "
             "l40s:price.cloud='1 USD/h'. May be repeated.",
             default=(),
             metavar="KEY=VALUE",
@@ -109,8 +109,8 @@ class LibraryOptions(TypedDict, total=False):
     library: Annotated[
         str,
         Parameter(
-            about="Kernel library to expect times of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`).",
-            more="If not given, the one with most measurements on the device, which need not be the fastest.",
+            about="Kernel library of expected times: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`).",
+            more="If not given, the one with most measurements on the device, which may not be the fastest.",
             default="",
             metavar="NAME",
             label="Kernel library",
@@ -135,9 +135,9 @@ class EngineOptions(TypedDict, total=False):
     engine: Annotated[
         str,
         Parameter(
-            about="Serving engine that launches the kernels, with what its host adds to every step.",
+            about="Serving engine: its kernels, and its host time per step.",
             more="vllm, sglang, tensorrt-llm, llama.cpp, mlx, huggingface, deepspeed, openppl, flashdecoding++ or "
-            "lightllm. It brings its kernels, in place of --library. If not given, there are no gaps between kernels.",
+            "lightllm. Replaces --library. If not given, launches have no gaps.",
             default="",
             metavar="NAME",
             label="Engine",
@@ -147,25 +147,24 @@ class EngineOptions(TypedDict, total=False):
 
 
 class BoundOptions(TypedDict, total=False):
-    """Whether there are expected times."""
+    """Restriction to lower bounds."""
 
     bound: Annotated[
         bool,
-        Parameter(about="Only lower bounds, without the times expected of measured kernels.", default=False),
+        Parameter(about="Only lower bounds, no expected times.", default=False),
     ]
 
 
 class PrecisionOptions(TypedDict, total=False):
-    """The precision."""
+    """Precision of weights, activations and KV cache."""
 
     quant: Annotated[
         "str | None",
         Parameter(
             about="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16.",
-            more="For parts of the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. Alone, fp8, int8, mxfp8 and "
-            "nvfp4 are weights and activations, int4, nf4, mxfp6 and mxfp4 weights only; fp8KV8 adds the cache. Or a "
-            "file type of llama.cpp: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts may follow "
-            "it.",
+            more="Per part of the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. fp8, int8, mxfp8 and nvfp4 set "
+            "weights and activations; int4, nf4, mxfp6 and mxfp4 weights only; fp8KV8 also the KV cache. Or a type of "
+            "llama.cpp files: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts may follow it.",
             metavar="SCHEME",
             label="Precision",
             term="precision",
@@ -174,12 +173,12 @@ class PrecisionOptions(TypedDict, total=False):
 
 
 class SkewOptions(TypedDict, total=False):
-    """How tokens choose experts."""
+    """Popularity of experts."""
 
     expert_skew: Annotated[
         float,
         Parameter(
-            about="How unevenly tokens choose experts: their popularity is rank^-S; 0 is uniform.",
+            about="Zipf exponent of expert popularity, which is rank^-S; 0 is uniform.",
             default=0,
             least=0,
             metavar="S",
@@ -192,12 +191,12 @@ class SkewOptions(TypedDict, total=False):
 
 
 class TechniqueOptions(TypedDict, total=False):
-    """Techniques in use."""
+    """Techniques to apply."""
 
     techniques: Annotated[
         "Sequence[str | Mapping[str, object] | Technique]",
         Parameter(
-            about="A technique in use, such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7.",
+            about="Technique to apply, such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7.",
             more="See `llmviewer techniques`. May be repeated.",
             default=(),
             flag="--with",
@@ -214,7 +213,7 @@ class RedundancyOptions(TypedDict, total=False):
     redundant_experts: Annotated[
         int,
         Parameter(
-            about="Copies of popular experts in each layer, which even out what ranks have to do (EPLB).",
+            about="Redundant copies of popular experts per layer, which balance ranks (EPLB).",
             more="SGLang's --ep-num-redundant-experts, vLLM's num_redundant_experts.",
             default=0,
             least=0,
@@ -227,20 +226,20 @@ class RedundancyOptions(TypedDict, total=False):
 class DegreeOptions(TypedDict, total=False):
     """Degrees of parallelism."""
 
-    tp: Annotated[int, _degree("Tensor parallelism: weights, heads and experts are cut.", "Tensor")]
-    pp: Annotated[int, _degree("Pipeline parallelism: layers are divided among devices.", "Pipeline", page_most=16)]
-    ep: Annotated[int, _degree("Expert parallelism: experts are divided among tp x dp devices.", "Expert")]
-    dp: Annotated[int, _degree("Data parallelism: sequences are divided among devices.", "Data")]
-    cp: Annotated[int, _degree("Context parallelism: tokens of prompt and cache are divided among devices.", "Context")]
+    tp: Annotated[int, _degree("Tensor parallelism: shards weights, heads and experts.", "Tensor")]
+    pp: Annotated[int, _degree("Pipeline parallelism: distributes layers.", "Pipeline", page_most=16)]
+    ep: Annotated[int, _degree("Expert parallelism: distributes experts over tp x dp devices.", "Expert")]
+    dp: Annotated[int, _degree("Data parallelism: distributes sequences.", "Data")]
+    cp: Annotated[int, _degree("Context parallelism: distributes tokens of prompt and KV cache.", "Context")]
 
 
 class LayoutOptions(DegreeOptions, RedundancyOptions, total=False):
-    """Degrees of parallelism, and how collectives run."""
+    """Degrees of parallelism, and algorithms of collectives."""
 
     micro_batches: Annotated[
         int,
         Parameter(
-            about="Parts that the pipeline cuts a batch into; one for each stage if 0.",
+            about="Micro-batches of the pipeline; one per stage if 0.",
             default=0,
             least=0,
             most=MAX_DEGREE,
@@ -249,20 +248,20 @@ class LayoutOptions(DegreeOptions, RedundancyOptions, total=False):
     collective: Annotated[
         str,
         Parameter(
-            about="Algorithm of all-reduces and the like; auto: a bound for all of them.",
+            about="Algorithm of collectives; auto: a bound for all of them.",
             default=Algorithm.AUTO.value,
             choices=tuple(Algorithm),
         ),
     ]
     hierarchical_all_to_all: Annotated[
         bool,
-        Parameter(about="Tokens for devices of another node go to one of them, which passes them on.", default=False),
+        Parameter(about="Two-level all-to-all: each token is sent once per node, then within the node.", default=False),
     ]
-    overlap: Annotated[bool, Parameter(about="Collectives overlap with the launch before them.", default=False)]
+    overlap: Annotated[bool, Parameter(about="Overlap collectives with the launch before them.", default=False)]
     two_batch_overlap: Annotated[
         bool,
         Parameter(
-            about="The batch is cut in two: collectives of one half run while the other computes.",
+            about="Two half-batches: collectives of one overlap with computation of the other.",
             more="SGLang's two-batch, vLLM's dual-batch overlap, DeepSeek's dual micro-batches.",
             default=False,
         ),
@@ -274,7 +273,7 @@ class LayoutOptions(DegreeOptions, RedundancyOptions, total=False):
 
 
 class AttentionOptions(TypedDict, total=False):
-    """Kernels of attention."""
+    """Attention kernels."""
 
     attention: Annotated[
         "str | None",
@@ -289,7 +288,7 @@ class AttentionOptions(TypedDict, total=False):
     mla: Annotated[
         str,
         Parameter(
-            about="Latent attention (DeepSeek): whether its cache is expanded to keys and values.",
+            about="Latent attention (DeepSeek): expanded cache, or projected queries.",
             more="naive: expand the cache to keys and values; absorbed: project the queries to the cache; auto: naive "
             "in the prefill, absorbed in decode.",
             default=Mla.AUTO.value,
@@ -301,13 +300,13 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class AccountingOptions(TypedDict, total=False):
-    """How work is counted."""
+    """Accounting of work."""
 
     accounting: Annotated[
         str,
         Parameter(
-            about='What is counted: what kernels have to do, or as the paper "LLM Inference Unveiled" does.',
-            more="faithful: what kernels have to do; survey: the conventions of the paper (arXiv:2402.16363).",
+            about='Counts of OPs and bytes: those of real kernels, or of the paper "LLM Inference Unveiled".',
+            more="faithful: the work of kernels; survey: the conventions of the paper (arXiv:2402.16363).",
             default=Accounting.FAITHFUL.value,
             choices=tuple(Accounting),
             label="Accounting",
@@ -317,12 +316,12 @@ class AccountingOptions(TypedDict, total=False):
 
 
 class PassOptions(AccountingOptions, total=False):
-    """Work of a pass besides that of its layers, and how it is counted."""
+    """Work of a pass besides that of its layers, offloading, and accounting."""
 
     mtp: Annotated[
         bool,
         Parameter(
-            about="Also run multi-token prediction layers, where the model has some.",
+            about="Also run the multi-token prediction layers of a model that has them.",
             default=False,
             label="Token prediction",
             term="token prediction",
@@ -331,8 +330,8 @@ class PassOptions(AccountingOptions, total=False):
     offload: Annotated[
         "str | Offload",
         Parameter(
-            about="Parts of all weights and of the KV cache in host memory, fetched when they are used.",
-            more="Or on storage (@storage): weights=0.5,kv=0.2@storage.",
+            about="Fractions of weights and KV cache in host memory, fetched on use.",
+            more="Or on storage: weights=0.5,kv=0.2@storage.",
             default="",
             metavar="PARTS",
             label="Offload",
@@ -340,14 +339,14 @@ class PassOptions(AccountingOptions, total=False):
         ),
     ]
     offload_sync: Annotated[
-        bool, Parameter(about="Nothing is computed while offloaded parts are fetched.", default=False)
+        bool, Parameter(about="Do not overlap fetches of offloaded data with computation.", default=False)
     ]
 
 
 class SideOptions(
     PrecisionOptions, AttentionOptions, SkewOptions, HardwareOptions, LibraryOptions, EngineOptions, total=False
 ):
-    """Options that a setting has with any layout and any techniques."""
+    """Options that apply with any layout and any techniques."""
 
 
 class CommonOptions(SideOptions, LayoutOptions, TechniqueOptions, total=False):
@@ -373,11 +372,11 @@ class FleetOptions(TechniqueOptions, HardwareOptions, LibraryOptions, EngineOpti
 class ExpertOptions(
     PrecisionOptions, SkewOptions, RedundancyOptions, HardwareOptions, LibraryOptions, BoundOptions, total=False
 ):
-    """Options of experts on devices of their own."""
+    """Options of experts on separate devices."""
 
 
 class KernelOptions(PrecisionOptions, HardwareOptions, LibraryOptions, total=False):
-    """Options of one kernel by itself."""
+    """Options of a single kernel."""
 
 
 class CountedOptions(AttentionOptions, AccountingOptions, total=False):
@@ -392,7 +391,7 @@ class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):
     """Options of a sweep."""
 
     expected: Annotated[
-        bool, Parameter(about="Also expected times, of the kernels of `library` or `engine`.", default=False)
+        bool, Parameter(about="Also compute expected times, of the kernels of `library` or `engine`.", default=False)
     ]
 
 
@@ -400,7 +399,7 @@ PARAMETERS: Final = declared(SettingOptions)
 
 
 def only(options: Mapping[str, object], kind: type[_O]) -> _O:
-    """The options of `kind` among some."""
+    """Selects the options that `kind` declares."""
     return cast("_O", {name: value for name, value in options.items() if name in kind.__annotations__})
 
 

@@ -17,14 +17,14 @@ _MAX_LISTED_NAMES: Final = 8  # names that fit into one line
 
 
 class AttentionMode(StrEnum):
-    """eager: three launches with scores in memory; flash: one launch with scores on the chip."""
+    """Attention kernels. eager: three launches with scores in memory; flash: one launch with scores on the chip."""
 
     EAGER = "eager"
     FLASH = "flash"
 
 
 class Mla(StrEnum):
-    """How latent attention is computed.
+    """Kernels of latent attention.
 
     naive: the cache is expanded. absorbed: queries are projected into the latent space. auto: naive in prefill,
     absorbed in decode and with indexers that choose keys per query, as in serving engines.
@@ -36,14 +36,14 @@ class Mla(StrEnum):
 
 
 class Accounting(StrEnum):
-    """faithful: the work of the model's kernels; survey: as "LLM Inference Unveiled" counts (arXiv:2402.16363)."""
+    """Accounting of work. faithful: of kernels; survey: as in "LLM Inference Unveiled" (arXiv:2402.16363)."""
 
     FAITHFUL = "faithful"
     SURVEY = "survey"
 
 
 class Algorithm(StrEnum):
-    """Algorithm of a reduction."""
+    """Algorithm of a collective."""
 
     AUTO = "auto"
     RING = "ring"
@@ -53,15 +53,15 @@ class Algorithm(StrEnum):
 
 
 class KvTransfer(StrEnum):
-    """When the KV cache of prompts is sent. after: after the prefill; overlapped: layer by layer during the prefill."""
+    """Time of the KV-cache transfer. after: after the prefill; overlapped: layer by layer during the prefill."""
 
     AFTER = "after"
     OVERLAPPED = "overlapped"
 
 
 class KvLink(StrEnum):
-    """Links that the KV cache is sent over. scale-out: between nodes, or host links if the device's file has no
-    scale-out links; scale-up: within a domain.
+    """Links of the KV-cache transfer. scale-out: between nodes, or host links if the device's file has no scale-out
+    links; scale-up: within a domain.
     """
 
     SCALE_OUT = "scale-out"

@@ -225,7 +225,7 @@ class Setting:
     def why_bound_alone(self) -> str:
         """Why there are no expected times; "" if there are."""
         if self.bound:
-            return "nothing else was asked for"
+            return "only bounds were requested"
         return "survey accounting counts what no kernel does" if self.accounting is Accounting.SURVEY else ""
 
     @cached_property

@@ -14,17 +14,18 @@ from llmviewer.devices.hardware import Hardware
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.units import fold, seconds, si
 
-from .operator_table import LITTLE, operator_table, rate, shortens, shows_calls
+from .operator_table import SMALL_SHARE, operator_table, rate, shortens, shows_calls
 from .parts import Card, Details, Line
 from .phrases import (
-    at_least,
+    BOUNDS,
     between,
     bound_and_expected,
     effect_lines,
     expectation,
+    expectation_basis,
     headline,
     largest,
-    made_for,
+    lower_bound,
     measured_label,
     memory_fix,
     memory_margin,
@@ -33,6 +34,7 @@ from .phrases import (
     sentence,
     subject,
     throughput,
+    trained_context,
 )
 from .report import Report
 from .tables import Item, Table
@@ -40,9 +42,8 @@ from .tables import Item, Table
 if TYPE_CHECKING:
     from .page_figures import Picture
 
-_AT_LEAST, _AT_MOST = "\N{GREATER-THAN OR EQUAL TO}", "\N{LESS-THAN OR EQUAL TO}"
-_LEFT_OUT: Final = f"--all lists the operators that take less than {LITTLE:.0%} of the time too."
-_ROOFLINE: Final = ">= and <= are roofline bounds: no kernel of one operator is faster with its tensors in memory"
+_GREATER_EQUAL, _LESS_EQUAL = "\N{GREATER-THAN OR EQUAL TO}", "\N{LESS-THAN OR EQUAL TO}"
+_ALL_OPERATORS: Final = f"--all lists the operators under {SMALL_SHARE:.0%} of the time too."
 _OVERLAP: Final = (
     "At the bound, arithmetic and memory traffic of a launch overlap completely, and launches follow one another "
     "without a gap."
@@ -50,21 +51,21 @@ _OVERLAP: Final = (
 
 
 def report(
-    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, room: int = sys.maxsize
+    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, table_width: int = sys.maxsize
 ) -> Report[Analysis]:
     """The report on an analysis.
 
     per_call  amounts and times of one launch of an operator, instead of all its launches
     brief     a text of a long table has one line for all operators that take little of the time
     sources   name where expected times of an engine come from
-    room      columns of a text for tables, within which names are broken
+    table_width      columns of a text for tables, within which names are broken
     """
     return Report[Analysis](
         name="analysis",
         title=subject,
         headline=headline,
         summary=summary,
-        tables=partial(tables, per_call=per_call, brief=brief, room=room),
+        tables=partial(tables, per_call=per_call, brief=brief, table_width=table_width),
         remarks=partial(remarks, brief=brief, sources=sources),
         basis=basis,
         cards=cards,
@@ -93,28 +94,28 @@ def _effect_lines(analysis: Analysis) -> list[Line]:
 
 
 def _time_lines(analysis: Analysis) -> list[Line]:
-    whole, effect = analysis.generation, analysis.effect
+    generation, effect = analysis.generation, analysis.effect
     lines = [
-        Line("time to first token", bound_and_expected(whole, "ttft")),
-        Line("time per output token", bound_and_expected(whole, "tpot")),
-        Line("latency", bound_and_expected(whole, "latency")),
-        Line("throughput", throughput(whole)),
+        Line("TTFT", bound_and_expected(generation, "ttft")),
+        Line("TPOT", bound_and_expected(generation, "tpot")),
+        Line("E2E latency", bound_and_expected(generation, "latency")),
+        Line("throughput", throughput(generation)),
     ]
     if analysis.model.generates:
         return lines
-    if whole.tpot_s is not None:  # denoised by blocks
+    if generation.tpot_s is not None:  # denoised by blocks
         return [lines[0]._replace(label="first block"), *lines[1:]]
     passes = sum(run.passes for run in effect.runs) if effect else 1
     return [lines[-2]._replace(label=f"{passes:,.0f} passes" if passes > 1 else "one pass"), lines[-1]]
 
 
 def memory_lines(analysis: Analysis) -> list[Line]:
-    """The verdict with the parts of the memory, and the largest batch and context that fit."""
+    """Whether the request fits, with the parts of its memory, and the largest batch and context that fit."""
     memory = analysis.memory
-    away = "".join(f"; {si(size)}B {where}" for where, size in _elsewhere(analysis) if size)
+    offloaded = "".join(f"; {si(size)}B {where}" for where, size in _offloaded_bytes(analysis) if size)
     parts = (
         f"weights {si(memory.weight_bytes)}B, KV cache {si(memory.kv_cache_bytes)}B, "
-        f"live activations {si(memory.activation_bytes)}B{away}"
+        f"live activations {si(memory.activation_bytes)}B{offloaded}"
     )
     verdict = f"{'fits' if memory.fits else 'does not fit'}: {memory_verdict(analysis)}"
     texts = filter(None, (verdict, memory_fix(analysis), parts))
@@ -124,31 +125,31 @@ def memory_lines(analysis: Analysis) -> list[Line]:
     ]
 
 
-def _elsewhere(analysis: Analysis) -> tuple[tuple[str, float], ...]:
+def _offloaded_bytes(analysis: Analysis) -> tuple[tuple[str, float], ...]:
     """Data outside the device's memory. [B]"""
     memory = analysis.memory
     return (("in host memory", memory.host_bytes), ("on storage", memory.storage_bytes))
 
 
 def _largest(analysis: Analysis) -> str:
-    memory, asked = analysis.memory, analysis.request
-    length = f"{asked.longest:,} tokens"
+    memory, request = analysis.memory, analysis.request
+    length = f"{request.longest:,} tokens"
     sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch:,}"
     context = "any context" if memory.max_context is None else f"{memory.max_context:,} tokens"
     tokens = context if memory.max_context != 0 else "no context"
-    batch = f"not one sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
-    return f"{batch}; {tokens} at batch {asked.batch}{made_for(analysis)}"
+    batch = f"no sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
+    return f"{batch}; {tokens} at batch {request.batch}{trained_context(analysis)}"
 
 
 def tables(
-    analysis: Analysis, *, per_call: bool | None = None, brief: bool = False, room: int = sys.maxsize
+    analysis: Analysis, *, per_call: bool | None = None, brief: bool = False, table_width: int = sys.maxsize
 ) -> list[Table]:
     """The operators of each phase."""
     calls = shows_calls(analysis, per_call)
     return [
         operator_table(
             phase, title=_table_title(analysis, name, phase, per_call=calls), subject=phase_title(analysis, name),
-            conclusion=sentence(phase.advice), per_call=calls, brief=brief, room=room,
+            conclusion=sentence(phase.advice), per_call=calls, brief=brief, table_width=table_width,
         )
         for name, phase in analysis.phases
     ]  # fmt: skip
@@ -157,13 +158,14 @@ def tables(
 def _table_title(analysis: Analysis, name: str, phase: Phase, *, per_call: bool) -> str:
     """The phase with its tokens and times, and the devices and launches of its table."""
     tokens = phase.batch * phase.q_len
-    amounts = "OPs, bytes and times of " + ("one launch, in the total of all" if per_call else "all launches")
+    counted = ["one launch per row"] * per_call
     if phase.devices > 1:
-        amounts += ", of one device" + " in each stage" * (phase.stages > 1)
+        counted.append("one device" + " per stage" * (phase.stages > 1))
+    amounts = f" ({', '.join(counted)})" if counted else ""
     part = f", one of {phase.micro_batches} micro-batches" if phase.micro_batches > 1 else ""
     return (
-        f"{phase_title(analysis, name).capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of "
-        f"{phase.kv_len}{part}, {at_least(phase.total.bound_time_s)}{_expected(phase)} ({amounts})"
+        f"{phase_title(analysis, name).capitalize()}: {tokens:,} token{'s'[: tokens > 1]} at context "
+        f"{phase.kv_len:,}{part}, {lower_bound(phase.total.bound_time_s)}{_expected(phase)}{amounts}"
     )
 
 
@@ -174,7 +176,7 @@ def _expected(phase: Phase) -> str:
         return ""
     interval = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
     expected, bracket, ends = interval.partition(" (")
-    gaps = f"; {seconds(total.host_s)} of it without a kernel" if total.host_s else ""
+    gaps = f"; {seconds(total.host_s)} of host time" if total.host_s else ""
     within = f"{ends.removesuffix(')')}; " if bracket else ""
     return f", expected {expected} ({within}{total.expectation_source}{gaps})"
 
@@ -184,30 +186,27 @@ def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -
     shortened = brief and any(shortens(phase) for _, phase in analysis.phases)
     return [
         *map(sentence, analysis.remarks),
-        *([_LEFT_OUT] if shortened else []),
+        *([_ALL_OPERATORS] if shortened else []),
         *(_engine_sources(analysis) if sources else ()),
     ]
 
 
 def _engine_sources(analysis: Analysis) -> tuple[str, ...]:
-    """Where the launch times and the scheduler of the engine come from."""
+    """Sources of the launch times and the scheduler of the engine."""
     name = analysis.inputs["engine"]
     return (ENGINES[name].said,) if name and analysis.generation.expected_latency_s is not None else ()
 
 
 def basis(analysis: Analysis) -> str:
-    """Conditions of the bounds, a launch per operator and cold caches, and the origin of the expected times."""
-    fused = any(name.startswith("fusion") for name in analysis.inputs["techniques"])
-    text = _ROOFLINE + ("." if fused else "; fused ones may be (--with fusion).")
+    """The sentence on the two numbers: bounds, and the origin of the expected times."""
     if analysis.generation.expected_latency_s is None:
-        return text
+        return f"{BOUNDS}."
     name = analysis.inputs["engine"]
     if not name:
-        return f"{text} Expected: measured kernels, with the 80 % interval, without gaps between launches."
+        return expectation_basis("measured kernels without gaps")
     engine = ENGINES[name]
-    kernels = "whole passes of its users" if engine.whole else f"kernels of {engine.library}"
-    interval = "" if engine.whole else " of kernels alone"
-    return f"{text} Expected: {engine.title} on measured {kernels}, with the 80 % interval{interval}."
+    measured = "passes that its users measured" if engine.whole else f"measured {engine.library} kernels"
+    return expectation_basis(f"{engine.title} on {measured}")
 
 
 def cards(analysis: Analysis) -> list[Card]:
@@ -222,35 +221,38 @@ def cards(analysis: Analysis) -> list[Card]:
 
 def time_cards(analysis: Analysis) -> list[Card]:
     """Times and tokens per second of a generation, or of the one pass of a model that does not generate."""
-    asked, whole = analysis.request, analysis.generation
+    request, generation = analysis.request, analysis.generation
     bounds = {name: phase.total.bound for name, phase in analysis.phases}
-    expected_rate = rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else ""
-    throughput, latency = (rate(whole.tokens_per_s), expected_rate), (whole.latency_s, expectation(whole, "latency"))
-    if not asked.gen:
-        tokens = f"over {asked.batch} × {asked.prompt} tokens"
+    expected_rate = rate(generation.expected_tokens_per_s) if generation.expected_tokens_per_s else ""
+    throughput, latency = (
+        (rate(generation.tokens_per_s), expected_rate),
+        (generation.latency_s, expectation(generation, "latency")),
+    )
+    if not request.gen:
+        tokens = f"over {request.batch} × {request.prompt} tokens"
         return [
             _time("one pass", *latency, about=tokens, bound=bounds["prefill"]),
-            _throughput(*throughput, about="read, of all sequences"),
+            _throughput(*throughput, about="of all prompts"),
         ]
-    steps = f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken"
-    ttft, tpot = (expectation(whole, quantity) for quantity in ("ttft", "tpot"))
-    prompts = f"prefill of {asked.batch} × {asked.prompt}"
+    steps = f"mean of {request.gen - 1} decode steps" if request.gen > 1 else "no decode steps"
+    ttft, tpot = (expectation(generation, quantity) for quantity in ("ttft", "tpot"))
+    prompts = f"prefill of {request.batch} × {request.prompt}"
     return [
-        _time("time to first token", whole.ttft_s, ttft, about=prompts, bound=bounds["prefill"]),
-        _time("time per output token", whole.tpot_s, tpot, about=steps, bound=bounds.get("decode", "")),
+        _time("time to first token", generation.ttft_s, ttft, about=prompts, bound=bounds["prefill"]),
+        _time("time per output token", generation.tpot_s, tpot, about=steps, bound=bounds.get("decode", "")),
         _throughput(*throughput, about="generated, of all sequences"),
-        _time("latency", *latency, about=f"until token {asked.gen}"),
+        _time("latency", *latency, about=f"until token {request.gen}"),
     ]
 
 
 def _time(label: str, time_s: float | None, expected: str, *, about: str, bound: str = "") -> Card:
     if time_s is None:
         return Card(label=label, value=seconds(time_s), about=about)
-    return Card(label=label, value=seconds(time_s), about=about, sign=_AT_LEAST, bound=bound, expected=expected)
+    return Card(label=label, value=seconds(time_s), about=about, sign=_GREATER_EQUAL, bound=bound, expected=expected)
 
 
 def _throughput(value: str, expected: str, *, about: str) -> Card:
-    return Card(label="tokens per second", value=value, about=about, sign=_AT_MOST, expected=expected)
+    return Card(label="tokens per second", value=value, about=about, sign=_LESS_EQUAL, expected=expected)
 
 
 def effect_cards(analysis: Analysis) -> list[Card]:
@@ -258,7 +260,7 @@ def effect_cards(analysis: Analysis) -> list[Card]:
     if not analysis.effect:
         return []
     lines = dict(effect_lines(analysis.effect))
-    gain = lines.get("techniques gain", "")
+    gain = lines.get("with techniques", "")
     return [
         Card(label="passes", value=str(len(analysis.effect.runs)), about=lines["passes"]),
         *([Card(label="techniques", value=f"{fold(analysis.effect.speed_up)} as fast", about=gain)] if gain else []),
@@ -266,13 +268,13 @@ def effect_cards(analysis: Analysis) -> list[Card]:
 
 
 def memory_cards(analysis: Analysis) -> list[Card]:
-    """Whether the request fits, and the largest batch and context that do."""
-    asked, memory = analysis.request, analysis.memory
-    tokens = f"tokens, at batch {asked.batch}{made_for(analysis)}"
+    """Cards of the memory: whether the request fits, and the largest batch and context that do."""
+    request, memory = analysis.request, analysis.memory
+    tokens = f"tokens, at batch {request.batch}{trained_context(analysis)}"
     return [
         memory_card(analysis),
         Card(
-            label="largest batch", value=largest(memory.max_batch), about=f"sequences of {asked.longest:,} tokens",
+            label="largest batch", value=largest(memory.max_batch), about=f"sequences of {request.longest:,} tokens",
             alarm=memory.max_batch == 0,
         ),
         Card(label="longest context", value=largest(memory.max_context), about=tokens, alarm=memory.max_context == 0),
@@ -280,6 +282,7 @@ def memory_cards(analysis: Analysis) -> list[Card]:
 
 
 def memory_card(analysis: Analysis, label: str = "memory") -> Card:
+    """Whether the request fits, with its memory and the margin."""
     fits = analysis.memory.fits
     return Card(
         label=label, value="fits" if fits else "does not fit", about=memory_verdict(analysis), alarm=not fits
@@ -297,7 +300,7 @@ def memory_table(analysis: Analysis) -> Table:
         ("in all", memory.total_bytes),
         ("memory of the device", memory.capacity_bytes),
         (word, margin),
-        *((f"besides, {where}", size) for where, size in _elsewhere(analysis) if size),
+        *((f"besides, {where}", size) for where, size in _offloaded_bytes(analysis) if size),
     )
     body = tuple(
         (
@@ -333,7 +336,7 @@ def pictures(analysis: Analysis, sides: Sequence[Analysis]) -> Sequence[Sequence
 
 
 def method_details(analysis: Analysis) -> Details:
-    """How bounds and the expected times of an engine are derived."""
+    """Derivation of bounds, and of the expected times of an engine."""
     return Details(summary="How these times are derived", notes=(_OVERLAP, *_engine_sources(analysis)))
 
 

@@ -13,10 +13,10 @@ from llmviewer.analyzing.phases import Total
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, list_rows, time_unit
-from .phrases import between, memory_margin, of_each, phase_title
+from .phrases import between, memory_margin, per_device, phase_title
 from .roofline_points import OTHER, Piece, pieces
 
-_TOLD: Final = 0.25  # of the width, from which on a bar has room for its time on a phone too
+_MIN_LABELLED_SHARE: Final = 0.25  # of the width, from which a bar has room for its time on a phone too
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 
 
@@ -24,7 +24,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
     """Shares of the operators in the time of each phase, colored by bound."""
     figure = frame(
         f"Where the time goes: {analysis.model.name} on {analysis.hardware.name}",
-        f"operators below {OTHER:.0%} are taken together as other",
+        f"operators below {OTHER:.0%} are grouped as other",
         height=340,
     )
     rows = {
@@ -53,7 +53,7 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
     }
     figure = frame(
         f"Where the time of {phase} goes",
-        f"bars are lower bounds; operators below {OTHER:.0%} are taken together as other",
+        f"bars are lower bounds; operators below {OTHER:.0%} are grouped as other",
         height=190 + 74 * len(phases),
     )  # fmt: skip
     longest = max(one.total.bound_time_s for one in phases.values())
@@ -96,8 +96,8 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     total = analyzed.total
     ranked = sorted(pieces(analyzed, ""), key=lambda piece: (piece.name == "other", -piece.share))
     listed = [one for one in ranked if one.share >= OTHER / 2]
-    bearers = Counter(one.name for one in listed)
-    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (bearers[one.name] > 1): one for one in listed}
+    name_counts = Counter(one.name for one in listed)
+    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (name_counts[one.name] > 1): one for one in listed}
     hovers = {
         row: one.hover if one.expected_s is None else f"{one.hover}<br>expected {seconds(one.expected_s)}"
         for row, one in rows.items()
@@ -105,26 +105,27 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     expect = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
     figure = frame(
         f"Where the time of {phase} goes",
-        f"bars are lower bounds, {seconds(total.bound_time_s)} in all" + f"; expected {expect}" * bool(expect)
+        f"bars are lower bounds, {seconds(total.bound_time_s)} in total" + f"; expected {expect}" * bool(expect)
         + f"; operators below {OTHER:.0%} are other",
         height=160 + 26 * len(rows), top=60, bottom=100,
     )  # fmt: skip
-    least = {row: one.share * total.bound_time_s for row, one in rows.items()}
+    bounds_s = {row: one.share * total.bound_time_s for row, one in rows.items()}
     expected = {row: one.expected_s for row, one in rows.items() if one.expected_s is not None}
-    longest = max([*least.values(), *expected.values()])
+    longest = max([*bounds_s.values(), *expected.values()])
     scale, unit = time_unit(longest)
     for bound in BOUND_COLOR:
         same_bound = {row: one for row, one in rows.items() if one.bound == bound}
         if same_bound:
             figure.add_bar(
-                orientation="h", y=list(same_bound), x=[scale * least[row] for row in same_bound],
+                orientation="h", y=list(same_bound), x=[scale * bounds_s[row] for row in same_bound],
                 name=f"{bound}-bound", width=0.8, marker={"color": BOUND_COLOR[bound]},
                 customdata=[one.operator for one in same_bound.values()],
                 hovertext=[hovers[row] for row in same_bound], hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
-    long = [row for row, time_s in least.items() if time_s > _TOLD * longest]
+    wide_rows = [row for row, time_s in bounds_s.items() if time_s > _MIN_LABELLED_SHARE * longest]
     figure.add_scatter(
-        y=long, x=[0] * len(long), mode="text", text=[f"\N{NO-BREAK SPACE}{seconds(least[row])}" for row in long],
+        y=wide_rows, x=[0] * len(wide_rows), mode="text",
+        text=[f"\N{NO-BREAK SPACE}{seconds(bounds_s[row])}" for row in wide_rows],
         hoverinfo="skip", textposition="middle right", textfont={"color": "white", "size": 11}, showlegend=False,
     )  # fmt: skip
     if expected:
@@ -151,11 +152,11 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
     """Parts of the memory that a request needs in several settings, by name, and the capacity of each device."""
     verdicts = {name: "fits" if one.memory.fits else "does not fit" for name, one in analyses.items()}
     rows = [f"{name}<br>{verdict}" for name, verdict in verdicts.items()]
-    taken = f"what all sequences take{next(map(of_each, analyses.values()), '')}"
-    figure = frame("Memory", f"{taken}, by parts; a line where the memory ends", height=190 + 64 * len(rows))
-    each = [one.memory for one in analyses.values()]
+    subject = f"memory of all sequences{next(map(per_device, analyses.values()), '')}"
+    figure = frame("Memory", f"{subject}; a line at the capacity of the device", height=190 + 64 * len(rows))
+    footprints = [one.memory for one in analyses.values()]
     for (name, color), field in zip(PART_COLOR.items(), ("weight", "kv_cache", "activation"), strict=True):
-        sizes = [getattr(memory, f"{field}_bytes") for memory in each]
+        sizes = [getattr(memory, f"{field}_bytes") for memory in footprints]
         texts = [f"{name} {si(size)}B" for size in sizes]
         figure.add_bar(
             orientation="h", y=rows, x=[size / 1e9 for size in sizes], name=name, marker={"color": color}, width=0.6,
@@ -163,13 +164,14 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
             hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
-        y=rows, x=[memory.capacity_bytes / 1e9 for memory in each], mode="markers", name="memory of the device",
+        y=rows, x=[memory.capacity_bytes / 1e9 for memory in footprints], mode="markers", name="capacity",
         marker={"symbol": "line-ns-open", "size": 44, "color": INK, "line": {"width": 3}},
-        hovertext=[f"{si(memory.capacity_bytes)}B" for memory in each], hovertemplate="%{hovertext}<extra></extra>",
+        hovertext=[f"{si(memory.capacity_bytes)}B" for memory in footprints],
+        hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip
-    most = max(max(memory.total_bytes, memory.capacity_bytes) for memory in each)
+    widest = max(max(memory.total_bytes, memory.capacity_bytes) for memory in footprints)
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
-    figure.update_xaxes(title_text="memory [GB]", range=[0, 1.03 * most / 1e9], showgrid=False, exponentformat="none")
+    figure.update_xaxes(title_text="memory [GB]", range=[0, 1.03 * widest / 1e9], showgrid=False, exponentformat="none")
     list_rows(figure, rows)
     return figure
 
@@ -181,7 +183,7 @@ def memory_bar(analysis: Analysis) -> go.Figure:
     verdict = f"fits, {si(margin)}B {word}" if memory.fits else f"does not fit, {si(margin)}B {word} (hatched)"
     figure = frame(
         f"Memory of {analysis.model.name} on {analysis.hardware.name}",
-        f"{si(memory.total_bytes)}B of {si(capacity)}B{of_each(analysis)}: {verdict}",
+        f"{si(memory.total_bytes)}B of {si(capacity)}B{per_device(analysis)}: {verdict}",
         height=310, top=100, bottom=130,
     )  # fmt: skip
     sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes)
@@ -233,5 +235,5 @@ def _limit(figure: go.Figure, capacity: float) -> None:
     figure.add_shape(type="line", x0=capacity, x1=capacity, y0=0, y1=1, yref="paper", line={"color": INK, "width": 2})
     figure.add_annotation(
         x=capacity, y=1, yref="paper", yanchor="bottom", xanchor="right", showarrow=False, font={"size": 12},
-        text=f"memory of the device {si(capacity)}B",
+        text=f"capacity {si(capacity)}B",
     )  # fmt: skip

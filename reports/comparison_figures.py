@@ -150,7 +150,7 @@ def ranking(choice: Choice, by: str) -> go.Figure:
             ],
             hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text=f"{by.removesuffix(' OP/s')} [{unit}]", **log_axis(x, si, most=_BESIDE))
+    figure.update_xaxes(title_text=f"{by.removesuffix(' OP/s')} [{unit}]", **log_axis(x, si, max_ticks=_BESIDE))
     figure.update_yaxes(title_text=choice.merit, **log_axis(y, si))
     return figure
 

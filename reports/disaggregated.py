@@ -13,15 +13,15 @@ from llmviewer.units import seconds, si
 
 from . import analysis
 from .parts import Card, Line
-from .phrases import at_least, bound_and_expected, devices, expectation, precision, throughput
+from .phrases import bound_and_expected, devices, expectation, lower_bound, precision, throughput
 from .report import Report
 
 
 def report(
-    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, room: int = sys.maxsize
+    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, table_width: int = sys.maxsize
 ) -> Report[Disaggregated]:
     """The report on both; arguments as in analysis.report()."""
-    tables = partial(analysis.tables, per_call=per_call, brief=brief, room=room)
+    tables = partial(analysis.tables, per_call=per_call, brief=brief, table_width=table_width)
     remarks = partial(analysis.remarks, brief=brief, sources=sources)
     return Report[Disaggregated](
         name="disaggregated",
@@ -62,7 +62,7 @@ def summary(result: Disaggregated) -> list[Line]:
     parts = f"prefill {prefill}, KV transfer {seconds(result.kv_transfer_s)} {when}"
     expected = expectation(generation, "ttft")
     times = [
-        Line("TTFT", f"{at_least(generation.ttft_s)}: {parts}" + f"; expected {expected}" * bool(expected)),
+        Line("TTFT", f"{lower_bound(generation.ttft_s)}: {parts}" + f"; expected {expected}" * bool(expected)),
         Line("TPOT", bound_and_expected(generation, "tpot")),
         Line("E2E latency", bound_and_expected(generation, "latency")),
         Line("throughput", throughput(generation)),

@@ -35,7 +35,7 @@ _LINES: Final = (
     {"color": INK, "dash": "14px,4px"}, {"color": "#7d8790", "dash": "3px,2px"},
 )  # fmt: skip
 TOP, BOTTOM = 76, 92  # margins [px]
-_ROOM: Final = 1.1  # around the values of a logarithmic axis
+_AXIS_MARGIN: Final = 1.1  # around the values of a logarithmic axis
 _AXIS: Final[dict[str, Any]] = {
     "gridcolor": GRID, "linecolor": INK, "tickcolor": INK, "ticks": "outside", "showline": True, "zeroline": False,
     "automargin": True, "exponentformat": "SI", "title": {"font": {"size": 13}},
@@ -126,11 +126,11 @@ def _steps(low: float, high: float) -> list[float]:
     return [float(f"{digit * i}e{exponent}") for i in range(ceil(low / step), floor(high / step) + 1)]
 
 
-def log_axis(values: Sequence[float], text: Callable[[float], str], *, most: int = 8) -> dict[str, Any]:
+def log_axis(values: Sequence[float], text: Callable[[float], str], *, max_ticks: int = 8) -> dict[str, Any]:
     """A logarithmic axis around `values`, with at most `most` ticks."""
-    low, high = min(values) / _ROOM, max(values) * _ROOM
+    low, high = min(values) / _AXIS_MARGIN, max(values) * _AXIS_MARGIN
     marks = ticks(low, high)
-    marks = marks[:: ceil(len(marks) / most)]
+    marks = marks[:: ceil(len(marks) / max_ticks)]
     return {
         "type": "log", "range": [log10(low), log10(high)], "tickvals": marks,
         "ticktext": [plain(text(mark)) for mark in marks], "tickangle": 0,

@@ -14,9 +14,9 @@ from llmviewer.operators.base import Operator, Tensor, Weight
 from .columns import WIDTH
 from .tables import filled, json_of
 
-_TIE: Final = "\u00a0"
-_SHOWN: Final = 4  # layers that are all listed, of those equally far apart
-_READ, _CACHED = "kv_streams", "kv_tokens"
+_NO_BREAK_SPACE: Final = "\u00a0"
+_MAX_LISTED_LAYERS: Final = 4  # layers that are all listed, of those equally far apart
+_KV_READS, _KV_CACHED = "kv_streams", "kv_tokens"
 
 
 def render(model: Model, form: str, width: int = WIDTH) -> str:
@@ -26,11 +26,13 @@ def render(model: Model, form: str, width: int = WIDTH) -> str:
 
 def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, Operator], Tensor]]:
     """(writer, reader, tensor) of every dependency within and between blocks."""
-    left: dict[str, tuple[Block, Operator]] = {}  # what wrote the outputs of the blocks before
+    block_writers: dict[str, tuple[Block, Operator]] = {}  # what wrote the outputs of the blocks before
     before = ""
     for block in graph.blocks:
-        given = {name: left[name] for name in block.given if name in left}  # its block may be left out of a drawing
-        writers = given | ({block.input: left[before]} if before else {})
+        given_writers = {
+            name: block_writers[name] for name in block.given if name in block_writers
+        }  # its block may be left out of a drawing
+        writers = given_writers | ({block.input: block_writers[before]} if before else {})
         for op in block.operators:
             for t in op.inputs:
                 writer = writers.get(t.name)
@@ -38,7 +40,7 @@ def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, O
                     yield writer, (block, op), t
             writers.update((t.name, (block, op)) for t in op.outputs)
         if block.output in writers:  # which the last of a layout need not
-            left[block.output] = writers[block.output]
+            block_writers[block.output] = writers[block.output]
         before = block.output
 
 
@@ -49,7 +51,7 @@ def shape(tensor: Tensor) -> str:
 
 def _rows(form: Form) -> str:
     """Rows of a tensor in memory; of a cache that is read more than once, the cached ones."""
-    named = ((_CACHED if f.name == _READ else str(f), c) for f, c in form.terms)
+    named = ((_KV_CACHED if f.name == _KV_READS else str(f), c) for f, c in form.terms)
     return " + ".join(text if c == 1 else f"{c:g} {text}" for text, c in named)
 
 
@@ -70,9 +72,9 @@ def _layers(places: Sequence[int]) -> str:
     if len(places) == 1:
         return f"layer {places[0]}"
     missing = sorted({*range(places[0], places[-1])} - {*places})
-    if _stepping(places) and len(places) > _SHOWN:
+    if _stepping(places) and len(places) > _MAX_LISTED_LAYERS:
         return f"layers {_stepped(places)}"
-    if _stepping(missing) and len(missing) > _SHOWN:
+    if _stepping(missing) and len(missing) > _MAX_LISTED_LAYERS:
         return f"layers {places[0]} to {places[-1]} without {_stepped(missing)}"
     starts = [place for place in places if place - 1 not in places]
     ends = [place for place in places if place + 1 not in places]
@@ -96,16 +98,16 @@ def _text(model: Model, width: int) -> str:
     for block in model.graph.blocks:
         lines += ["", filled(title(block), width)]
         for op in block.operators:
-            reads, writes = (", ".join(_whole(f"{t.name} {shape(t)}") for t in ts) for ts in (op.inputs, op.outputs))
-            about = (f"  {op.name} ({op.kind})", *(_whole(weight_shape(w)) for w in op.weights))
+            reads, writes = (", ".join(_unbroken(f"{t.name} {shape(t)}") for t in ts) for ts in (op.inputs, op.outputs))
+            about = (f"  {op.name} ({op.kind})", *(_unbroken(weight_shape(w)) for w in op.weights))
             lines.append(filled("  ".join(about), width, others=" " * 6))
             lines.append(filled(f"{reads or 'token ids'} -> {writes}", width, first=" " * 4, others=" " * 6))
-    return "\n".join(lines).replace(_TIE, " ") + "\n"
+    return "\n".join(lines).replace(_NO_BREAK_SPACE, " ") + "\n"
 
 
-def _whole(text: str) -> str:
+def _unbroken(text: str) -> str:
     """`text` with spaces at which no line breaks."""
-    return text.replace(" ", _TIE)
+    return text.replace(" ", _NO_BREAK_SPACE)
 
 
 def _json(model: Model) -> str:

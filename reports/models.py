@@ -11,7 +11,9 @@ from llmviewer.units import si
 from .columns import WIDTH, columns
 from .tables import filled
 
-_KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
+_MAX_ATTENTION_KINDS: Final = (
+    2  # of attention that there is room for: where there are more, the first is that of a tower
+)
 _LEGEND: Final = (
     "total: parameters; act.: active per token if not all are, embedding table and head included (papers that leave "
     "out the table, such as that of gpt-oss, give fewer). bytes: of the published weights; in: the format of most. KV: "
@@ -23,9 +25,9 @@ _LEGEND: Final = (
 def model_list(models: Sequence[ModelFacts], width: int = WIDTH) -> str:
     head = ("model", "total", "act.", "bytes", "in", "attention", "KV", "KV>w", "ctx")
     lines = [
-        (m.name, _short(m.parameters), _active(m), _bytes(m.weight_bytes), m.precision,
-         "+".join(m.attention_kinds[-_KINDS:]), _brief(m.kv_bytes_per_token),
-         _brief(m.kv_bytes_per_token_beyond_windows), _context(m))
+        (m.name, _parameter_count(m.parameters), _active(m), _bytes(m.weight_bytes), m.precision,
+         "+".join(m.attention_kinds[-_MAX_ATTENTION_KINDS:]), _two_digits(m.kv_bytes_per_token),
+         _two_digits(m.kv_bytes_per_token_beyond_windows), _context(m))
         for m in models
     ]  # fmt: skip
     return columns([head, *lines], left=(0, 4, 5), gap=" ") + filled(_LEGEND, width) + "\n"
@@ -33,10 +35,10 @@ def model_list(models: Sequence[ModelFacts], width: int = WIDTH) -> str:
 
 def _active(model: ModelFacts) -> str:
     """Active parameters; "-" if all are."""
-    return _short(model.active_parameters) if model.active_parameters != model.parameters else "-"
+    return _parameter_count(model.active_parameters) if model.active_parameters != model.parameters else "-"
 
 
-def _short(number: float) -> str:
+def _parameter_count(number: float) -> str:
     """Such as "6.74B", as papers write parameters."""
     return si(number).replace(" ", "").replace("G", "B")
 
@@ -46,7 +48,7 @@ def _bytes(number: float, digits: int = 3) -> str:
     return si(number, digits).replace(" ", "") if number else "-"
 
 
-def _brief(number: float) -> str:
+def _two_digits(number: float) -> str:
     """Such as "98k" and "1.2M"; "-" for 0."""
     return _bytes(number, digits=2)
 

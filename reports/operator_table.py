@@ -34,21 +34,22 @@ HEADINGS: Final = {  # names and meanings of columns, where there is room
     "bound": Heading("bound", "resource that sets the lower bound"),
     "in": Heading("computed in", "data type that this device computes in"),
     "time": Heading("time", "lower bound"),
-    "expected": Heading("expected", "expected time of measured kernels"),
+    "expected": Heading("expected", "expected time, from measured kernels"),
     "share": Heading("share", "of the phase's time"),
 }
 COLUMNS: Final = tuple(HEADINGS)
 WORDS: Final = ("operator", "bound", "in")  # columns of words
-LITTLE: Final = 0.01  # share of time below which a long table may leave operators out
+SMALL_SHARE: Final = 0.01  # share of time below which a long table may leave operators out
 
 _SUMS: Final = (
     "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes", "conversion_ops",
     "bound_time_s", "expected_time_s", "expected_low_s", "expected_high_s", "share",
 )  # fmt: skip
-_LONG_TABLE: Final = 24  # operators
-_SHORT: Final = {"weights": "wts.", "activ.": "act.", "expected": "exp."}  # names of columns of a text
-_NAME_ROOM: Final = 12  # columns left for names, below which numbers are written closer
-_MIN_NAME: Final = 8  # columns of names, however little room there is
+_MAX_FULL_ROWS: Final = 24  # operators
+# Column names of a text: lower bounds of times are marked as such.
+_SHORT_HEADS: Final = {"weights": "wts.", "activ.": "act.", "time": ">=time"}
+_NAME_COLUMNS: Final = 12  # columns left for names, below which numbers are written closer
+_MIN_NAME_COLUMNS: Final = 8  # columns of names, however little room there is
 
 
 @frozen(kw_only=True, eq=False, repr=False)  # which would slow down the start of analyze
@@ -56,11 +57,11 @@ class OperatorTable(Table):
     """The operators of a phase.
 
     shortened  rows of a text in place of all, where a long table has one line for small operators
-    room       columns of a text, within which long names are broken
+    table_width       columns of a text, within which long names are broken
     """
 
     shortened: tuple[tuple[Item, ...], ...] = ()
-    room: int = sys.maxsize
+    table_width: int = sys.maxsize
 
     def text_rows(self) -> list[tuple[Item, ...]]:
         return [*(self.shortened or self.body), self.total]
@@ -68,9 +69,9 @@ class OperatorTable(Table):
     def text(self, width: int = WIDTH) -> str:
         names, cells = self._narrow()
         lines: list[list[str]] = []
-        heads = _fitted([name for name, *_ in cells], self.room - _width_without_names(cells))
-        for (first, *more), (_, *numbers) in zip(heads, cells, strict=True):
-            lines += [[first, *numbers], *([text, *len(numbers) * [""]] for text in more)]
+        heads = _fitted([name for name, *_ in cells], self.table_width - _width_without_names(cells))
+        for (first, *continuation), (_, *numbers) in zip(heads, cells, strict=True):
+            lines += [[first, *numbers], *([text, *len(numbers) * [""]] for text in continuation)]
 
         def style(line: int, column: int, text: str) -> str:
             if line == 0:
@@ -85,12 +86,12 @@ class OperatorTable(Table):
     def _narrow(self) -> tuple[list[str], list[list[str]]]:
         """Columns of a text and its rows, the head first, written closer where there is little room."""
         unknown = self.total[COLUMNS.index("expected")].text == seconds(None)
-        left_out = "expected" if unknown else "OP/s"  # there is no room for both
-        names = [name for name in COLUMNS if name != left_out]
-        shown = [COLUMNS.index(name) for name in names]
-        cells = [[line[at] for at in shown] for line in self.lines()]
-        if "expected" in names or _width_without_names(cells) > self.room - _NAME_ROOM:
-            cells = [[name, *(_SHORT.get(text, text.replace(" ", "")) for text in line)] for name, *line in cells]
+        omitted_column = "expected" if unknown else "OP/s"  # there is no room for both
+        names = [name for name in COLUMNS if name != omitted_column]
+        indices = [COLUMNS.index(name) for name in names]
+        cells = [[line[index] for index in indices] for line in self.lines()]
+        if "expected" in names or _width_without_names(cells) > self.table_width - _NAME_COLUMNS:
+            cells = [[name, *(_SHORT_HEADS.get(text, text.replace(" ", "")) for text in line)] for name, *line in cells]
         return names, cells
 
 
@@ -108,7 +109,7 @@ class Merged(NamedTuple):
 
 
 def operator_table(
-    phase: Phase, *, title: str, subject: str, conclusion: str, per_call: bool, brief: bool, room: int
+    phase: Phase, *, title: str, subject: str, conclusion: str, per_call: bool, brief: bool, table_width: int
 ) -> OperatorTable:
     """The table of a phase.
 
@@ -116,13 +117,13 @@ def operator_table(
     conclusion  sentence on what bounds the phase
     per_call    amounts and times of one launch of an operator, instead of all its launches
     brief       a text of a long table has one line for all small operators
-    room        columns of a text
+    table_width        columns of a text
     """
     *body, total = rows(phase, per_call=per_call)
     *shortened, _ = rows(phase, per_call=per_call, brief=brief)
     return OperatorTable(
         title=title, about="", head=COLUMNS, words=WORDS, body=tuple(body), total=total, shortened=tuple(shortened),
-        room=room, headings=HEADINGS, conclusion=Conclusion(subject, phase.total.bound, conclusion),
+        table_width=table_width, headings=HEADINGS, conclusion=Conclusion(subject, phase.total.bound, conclusion),
     )  # fmt: skip
 
 
@@ -136,15 +137,15 @@ def merged(phase: Phase) -> list[Merged]:
 
     Tables show them so; JSON and CSV have each block's.
     """
-    alike: dict[tuple[object, ...], list[OperatorResult]] = {}
+    equal_operators: dict[tuple[object, ...], list[OperatorResult]] = {}
     for op in phase.operators:
-        alike.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
+        equal_operators.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
     blocks: dict[str, list[list[str]]] = {}
-    for parts in alike.values():
+    for parts in equal_operators.values():
         blocks.setdefault(parts[0].name, []).append([op.block for op in parts])
     return [
         Merged(parts=tuple(parts), whole=_sum(parts), title=_title(parts, blocks[parts[0].name]))
-        for parts in alike.values()
+        for parts in equal_operators.values()
     ]
 
 
@@ -165,10 +166,10 @@ def _common(blocks: Sequence[str], others: Sequence[str]) -> str:
     >>> _common(["local_dense", "local_moe"], ["global_moe"]), _common(["local", "global"], ["local_cut"])
     ('local', 'local +1')
     """
-    first, *more = blocks
+    first, *following_blocks = blocks
     words = [word for word in first.split("_") if all(word in block.split("_") for block in blocks)]
-    if not more or not words or any(set(words) <= set(block.split("_")) for block in others):
-        return f"{first} +{len(more)}" if more else first
+    if not following_blocks or not words or any(set(words) <= set(block.split("_")) for block in others):
+        return f"{first} +{len(following_blocks)}" if following_blocks else first
     return "_".join(words)
 
 
@@ -182,34 +183,34 @@ def _sum(parts: Sequence[OperatorResult]) -> OperatorResult:
 
 
 def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[tuple[Item, ...]]:
-    """A row for each operator, in the order of COLUMNS, and one for the whole phase.
+    """Rows of the operators, in the order of COLUMNS, and one for the whole phase.
 
     per_call  amounts and times of one launch, instead of all launches
     brief     a long table has one row for all operators that take little of the time
     """
     table = merged(phase)
-    small = _small(table, phase.total) if brief else []
-    shown = [_operator(place, one, per_call=per_call) for place, one in enumerate(table) if one not in small]
-    return [*shown, *([_together(small)] if small else []), _total(phase.total)]
+    small_operators = _small_operators(table, phase.total) if brief else []
+    items = [_operator(place, one, per_call=per_call) for place, one in enumerate(table) if one not in small_operators]
+    return [*items, *([_summary_row(small_operators)] if small_operators else []), _total(phase.total)]
 
 
 def shortens(phase: Phase) -> bool:
-    """Whether the brief table of a phase leaves operators out."""
-    return bool(_small(merged(phase), phase.total))
+    """Whether the brief table of a phase omits operators."""
+    return bool(_small_operators(merged(phase), phase.total))
 
 
-def _small(table: Sequence[Merged], total: Total) -> list[Merged]:
+def _small_operators(table: Sequence[Merged], total: Total) -> list[Merged]:
     """Operators of a long table that take little of the time, both at the bound and as expected."""
 
-    def little(op: OperatorResult) -> bool:
-        expected = (op.expected_time_s or 0) < LITTLE * (total.expected_time_s or inf)
-        return op.share < LITTLE and expected
+    def is_small(op: OperatorResult) -> bool:
+        expected = (op.expected_time_s or 0) < SMALL_SHARE * (total.expected_time_s or inf)
+        return op.share < SMALL_SHARE and expected
 
-    return [one for one in table if little(one.whole)] if len(table) > _LONG_TABLE else []
+    return [one for one in table if is_small(one.whole)] if len(table) > _MAX_FULL_ROWS else []
 
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
-    """Whether a table is of one launch: as `per_call` says; by default only in survey accounting, as in its paper."""
+    """Whether amounts are of one launch: as `per_call` says; by default only in survey accounting, as in its paper."""
     return analysis.setting.accounting is Accounting.SURVEY if per_call is None else per_call
 
 
@@ -232,7 +233,7 @@ def _operator(place: int, merged: Merged, *, per_call: bool) -> tuple[Item, ...]
         Item(text=str(op.repeat), key=op.repeat),
         *_amounts(amounts),
         Item(text=number(op.intensity), key=op.intensity),
-        Item(text=_short(op.attainable_ops_per_s), key=op.attainable_ops_per_s),
+        Item(text=_compact(op.attainable_ops_per_s), key=op.attainable_ops_per_s),
         Item(text=op.bound, bound=op.bound),
         Item(text=computed_in(op)),
         Item(text=seconds(amounts.bound_time_s), key=amounts.bound_time_s),
@@ -241,11 +242,11 @@ def _operator(place: int, merged: Merged, *, per_call: bool) -> tuple[Item, ...]
     )
 
 
-def _together(small: Sequence[Merged]) -> tuple[Item, ...]:
-    """One row for all launches of small operators."""
-    op = _sum([one.whole for one in small])
+def _summary_row(operators: Sequence[Merged]) -> tuple[Item, ...]:
+    """The row of all launches of small operators."""
+    op = _sum([one.whole for one in operators])
     return (
-        Item(text=f"{len(small)} under {LITTLE:.0%}"),
+        Item(text=f"{len(operators)} under {SMALL_SHARE:.0%}"),
         Item(text=str(op.repeat)),
         *_amounts(op),
         *4 * (Item(text=""),),
@@ -261,7 +262,7 @@ def _total(total: Total) -> tuple[Item, ...]:
         Item(text=""),
         *_amounts(total),
         Item(text=number(total.intensity)),
-        Item(text=_short(total.attainable_ops_per_s)),
+        Item(text=_compact(total.attainable_ops_per_s)),
         Item(text=total.bound, bound=total.bound),
         Item(text=""),
         Item(text=seconds(total.bound_time_s)),
@@ -270,9 +271,9 @@ def _total(total: Total) -> tuple[Item, ...]:
     )
 
 
-def _amounts(of: OperatorResult | PerCall | Total) -> tuple[Item, ...]:
-    amounts = (of.ops, of.weight_bytes, of.activation_bytes, of.kv_bytes)
-    return tuple(Item(text=_short(amount), key=amount) for amount in amounts)
+def _amounts(source: OperatorResult | PerCall | Total) -> tuple[Item, ...]:
+    amounts = (source.ops, source.weight_bytes, source.activation_bytes, source.kv_bytes)
+    return tuple(Item(text=_compact(amount), key=amount) for amount in amounts)
 
 
 def rate(value: float) -> str:
@@ -285,7 +286,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
-def _short(value: float) -> str:
+def _compact(value: float) -> str:
     return si(value).replace(" ", "") if value else "-"
 
 
@@ -304,7 +305,7 @@ def _fitted(names: Sequence[str], width: int) -> list[list[str]]:
     """
     if max(map(len, names)) <= width:
         return [[name] for name in names]
-    width = max(width, _MIN_NAME)
+    width = max(width, _MIN_NAME_COLUMNS)
     lines = []
     full = ""
     for before, name in pairwise(("", *names)):

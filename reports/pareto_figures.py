@@ -48,7 +48,7 @@ def pareto_front(result: ServicePlan, key: str, name: str) -> go.Figure:
         )  # fmt: skip
     times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
     prices = [one.price(result.by) for one in priced]
-    figure.update_xaxes(title_text=name, **log_axis(times, seconds, most=_BESIDE))
+    figure.update_xaxes(title_text=name, **log_axis(times, seconds, max_ticks=_BESIDE))
     figure.update_yaxes(title_text=result.unit, **log_axis(prices, "{:g}".format))
     return figure
 

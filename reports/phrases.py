@@ -1,4 +1,4 @@
-"""Phrases that reports and the page share: settings, intervals, verdicts and what techniques change."""
+"""Phrases that reports and the page share: settings, bounds and expected values, verdicts, effects of techniques."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.generation import GenerationResult
-from llmviewer.analyzing.measured import RATE, Rated
+from llmviewer.analyzing.measured import RATE, RatedMeasurement
 from llmviewer.memory import Memory
 from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import fold, seconds, si
@@ -16,6 +16,8 @@ from .operator_table import rate
 
 if TYPE_CHECKING:
     from llmviewer.analyzing.effect import Effect  # few analyses have techniques
+
+BOUNDS: Final = ">=, <=: roofline bounds"  # the first of the two numbers; the second: expectation_basis()
 
 _TYPED: Final = re.compile(r"[._=\d]")  # in words that are typed: keys, options, names of models and devices
 
@@ -40,7 +42,7 @@ def headline(analysis: Analysis) -> str:
 def batch(analysis: Analysis) -> str:
     """The batch, and the goal by which it was found."""
     request = analysis.request
-    goal = f" within {seconds(request.tpot_s)} a token" if request.tpot_s else ""
+    goal = f", TPOT <= {seconds(request.tpot_s)}" if request.tpot_s else ""
     return f"batch {request.batch}{', the largest that fits' if request.largest else ''}{goal}"
 
 
@@ -79,7 +81,7 @@ def memory_verdict(analysis: Analysis) -> str:
     """Such as "14.8 GB of 51.5 GB, 36.8 GB free"."""
     memory = analysis.memory
     margin, word = memory_margin(memory)
-    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{of_each(analysis)}, {si(margin)}B {word}"
+    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{per_device(analysis)}, {si(margin)}B {word}"
 
 
 def memory_fix(analysis: Analysis) -> str:
@@ -89,7 +91,7 @@ def memory_fix(analysis: Analysis) -> str:
     return f"fits with {options}" if options else ""
 
 
-def of_each(analysis: Analysis) -> str:
+def per_device(analysis: Analysis) -> str:
     """The device, of several, whose memory is given; "" where there is one."""
     if analysis.setting.layout.devices == 1:
         return ""
@@ -103,11 +105,11 @@ def largest(number: int | None) -> str:
     return f"{number:,}" if number else "none"
 
 
-def made_for(analysis: Analysis) -> str:
+def trained_context(analysis: Analysis) -> str:
     """The longest context of the model, where memory allows more."""
     fitting, positions = analysis.memory.max_context, analysis.model.max_context
     longer = positions and (fitting is None or fitting > positions)
-    return f"; the model is made for {positions:,}" if longer else ""
+    return f"; model maximum {positions:,}" if longer else ""
 
 
 def between(expected: float | None, low: float | None, high: float | None) -> str:
@@ -121,29 +123,34 @@ def between(expected: float | None, low: float | None, high: float | None) -> st
     return f"{seconds(expected)} ({value if end.endswith(unit) else start} to {end})"
 
 
-def expectation(whole: GenerationResult, quantity: str) -> str:
+def expectation(generation: GenerationResult, quantity: str) -> str:
     """The expected "ttft", "tpot" or "latency" with its interval; "" where only the bound is known."""
-    return between(*(getattr(whole, f"expected_{quantity}{end}_s") for end in ("", "_low", "_high")))
+    return between(*(getattr(generation, f"expected_{quantity}{end}_s") for end in ("", "_low", "_high")))
 
 
-def bound_and_expected(whole: GenerationResult, quantity: str) -> str:
+def bound_and_expected(generation: GenerationResult, quantity: str) -> str:
     """Such as ">= 3.22 s, expected 6.12 s (5.40 to 7.00 s)" of "ttft", "tpot" or "latency"."""
-    bound, expected = getattr(whole, f"{quantity}_s"), expectation(whole, quantity)
-    return f"{at_least(bound)}, expected {expected}" if expected else at_least(bound)
+    bound, expected = getattr(generation, f"{quantity}_s"), expectation(generation, quantity)
+    return f"{lower_bound(bound)}, expected {expected}" if expected else lower_bound(bound)
 
 
-def at_least(time_s: float | None) -> str:
+def lower_bound(time_s: float | None) -> str:
     """A lower bound of a time; "-" where there is none."""
     return f">= {seconds(time_s)}" if time_s is not None else seconds(time_s)
 
 
-def throughput(whole: GenerationResult) -> str:
+def expectation_basis(source: str) -> str:
+    """The sentence on the two numbers of a report: bounds, and times expected of `source`."""
+    return f"{BOUNDS}. Expected: {source}, 80 % interval."
+
+
+def throughput(generation: GenerationResult) -> str:
     """Such as "<= 50.41 tokens/s, expected 37.32"."""
-    expected = f", expected {rate(whole.expected_tokens_per_s)}" if whole.expected_tokens_per_s else ""
-    return f"<= {rate(whole.tokens_per_s)} tokens/s{expected}"
+    expected = f", expected {rate(generation.expected_tokens_per_s)}" if generation.expected_tokens_per_s else ""
+    return f"<= {rate(generation.tokens_per_s)} tokens/s{expected}"
 
 
-def measured_label(one: Rated) -> str:
+def measured_label(one: RatedMeasurement) -> str:
     """The quantity that the user measured, such as "measured tpot"."""
     return f"measured {'tokens/s' if one.quantity == RATE else one.quantity.removesuffix('_s')}"
 
@@ -153,20 +160,20 @@ def effect_lines(effect: Effect) -> tuple[tuple[str, str], ...]:
     result, without = effect.result, effect.without
     passes = ", ".join(f"{run.name} {_times(run.passes)} ({seconds(run.time_s)})" for run in effect.runs)
     several = effect.tokens_per_step is not None and effect.tokens_per_step > 1
-    tokens = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
-    expected = f" (expected {fold(effect.expected_speed_up)})" if effect.expected_speed_up else ""
+    tokens = f"{effect.tokens_per_step:.3g} tokens per pass; " if several else ""
+    expected = f" ({fold(effect.expected_speed_up)} expected)" if effect.expected_speed_up else ""
     gains = [
-        f"generation {fold(effect.speed_up)} as fast{expected}",
-        f"first token {fold(without.ttft_s / result.ttft_s)}",
+        f"E2E {fold(effect.speed_up)} as fast at the bound{expected}",
+        f"TTFT {fold(without.ttft_s / result.ttft_s)}",
     ]
     if result.tpot_s and without.tpot_s:
-        gains.append(f"further ones {fold(without.tpot_s / result.tpot_s)}")
+        gains.append(f"TPOT {fold(without.tpot_s / result.tpot_s)}")
     amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))
-    gains += (f"{fold(getattr(result, key) / getattr(without, key))} the {name}" for name, key in amounts)
+    work = ", ".join(f"{name} {fold(getattr(result, key) / getattr(without, key))}" for name, key in amounts)
     lines = [("passes", f"{tokens}{passes}")]
     if result != without:
-        lines.append(("techniques gain", ", ".join(gains)))
-    return (*lines, *((("" if i else "to know"), text) for i, text in enumerate(effect.said)))
+        lines.append(("with techniques", f"{', '.join(gains)}; {work}"))
+    return (*lines, *((("" if i else "notes"), text) for i, text in enumerate(effect.said)))
 
 
 def _times(count: float) -> str:

@@ -28,7 +28,7 @@ class Result(Protocol):
 _R = TypeVar("_R", bound=Result)
 
 
-def _none(_: object) -> list[Any]:
+def _empty(_: object) -> list[Any]:
     return []
 
 
@@ -54,12 +54,12 @@ class Report(NamedTuple, Generic[_R]):
     tables: Callable[[_R], list[Table]]
     remarks: Callable[[_R], list[str]]
     basis: Callable[[_R], str]
-    summary: Callable[[_R], list[Line]] = _none
-    cards: Callable[[_R], list[Card]] = _none
-    pictures: Callable[[_R], Sequence[Sequence[Picture | Table]]] = _none
-    undrawn: Callable[[_R], list[str]] = _none
-    more: Callable[[_R], list[Command]] = _none
-    details: Callable[[_R], list[Details]] = _none
+    summary: Callable[[_R], list[Line]] = _empty
+    cards: Callable[[_R], list[Card]] = _empty
+    pictures: Callable[[_R], Sequence[Sequence[Picture | Table]]] = _empty
+    undrawn: Callable[[_R], list[str]] = _empty
+    more: Callable[[_R], list[Command]] = _empty
+    details: Callable[[_R], list[Details]] = _empty
     inputs: Callable[[_R], Mapping[str, Any]] = attrgetter("inputs")
 
     def text(self, result: _R, width: int = WIDTH, *, colored: bool = False) -> str:

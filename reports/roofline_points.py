@@ -16,11 +16,11 @@ from llmviewer.units import seconds, si
 
 from .operator_table import number, operator_id
 
-_TOLD: Final = 20  # of others, by name
+_MAX_HOVER_NAMES: Final = 20  # of others, by name
 OTHER: Final = 0.01  # share of time below which operators of a phase are put together
-_ALIKE: Final = 0.02  # points that differ by less fall together [of their value]
-_WIDTH, _LINES = 24, 3  # of the names of a point [characters], and how many
-_PIECE: Final = 11  # of a line of a name in a piece of a bar [characters]
+_COINCIDENCE: Final = 0.02  # points that differ by less fall together [of their value]
+_LABEL_CHARS, _LABEL_LINES = 24, 3  # of the names of a point [characters], and how many
+_PIECE_CHARS: Final = 11  # of a line of a name in a piece of a bar [characters]
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
@@ -87,8 +87,8 @@ class RooflinePoint:
     @property
     def expected(self) -> float | None:
         """Expected performance of all operators together; None where only the bound is known. [OP/s]"""
-        known = all(op.expected_time_s is not None for op in self.operators)
-        return self.sum("ops") / self.sum("expected_time_s") if known else None
+        all_expected = all(op.expected_time_s is not None for op in self.operators)
+        return self.sum("ops") / self.sum("expected_time_s") if all_expected else None
 
     @property
     def operator(self) -> str:
@@ -99,7 +99,7 @@ class RooflinePoint:
     def label(self) -> str:
         """Names and share on a few narrow lines; many names are cut."""
         names = joined(op.name for op in self.operators).replace(" ", _SPACE).replace("/", "/ ")
-        lines = textwrap.wrap(names, _WIDTH, max_lines=_LINES, placeholder="\N{HORIZONTAL ELLIPSIS}")
+        lines = textwrap.wrap(names, _LABEL_CHARS, max_lines=_LABEL_LINES, placeholder="\N{HORIZONTAL ELLIPSIS}")
         return f"{'<br>'.join(lines).replace('/ ', '/')}{_SPACE}{self.share:.0%}"
 
     @property
@@ -113,7 +113,7 @@ class RooflinePoint:
     def alike(self, op: OperatorResult) -> bool:
         one = self.operators[0]
         return (op.kind, op.bound) == (one.kind, one.bound) and all(
-            isclose(a, b, rel_tol=_ALIKE)
+            isclose(a, b, rel_tol=_COINCIDENCE)
             for a, b in ((op.intensity, one.intensity), (op.attainable_ops_per_s, one.attainable_ops_per_s))
         )
 
@@ -142,15 +142,15 @@ class RooflinePoint:
 
 def points(phase: Phase) -> list[RooflinePoint]:
     """The operators with OPs that are not bound by a link, coinciding ones as one, the largest share of time first."""
-    together: list[RooflinePoint] = []
+    groups: list[RooflinePoint] = []
     for op in phase.operators:
         if op.ops and op.bound != "link":
-            home = next((i for i, point in enumerate(together) if point.alike(op)), None)
+            home = next((i for i, point in enumerate(groups) if point.alike(op)), None)
             if home is None:
-                together.append(RooflinePoint(operators=(op,)))
+                groups.append(RooflinePoint(operators=(op,)))
             else:
-                together[home] = RooflinePoint(operators=(*together[home].operators, op))
-    return sorted(together, key=lambda point: point.share, reverse=True)
+                groups[home] = RooflinePoint(operators=(*groups[home].operators, op))
+    return sorted(groups, key=lambda point: point.share, reverse=True)
 
 
 def about(phase: Phase) -> str:
@@ -201,25 +201,25 @@ class Piece:
 
 def pieces(phase: Phase, row: str) -> list[Piece]:
     """The operators of a phase as parts of its bar, grouped by bound, that with the most time first."""
-    alike: dict[tuple[str, str], list[OperatorResult]] = {}
+    operators_by_key: dict[tuple[str, str], list[OperatorResult]] = {}
     for op in sorted(phase.operators, key=lambda op: -op.share):
-        alike.setdefault((op.bound, op.name), []).append(op)
-    shares = {key: sum(op.share for op in ops) for key, ops in alike.items()}
+        operators_by_key.setdefault((op.bound, op.name), []).append(op)
+    shares = {key: sum(op.share for op in ops) for key, ops in operators_by_key.items()}
     by_bound = phase.total.time_by_bound_s
-    ranked = sorted(alike, key=lambda key: (-by_bound[key[0]], key[0], shares[key] < OTHER, -shares[key]))
+    ranked = sorted(operators_by_key, key=lambda key: (-by_bound[key[0]], key[0], shares[key] < OTHER, -shares[key]))
     bars: list[Piece] = []
     start = 0.0
     for (bound, name), keys in groupby(ranked, key=lambda key: (key[0], key[1] if shares[key] >= OTHER else "")):
-        together = list(keys)
-        share = sum(shares[key] for key in together)
-        times = [(key[1], sum(op.bound_time_s for op in alike[key])) for key in together]
-        times_expected = [op.expected_time_s for key in together for op in alike[key]]
+        keys_of_piece = list(keys)
+        share = sum(shares[key] for key in keys_of_piece)
+        times = [(key[1], sum(op.bound_time_s for op in operators_by_key[key])) for key in keys_of_piece]
+        times_expected = [op.expected_time_s for key in keys_of_piece for op in operators_by_key[key]]
         expected = None if None in times_expected else sum(filter(None, times_expected))
         hover = f"<b>{name or 'other'}</b>: {seconds(sum(s for _, s in times))}, {share:.1%}, {bound}-bound"
-        hover += "".join(f"<br>{each} {seconds(time_s)}" for each, time_s in times[:_TOLD] if not name)
-        hover += f"<br>and {len(times) - _TOLD} more" if len(times) > _TOLD else ""
+        hover += "".join(f"<br>{each} {seconds(time_s)}" for each, time_s in times[:_MAX_HOVER_NAMES] if not name)
+        hover += f"<br>and {len(times) - _MAX_HOVER_NAMES} more" if len(times) > _MAX_HOVER_NAMES else ""
         text = f"{_narrow(name or 'other')}<br>{share:.0%}"
-        operator = operator_id(alike[together[0]][0]) if name else ""
+        operator = operator_id(operators_by_key[keys_of_piece[0]][0]) if name else ""
         bars.append(Piece(
             row=row, name=name or "other", operator=operator, bound=bound, start=start, share=share,
             expected_s=expected, text=text, hover=hover,
@@ -234,4 +234,4 @@ def _narrow(name: str) -> str:
     >>> _narrow("down_proj"), _narrow("expert_down_proj")
     ('down_proj', 'expert_<br>down_proj')
     """
-    return "<br>".join(textwrap.wrap(name.replace("_", "_ "), _PIECE)).replace("_ ", "_")
+    return "<br>".join(textwrap.wrap(name.replace("_", "_ "), _PIECE_CHARS)).replace("_ ", "_")

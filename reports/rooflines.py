@@ -30,12 +30,12 @@ _SYMBOL: Final = {
 _OTHER_SYMBOL: Final = "circle-open"  # of other kinds of operators
 _EXPECTED: Final = "expected"
 _MAX_LABELS: Final = 4  # points with their names in a figure
-_LABELLED: Final = 0.01  # smallest share of time of a point with its name
+_MIN_LABELLED_SHARE: Final = 0.01  # smallest share of time of a point with its name
 _MAX_KINDS: Final = 8  # entries of a legend that fit on a phone
 _HEIGHT: Final = 480  # [px]
 _LEGEND, _LEGEND_ROW = 64, 20  # distance of the legend from the plot, and the height of its rows [px]
 _LABEL_ROW: Final = 18  # height of a name at a line [px]
-_BEYOND: Final = 1e7  # ratio to a ridge point of intensities outside the figure
+_MAX_RIDGE_RATIO: Final = 1e7  # ratio to a ridge point of intensities outside the figure
 
 
 @dataclass
@@ -52,12 +52,12 @@ class _LogLog:
         self.traces.append({"type": "scatter", **trace})
 
     def note(
-        self, x: float, y: float, text: str, *, ax: float, ay: float, arrow: bool = True, **more: Any
+        self, x: float, y: float, text: str, *, ax: float, ay: float, arrow: bool = True, **extra_style: Any
     ) -> None:  # fmt: skip
         """Text at a point, moved by `ax` to the right and `ay` down. [px]"""
         place = {"ax": ax, "ay": ay, "showarrow": True} if arrow else {"showarrow": False, "xshift": ax, "yshift": -ay}
         style = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": INK}
-        self.notes.append({"x": log10(x), "y": log10(y), "text": text, **style, **place, **more})
+        self.notes.append({"x": log10(x), "y": log10(y), "text": text, **style, **place, **extra_style})
 
     def legend(self, kinds: Iterable[str]) -> None:
         """Entries of the kinds of operators, by shape alone."""
@@ -71,7 +71,7 @@ class _LogLog:
         """The figure with these ranges of its axes and a tick per decade, above a margin. [px]"""
         decades = [10.0**e for e in range(ceil(log10(y[0])), ceil(log10(y[1])))]
         plot = _HEIGHT - TOP - BOTTOM
-        more: dict[str, Any] = {} if bottom == BOTTOM else {"legend": {"y": -_LEGEND / plot}}
+        legend: dict[str, Any] = {} if bottom == BOTTOM else {"legend": {"y": -_LEGEND / plot}}
         return frame(
             self.title, self.subtitle, height=TOP + plot + bottom, bottom=bottom, traces=self.traces,
             shapes=self.shapes, annotations=self.notes,
@@ -79,7 +79,7 @@ class _LogLog:
                    "range": list(map(log10, x))},
             yaxis={"title": {"text": "performance [OP/s]"}, "type": "log", "dtick": 1, "range": list(map(log10, y)),
                    "tickvals": decades, "ticktext": [si(decade, 1).strip() for decade in decades]},
-            **more,
+            **legend,
         )  # fmt: skip
 
 
@@ -95,31 +95,33 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
         raise InputError(f"{analysis.model.name} does not generate: it has no {phase} step")
     name = phase_title(analysis, phase)
     main, *others = roofs(analyzed, analysis.hardware)
-    shown = points(analyzed)
-    kinds = list(dict.fromkeys(point.kind for point in shown))
-    intensities = [main.ridge, *(point.intensity for point in shown)]
+    roofline_points = points(analyzed)
+    kinds = list(dict.fromkeys(point.kind for point in roofline_points))
+    intensities = [main.ridge, *(point.intensity for point in roofline_points)]
     low, high = min(intensities) / 3, max(4 * max(intensities), 70 * main.ridge)
 
     plot = _LogLog(f"Roofline of {name}: {analysis.model.name} on {analysis.hardware.name}", about(analyzed))
     _add_zones(plot, main, low=low, high=high)
     _add_roof(plot, x=[low, main.ridge, high], y=[low * main.bandwidth, main.rate, main.rate])
     for kind in kinds:
-        same = [point for point in shown if point.kind == kind]
+        same = [point for point in roofline_points if point.kind == kind]
         colors = [BOUND_COLOR[point.bound] for point in same]
         _add_points(plot, same, name, color=colors, sizes=[_diameter(p.share) for p in same], opacity=0.85, group=kind)
     plot.legend(kinds[:_MAX_KINDS])
-    _add_expected(plot, shown)
+    _add_expected(plot, roofline_points)
     for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
         _add_lower_roof(plot, roof, high=high, dash=dash)
     tops = _add_cache_slopes(plot, analysis.hardware, main, low)
     _add_ridge_point(plot, main)
 
-    large = [point.expected for point in shown if point.expected is not None and point.share >= _LABELLED]
-    bottom = min([point.attainable for point in shown] + large + [low * main.bandwidth]) / 10
+    labelled_rates = [
+        point.expected for point in roofline_points if point.expected is not None and point.share >= _MIN_LABELLED_SHARE
+    ]
+    bottom = min([point.attainable for point in roofline_points] + labelled_rates + [low * main.bandwidth]) / 10
     top = 12 * max(*(roof.rate for roof in (main, *others)), *tops)
     decade = (_HEIGHT - TOP - BOTTOM) / log10(top / bottom)
     _add_labels(
-        plot, shown, [roof.rate for roof in others], leftwards_from=main.ridge / 2, decade=decade,
+        plot, roofline_points, [roof.rate for roof in others], leftwards_from=main.ridge / 2, decade=decade,
         floor=-decade * log10(bottom),
     )  # fmt: skip
     return plot.figure(x=(low, high), y=(bottom, top))
@@ -159,13 +161,13 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
     for (name, analysis), line in zip(analyses.items(), lines(len(analyses)), strict=True):
         analyzed = getattr(analysis.phases, phase)
         main, *_ = roofs(analyzed, analysis.hardware)
-        shown = points(analyzed)
-        kinds |= dict.fromkeys(point.kind for point in shown if point.share >= _LABELLED)
-        low = min(low, min(main.ridge, *(point.intensity for point in shown)) / 3)
-        high = max(high, 4 * max(point.intensity for point in shown), 10 * main.ridge)
-        bottom, top = min(bottom, *(point.attainable for point in shown)), max(top, main.rate)
+        roofline_points = points(analyzed)
+        kinds |= dict.fromkeys(point.kind for point in roofline_points if point.share >= _MIN_LABELLED_SHARE)
+        low = min(low, min(main.ridge, *(point.intensity for point in roofline_points)) / 3)
+        high = max(high, 4 * max(point.intensity for point in roofline_points), 10 * main.ridge)
+        bottom, top = min(bottom, *(point.attainable for point in roofline_points)), max(top, main.rate)
         _add_named_roof(plot, main, name, line)
-        expected = [(point.intensity, point.expected) for point in shown if point.expected is not None]
+        expected = [(point.intensity, point.expected) for point in roofline_points if point.expected is not None]
         if expected:
             some_expected = True
             plot.scatter(
@@ -173,8 +175,8 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
                 name=_EXPECTED, showlegend=False, hoverinfo="skip",
                 marker={"symbol": _OTHER_SYMBOL, "color": line["color"], "size": 7},
             )  # fmt: skip
-        for kind in dict.fromkeys(point.kind for point in shown):
-            same = [point for point in shown if point.kind == kind]
+        for kind in dict.fromkeys(point.kind for point in roofline_points):
+            same = [point for point in roofline_points if point.kind == kind]
             sizes = [_diameter(point.share) / 1.5 for point in same]
             _add_points(
                 plot, same, phase, color=line["color"], sizes=sizes, opacity=0.8, group=name, head=f"<b>{name}</b><br>"
@@ -191,7 +193,7 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
 
 def _add_named_roof(plot: _LogLog, roof: Roof, name: str, line: Mapping[str, str]) -> None:
     """The slope and the peak of the roof of one setting, beyond both ends of the figure."""
-    low, high = roof.ridge / _BEYOND, roof.ridge * _BEYOND
+    low, high = roof.ridge / _MAX_RIDGE_RATIO, roof.ridge * _MAX_RIDGE_RATIO
     peak = f"{roof.name} {si(roof.rate)}OP/s, {si(roof.bandwidth)}B/s"
     text = f"<b>{name}</b><br>{peak}<br>ridge point {number(roof.ridge)} OP/B"
     plot.scatter(
@@ -311,24 +313,25 @@ def _add_points(
     )  # fmt: skip
 
 
-def _add_expected(plot: _LogLog, shown: Sequence[RooflinePoint]) -> None:
+def _add_expected(plot: _LogLog, roofline_points: Sequence[RooflinePoint]) -> None:
     """Hollow points of expected performance, each on a line below its bound."""
-    known = [(point, point.expected) for point in shown if point.expected is not None]
-    if not known:
+    expected_points = [(point, point.expected) for point in roofline_points if point.expected is not None]
+    if not expected_points:
         return
     plot.scatter(
-        x=[x for p, _ in known for x in (p.intensity, p.intensity, None)],
-        y=[y for p, expected in known for y in (p.attainable, expected, None)],
+        x=[x for p, _ in expected_points for x in (p.intensity, p.intensity, None)],
+        y=[y for p, expected in expected_points for y in (p.attainable, expected, None)],
         mode="lines", line={"color": INK, "width": 1}, opacity=0.5, hoverinfo="skip", showlegend=False,
         legendgroup=_EXPECTED,
     )  # fmt: skip
     plot.scatter(
-        x=[p.intensity for p, _ in known], y=[expected for _, expected in known], mode="markers", name=_EXPECTED,
-        legendgroup=_EXPECTED, hovertemplate="%{hovertext}, %{y:.3s}OP/s<extra></extra>",
-        hovertext=[f"<b>{joined(op.name for op in p.operators)}</b>, expected" for p, _ in known],
+        x=[p.intensity for p, _ in expected_points], y=[expected for _, expected in expected_points],
+        mode="markers", name=_EXPECTED, legendgroup=_EXPECTED,
+        hovertemplate="%{hovertext}, %{y:.3s}OP/s<extra></extra>",
+        hovertext=[f"<b>{joined(op.name for op in p.operators)}</b>, expected" for p, _ in expected_points],
         marker={
-            "symbol": _OTHER_SYMBOL, "size": [_diameter(p.share) * 0.7 for p, _ in known],
-            "color": [BOUND_COLOR[p.bound] for p, _ in known], "line": {"width": 1.5},
+            "symbol": _OTHER_SYMBOL, "size": [_diameter(p.share) * 0.7 for p, _ in expected_points],
+            "color": [BOUND_COLOR[p.bound] for p, _ in expected_points], "line": {"width": 1.5},
         },
     )  # fmt: skip
 
@@ -340,7 +343,7 @@ def _diameter(share: float) -> float:
 
 def _add_labels(
     plot: _LogLog,
-    shown: Sequence[RooflinePoint],
+    roofline_points: Sequence[RooflinePoint],
     rates: Sequence[float],
     *,
     leftwards_from: float,
@@ -355,8 +358,8 @@ def _add_labels(
     leftwards_from  intensity from which on names stand to the left of memory-bound points too [OP/B]
     decade, floor   height of a decade, and place of the lower end of the plot [px]
     """
-    rightwards = [p for p in shown if p.bound == "memory" and p.intensity < leftwards_from]
-    named = [p for p in shown[:_MAX_LABELS] if p.share >= _LABELLED]
+    rightwards = [p for p in roofline_points if p.bound == "memory" and p.intensity < leftwards_from]
+    named = [p for p in roofline_points[:_MAX_LABELS] if p.share >= _MIN_LABELLED_SHARE]
     places = _places(named, rightwards, rates, decade)
     while any(end > floor for _, end in places):
         named.pop()

@@ -99,10 +99,13 @@ class Table:
 
     def without_constants(self, *names: str) -> Table:
         """The table without those of the columns `names` in which all rows agree."""
-        kept = [
+        column_indices = [
             i for i, head in enumerate(self.head) if head not in names or len({row[i].text for row in self.body}) > 1
         ]
-        head, body = (tuple(self.head[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in self.body))
+        head, body = (
+            tuple(self.head[i] for i in column_indices),
+            tuple(tuple(row[i] for i in column_indices) for row in self.body),
+        )
         return replace(self, head=head, body=body)
 
     def text(self, width: int = WIDTH) -> str:
@@ -126,9 +129,9 @@ class Table:
 
     def below(self, width: int) -> str:
         """The lines under the rows of a text: explanations, the number of rows left out, and the conclusion."""
-        left_out = self._left_out()
-        more = f"{left_out:,} more: -o FILE.html, .md, .csv or .json has all." if left_out else ""
-        about = " ".join(filter(None, (self.about, more)))
+        num_omitted = self._left_out()
+        omitted_note = f"{num_omitted:,} more: -o FILE.html, .md, .csv or .json has all." if num_omitted else ""
+        about = " ".join(filter(None, (self.about, omitted_note)))
         texts = filter(None, (about, self.conclusion.text if self.conclusion else ""))
         return "".join(f"{filled(text, width)}\n" for text in texts)
 
@@ -159,8 +162,8 @@ class Reasons(Table):
         indent = max(map(len, before)) + 1
         texts = [filled(self.title, width)]
         for start, line in zip(before, lines, strict=True):
-            room = max(width, indent + _MIN_WORDS)
-            texts.append(filled(line[-1], room, first=start.ljust(indent), others=" " * indent))
+            wrap_width = max(width, indent + _MIN_WORDS)
+            texts.append(filled(line[-1], wrap_width, first=start.ljust(indent), others=" " * indent))
         return "\n".join((*texts, self.below(width)))
 
 
@@ -182,8 +185,8 @@ def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
     """CSV with the keys of the first row as heads; empty where a row lacks a key. Whole numbers have no fraction."""
     listed = list(rows)
     heads = list(listed[0])
-    return csv_text([heads, *([_whole(row.get(head, "")) for head in heads] for row in listed)])
+    return csv_text([heads, *([_int_if_whole(row.get(head, "")) for head in heads] for row in listed)])
 
 
-def _whole(value: object) -> object:
+def _int_if_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -56,7 +56,7 @@ in the paper), and arXiv:2412.19437 (from a quotation). Section numbers and othe
 `llmviewer techniques -o docs/techniques.md` generates this page from the descriptions in `llmviewer/techniques/`.
 """
 
-_BESIDE: Final = """
+_COMPARISON: Final = """
 ## Comparison with published results
 
 Each row is a claim of a survey, with its id in `tests/test_ledger.py`, which checks that our number is consistent with
@@ -70,14 +70,14 @@ _MODELS: Final = {  # if _MODEL has nothing to change
     "denoising": "llada-8b",
 }
 _HARDWARE: Final = "a100-sxm-80gb"
-_ASKED: Final = {"batch": 2, "prompt": 3999, "gen": 128}
+_REQUEST: Final = {"batch": 2, "prompt": 3999, "gen": 128}
 EXAMPLES: Final = {  # required parameters
     "speculative": "draft=llama-68m,alpha=0.7",
     "window": "size=1024",
     "quantized": "scheme=quarot",
     "structured-pruning": "heads=0.5,ffn=0.5",
 }
-_OWN: Final = '''
+_ADDING: Final = '''
 ## Adding a technique
 
 A technique is a class like those in `llmviewer/techniques/`. Its fields are its parameters, and it overrides the
@@ -143,10 +143,10 @@ What each technique lowers (-), raises (+) or leaves unchanged (·), in this ord
 - **answer**: passes of the model after the first token, OPs, bytes.
 
 The setting is {_MODEL} ({", ".join(f"{name}: {model}" for name, model in _MODELS.items())}) on {_HARDWARE} with
-{_ASKED["batch"]} prompts of {_ASKED["prompt"]} tokens and {_ASKED["gen"]} generated. `quantized` is compared with the
-same formats.
+{_REQUEST["batch"]} prompts of {_REQUEST["prompt"]} tokens and {_REQUEST["gen"]} generated. `quantized` is compared
+with the same formats.
 """
-_ELSEWHERE: Final = """
+_OTHER_OPTIONS: Final = """
 ## Other options
 
 These are options of their own and combine with every technique:
@@ -166,16 +166,16 @@ acceptance rate, `alpha`.
 """
 
 
-def render_list(known: Mapping[str, type[Technique]], width: int) -> str:
+def render_list(technique_classes: Mapping[str, type[Technique]], width: int) -> str:
     """The list of techniques in `width` columns, one line each, grouped by kind."""
-    margin = max(map(len, known)) + 4
+    margin = max(map(len, technique_classes)) + 4
     lines: list[str] = []
     kind = None
-    for name, technique in known.items():
+    for name, technique in technique_classes.items():
         if technique.kind != kind:
             kind = technique.kind
             lines += ["", kind.capitalize()] if lines else [kind.capitalize()]
-        text = textwrap.fill(_first(technique), width - margin).replace("\n", "\n" + margin * " ")
+        text = textwrap.fill(_summary(technique), width - margin).replace("\n", "\n" + margin * " ")
         lines.append(f"  {name}".ljust(margin) + text)
     lines += ["", textwrap.fill("`llmviewer techniques NAME` shows the parameters, formula and limits of one.", width)]
     return "\n".join(lines) + "\n"
@@ -183,15 +183,15 @@ def render_list(known: Mapping[str, type[Technique]], width: int) -> str:
 
 def render_card(technique: type[Technique], width: int) -> str:
     """The description of one technique in `width` columns: summary, sections, parameters, names of values."""
-    lines = [textwrap.fill(f"{technique.name}: {_first(technique)}", width), ""]
+    lines = [textwrap.fill(f"{technique.name}: {_summary(technique)}", width), ""]
     lines += [
         textwrap.fill(f"{label}: {text}" if label else text, width, subsequent_indent="  ")
         for label, text in _sections(technique)
     ]
-    told = _parameters(technique)
-    lines += ["", "Parameters" if told else "No parameters."]
-    margin = max((len(name) for name, _, _ in told), default=0) + 4
-    for name, default, parameter in told:
+    parameters = _parameters(technique)
+    lines += ["", "Parameters" if parameters else "No parameters."]
+    margin = max((len(name) for name, _, _ in parameters), default=0) + 4
+    for name, default, parameter in parameters:
         text = textwrap.fill(_parameter(default, parameter), width - margin).replace("\n", "\n" + margin * " ")
         lines.append(f"  {name}".ljust(margin) + text)
     values = technique.values()
@@ -203,35 +203,36 @@ def render_card(technique: type[Technique], width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_markdown(known: Mapping[str, type[Technique]]) -> str:
+def render_markdown(technique_classes: Mapping[str, type[Technique]]) -> str:
     """The page docs/techniques.md."""
     parts, kind = [_HEAD], None
-    for name, technique in known.items():
+    for name, technique in technique_classes.items():
         if technique.kind != kind:
             kind = technique.kind
             parts.append(f"\n## {kind.capitalize()}\n")
-        parts.append(f"\n### {name}\n\n{_first(technique)}\n")
+        parts.append(f"\n### {name}\n\n{_summary(technique)}\n")
         sections = [f"- {label}: {text}" if label else text for label, text in _sections(technique)]
         parts.append("\n" + "\n".join(sections) + "\n")
-        if told := _parameters(technique):
+        if parameters := _parameters(technique):
             parts.append("\n| parameter | default | meaning |\n|---|---|---|\n")
             parts += [
-                f"| `{name}` | {_default(default)} | {_plain(parameter)} |\n" for name, default, parameter in told
+                f"| `{name}` | {_default(default)} | {_parameter_text(parameter)} |\n"
+                for name, default, parameter in parameters
             ]
         if values := technique.values():
             parts.append("\n| name | meaning |\n|---|---|\n")
             parts += [f"| `{name}` | {meaning} |\n" for name, meaning in values.items()]
-    without_files = {name: technique for name, technique in known.items() if name != "lengths"}
-    return "".join((*parts, *_changes(without_files), _ELSEWHERE, _OWN, *_evidence()))
+    without_files = {name: technique for name, technique in technique_classes.items() if name != "lengths"}
+    return "".join((*parts, *_changes(without_files), _OTHER_OPTIONS, _ADDING, *_evidence()))
 
 
-def _changes(known: Mapping[str, type[Technique]]) -> Iterator[str]:
+def _changes(technique_classes: Mapping[str, type[Technique]]) -> Iterator[str]:
     yield _GLANCE
     yield "\n| technique | prefill | step | memory | answer |\n|---|---|---|---|---|\n"
-    for name in known:
+    for name in technique_classes:
         text = f"{name}:{EXAMPLES[name]}" if name in EXAMPLES else name
         setting = Setting.of(_MODELS.get(name, _MODEL), _HARDWARE, techniques=[text])
-        effects = changes(setting, **_ASKED)
+        effects = changes(setting, **_REQUEST)
         yield f"| `{text}` | {' | '.join(_aligned(signs) for signs in vars(effects).values())} |\n"
 
 
@@ -240,7 +241,7 @@ def _aligned(signs: str) -> str:
 
 
 def _evidence() -> Iterator[str]:
-    yield _BESIDE
+    yield _COMPARISON
     yield "\n| claim | setting | ours | published | source |\n|---|---|---|---|---|\n"
     for one in EVIDENCE:
         yield f"| {one.id} | `{one.knob}` | {one.text} | {one.theirs} | {one.source} |\n"
@@ -251,7 +252,7 @@ def describe(technique: type[Technique]) -> dict[str, Any]:
     return {
         "name": technique.name,
         "kind": technique.kind,
-        "summary": _first(technique),
+        "summary": _summary(technique),
         "about": {label.lower() or "note": text for label, text in _sections(technique)},
         "parameters": [
             {
@@ -268,21 +269,21 @@ def describe(technique: type[Technique]) -> dict[str, Any]:
     }
 
 
-def _first(technique: type[Technique]) -> str:
+def _summary(technique: type[Technique]) -> str:
     return technique.text().split("\n", 1)[0]
 
 
 def _sections(technique: type[Technique]) -> list[tuple[str, str]]:
     """(label, text) of each section after the summary; a line without a label continues the section before it."""
-    found: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for line in technique.text().split("\n")[1:]:
         match = _SECTION.match(line)
         if match:
-            found.append((match[1], match[2]))
+            sections.append((match[1], match[2]))
         elif line.strip():
-            label, text = found.pop() if found else ("", "")
-            found.append((label, f"{text} {line.strip()}".strip()))
-    return found
+            label, text = sections.pop() if sections else ("", "")
+            sections.append((label, f"{text} {line.strip()}".strip()))
+    return sections
 
 
 def _parameters(technique: type[Technique]) -> list[tuple[str, Any, Parameter]]:
@@ -290,11 +291,11 @@ def _parameters(technique: type[Technique]) -> list[tuple[str, Any, Parameter]]:
 
 
 def _parameter(default: Any, parameter: Parameter) -> str:
-    given = "required" if default is MISSING else "" if default in (None, "") else f"default {_default(default)}"
-    return f"{_plain(parameter)}{f'; {given}' if given else ''}"
+    default_text = "required" if default is MISSING else "" if default in (None, "") else f"default {_default(default)}"
+    return f"{_parameter_text(parameter)}{f'; {default_text}' if default_text else ''}"
 
 
-def _plain(parameter: Parameter) -> str:
+def _parameter_text(parameter: Parameter) -> str:
     unit = "" if parameter.unit in parameter.about else parameter.unit
     limits = ", ".join(filter(None, (unit, parameter.limits)))
     return f"{parameter.about} [{limits}]" if limits else parameter.about

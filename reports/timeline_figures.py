@@ -1,4 +1,4 @@
-"""A recorded pass beside its expected time and its bound, as bars."""
+"""Bars of a recorded pass with its expected time and its bound."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _COLOR: Final = {
 
 
 def part_bars(result: Timeline) -> go.Figure:
-    """Time of each part of a pass: recorded, expected if known of all parts, and at the bound."""
-    known = all(part.expected_s is not None for part in result.parts if part.bound_s)
-    rows = {"recorded": "measured_s", **({"expected": "expected_s"} if known else {}), "at least": "bound_s"}
+    """Time of each part of a pass: recorded, expected if known for all parts, and at the bound."""
+    all_expected = all(part.expected_s is not None for part in result.parts if part.bound_s)
+    rows = {"recorded": "measured_s", **({"expected": "expected_s"} if all_expected else {}), ">= bound": "bound_s"}
     bars = {part.title: [getattr(part, key) or 0.0 for key in rows.values()] for part in result.parts}
     colors: dict[str, str] = {part.title: _COLOR[Part(part.part)] for part in result.parts}
     if result.idle_s is not None:
@@ -29,12 +29,13 @@ def part_bars(result: Timeline) -> go.Figure:
         bars[IDLE], colors[IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
     scale, unit = time_unit(result.time_s)
     height = 190 + 50 * len(rows)
-    about = f"as recorded, {'as expected of kernels, ' * known}and at least"
+    about = f"recorded, {'expected, ' * all_expected}and roofline bound"
     figure = frame("Parts of a pass", about, height=height, barmode="stack")
-    for name, taken in bars.items():
+    for name, times_s in bars.items():
         figure.add_bar(
-            name=name, orientation="h", y=list(rows), x=[scale * time_s for time_s in taken],
-            marker={"color": colors[name], "line": {"color": INK, "width": 0.5}}, customdata=list(map(seconds, taken)),
+            name=name, orientation="h", y=list(rows), x=[scale * time_s for time_s in times_s],
+            marker={"color": colors[name], "line": {"color": INK, "width": 0.5}},
+            customdata=list(map(seconds, times_s)),
             hovertemplate=f"{name}, %{{y}}: %{{customdata}}<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title_text=f"time [{unit}]", showgrid=False)

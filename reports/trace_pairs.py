@@ -1,4 +1,4 @@
-"""Two recorded passes side by side, as text, Markdown, CSV, JSON and HTML."""
+"""The report on two recorded passes side by side."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def _launches(side: Side | None) -> float:
 
 
 def basis(result: TracePair) -> str:
-    of = "bound" if result.after.expected_s is None else "time that is expected of measured kernels"
+    reference = "its roofline bound" if result.after.expected_s is None else "its expected time, from measured kernels"
     return (
-        "before, after: time in a pass of each recording; ratio: after over before; last column: time after over the "
-        f"{of} there (`llmviewer docs timeline`)."
+        "before, after: time per pass in each recording; ratio: after over before; "
+        f"{_ratio_heading(result)}: after over {reference} (`llmviewer docs timeline`)."
     )
 
 
@@ -72,17 +72,17 @@ def tables(result: TracePair) -> list[Table]:
     return [parts, *[products][: len(result.products)], *_kernels(result)]
 
 
-def _of(result: TracePair) -> str:
-    """The heading of times as a multiple of expected ones, or of bounds."""
-    return "/ bound" if result.after.expected_s is None else "/ expect"
+def _ratio_heading(result: TracePair) -> str:
+    """Heading of times as a multiple of expected ones, or of bounds."""
+    return "x bound" if result.after.expected_s is None else "x expected"
 
 
-def _table(heading: str, what: str, rows: Sequence[PairedRow], result: TracePair) -> Table:
+def _table(heading: str, row_heading: str, rows: Sequence[PairedRow], result: TracePair) -> Table:
     return Table(
         title=heading,
         about="",
-        head=(what, "before", "after", "ratio", "change", _of(result)),
-        words=(what,),
+        head=(row_heading, "before", "after", "ratio", "change", _ratio_heading(result)),
+        words=(row_heading,),
         body=tuple(
             (
                 Item(text=row.name),
@@ -105,16 +105,20 @@ def _change(row: PairedRow) -> Item:
 
 
 def _multiple(side: Side | None, recording: Timeline) -> Item:
-    """Time as a multiple of the expected one, or of the bound where nothing is expected."""
-    of = None if side is None else side.bound_s if recording.expected_s is None else side.expected_s
-    return Item(text=f"{side.measured_s / of:.2f}x", key=side.measured_s / of) if side and of else DASH
+    """Time as a multiple of the expected one, or of the bound where none is expected."""
+    reference_s = None if side is None else side.bound_s if recording.expected_s is None else side.expected_s
+    return (
+        Item(text=f"{side.measured_s / reference_s:.2f}x", key=side.measured_s / reference_s)
+        if side and reference_s
+        else DASH
+    )
 
 
 def _kernels(result: TracePair) -> list[Table]:
     rows = result.kernels[:_MAX_KERNELS]
     return [
         Table(
-            title="Kernels of one recording alone",
+            title="Kernels in only one recording",
             about="" if len(result.kernels) == len(rows) else f"{len(result.kernels) - len(rows)} more: -o FILE.csv.",
             head=("kernel", "in", "launches", "time"),
             words=("kernel", "in"),

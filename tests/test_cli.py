@@ -36,7 +36,7 @@ def test_analyze_prints_one_screen_with_both_phases_memory_and_advice(capsys):
     assert max(map(len, lines)) <= 80
     assert len(lines) < 68
     assert lines[0].startswith("Llama 2 7B on NVIDIA RTX A6000: batch 1, prompt 2048, 128 generated")
-    for text in ("time to first token", "Prefill: 2048 tokens", "Decode: 1 token", "Prefill is compute-bound",
+    for text in ("TTFT ", "Prefill: 2,048 tokens", "Decode: 1 token", "Prefill is compute-bound",
                  "Decode is memory-bound", "weights 13.5", "largest that fits", "roofline bounds"):  # fmt: skip
         assert text in out
 
@@ -332,7 +332,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("analyze /dev/null t4", f"/dev/null: must be a model file; {MODEL_FILES}"),
         ("analyze gpt2 /dev", "/dev: must be a .yaml file, or a name that `llmviewer hardware` lists"),
         ("analyze bert-base-uncased t4 --gen 10",
-         "--gen is of decode steps, and bert-base-uncased does not generate; leave it out"),
+         "--gen needs decode steps, and bert-base-uncased does not generate; leave it out"),
         ("models gpt2 -o g.foo", "g.foo: must end in one of .txt, .json, .dot, .mmd, .mermaid; or give --format"),
         ("models gpt2 --format json -o x.dot", "x.dot: ends in .dot, and --format is json; leave one of them out"),
         ("analyze gpt2 t4 -o ''", "-o / --output must not be empty; give a path, such as ./name"),
@@ -368,13 +368,13 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("choose gpt2 -o x.foo", "x.foo: must end in one of .json, .csv, .md, .html, .txt; or give --format"),
         ("sweep gpt2 t4 --over batch=1,2,1", "batch: 1 is given twice; give each once"),
         ("sweep gpt2 t4 --over batch=1,2,1 -o new/", "batch: 1 is given twice; give each once"),
-        ("sweep gpt2 t4 --over batch=1,2 --batch 4", "--batch: the axis batch of --over says it too; give one of them"),
+        ("sweep gpt2 t4 --over batch=1,2 --batch 4", "--batch: the axis batch of --over sets it too; give one of them"),
         ("sweep gpt2 t4 --over quant=fp8 --quant fp8 -o new/",
-         "--quant: the axis quant of --over says it too; give one of them"),
+         "--quant: the axis quant of --over sets it too; give one of them"),
         ("sweep gpt2 t4 --over layout=tp=2 --tp 4 -o new/",
-         "--tp: the axis layout of --over says it too; give one of them"),
+         "--tp: the axis layout of --over sets it too; give one of them"),
         ("sweep gpt2 t4 --over kv_len=9 --kv-len 9",
-         "--kv-len: the axis kv_len of --over says it too; give one of them"),
+         "--kv-len: the axis kv_len of --over sets it too; give one of them"),
         ("sweep gpt2 t4 --over memory.bandwidth=6TB/s..24TB/s --over batch=1",
          ("memory.bandwidth=6TB/s..24TB/s: must be a positive number and a unit in B/s, such as "
          "'1.5 TB/s'; got '6TB/s..24TB/s'; a factor such as 2x works too")),

@@ -53,5 +53,5 @@ def test_the_graph_is_drawn(form, begin, edge):
 def test_a_graph_is_that_of_one_model(capsys):
     assert main(["models", "--graph"]) == 2
     assert capsys.readouterr().err == (
-        "llmviewer: a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`\n"
+        "llmviewer: --graph needs one model: give its name, such as `llmviewer models gpt2 --graph`\n"
     )

@@ -51,43 +51,42 @@ def test_a_rate_is_rated_as_the_time_of_its_generation(bare):
     ("more", "measured", "said"),
     [
         ({}, {"tpot_s": 0.025}, (
-            "# ms: #x the bound, #x the expected time, slower than 90 % of kernels; the # ms beyond it are gaps "
-            "between launches, the host, waiting for other requests or slower kernels; try --engine NAME, CUDA graphs, "
-            "`llmviewer simulate`, `llmviewer timeline TRACE ...`"
+            "# ms: #x the bound, #x expected, slower than 90 % of measured kernels; # ms above expected: gaps between "
+            "launches, host time, queueing or slower kernels; try --engine NAME, CUDA graphs, `llmviewer simulate`, "
+            "`llmviewer timeline TRACE ...`"
         )),
         ({"layout": "tp=2", "engine": "vllm"}, {"ttft_s": 0.38}, (
-            "# ms: #x the bound, #x the expected time, slower than 90 % of kernels; the # ms beyond it are waiting for "
-            "other requests, collectives or slower kernels; try `llmviewer simulate`, `llmviewer timeline TRACE ...`"
+            "# ms: #x the bound, #x expected, slower than 90 % of measured kernels; # ms above expected: queueing, "
+            "collectives or slower kernels; try `llmviewer simulate`, `llmviewer timeline TRACE ...`"
         )),
         ({}, {"ttft_s": 0.2}, (
-            "# ms: #x the bound, #x the expected time, which no kernel reaches: the setting differs from what is "
-            "counted; check unit, batch, lengths, --quant, cached prefixes (--with prefix-cache)"
+            "# ms: #x the bound, #x expected; no kernel beats the bound, so the measured setting differs: check unit, "
+            "batch, lengths, --quant, cached prefixes (--with prefix-cache)"
         )),
         ({"layout": "tp=2"}, {"tokens_per_s": 9000}, (
-            "# tokens/s: #x the bound, #x the expected rate, which no kernel reaches: the setting differs from what is "
-            "counted; check unit, batch, lengths, --quant, number of devices, speculative decoding (--with "
-            "speculative)"
+            "# tokens/s: #x the bound, #x expected; no kernel beats the bound, so the measured setting differs: check "
+            "unit, batch, lengths, --quant, number of devices, speculative decoding (--with speculative)"
         )),
         ({}, {"tpot_s": 0.008}, (
-            "# ms: #x the bound, #x the expected time, inside the 80 % interval, as good as measured kernels; only "
-            "changes of the work help (the advice on decode)"
+            "# ms: #x the bound, #x expected, within the 80 % interval of measured kernels; to go faster, reduce the "
+            "work: see the improvements of decode"
         )),
         ({}, {"tpot_s": 0.006}, (
-            "# ms: #x the bound, #x the expected time, faster than 90 % of kernels; only changes of the work help (the "
-            "advice on decode)"
+            "# ms: #x the bound, #x expected, faster than 90 % of measured kernels; to go faster, reduce the work: see "
+            "the improvements of decode"
         )),
-        ({"bound": True}, {"tpot_s": 0.006}, "# ms: #x the bound, and what kernels take is left out (--bound)"),
+        ({"bound": True}, {"tpot_s": 0.006}, "# ms: #x the bound"),
         ({"hardware": "tpu-v5e", "batch": 1, "model": "gpt2"}, {"tpot_s": 1},
-         "# s: #x the bound, and what kernels take is not known"),
+         "# s: #x the bound; no expected time is known here"),
         ({"model": "bert-base-uncased", "hardware": "rtx-a6000", "batch": 1}, {"latency_s": 0.015}, (
-            "# ms: #x the bound, #x the expected time, slower than 90 % of kernels; the # ms beyond it are gaps "
-            "between launches, the host or slower kernels; try --engine NAME, `llmviewer timeline TRACE ...`"
+            "# ms: #x the bound, #x expected, slower than 90 % of measured kernels; # ms above expected: gaps between "
+            "launches, host time or slower kernels; try --engine NAME, `llmviewer timeline TRACE ...`"
         )),
     ],
 )  # fmt: skip
 def test_it_is_told_what_that_means_and_what_to_try(more, measured, said):
     (one,) = analyze(**{**ASKED, **more}, measured=measured).measured
-    assert re.sub(r"[\d.]+(?=x | ms| s:| tokens/s)", "#", one.said) == said
+    assert re.sub(r"[\d.]+(?=x\b| ms| s:| tokens/s)", "#", one.said) == said
     assert f": {fold(one.of_bound)} the bound" in one.said
 
 
@@ -97,7 +96,7 @@ def test_every_report_has_it():
         words = " ".join(text.split())
         for one in found.measured:
             assert one.said[:60] in words
-    assert "\nmeasured tpot          10.0 ms: " in REPORT.text(found)
+    assert "\nmeasured tpot      10.0 ms: " in REPORT.text(found)
     assert "| measured tokens/s | 90.0 tokens/s: " in REPORT.markdown(found)
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert [one["quantity"] for one in document["measured"]] == ["tpot_s", "tokens_per_s"]
@@ -136,11 +135,11 @@ def test_what_cannot_be_is_said_in_a_line(measured, error):
         ("gpt2 t4 --measured tpot=1s --measured ttft=2s,tpot=2s", "--measured: tpot is given twice; give it once"),
         ("gpt2 t4 --gen 1 --measured tpot=1s", "--measured: tpot needs at least two generated tokens; leave it out"),
         ("bert-base-uncased t4 --measured ttft=1s",
-         "--measured: ttft is of models that generate; bert-base-uncased makes one pass, whose time is latency"),
+         "--measured: ttft applies to models that generate; bert-base-uncased runs one pass, whose time is latency"),
         ("gpt2 t4 --measured tpot=1s --format csv",
-         "--measured is not told in csv, which has a row per operator; leave one of them out"),
+         "--measured does not apply to csv, which has a row per operator; leave one of them out"),
         ("gpt2 t4 --measured tpot=1s --decode-hardware l4",
-         "--measured is for one kind of device; leave out --prefill-... and --decode-..."),
+         "--measured is not supported with --prefill-... and --decode-...; leave one of them out"),
     ],
 )  # fmt: skip
 def test_the_command_says_it_by_the_name_of_the_option(words, error, capsys):
@@ -159,4 +158,4 @@ def test_a_scenario_says_it_too(tmp_path, capsys):
     file = tmp_path / "setting.yaml"
     file.write_text("model: gpt2\nhardware: t4\nmeasured: [tpot=25ms]\n")
     assert main(["analyze", "--scenario", str(file)]) == 0
-    assert "\nmeasured tpot          25.0 ms: " in capsys.readouterr().out
+    assert "\nmeasured tpot      25.0 ms: " in capsys.readouterr().out

@@ -10,7 +10,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.units import si
 
-_STANDS_IN = "no kernel of "
+_STANDS_IN = "no measured kernel for "
 _MOST = "q_proj, k_proj, v_proj, o_proj and 3 more"
 
 
@@ -35,9 +35,9 @@ def notes(begin, *asked, **more):
 )
 def test_what_stands_in_for_formats_that_were_not_measured_is_told(quant, wanted, told):
     (note,) = notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant=quant)
+    formats = wanted.replace(" and ", " with ")
     assert note == (
-        f"no kernel of {wanted} activations was measured ({_MOST}): they are expected to be as efficient as {told} "
-        "activations"
+        f"no measured kernel for {formats} activations ({_MOST}): expected at the efficiency of {told} activations"
     )
 
 
@@ -48,22 +48,22 @@ def test_formats_that_were_measured_need_no_note(quant):
 
 def test_what_stands_in_is_told_of_experts_and_of_parts():
     (note,) = notes(_STANDS_IN, "mixtral-8x7b", "h100-sxm", quant="W16A16,expert_*=W3A16")
-    assert "(expert_gate_proj, expert_up_proj, expert_down_proj): they are expected to be as efficient as int4" in note
+    assert "(expert_gate_proj, expert_up_proj, expert_down_proj): expected at the efficiency of int4" in note
     (note,) = notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant="W4A16g128,down_proj=W6A16")
-    assert "(down_proj): they are expected to be as efficient as int8_wo kernels" in note
+    assert "(down_proj): expected at the efficiency of int8_wo kernels" in note
 
 
 def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_are_expected():
     asked = "llama-3.1-8b", "h100-sxm"
-    begin = "no kernels of "
+    begin = "no measured "
     assert notes(begin, *asked, quant="W4A16g128", library="vllm") == [
-        f"no kernels of vllm were measured for {_MOST}: expected times are those of trtllm"
+        f"no measured vllm kernels for {_MOST}: expected times use trtllm"
     ]
     assert not notes(begin, *asked, library="vllm")
     assert not notes(begin, *asked, quant="W4A16g128", library="trtllm")
     assert not notes(begin, *asked, quant="W4A16g128")  # none was asked for
     assert notes(begin, "llama-3.1-8b", "a100-sxm-80gb", library="trtllm") == [
-        "no kernels of trtllm were measured for attention: expected times are those of sglang and vllm"
+        "no measured trtllm kernels for attention: expected times use sglang and vllm"
     ]
     totals = analyze("llama-3.1-8b", "a100-sxm-80gb", library="trtllm").phases.decode.operators
     (attention,) = (row for row in totals if row.name == "attention")
@@ -105,18 +105,18 @@ def test_ranks_without_a_sequence_are_told():
 def test_an_engine_that_brings_another_library_says_so():
     usual = Kernels(load_hardware("h100-sxm")).library
     other, same = ("openppl", "cublas"), {"vllm": "vllm", "sglang": "lightllm", "trtllm": "tensorrt-llm"}.get(usual)
-    assert notes("engine ", "gpt2", "h100-sxm", engine=other[0]) == [
-        f"engine {other[0]} uses kernels of {other[1]}; expected times without an engine are of kernels of {usual}"
+    assert notes("expected times use ", "gpt2", "h100-sxm", engine=other[0]) == [
+        f"expected times use {other[1]} kernels; without --engine, {usual} kernels"
     ]
     assert same
-    assert not notes("engine ", "gpt2", "h100-sxm", engine=same)
-    assert not notes("engine ", "gpt2", "h100-sxm")
+    assert not notes("expected times use ", "gpt2", "h100-sxm", engine=same)
+    assert not notes("expected times use ", "gpt2", "h100-sxm")
 
 
 def test_little_to_spare_is_told_where_the_batch_was_given():
-    kept = "memory of allocators, engines and drivers (0.3 to 1 GB for a CUDA context) is not counted"
+    kept = "allocators, engines and drivers (0.3 to 1 GB for a CUDA context) are not counted"
     asked = {"prompt": 1024, "layout": "tp=8"}
-    assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB of free memory may be too little: {kept}"]
+    assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB free may be too little: {kept}"]
     assert not any(kept in note for note in notes("", "deepseek-v3", "h200-sxm", **asked))
     assert not any(kept in note for note in notes("", "llama-3.1-8b", "h100-sxm", batch="max"))
 
@@ -127,8 +127,8 @@ def test_models_that_the_last_cache_holds_are_named():
     assert held < 256 * 2**20
     (note,) = (note for note in small.notes if "fit in the" in note)
     assert note == (
-        f"weights and cache, {si(held)}B, fit in the 256 MiB L3 of mi300x: passes that find them there can beat the "
-        "bounds, which read them from memory"
+        f"weights and KV cache, {si(held)}B, fit in the 256 MiB L3 of mi300x: passes that hit this cache can beat the "
+        "bounds, which read from memory"
     )
     for larger in ({}, {"quant": "bf16", "batch": 64}, {"quant": "bf16", "offload": "weights=0.5"}):
         assert not any("fit in the" in note for note in analyze("llama-68m", "mi300x", **larger).notes)

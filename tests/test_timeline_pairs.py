@@ -49,7 +49,7 @@ def test_parts_and_products_are_side_by_side(pairs):
     }
     assert times == {
         "matrix products": (152 * LAYERS + 320, 140 * LAYERS + 320), "attention": (25 * LAYERS, 10 * LAYERS),
-        "data movement": (2 * LAYERS, None), "nothing runs": (450, 50),
+        "data movement": (2 * LAYERS, None), "idle": (450, 50),
         "q_proj, k_proj, v_proj": (30 * LAYERS, 20 * LAYERS), "o_proj": (10 * LAYERS, 10 * LAYERS),
         "gate_proj, up_proj": (72 * LAYERS, 70 * LAYERS), "down_proj": (40 * LAYERS, 40 * LAYERS),
         "lm_head": (320, 320),

@@ -25,7 +25,9 @@ _HALF: Final = 0.5  # share of a pass's time below which the other bounds are li
 def advice(
     base: Evaluation, phase: str, *, max_batch: int | None, fixes: Callable[[], MemoryFixes | None] = lambda: None
 ) -> str:
-    """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x decode throughput, expect 8.2x), ...".
+    """Bound of a phase and changes that lower it, as a sentence without a full stop.
+
+    Such as "decode is memory-bound: ...; improvements: batch 16 (7.5x decode throughput at the bound, 8.2x expected)".
 
     max_batch  largest batch that may be offered, on all devices together; None: unlimited
     fixes      computes memory_fixes(); None if the request fits
@@ -39,9 +41,8 @@ def advice(
         gain = variant.pass_gain(phase)
         if gain >= WORTH and (variant.fits or not base.fits):
             then_s = float(variant.result.pass_s(phase))
-            offers.add(
-                f"{_named(variant)} {seconds(then_s)} ({fold(gain, 2)} faster", variant.expected_pass_gain(phase)
-            )
+            offer = f"{_named(variant)} >= {seconds(then_s)} ({fold(gain, 2)} at the bound"
+            offers.add(offer, variant.expected_pass_gain(phase))
     shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # a batch shares weight reads
     known = base.expected_pass(phase)
     latency = _latency_share(known) if known else 0.0
@@ -50,10 +51,10 @@ def advice(
     if shared or latency >= _MUCH_LATENCY:
         larger = next(_variants(fullest_batch(int(base.batch), max_batch), base), None)
     if larger and shared and (gain := larger.pass_gain(phase)) >= WORTH:
-        offers.add(f"{larger.name} ({fold(gain, 2)} {throughput}", larger.expected_pass_gain(phase))
+        offers.add(f"{larger.name} ({fold(gain, 2)} {throughput} at the bound", larger.expected_pass_gain(phase))
         larger = None  # not to be offered again with latency
     name = phase if setting.model.generates else "the one pass"
-    text = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(base, bound, waits)}"
+    text = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.text() or _left(base, bound, waits)}"
     if latency >= _MUCH_LATENCY:
         text += _latency(latency, larger, phase, throughput)
     found = fixes()
@@ -81,14 +82,15 @@ class _Offers:
         self._bound_only: list[str] = []
 
     def add(self, text: str, gain: float | None) -> None:
-        """Add a change: `text` with an open bracket, and its expected speed-up; None if that is unknown."""
+        """Adds a change: `text` with an open bracket, and its expected speed-up; None if that is unknown."""
         if gain is None:
             self._helpful.append(f"{text})")
         else:
-            (self._helpful if gain >= WORTH else self._bound_only).append(f"{text}, expect {fold(gain, 2)})")
+            (self._helpful if gain >= WORTH else self._bound_only).append(f"{text}, {fold(gain, 2)} expected)")
 
-    def said(self) -> str:
-        parts = {"what would help": self._helpful, "lower the bound but not the expected time": self._bound_only}
+    def text(self) -> str:
+        """Both lists in words; "" if they are empty."""
+        parts = {"improvements": self._helpful, "lower only the bound": self._bound_only}
         return "; ".join(f"{head}: {', '.join(offers)}" for head, offers in parts.items() if offers)
 
 
@@ -105,7 +107,7 @@ def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tu
 def _left(base: Evaluation, bound: str, waits: Mapping[str, float]) -> str:
     """Describes further remedies, where no change of precision or batch helps."""
     setting = base.setting
-    others = "; `llmviewer advise` tries techniques" if setting.model.generates else ""
+    others = "; `llmviewer advise` ranks techniques" if setting.model.generates else ""
     if bound in ("compute", "memory"):
         more = twice_as_many_devices(base)
         remedies = [f"more devices ({more})"] if more else []
@@ -139,11 +141,10 @@ def _latency_share(expected: ExpectedPass) -> float:
 
 def _latency(share: float, larger: Variant | None, phase: str, throughput: str) -> str:
     """Describes what reduces latency, and the gain of a larger batch in `throughput`."""
-    text = f"; {share:.0%} of the expected time is latency, fixed costs of short kernels: fusing them or launching"
-    text += " them in a CUDA graph helps"
+    text = f"; {share:.0%} of the expected time is fixed cost of short kernels: fuse them, or use CUDA graphs"
     gain = larger.expected_pass_gain(phase) if larger else None
     if larger and gain and gain >= WORTH:
-        text += f", and {larger.name} is expected to give {fold(gain, 2)} {throughput}"
+        text += f"; {larger.name}: {fold(gain, 2)} {throughput} expected"
     return text
 
 
@@ -154,12 +155,12 @@ def _fixed(fixes: MemoryFixes, phase: str, base: Evaluation) -> str:
         gain = variant.pass_gain(phase) if phase == "decode" else variant.gain
         change = f"{fold(gain)} faster" if gain > 1 else f"{fold(1 / gain)} as long"
         change = "as fast" if fold(gain) == fold(1) else change
-        fitting.append(f"with {variant.typed}, at {seconds(float(base.pass_s(phase)) / gain)} ({change})")
+        fitting.append(f"{variant.typed}, >= {seconds(float(base.pass_s(phase)) / gain)} ({change})")
     if fitting:
-        return f"; it does not fit the memory, but does {', or '.join(fitting)}"
-    tried = f", nor with any of these: {', '.join(fixes.tried)}" if fixes.tried else ""
+        return f"; does not fit: use {' or '.join(fitting)}"
+    tried = f", nor with {', '.join(fixes.tried)}" if fixes.tried else ""
     lacks = f"; its file has {' and '.join(fixes.lacks)}" if fixes.lacks else ""
-    return f"; it does not fit the memory{tried}{lacks}"
+    return f"; does not fit{tried}{lacks}"
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
@@ -170,8 +171,8 @@ def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
     others = ", ".join(f"{parts[name] / moved:.0%} {named[name]}" for name in rest if parts[name] / moved >= 0.005)
     what = f"{parts[first] / moved:.0%} {named[first]}" + (f", {others}" if others else "")
     return (
-        f"{share:.0%} of its time waits for memory at {si(setting.hardware.bandwidth())}B/s, "
-        f"which moves {si(moved)}B ({what})"
+        f"memory bandwidth ({si(setting.hardware.bandwidth())}B/s) limits {share:.0%} of its time, moving "
+        f"{si(moved)}B ({what})"
     )
 
 
@@ -184,10 +185,10 @@ def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
     slowest = max(links, key=links.__getitem__)
     sent = float(estimate.sum("link_bytes"))
     others = setting.offload == ON_DEVICE or slowest.dtype.startswith("scale")
-    for_what = "other devices" if others else "offloaded data"
+    ends = "other devices" if others else "offloaded data"
     return (
-        f"{share:.0%} of its time waits for {for_what}, mostly on the {slowest.dtype} link at "
-        f"{si(setting.linked.rates[slowest])}B/s; {si(sent)}B are sent over links"
+        f"links to {ends} limit {share:.0%} of its time, mostly {slowest.dtype} "
+        f"({si(setting.linked.rates[slowest])}B/s); {si(sent)}B are sent"
     )
 
 
@@ -199,4 +200,4 @@ def _units(setting: Setting, estimate: Estimate) -> str:
             text = f"{unit.dtype} {unit.unit} units ({setting.linked.described(unit)})"
             busy[text] = busy.get(text, 0.0) + float(row.repeat * row.time_s)
     unit_text = max(busy, key=busy.__getitem__)
-    return f"{busy[unit_text] / float(estimate.time_s):.0%} of its time waits for the {unit_text}"
+    return f"{unit_text} limit {busy[unit_text] / float(estimate.time_s):.0%} of its time"

@@ -26,17 +26,17 @@ from ..variants.memory_fixes import MemoryFixes, memory_fixes
 from .advice import advice
 from .facts import describe_hardware, describe_model, plain
 from .generation import GenerationResult
-from .measured import Rated, rate
+from .measured import RatedMeasurement, rate_measurements
 from .measured import check as check_measured
-from .notes import acted, notes
-from .phases import OperatorResult, Phases, phase, unmodelled
+from .notes import notes, robot_notes
+from .phases import OperatorResult, Phases, phase, unmodelled_notes
 
 if TYPE_CHECKING:
     from .effect import Effect
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); incremented when a key changes its meaning or is removed
-MAX: Final = "max"  # the value of batch that asks for the largest that fits
-_CONTEXT: Final = 1e9  # upper end of the memory of a CUDA context [B]
+MAX: Final = "max"  # value of batch: the largest that fits
+_CUDA_CONTEXT_BYTES: Final = 1e9  # upper end of the memory of a CUDA context [B]
 
 
 @frozen(kw_only=True, repr=False)
@@ -47,8 +47,8 @@ class Analysis(Rows):
     request   batch and lengths; gen and kv_len are None if the model does not generate
     effect    effect of techniques; None without techniques
     measured  verdicts on times that the user measured
-    rivals    computes `faster` on first use, as it is slow and only reports show it
-    fixes     computes `memory_fixes` likewise
+    find_faster    computes `faster` on first use, as it is slow and only reports show it
+    find_memory_fixes     computes `memory_fixes` likewise
     evaluation  of the generation, the base of variants; None for devices of two kinds
     """
 
@@ -63,10 +63,10 @@ class Analysis(Rows):
     generation: GenerationResult
     notes: tuple[str, ...] = field(repr=False)
     effect: Effect | None = field(default=None, repr=False)
-    measured: tuple[Rated, ...] = field(default=(), repr=False)
-    rivals: Callable[[], tuple[FasterLibrary, ...]] = field(default=tuple, repr=False, compare=False)
+    measured: tuple[RatedMeasurement, ...] = field(default=(), repr=False)
+    find_faster: Callable[[], tuple[FasterLibrary, ...]] = field(default=tuple, repr=False, compare=False)
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
-    fixes: Callable[[], MemoryFixes | None] = field(default=lambda: None, repr=False, compare=False)
+    find_memory_fixes: Callable[[], MemoryFixes | None] = field(default=lambda: None, repr=False, compare=False)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -76,13 +76,13 @@ class Analysis(Rows):
 
     @cached_property
     def faster(self) -> tuple[FasterLibrary, ...]:
-        """For each phase the fastest library, if it is not the default and the user chose none."""
-        return self.rivals()
+        """Fastest library of each phase, if it is not the default and the user chose none."""
+        return self.find_faster()
 
     @cached_property
     def memory_fixes(self) -> MemoryFixes | None:
         """Changes that make the request fit the memory; None if it fits."""
-        return self.fixes()
+        return self.find_memory_fixes()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -91,9 +91,9 @@ class Analysis(Rows):
         for one in self.faster:
             phase = one.phase if self.model.generates else "the one pass"
             by_library.setdefault(one.library, []).append(f"{phase} {fold(one.speed_up, 2)}")
-        said = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
-        usual = f"libraries expected to be faster than {self.inputs['library']}, the default here"
-        return (*self.notes, *((f"{usual}: {said}",) if said else ()))
+        alternatives = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
+        heading = f"expected to be faster than {self.inputs['library']}, the default library"
+        return (*self.notes, *((f"{heading}: {alternatives}",) if alternatives else ()))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/json.md lists its keys. Whole numbers are ints, unknown values None."""
@@ -119,7 +119,7 @@ class Analysis(Rows):
         return plain(document)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row per phase and operator, with the fields of OperatorResult."""
+        """Rows of all operators by phase, with the fields of OperatorResult."""
         names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
         for phase_name, one in self.phases:
             for op in one.operators:
@@ -177,22 +177,22 @@ def analyze(
     Raises InputError, with one line of text, if an argument is invalid.
     """
     if isinstance(model, Setting):
-        setting, request, searched = model, hardware, False
+        setting, request, batch_is_max = model, hardware, False
         if not isinstance(request, Request):
             raise InputError(f"request must be a Request, which follows a Setting; got {request!r}")
     elif isinstance(hardware, Request):
         raise InputError(f"model must be a Setting before a Request; got {model!r}")
     else:
-        setting, searched = Setting.of(model, hardware, **options), isinstance(batch, str) and batch == MAX
-        sequences: Any = 1 if searched else batch
+        setting, batch_is_max = Setting.of(model, hardware, **options), isinstance(batch, str) and batch == MAX
+        sequences: Any = 1 if batch_is_max else batch
         request = Request(batch=sequences, prompt=prompt, gen=gen, kv_len=kv_len, images=images)
-    _check_goal(tpot, searched)
-    took = check_measured(measured)
+    _check_tpot(tpot, batch_is_max)
+    measured_values = check_measured(measured)
     request = request.of_model(setting.model)
-    if searched:
+    if batch_is_max:
         request = largest_request(setting, request, tpot=tpot)
     request.check_countable()
-    return _analysis(setting, request, took)
+    return _analysis(setting, request, measured_values)
 
 
 def largest_request(setting: Setting, request: Request, *, tpot: float | None = None) -> Request:
@@ -202,59 +202,59 @@ def largest_request(setting: Setting, request: Request, *, tpot: float | None = 
     """
     request = request.of_model(setting.model)
     read = {"prompt": request.prompt, "images": request.images}
-    batch = _most(setting, gen=request.longest - request.prompt, **read)
+    batch = _max_batch_in_memory(setting, gen=request.longest - request.prompt, **read)
     if tpot is not None:
-        batch = _within(setting, tpot, batch, gen=request.gen or 0, **read)
+        batch = _max_batch_within_tpot(setting, tpot, batch, gen=request.gen or 0, **read)
     return replace(request, batch=batch, largest=True, tpot_s=tpot)
 
 
-def _analysis(setting: Setting, request: Request, took: Mapping[str, float]) -> Analysis:
+def _analysis(setting: Setting, request: Request, measured_values: Mapping[str, float]) -> Analysis:
     """analyze() of a setting and a request with all numbers; `took` as in check_measured()."""
     evaluation = Evaluation.of(setting, request)
     evaluation.expect_all()
-    footprint = evaluation.memory
-    most = footprint.max_batch if request.tpot_s is None else request.batch  # a larger batch would exceed the limit
+    memory = evaluation.memory
+    max_batch = memory.max_batch if request.tpot_s is None else request.batch  # a larger batch would exceed the limit
     fixes = cache(partial(memory_fixes, evaluation))
-    each = {
-        name: phase(evaluation, name, partial(advice, evaluation, name, max_batch=most, fixes=fixes))
+    phase_by_name = {
+        name: phase(evaluation, name, partial(advice, evaluation, name, max_batch=max_batch, fixes=fixes))
         for name in evaluation.phases
     }
-    phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
-    answer = GenerationResult.of(evaluation)
-    compared = _effect(evaluation) if setting.techniques else None
+    phases = Phases(prefill=phase_by_name["prefill"], decode=phase_by_name.get("decode"))
+    result = GenerationResult.of(evaluation)
+    technique_effect = _effect(evaluation) if setting.techniques else None
     return Analysis(
         setting=setting,
         model=setting.model,
         hardware=setting.hardware,
         request=request,
         phases=phases,
-        memory=footprint,
-        generation=answer,
+        memory=memory,
+        generation=result,
         notes=(
-            *(_largest_note(setting, request) if request.largest else _tight(footprint)),
-            *acted(setting.model, answer, evaluation.gen),
-            *notes(evaluation, written=request.longest - request.prompt),
-            *(_without_effect(setting, compared) if compared else ()),
-            *(() if setting.bound else unmodelled(phases)),
+            *(_largest_note(setting, request) if request.largest else _low_memory_note(memory)),
+            *robot_notes(setting.model, result, evaluation.gen),
+            *notes(evaluation, generated=request.longest - request.prompt),
+            *(_no_effect_note(setting, technique_effect) if technique_effect else ()),
+            *(() if setting.bound else unmodelled_notes(phases)),
         ),
-        effect=compared,
-        measured=rate(took, answer, setting),
-        rivals=partial(faster_libraries, evaluation),
+        effect=technique_effect,
+        measured=rate_measurements(measured_values, result, setting),
+        find_faster=partial(faster_libraries, evaluation),
         evaluation=evaluation,
-        fixes=fixes,
+        find_memory_fixes=fixes,
     )
 
 
-def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
+def _max_batch_in_memory(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
     """The largest batch that fits.
 
     Raises InputError if no sequence fits, or the batch is unlimited.
     """
     device, size = setting.hardware, {"prompt": prompt, "gen": gen, "images": images}
-    found = largest_batch(setting.footprint, device.capacity, **size)
-    if found is None:
+    max_batch = largest_batch(setting.footprint, device.capacity, **size)
+    if max_batch is None:
         raise InputError(f"batch max: the memory of {device.name} does not limit the batch; give a number")
-    if not found:
+    if not max_batch:
         weights, cache, live = map(float, setting.footprint.parts(batch=1, **size))
         each = "each device" if setting.layout.devices > 1 else "it"
         raise InputError(
@@ -263,17 +263,17 @@ def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
             f"activations {si(live)}B) and has {si(device.capacity)}B; use fewer bits (--quant), more devices (--tp) "
             "or larger ones"
         )
-    return found
+    return max_batch
 
 
-def _check_goal(tpot: float | None, searched: bool) -> None:
+def _check_tpot(tpot: float | None, batch_is_max: bool) -> None:
     """Raises InputError if tpot is not positive, or given without batch max."""
     arguments.check_positive(tpot=tpot)
-    if tpot is not None and not searched:
+    if tpot is not None and not batch_is_max:
         raise InputError("tpot must come with batch max, which it limits; give batch max or leave out tpot")
 
 
-def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, images: int) -> int:
+def _max_batch_within_tpot(setting: Setting, tpot: float, max_batch: int, *, prompt: int, gen: int, images: int) -> int:
     """The largest batch up to `most` whose time per output token is at most `tpot`.
 
     Raises InputError if even one sequence takes longer, or there is no time per output token.
@@ -285,7 +285,7 @@ def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, 
         evaluation = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen, images=images)
         return float(evaluation.likely.tpot_s)
 
-    batch = bisect_right(range(1, most + 1), tpot, key=took_s)
+    batch = bisect_right(range(1, max_batch + 1), tpot, key=took_s)
     if not batch:
         raise InputError(
             f"batch max: with one sequence, a token takes {seconds(took_s(1))}, longer than tpot, {seconds(tpot)}"
@@ -294,33 +294,34 @@ def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, 
 
 
 def _largest_note(setting: Setting, request: Request) -> Iterator[str]:
-    """How the largest batch was found."""
+    """Conditions under which the batch is the largest."""
     batch, tpot = request.batch, request.tpot_s
     if tpot is not None:
-        yield f"batch max: {counted(batch, 'sequence')} fit the memory with a TPOT of at most {seconds(tpot)}"
+        yield f"batch max: {counted(batch, 'sequence')} fit the memory with TPOT <= {seconds(tpot)}"
         return
-    where = f"the {si(setting.hardware.capacity)}B of {'each' if setting.layout.devices > 1 else 'the'} device"
+    each = " of each device" if setting.layout.devices > 1 else ""
     yield (
-        f"batch max: {counted(batch, 'sequence')} of {request.longest} tokens fit {where}, with weights, KV cache and "
-        "live activations of one prefill of all prompts; memory of allocators and engines is not counted"
+        f"batch max: {counted(batch, 'sequence')} of {request.longest:,} tokens fit {si(setting.hardware.capacity)}B"
+        f"{each}: weights, KV cache, and activations of one prefill of all prompts, without overhead of allocators and "
+        "engines"
     )
 
 
-def _tight(held: Memory) -> Iterator[str]:
+def _low_memory_note(memory: Memory) -> Iterator[str]:
     """A warning if less memory is left than a CUDA context may take."""
-    spare = held.capacity_bytes - held.total_bytes
-    if 0 <= spare < _CONTEXT:
-        kept = "memory of allocators, engines and drivers (0.3 to 1 GB for a CUDA context) is not counted"
-        yield f"{si(spare)}B of free memory may be too little: {kept}"
+    spare = memory.capacity_bytes - memory.total_bytes
+    if 0 <= spare < _CUDA_CONTEXT_BYTES:
+        uncounted = "allocators, engines and drivers (0.3 to 1 GB for a CUDA context) are not counted"
+        yield f"{si(spare)}B free may be too little: {uncounted}"
 
 
-def _without_effect(setting: Setting, compared: Effect) -> list[str]:
+def _no_effect_note(setting: Setting, effect: Effect) -> list[str]:
     """A note where techniques change neither times nor work nor memory."""
-    if not compared.result.alike(compared.without) or not isclose(compared.expected_speed_up or 1.0, 1.0):
+    if not effect.result.alike(effect.without) or not isclose(effect.expected_speed_up or 1.0, 1.0):
         return []
-    have = "have" if len(setting.techniques) > 1 else "has"
+    verb = "have" if len(setting.techniques) > 1 else "has"
     named = " and ".join(str(one) for one in setting.techniques)
-    return [f"{named} {have} no effect on {setting.model.name} here: times, work and memory are those without"]
+    return [f"{named} {verb} no effect on {setting.model.name} here: times, work and memory are those without"]
 
 
 def _effect(evaluation: Evaluation) -> Effect:

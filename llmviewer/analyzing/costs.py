@@ -34,7 +34,7 @@ def hourly(device: Hardware, years: float | None) -> float:
 
 
 def listed(devices: Iterable[Hardware]) -> str:
-    """When their cloud prices were listed: "2026-10", or "2026-08 to 2026-10"; empty if no file has the price used."""
+    """Dates of the cloud prices: "2026-10", or "2026-08 to 2026-10"; "" if no file has the price used."""
     months = sorted(
         str(fact.value)[:_MONTH]
         for device in devices

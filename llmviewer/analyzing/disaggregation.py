@@ -102,10 +102,15 @@ class Disaggregated(Rows):
         of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
         notes = (*(note for note in self.decode.notes if note in both), *of_one)
         return replace(
-            self.decode, phases=phases, generation=self.generation, notes=notes, rivals=self._rivals, evaluation=None
+            self.decode,
+            phases=phases,
+            generation=self.generation,
+            notes=notes,
+            find_faster=self._find_faster,
+            evaluation=None,
         )
 
-    def _rivals(self) -> tuple[FasterLibrary, ...]:
+    def _find_faster(self) -> tuple[FasterLibrary, ...]:
         return tuple(one for name, side in self.sides for one in side.faster if one.phase == name)
 
     @property

@@ -11,7 +11,7 @@ from ..devices.hardware import Hardware
 from ..model import Model
 from ..model_files import model_facts
 
-_LINKS: Final = ("scale_up", "scale_out", "host", "storage")
+_LINK_TIERS: Final = ("scale_up", "scale_out", "host", "storage")
 
 
 def describe_model(model: Model) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def describe_hardware(hardware: Hardware) -> dict[str, Any]:
         "title": hardware.title,
         "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
         "limits": {str(resource): hardware.limit(resource) for resource in hardware.rates},
-        "links": {key: value for key, value in hardware.numbers.items() if key.partition(".")[0] in _LINKS},
+        "links": {key: value for key, value in hardware.numbers.items() if key.partition(".")[0] in _LINK_TIERS},
         "capacity_bytes": hardware.capacity,
         "on_chip_bytes": hardware.on_chip_bytes,
     }
@@ -47,25 +47,25 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
     return plain({**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts})
 
 
-def _whole(value: float) -> float | int:
+def _int_if_whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
 def finite(document: Mapping[str, Any]) -> dict[str, Any]:
     """`document` with None for numbers that are not finite, which JSON does not have, at all depths."""
-    return {key: _changed(value, lambda number: number) for key, value in document.items()}
+    return {key: _map_numbers(value, lambda number: number) for key, value in document.items()}
 
 
 def plain(document: Mapping[str, Any]) -> dict[str, Any]:
     """finite() with whole floats as ints."""
-    return {key: _changed(value, _whole) for key, value in document.items()}
+    return {key: _map_numbers(value, _int_if_whole) for key, value in document.items()}
 
 
-def _changed(value: Any, change: Callable[[float], float]) -> Any:
+def _map_numbers(value: Any, change: Callable[[float], float]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _changed(item, change) for key, item in value.items()}
+        return {key: _map_numbers(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_changed(item, change) for item in value]
+        return [_map_numbers(item, change) for item in value]
     if isinstance(value, float):
         return change(value) if isfinite(value) else None
     return value

@@ -47,12 +47,12 @@ def _expected(evaluation: Evaluation) -> dict[str, float | None]:
         return {}
     first, rest = evaluation.intervals
     steps, tokens = float(evaluation.bounds.steps), float(evaluation.bounds.tokens)
-    whole = first.join(rest, add)
+    total = first.join(rest, add)
     each = rest.map(lambda s: s / steps) if steps else None
-    found: dict[str, float | None] = {"expected_tokens_per_s": tokens / whole.numbers()[0]}
-    for name, interval in (("ttft", first), ("tpot", each), ("latency", whole)):
-        found |= {f"expected_{name}{end}_s": value for end, value in ends(interval).items()}
-    return found
+    values: dict[str, float | None] = {"expected_tokens_per_s": tokens / total.numbers()[0]}
+    for name, interval in (("ttft", first), ("tpot", each), ("latency", total)):
+        values |= {f"expected_{name}{end}_s": value for end, value in ends(interval).items()}
+    return values
 
 
 def ends(interval: Interval | None) -> dict[str, float | None]:

@@ -17,15 +17,17 @@ from ..variants.evaluation import Evaluation
 from ..workload import Workload
 from .generation import ends
 
-_TOLD: Final = 0.01  # share of the expected time from which operators without a measured kernel are named
-_NAMED: Final = 4
-_INNER: Final = ("workload", "advises")  # fields of a Phase that are not in its JSON
+_MIN_UNMODELLED_SHARE: Final = (
+    0.01  # share of the expected time from which operators without a measured kernel are named
+)
+_MAX_NAMES: Final = 4
+_NOT_IN_JSON: Final = ("workload", "compute_advice")  # fields of a Phase that are not in its JSON
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
 
 
 @frozen(kw_only=True)
 class PerCall:
-    """One launch of an operator."""
+    """Amounts of a single launch of an operator. [OPs], [B], [s]"""
 
     ops: float
     bytes: float
@@ -37,7 +39,7 @@ class PerCall:
 
 @frozen(kw_only=True)
 class OperatorResult:
-    """One operator of a phase. OPs, bytes and times are totals of its `repeat` launches; `per_call` is one launch.
+    """An operator of a phase. OPs, bytes and times are totals of its `repeat` launches; `per_call` is one launch.
 
     attainable_ops_per_s  OPs over the bound: min(peak, intensity x bandwidth) if one unit does all the OPs
     bound                 "memory", "compute" or "link"; `limited_by` names the resource
@@ -110,14 +112,14 @@ class Total:
 
 @frozen(kw_only=True)
 class Phase:
-    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len tokens.
+    """A forward pass: `batch` sequences of q_len new tokens that attend to kv_len tokens.
 
     Operators and totals are those of one device of `devices`, in all `stages` of a pipeline, for one micro-batch. The
     whole batch is `micro_batches` such passes and takes time_s (expected: expected_time_s), more than the sum over
     operators if stages wait.
 
     workload  one micro-batch on one device, as techniques change it
-    advises  computes `advice` on first use, as it takes about as long as the rest
+    compute_advice  computes `advice` on first use, as it takes about as long as the rest
     """
 
     devices: int
@@ -133,18 +135,18 @@ class Phase:
     operators: tuple[OperatorResult, ...] = field(repr=False)
     total: Total
     workload: Workload = field(repr=False, compare=False)
-    advises: Callable[[], str] = field(repr=False, compare=False)
+    compute_advice: Callable[[], str] = field(repr=False, compare=False)
 
     @cached_property
     def advice(self) -> str:
-        """What bounds the phase and what would make it faster, in one sentence."""
-        return self.advises()
+        """Sentence on the bound of the phase and the changes that lower it."""
+        return self.compute_advice()
 
     def to_dict(self) -> dict[str, Any]:
         """The phase as JSON."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _INNER}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_IN_JSON}
         parts = {"operators": tuple(map(asdict, self.operators)), "total": asdict(self.total)}
-        return {**own, **parts, "advice": self.advice}
+        return {**values, **parts, "advice": self.advice}
 
 
 @frozen(kw_only=True)
@@ -159,13 +161,15 @@ class Phases:
         return iter([(name, phase) for name, phase in named if phase])
 
 
-def phase(evaluation: Evaluation, name: str, advises: Callable[[], str]) -> Phase:
-    """The phase `name`, "prefill" or "decode"; `advises` computes its advice."""
+def phase(evaluation: Evaluation, name: str, compute_advice: Callable[[], str]) -> Phase:
+    """The phase `name`, "prefill" or "decode"; `compute_advice` computes its advice."""
     setting, workload = evaluation.setting, evaluation.workload(name)
     (sequences,) = workload.groups
-    estimate, found = evaluation.estimate(name), evaluation.operators_expected(name)
-    total = _total(estimate, found, bound_only_label(setting.why_bound_alone))
-    launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
+    estimate, expected_pass = evaluation.estimate(name), evaluation.operators_expected(name)
+    total = _total(estimate, expected_pass, bound_only_label(setting.why_bound_alone))
+    launches: Sequence[ExpectedLaunch | None] = (
+        expected_pass.launches if expected_pass else [None] * len(estimate.operators)
+    )
     expected = [*launches, *[None] * len(estimate.exposed)]  # expected launches wait for their own data
     return Phase(
         devices=setting.layout.devices,
@@ -173,26 +177,26 @@ def phase(evaluation: Evaluation, name: str, advises: Callable[[], str]) -> Phas
         batch=int(sequences.batch),
         micro_batches=int(setting.layout.parts(evaluation.batch)),
         time_s=float(evaluation.pass_s(name)),
-        **_expected(evaluation.expected_pass_s(name)),
+        **_interval_fields(evaluation.expected_pass_s(name)),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.rows, expected, strict=True)),
         total=total,
         workload=workload,
-        advises=advises,
+        compute_advice=compute_advice,
     )
 
 
-def _expected(whole: Interval | None) -> dict[str, Any]:
+def _interval_fields(interval: Interval | None) -> dict[str, Any]:
     """Expected times, by field name."""
-    return {f"expected{end or '_time'}_s": value for end, value in ends(whole).items()}
+    return {f"expected{end or '_time'}_s": value for end, value in ends(interval).items()}
 
 
-def _operator(row: OperatorEstimate, each: ExpectedLaunch | None, phase: Total) -> OperatorResult:
+def _operator(row: OperatorEstimate, launch: ExpectedLaunch | None, phase: Total) -> OperatorResult:
     n = row.repeat
     limiting = row.limiting
-    known = each if phase.expected_time_s is not None else None
-    high = float(n * known.high[0]) if known and known.modelled else None
+    expectation = launch if phase.expected_time_s is not None else None
+    high = float(n * expectation.high[0]) if expectation and expectation.modelled else None
     return OperatorResult(
         name=row.operator.name,
         kind=row.operator.kind,
@@ -207,11 +211,11 @@ def _operator(row: OperatorEstimate, each: ExpectedLaunch | None, phase: Total) 
         compute_dtype=row.compute.dtype,
         operand_dtype=row.wanted.dtype,
         bound_time_s=float(n * row.time_s),
-        expected_time_s=float(n * known.expected[0]) if known else None,
-        expected_low_s=float(n * known.low[0]) if known else None,
+        expected_time_s=float(n * expectation.expected[0]) if expectation else None,
+        expected_low_s=float(n * expectation.low[0]) if expectation else None,
         expected_high_s=high,
-        expectation_source=each.source if each else phase.expectation_source,
-        regime=_regime(row, known) if known else None,
+        expectation_source=launch.source if launch else phase.expectation_source,
+        regime=_regime(row, expectation) if expectation else None,
         share=float(n * row.time_s / phase.bound_time_s),
         per_call=PerCall(**{f: float(getattr(row, f)) for f in _SUMS}, bound_time_s=float(row.time_s)),
     )
@@ -223,12 +227,14 @@ def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
     return "link" if row.unprefetched_s > row.time_s else str(row.limiting.bound)
 
 
-def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Total:
+def _total(estimate: Estimate, expected_pass: ExpectedPass | None, why_not: str) -> Total:
     """`why_not`: the source if there are no expected times."""
     by_bound = estimate.waits_s
     by_regime: dict[str, float] = {}
-    known = found if found and found.modelled else None
-    for row, each in zip(estimate.operators, known.launches if known else (), strict=known is not None):
+    modelled_pass = expected_pass if expected_pass and expected_pass.modelled else None
+    for row, each in zip(
+        estimate.operators, modelled_pass.launches if modelled_pass else (), strict=modelled_pass is not None
+    ):
         regime = _regime(row, each)
         by_regime[regime] = by_regime.get(regime, 0.0) + float(row.repeat * each.expected[0])
     sums = {field: float(estimate.sum(field)) for field in _SUMS}
@@ -239,27 +245,29 @@ def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Tota
         attainable_ops_per_s=sums["ops"] / time_s,
         bound=max(by_bound, key=by_bound.__getitem__),
         bound_time_s=time_s,
-        **_expected(known.total if known else None),
-        expectation_source=found.source if found else why_not,
-        expectation_sources=found.sources if found else {why_not: 1.0},
-        unmodelled_share=float(known.unmodelled_share[0]) if known else None,
-        host_s=float(np.sum(known.total.expected) - np.sum(known.kernels.expected)) if known else None,
+        **_interval_fields(modelled_pass.total if modelled_pass else None),
+        expectation_source=expected_pass.source if expected_pass else why_not,
+        expectation_sources=expected_pass.sources if expected_pass else {why_not: 1.0},
+        unmodelled_share=float(modelled_pass.unmodelled_share[0]) if modelled_pass else None,
+        host_s=float(np.sum(modelled_pass.total.expected) - np.sum(modelled_pass.kernels.expected))
+        if modelled_pass
+        else None,
         time_by_bound_s=by_bound,
         time_by_regime_s=by_regime,
     )
 
 
-def unmodelled(phases: Phases) -> Iterator[str]:
+def unmodelled_notes(phases: Phases) -> Iterator[str]:
     """Notes on operators of which only the bound is known, if they matter."""
     for name, phase in phases:
         total = phase.total
         if total.expected_time_s is None:
-            yield f"no expected times, only bounds: {bound_only_reason(total.expectation_source)}"
+            yield f"bounds only: {bound_only_reason(total.expectation_source)}"
             return
-        if total.unmodelled_share and total.unmodelled_share > _TOLD:
-            alone = dict.fromkeys(op.name for op in phase.operators if op.expected_high_s is None)
-            more = ", ..." if len(alone) > _NAMED else ""
-            names = f"{', '.join(list(alone)[:_NAMED])}{more}"
+        if total.unmodelled_share and total.unmodelled_share > _MIN_UNMODELLED_SHARE:
+            bound_only = dict.fromkeys(op.name for op in phase.operators if op.expected_high_s is None)
+            ellipsis = ", ..." if len(bound_only) > _MAX_NAMES else ""
+            names = f"{', '.join(list(bound_only)[:_MAX_NAMES])}{ellipsis}"
             yield (
-                f"{total.unmodelled_share:.0%} of the expected {name} time is bounds: no kernel of {names} was measured"
+                f"{total.unmodelled_share:.0%} of the expected {name} time is bounds: no measured kernel for {names}"
             )

@@ -1,4 +1,4 @@
-"""The command line. What is heavy is imported by the command that needs it."""
+"""The command line. Heavy modules are imported by the commands that need them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,18 @@ _COMMANDS = {  # module of this package and summary, which the command's docstri
     "web": ("web", "Open the dashboard in a browser."),
 }
 
-_GC_THRESHOLD = 100_000  # objects made before garbage is looked for, of which there is hardly any: an eighth of a plan
+# Allocations per garbage collection: there is hardly any garbage, and the default takes an eighth of a plan.
+_GC_THRESHOLD = 100_000
 _MATRIX_COMMANDS = {
     "calibrate",
     "measure",
-}  # commands with matrix products; in others numpy's threads only spin at its start
-_SUBJECT_OPTIONS = ("--model", "--hardware")  # options that are arguments of other commands
-_ARITHMETIC = "llmviewer|numpy"  # modules whose warnings are of arithmetic
+}  # commands with matrix products; in others, numpy's threads only spin at start-up
+_SUBJECT_OPTIONS = ("--model", "--hardware")  # options that are positional arguments of other commands
+_ARITHMETIC = "llmviewer|numpy"  # modules whose warnings concern arithmetic
+_SUBJECTS = {"--device": "hardware", "--gpu": "hardware", "--hardware": "hardware", "--model": "model"}
 _HELP = "`llmviewer --help` and `llmviewer COMMAND --help` list all."
-_LISTING_COMMANDS = {"model": "models", "hardware": "hardware"}  # commands with what an argument can be
-_EQUIVALENT_OPTIONS = {  # options that other tools have, and what they are here
+_LISTING_COMMANDS = {"model": "models", "hardware": "hardware"}  # commands that list the values of an argument
+_EQUIVALENT_OPTIONS = {  # options of other tools: the equivalent here
     "--concurrency": "--batch", "--context": "--kv-len", "--context-length": "--kv-len",
     "--data-parallel-size": "--dp", "--devices": "--tp", "--dp-size": "--dp", "--dtype": "--quant", "--ep-size": "--ep",
     "--gpus": "--tp", "--input-len": "--prompt", "--isl": "--prompt", "--kv-cache-dtype": "--quant",
@@ -99,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_error(message: str) -> int:
-    """Prints the one line that says why an input is refused; returns the exit code."""
+    """Prints an error as one line; returns the exit code."""
     click.echo(f"llmviewer: {shortened(' '.join(message.split()))}", err=True)
     return 2
 
@@ -112,19 +114,31 @@ class _Closed(io.TextIOBase):
 
 
 def _usage_error(error: click.ClickException) -> str:
-    """What is wrong with how a command is called, and what to give in its place."""
+    """Describes a usage error, and what to give instead."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context:
         equivalent = _EQUIVALENT_OPTIONS.get(error.option_name)
-        if any(equivalent in one.opts for one in context.command.params):
+        if any(equivalent in parameter.opts for parameter in context.command.params):
             return f"No such option '{error.option_name}'. Here it is {equivalent}."
+        name = _SUBJECTS.get(error.option_name, "")
+        subject = next((parameter for parameter in context.command.params if parameter.name == name), None)
+        if subject:
+            return f"No such option '{error.option_name}'. {_describe_place(subject, context)}"
     if isinstance(error, click.MissingParameter) and context and error.param:
         return f"{context.info_name} needs {_describe_missing(error.param, context)}"
     return message if "Did you mean" in message or not message.startswith("No such") else f"{message} {_HELP}"
 
 
+def _describe_place(subject: click.Parameter, context: click.Context) -> str:
+    """Describes how a command takes a model or a device: as an option, or as a positional argument."""
+    if isinstance(subject, click.Option):
+        return f"Here it is {max(subject.opts, key=len)}."
+    _, *words = context.command.collect_usage_pieces(context)
+    return f"Here it is the argument {subject.human_readable_name}: {context.command_path} {' '.join(words)}"
+
+
 def _describe_missing(parameter: click.Parameter, context: click.Context) -> str:
-    """What is missing, where it stands, and what can be given."""
+    """Describes a missing parameter: its place, and where its values are listed."""
     if isinstance(parameter, click.Option):
         return f"{max(parameter.opts, key=len)} {parameter.metavar}: {parameter.help}"
     _, *words = context.command.collect_usage_pieces(context)
@@ -135,7 +149,7 @@ def _describe_missing(parameter: click.Parameter, context: click.Context) -> str
 
 
 def _with_option_names(error: InputError, arguments: Sequence[str]) -> str:
-    """What is wrong, by the names that options have."""
+    """The text of an error with the names of options instead of Python arguments."""
     name, *_ = (*arguments, "")
     command = cli.get_command(click.Context(cli), name)
     from .options import with_option_names
@@ -144,10 +158,7 @@ def _with_option_names(error: InputError, arguments: Sequence[str]) -> str:
 
 
 class _Commands(click.Group):
-    """Commands whose options are given once, but for those that take several values, and whose words have a place.
-
-    A command is imported when it is asked for.
-    """
+    """Commands, imported when used, that refuse repeated options and misplaced arguments."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_COMMANDS)
@@ -178,7 +189,7 @@ class _Commands(click.Group):
 
 
 def _check(command: click.Command, context: click.Context, arguments: list[str]) -> None:
-    """Raises InputError where an option is there twice, and where a word stands alone that an option takes."""
+    """Raises InputError for an option given twice, and for a positional argument that must be an option."""
     values, words, order = command.make_parser(context).parse_args(list(arguments))
     for parameter, times in Counter(order).items():
         if times > 1 and isinstance(parameter, click.Option) and not (parameter.multiple or parameter.is_flag):
@@ -197,7 +208,7 @@ def _check(command: click.Command, context: click.Context, arguments: list[str])
 
 
 def _command_for_several(command: str, model: str, devices: Sequence[str]) -> str:
-    """What to do instead of giving several devices to a command that takes one."""
+    """Names the command that takes several devices."""
     device_list = ",".join(devices)
     alternative = {
         "analyze": ("compare", model, *devices),

@@ -1,4 +1,4 @@
-"""`llmviewer docs`: the pages of the documentation, which errors name and every installation has."""
+"""`llmviewer docs`: the pages of the documentation, which ship with every installation."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..documents import Section
     from ..parallel.layout import Layout
 
-SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
-_MAX_DEGREES: Final = 64  # degrees of one kind that are compared at once
+SIDES: Final = ("prefill", "decode")
+_MAX_DEGREES: Final = 64  # values of one degree of parallelism that are compared at once
 _NOT_IN_SCENARIOS: Final = ("output", "help", "scenario")  # options that a scenario does not set
-_CLICK_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # how values are read that are neither text nor numbers
+_CLICK_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # of options whose values are neither text nor numbers
     "quant": {"callback": shared.precision},
     "offload": {"callback": shared.nonempty},
     "profiles": {"type": shared.PATH},
@@ -38,7 +38,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def declared_options(options: type, **changes: Mapping[str, Any]) -> Callable[[_F], _F]:
-    """A decorator that adds the options of a TypedDict, which the command gets as one argument `options`.
+    """Adds the options of a TypedDict, which the command gets as one argument `options`.
 
     changes  arguments of click by the name of an option, in place of those made from its declaration
     """
@@ -74,7 +74,7 @@ def option(name: str, hint: Any, **changes: Any) -> Callable[[_F], _F]:
 
 
 def layouts(command: _F) -> _F:
-    """Options of layouts, which the command gets as a list of all combinations of the degrees given."""
+    """Adds options of layouts, which the command gets as a list of all combinations of the degrees."""
     degrees = DegreeOptions.__annotations__
     layout_options = {
         name: hint for name, hint in LayoutOptions.__annotations__.items() if name not in (*degrees, "layout")
@@ -112,7 +112,7 @@ def _layout_combinations(values: Mapping[str, Any]) -> list[Layout]:
 
 
 def disaggregation(command: _F) -> _F:
-    """Devices and layouts of prefill and decode apart, which the command gets as `sides`, empty where none is given."""
+    """Adds options of separate prefill and decode workers, which the command gets as `sides`."""
 
     @functools.wraps(command)
     def with_sides(*arguments: Any, **options: Any) -> object:
@@ -122,30 +122,30 @@ def disaggregation(command: _F) -> _F:
         if sides and not sides.keys() & set(names):
             option = next(iter(sides)).replace("_", "-")
             raise InputError(
-                f"--{option} is between two kinds of devices; give --prefill-hardware or --decode-hardware"
+                f"--{option} needs separate prefill and decode workers; give --prefill-hardware or --decode-hardware"
             )
         return command(*arguments, sides=sides, **options)
 
     options = [
-        click.option(f"--{side}-{field}", metavar=metavar, help=f"{about} {does}.")
-        for side, does in SIDES.items()
-        for field, metavar, about in (
-            ("hardware", "HARDWARE", "In place of HARDWARE, the devices that"),
-            ("layout", "DEGREES", "A layout, such as 'tp=4 pp=2', of the devices that"),
+        click.option(f"--{side}-{field}", metavar=metavar, help=help_text.format(side))
+        for side in SIDES
+        for field, metavar, help_text in (
+            ("hardware", "HARDWARE", "Device of {} workers, if not HARDWARE."),
+            ("layout", "DEGREES", "Layout of a {} worker, such as 'tp=4 pp=2'."),
         )
     ]
     options.append(
         click.option(
             "--kv-transfer",
             metavar="after|overlapped",
-            help="When the KV cache goes to the devices that decode: after the prefill, or layer by layer during it.",
+            help="KV-cache transfer to decode workers: after the prefill, or layer by layer during it.",
         )
     )
     options.append(
         click.option(
             "--kv-link",
             metavar="scale-out|scale-up",
-            help="Over which links: between nodes (of a host where there are none), or within a domain of both.",
+            help="Links of the KV-cache transfer: between nodes (else host links), or within a scale-up domain.",
         )
     )
     return shared.add_options(cast("_F", with_sides), *options)
@@ -162,7 +162,7 @@ scenario = click.option(
 
 
 def _load_scenario(context: click.Context, value: str | None) -> None:
-    """Takes the file's values as the defaults of the command."""
+    """Makes the file's values the defaults of the command."""
     if value is None:
         return
     from ..documents import read_yaml
@@ -205,6 +205,6 @@ def _check_no_code(file: Section, key: str, values: Iterable[object]) -> None:
 
 
 def _convert(value: object, parameter: click.Parameter) -> object:
-    """A value of a file, read as text that is typed: click would make a 2 of the number 2.9."""
+    """Converts a value of a file as if it was typed: click would truncate the number 2.9 to 2."""
     text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
     return parameter.type(text, parameter)

@@ -1,4 +1,4 @@
-"""`llmviewer models` and `llmviewer hardware`: what ships, and what a file of the user's says."""
+"""`llmviewer models` and `llmviewer hardware`: shipped models and devices, and files of the user."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def models(
         return
     if graph or form in ("dot", "mermaid"):
         if not name:
-            raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
+            raise InputError("--graph needs one model: give its name, such as `llmviewer models gpt2 --graph`")
         from ..model_files import load_model
         from ..reports.graph import render
 
@@ -86,7 +86,7 @@ def models(
 
 @click.command()
 @click.argument("name", required=False, callback=shared.nonempty)
-@click.option("--check", is_flag=True, help="Check whether the numbers of NAME, or of every device, fit together.")
+@click.option("--check", is_flag=True, help="Check the numbers of NAME, or of every device, for consistency.")
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
 @shared.hardware_path
 @shared.report_format(
@@ -97,8 +97,8 @@ def models(
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
     """List devices, or show every number of one with its source.
 
-    NAME is the name of a device, or the path of a YAML file; or a maker, an architecture, or a part of the names of
-    several devices, such as rtx.
+    NAME is the name of a device, or the path of a YAML file; or a vendor, an architecture, or a part of the names
+    of several devices, such as rtx.
     """
     from ..devices.files import hardware_yaml, load_hardware
     from ..devices.index import device_rows
@@ -118,7 +118,7 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
         return
     if form == "yaml":
         if name is None:
-            raise InputError("--format yaml is of one device; give its NAME")
+            raise InputError("--format yaml needs one device; give its NAME")
         shared.emit(hardware_yaml(name, output.stem if output else ""), output)
         return
     matches = _find(name, load_hardware, device_rows, names)
@@ -147,7 +147,7 @@ def _hardware_text(matches: Hardware | list[DeviceRow], width: int) -> str:
 
 
 def _add(source: str | None, name: str, parameters: int | None, *, repository: str, title: str) -> None:
-    """Adds a model to those that ship."""
+    """Adds a model to the shipped ones."""
     if not source or not parameters:
         raise InputError("--add needs a config.json or org/name, and the published number of --parameters; "
                          f"such as `llmviewer models config.json --add {name} --parameters 8030261248`")  # fmt: skip
@@ -173,7 +173,7 @@ def _facts(model: Model) -> ModelFacts:
 def _find(
     name: str | None, load: Callable[[str], T], every: Callable[[], list[S]], names: Callable[[S], Sequence[str]]
 ) -> T | list[S]:
-    """What `name` stands for; else of `every` those that have it in one of their `names`; without a name, all."""
+    """Loads `name`; else lists the entries of `every` with it in one of their `names`; without a name, all."""
     if not name:
         return every()
     try:
@@ -192,7 +192,7 @@ def _hyphened(name: str) -> str:
 
 
 def _check(devices: Sequence[Hardware]) -> None:
-    """A line for each violation, and one for a device without; at the end, if all is well, what was checked."""
+    """Prints violations, or ok, for each device, and the checks at the end if all pass."""
     from ..devices.checks import CHECKS, clashes, violations
     from ..devices.files import hardware_aliases
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their reports are written."""
+"""Options that several commands share, and output of reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from ..reports.report import Report, Result
 
-AS_NAMED: Final = "If not given: text, or as the name of the output file ends"  # help of a --format
-MAX: Final = "max"  # in place of a number: the most there is
+AS_NAMED: Final = "Default: text, or by the suffix of the output file"  # help of a --format
+MAX: Final = "max"  # in place of a number: the largest possible
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 
@@ -34,7 +34,7 @@ _V = TypeVar("_V", str | None, tuple[str, ...])
 
 
 class WholeNumber(click.types.IntParamType):
-    """A whole number, from `least` to `most`; where several are given, the error says which command takes them."""
+    """Whole numbers from `minimum` to `maximum`; the error for a list names the command that takes one."""
 
     def __init__(self, minimum: int | None = None, maximum: int | None = None) -> None:
         self.minimum, self.maximum = minimum, maximum
@@ -52,7 +52,7 @@ class WholeNumber(click.types.IntParamType):
 
 
 class _Number(click.types.FloatParamType):
-    """A number."""
+    """Finite numbers."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -65,7 +65,7 @@ class _Number(click.types.FloatParamType):
 
 
 class _Path(click.Path):
-    """A path that is not empty, which would be the folder that one is in."""
+    """Paths that are not empty; an empty one would be the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -78,7 +78,7 @@ class _Path(click.Path):
 
 
 def _sweep_hint(parameter: click.Parameter | None, value: str) -> str:
-    """How to give several values of what a sweep can go over; nothing where `value` is one."""
+    """Hint at `llmviewer sweep` if `value` lists several values of a sweep axis; else ""."""
     from ..parameters import DEGREES
     from ..sweeping.axes import NUMBERS
 
@@ -96,7 +96,7 @@ PATH: Final = _Path()
 
 
 def _set_hardware_path(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Sets the variable for as long as the command runs, so that all that loads devices sees the folder."""
+    """Sets the variable while the command runs, as every loader of devices reads it."""
     if value is not None:
         before = os.environ.get(PATH_VARIABLE)
         os.environ[PATH_VARIABLE] = value
@@ -127,7 +127,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: object) 
 
 
 def or_max(number: Callable[[str], float], requirement: str) -> Callable[..., Any]:
-    """A callback that reads a number, or max, with what it `must` be."""
+    """A callback that parses a number or max; errors state the `requirement`."""
 
     def read(context: click.Context, parameter: click.Parameter, value: object) -> float | str | None:
         if value is None or value == MAX:
@@ -142,7 +142,7 @@ def or_max(number: Callable[[str], float], requirement: str) -> Callable[..., An
 
 
 def number(name: str, help_text: str, *, default: int | None = None) -> Callable[[_F], _F]:
-    """A whole number, with its help."""
+    """An option whose value is a whole number."""
     return click.option(name, type=WHOLE_NUMBER, default=default, show_default=default is not None, help=help_text)
 
 
@@ -157,12 +157,12 @@ def choice(
 
 
 def report_format(formats: Sequence[str], *, help_prefix: str = "") -> Callable[[_F], _F]:
-    """How a report is written, if not as the name of its file ends; `told` comes before that in its help."""
+    """The option --format; `help_prefix` precedes the rule for its default."""
     return click.option("--format", "form", type=click.Choice(formats), help=f"{help_prefix}{AS_NAMED}.")
 
 
 def latency_target(name: str, help_text: str, *, default: float | None = None) -> Callable[[_F], _F]:
-    """A time that answers are held to, with its help."""
+    """An option whose value is a limit on a time. [s]"""
     return click.option(
         name, metavar="SECONDS", type=click.UNPROCESSED, callback=_seconds, default=default, help=help_text
     )  # fmt: skip
@@ -181,19 +181,19 @@ depreciation = click.option(
     "years",
     metavar="YEARS",
     type=NUMBER,
-    help="Spread the purchase price over so many years of uninterrupted use. If not given, only cloud prices count.",
+    help="Years of continuous use over which the purchase price is spread; if not given, only cloud prices count.",
 )
 
 
 def add_options(command: _F, *options: Callable[[_F], _F]) -> _F:
-    """`command` with options, in the order in which its help has them."""
+    """Adds options to `command`, in the order of its help."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
 def report_options(command: _F) -> _F:
-    """The options of reports that can be a folder of files."""
+    """Adds the options of reports that can be a folder of files."""
     return add_options(
         command,
         report_format(FORMATS),
@@ -208,19 +208,20 @@ def report_options(command: _F) -> _F:
 
 
 def output(*, subject: str) -> Callable[[_F], _F]:
+    """The option --output for a single file."""
     return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {subject} to a file.")
 
 
 def check_output(form: str | None, output: Path | None) -> None:
-    """Raises InputError where a report cannot be written so, before anything is worked out for it."""
+    """Raises InputError if format and output contradict each other, before anything is computed."""
     if output and (output.suffix or form) and not output.is_dir():
         form_of(form, output)
 
 
 def form_of(form: str | None, output: Path | None, suffixes: Mapping[str, str] = SUFFIXES) -> str:
-    """The format asked for: as --format or the end of the file's name says; text where neither does.
+    """The output format: of --format, else of the file's suffix, else text.
 
-    Raises InputError where they contradict each other, or the name says nothing.
+    Raises InputError if they contradict each other, or the suffix is unknown.
     """
     ending = output.suffix.lower() if output else ""
     form_by_suffix = suffixes.get(ending)
@@ -232,7 +233,7 @@ def form_of(form: str | None, output: Path | None, suffixes: Mapping[str, str] =
 
 
 def nonempty(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
-    """The value, or values, of an option or argument that must not be empty where it is there."""
+    """Checks that an option or argument, if given, is not empty."""
     if value is None or context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT:
         return value
     texts = value if isinstance(value, tuple) else (value,)
@@ -242,11 +243,12 @@ def nonempty(context: click.Context, parameter: click.Parameter, value: _V) -> _
 
 
 def quants(help_text: str) -> Callable[[_F], _F]:
+    """The option --quant, which may be repeated."""
     return click.option("--quant", "quants", metavar="SCHEME", multiple=True, callback=nonempty, help=help_text)
 
 
 def precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The value of --quant; None where it is left to the model, also by name."""
+    """The value of --quant; None for the precision of the model, also if given by name."""
     scheme = nonempty(context, parameter, value)
     if scheme is None:
         return None
@@ -256,7 +258,7 @@ def precision(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 def with_option_names(message: str, command: click.Command, arguments: Sequence[str]) -> str:
-    """`message`, with the option as typed in place of its name in Python; if not typed, where that is another."""
+    """Replaces the Python name of an option at the start of `message` by the option as typed, or as declared."""
     argument_names = [argument.partition("=")[0] for argument in arguments]
     for parameter in command.params:
         typed_option = next((name for name in argument_names if name in parameter.opts), "")
@@ -267,7 +269,7 @@ def with_option_names(message: str, command: click.Command, arguments: Sequence[
 
 
 def emit_report(report: Report[_R], result: _R, form: str | None, output: Path | None) -> None:
-    """Writes the report on `result`: to the screen, a file, or a folder of files named after the report."""
+    """Writes the report on `result` to standard output, a file, or a folder of files named after the report."""
     from ..writing import write_text
 
     if output and not form and (output.is_dir() or not output.suffix):
@@ -291,22 +293,22 @@ def _make_folder(folder: Path) -> None:
 
 
 def shows_colors() -> bool:
-    """Whether standard output is a terminal that shows colours, which NO_COLOR (https://no-color.org) forbids."""
+    """Whether standard output is a terminal that shows colors; NO_COLOR (https://no-color.org) disables them."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_columns() -> int:
-    """Columns of the terminal, or of what the environment says is in its place; 0 where there is neither."""
+    """Columns of the terminal, or of the variable COLUMNS; 0 without either."""
     return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
 
 
 def width(output: Path | None = None) -> int:
-    """Columns for the words of a text: 80, or on a terminal that has fewer as many as it has, 40 at least."""
+    """Columns for the words of a text: 80, or those of a narrower terminal, at least 40."""
     return max(min(terminal_columns() or _WIDTH, _WIDTH), _NARROW) if output is None else _WIDTH
 
 
 def emit(text: str, output: Path | None) -> None:
-    """To the screen, or to a file."""
+    """Writes `text` to standard output or to a file."""
     if output is None:
         click.echo(text, nl=False, color=True)
         return

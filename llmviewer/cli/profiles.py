@@ -1,4 +1,4 @@
-"""`llmviewer profiles`: which kernels were measured and fitted, and how far off they were where they were not."""
+"""`llmviewer profiles`: measured kernel libraries, and the errors of their fits on held-out shapes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _LEFT_ALIGNED: Final = (0, 1, 2, 3)
 def profiles(name: str | None, form: str) -> None:
     """List measured kernel libraries and their errors.
 
-    Of all profiles, or those of NAME, a device or a library. Each line is of the kernels of a library on a device, by
-    family and data type: how many measurements they were fitted to, and how far off the expected time is on shapes that
-    were held out of the fit, of all kernels and of those under 20 us. A data type such as bf16/fp8 is that of the
-    queries and that of the cache.
+    Lists all fits, or those of NAME, a device or a library, by family and data type. rows: measurements of the fit;
+    off: mean error of expected times on held-out shapes; <20us: that of kernels under 20 us. bf16/fp8: data types of
+    queries and KV cache.
     """
     from ..devices.files import hardware_names, load_hardware
     from ..expectation.profile import profiles as every
@@ -88,7 +87,7 @@ def _document(profile: Profile, fit: KernelFit) -> dict[str, Any]:
 
 
 def _table(fits: list[tuple[Profile, KernelFit]]) -> str:
-    """A line for each family and data type, that of a cache behind it: of the kernel with most rows."""
+    """Lines by family and data type, of the kernel with most rows; the data type of a KV cache comes second."""
     from ..reports.columns import columns
 
     best: dict[tuple[str, ...], KernelFit] = {}

@@ -1,4 +1,4 @@
-"""How far something is, said on stderr."""
+"""Progress of long commands, on standard error."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import click
 
 from ..units import counted
 
-_LINE_INTERVAL_S: Final = 10  # between two lines where there is no terminal
+_LINE_INTERVAL_S: Final = 10  # between two lines without a terminal
 _FIRST_LINE_S: Final = 2  # before the first line of progress
 
 _T = TypeVar("_T")
 
 
 def rewritable() -> bool:
-    """Whether standard error is a terminal on which a line can be written over."""
+    """Whether standard error is a terminal whose lines can be rewritten."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Ticker:
-    """A line over and over on a terminal, else one every ten seconds, the last of them when it was `told`. [s]"""
+    """Progress lines, rewritten on a terminal, else one every ten seconds; the last was due at `last_line_s`. [s]"""
 
     def __init__(self) -> None:
         self.live = rewritable()
         self.last_line_s = time.monotonic()
 
     def due(self) -> bool:
-        """Whether another is to be said now."""
+        """Whether another line is due; notes its time."""
         now = time.monotonic()
         if not self.live and now - self.last_line_s < _LINE_INTERVAL_S:
             return False
@@ -39,12 +39,12 @@ class Ticker:
         return True
 
     def print(self, line: str, *, last: bool = False) -> None:
-        """`line` in place of that before, where there is a terminal."""
+        """Prints `line`, on a terminal in place of the one before."""
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=last or not self.live)
 
 
 def with_progress(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
-    """Wraps `run`, which may take minutes: after some seconds, standard error shows how much of it is done."""
+    """Wraps `run`, which may take minutes: after some seconds, standard error shows its progress."""
     ticker = Ticker()
     start_s, printed_line = time.monotonic(), False
 
@@ -65,7 +65,7 @@ def with_progress(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
 
 
 def with_progress_bar(label: str, run: Callable[..., _T]) -> _T:
-    """What `run` finds; on a terminal a bar says how far it is."""
+    """Calls `run`, on a terminal with a progress bar."""
     if not rewritable():
         return run()
     with click.progressbar(length=1, label=label, file=sys.stderr) as bar:

@@ -1,4 +1,4 @@
-"""`llmviewer sweep`: many settings at once, to a file or to shards in a folder."""
+"""`llmviewer sweep`: many settings, to a file or to shards in a folder."""
 
 from __future__ import annotations
 
@@ -45,20 +45,18 @@ _PROGRESS_BAR_POINTS: Final = 200_000  # points of a sweep that take long enough
     callback=shared.nonempty,
     help="Write the points to a file (.csv or .parquet), or shards to a folder.",
 )
-@click.option("--workers", type=shared.WholeNumber(1), help="Processes that fill the folder.")
-@click.option("--shard", metavar="I/N", help="Fill only every N-th shard of the folder, from the I-th on.")
+@click.option("--workers", type=shared.WholeNumber(1), help="Processes that write shards.")
+@click.option("--shard", metavar="I/N", help="Write only every N-th shard, from the I-th on.")
 @click.option(
     "--dask",
     metavar="ADDRESS",
     callback=shared.nonempty,
-    help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.",
+    help="Write shards on a Dask cluster, such as tcp://HOST:8786.",
 )
-@click.option("--shard-points", type=shared.WholeNumber(1), help="The most points of a shard; a million if not given.")
-@click.option("--summary", type=shared.PATH, metavar="DIR", help="Tell what the sweep in a folder found.")
-@click.option(
-    "--by", metavar="AXES", default="model", show_default=True, help="Axes whose values a summary keeps apart."
-)
-@shared.report_format(tuple(_SUMMARIES.values()), help_prefix="Of a summary. ")
+@click.option("--shard-points", type=shared.WholeNumber(1), help="Maximum points per shard; a million if not given.")
+@click.option("--summary", type=shared.PATH, metavar="DIR", help="Summarize the sweep in a folder.")
+@click.option("--by", metavar="AXES", default="model", show_default=True, help="Axes that a summary groups by.")
+@shared.report_format(tuple(_SUMMARIES.values()), help_prefix="Format of a summary. ")
 def sweep(
     *,
     model: str | None,
@@ -73,14 +71,16 @@ def sweep(
 ) -> None:
     """Compute a row for every combination of the values of --over.
 
-    With -o DIR/, MODEL and HARDWARE may be several, as in llama-3-8b,qwen3* or all, and the points are written as
-    shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.
+    With -o DIR/, MODEL and HARDWARE may be lists (llama-3-8b,qwen3*) or all, and points are written as shards; the same
+    command resumes an interrupted sweep. --summary DIR then ranks the points.
     """
     if summary:
         _summarize(summary, model, by, form, Path(output) if output else None, expected=options["expected"])
         return
     if form:
-        raise InputError("--format is of a --summary; points are written as the name after -o ends, or as CSV")
+        raise InputError(
+            "--format applies to --summary; points are written by the suffix of the output file, or as CSV"
+        )
     if model is None or hardware is None:
         raise InputError(
             f"sweep needs {'MODEL' if model is None else 'HARDWARE'}: llmviewer sweep MODEL HARDWARE --over AXIS=VALUES"
@@ -92,7 +92,7 @@ def sweep(
         raise InputError("sweep needs --over AXIS=VALUES, such as --over batch=1..256*2")
     for text in (model, hardware):
         if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
-            raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
+            raise InputError(f"{text}: several models or devices need a folder; give one with -o DIR/")
     from ..sweeping.axes import parse_axis
 
     axes = _unique_axes(map(parse_axis, over), over)
@@ -142,7 +142,7 @@ def _write_shards(
     dask: str | None,
     shard_points: int | None,
 ) -> None:
-    """Works out shards of a sweep."""
+    """Computes and writes shards of a sweep."""
     from ..devices.files import hardware_names
     from ..model_files import model_names
     from ..parallel.layout import ALONE, parse_layout
@@ -152,7 +152,7 @@ def _write_shards(
     from ..sweeping.shards import run
 
     if output is None:
-        raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")
+        raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask write to")
     if workers and dask:
         raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
     layout, offload = layout_of(sweep_options), str(offload_of(sweep_options))
@@ -181,7 +181,7 @@ def _write_shards(
     try:
         run(folder, design, workers=workers or 1, shard=shard_slice, dask=dask, progress=sweep_progress, notice=_notice)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"finished shards are in {folder}; the same command goes on from there") from None
+        raise KeyboardInterrupt(f"finished shards are in {folder}; the same command resumes") from None
     shards = len(range(shard_slice[0] - 1, design.shards, shard_slice[1]))
     click.echo(f"{folder}: {counted(sweep_progress.points, 'point')} in {counted(shards, 'shard')}", err=True)
 
@@ -193,8 +193,8 @@ def _notice(line: str) -> None:
 def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The axes of --over.
 
-    Raises InputError where one is there twice, or an option says what one of them does, unless it is one of a scenario
-    and --over comes before that.
+    Raises InputError if one is given twice, or an option sets the same, unless a scenario sets it, which --over
+    overrides.
     """
     from ..sweeping.axes import laid_out
 
@@ -206,12 +206,12 @@ def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str
         for name in DEGREES if axis in ("layout", *DEGREES) else (axis,):
             if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, axes_source):
                 option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")
+                raise InputError(f"{option}: the axis {axis} of --over sets it too; give one of them")
     return laid_out(axes)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    """Read "3/40"."""
+    """Parses "3/40" as (3, 40)."""
     i, _, n = text.partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
         raise InputError(f"--shard must be I/N with I from 1 to N, such as 3/40; got {text!r}")
@@ -219,7 +219,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 class _SweepProgress:
-    """Says how far a sweep is, and how long it will take."""
+    """Prints the progress of a sweep, and the remaining time."""
 
     def __init__(self) -> None:
         self.points = self.first = 0
@@ -246,7 +246,7 @@ def _summarize(
     from ..sweeping.summary import summarize
 
     if model:
-        raise InputError(f"--summary is of what a folder holds; leave out {model}")
+        raise InputError(f"--summary reads a folder; leave out {model}")
     axes = [axis.strip() for axis in axis_list.split(",") if axis.strip()]
     form = shared.form_of(form, output, _SUMMARIES)
     shared.emit(render(summarize(folder, axes, expected=expected), form, shared.width(output)), output)

@@ -1,4 +1,4 @@
-"""`llmviewer techniques`: what can be switched on."""
+"""`llmviewer techniques`: techniques for --with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmviewer timeline`: what a profiler recorded, beside the bound and what is expected."""
+"""`llmviewer timeline`: a profiler trace, compared with bounds and expected times."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 @click.argument("model")
 @click.argument("hardware")
 @shared.number(
-    "--batch", "Sequences at a time, when it was recorded; if not given, as the engine named the passes.", default=1
+    "--batch", "Sequences per batch in the recording; if not given, from the engine's pass names.", default=1
 )
-@shared.number("--prompt", "Tokens of each prompt; if not given, as the engine named the passes.", default=1024)
+@shared.number("--prompt", "Prompt tokens per sequence; if not given, from the engine's pass names.", default=1024)
 @shared.number(
     "--kv-len",
-    "Tokens that decode steps attend to, on average; if not given, as the engine named the passes, else --prompt + 1.",
+    "Mean context of decode steps; if not given, from the engine's pass names, else --prompt + 1.",
 )
 @shared.choice(
     "--phase",
     choices=("decode", "prefill"),
-    help_text="Where passes of both kinds were recorded: decode, those of which there are most; prefill, the longest.",
+    help_text="Passes to compare, if both were recorded: decode: the most frequent; prefill: the longest.",
     default="decode",
 )
-@shared.number("--passes", "Passes of the model in the file; if not given, counted by its layers.")
-@shared.number("--stage", "Of a pipeline (--pp), that whose device was recorded; the first is 1.")
+@shared.number("--passes", "Forward passes in the file; if not given, counted by the layers of the model.")
+@shared.number("--stage", "Pipeline stage (--pp) of the recorded device; the first is 1.")
 @click.option(
     "--max-bytes",
     metavar="SIZE",
@@ -60,7 +60,7 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     "--against",
     type=shared.PATH,
     metavar="FILE",
-    help="A second recording of MODEL, compared with the first part by part: after a change, or on another device.",
+    help="A second recording of MODEL, after a change or on another device, to compare with the first.",
 )
 @click.option("--against-hardware", metavar="HARDWARE", help="Device of the second recording, if it is another one.")
 @click.option("--against-quant", metavar="SCHEME", help="Precision of the second recording, if it is another one.")
@@ -81,7 +81,7 @@ def timeline(
     output: Path | None,
     **request: Any,
 ) -> None:
-    """Compare a profiler trace of MODEL with its bound.
+    """Compare a profiler trace of MODEL with bounds and expected times.
 
     FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
     several, and of a CPU too; what `nsys export --type sqlite` wrote, or `nsys stats --format csv --report
@@ -119,15 +119,15 @@ def _read_timeline(
     stage: int | None,
     max_bytes: int,
 ) -> Timeline:
-    """A recorded pass with its analysis; batch and lengths that are not given are those that the engine named."""
+    """A recorded pass with its analysis; batch and lengths that are not given come from the engine's pass names."""
     from ..analyzing.analysis import analyze
-    from ..timelines.against import compared
+    from ..timelines.against import compare_recording
     from ..timelines.passes import named_request
     from ..timelines.reading import read_timeline
 
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
-    recording = read_timeline(file, phase, most=max_bytes)
+    recording = read_timeline(file, phase, max_bytes=max_bytes)
     context = click.get_current_context()
     named = {
         name: value
@@ -135,4 +135,4 @@ def _read_timeline(
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
     analysis = analyze(**{**request, **named}, **options)
-    return compared(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
+    return compare_recording(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)

@@ -179,7 +179,7 @@ class Hardware:
     def described(self, resource: Resource) -> str:
         """The limit of a unit in words, with the datasheet's rate where that is lower."""
         limit, rate = self.limit(resource), self.rates[resource]
-        return f"{si(limit)}OP/s" + (f"; the datasheet has {si(rate)}OP/s" if si(limit) != si(rate) else "")
+        return f"{si(limit)}OP/s" + (f"; datasheet {si(rate)}OP/s" if si(limit) != si(rate) else "")
 
     def bandwidth(self) -> float:
         """Main memory bandwidth. [B/s]"""

@@ -1,4 +1,4 @@
-"""A recorded pass of a model against its analysis, by parts of the pass."""
+"""Compares a recorded pass of a model with its analysis, by parts of the pass."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .kinds import (
     part_of_operator,
     parts_of,
 )
-from .launches import RecordedLaunches, Sums
+from .launches import KernelSums, RecordedLaunches
 from .next_steps import NextStep, next_steps
-from .passes import Averaged, averaged
-from .products import Identified, Place, ProductOfPass, identify, product_counts
+from .passes import MeanPass, mean_pass
+from .products import IdentifiedProducts, Place, ProductOfPass, identify, product_counts
 from .reading import MAX_UNPACKED, read_timeline
 
 SCHEMA_VERSION: Final = 1
@@ -59,9 +59,9 @@ class Timeline:
     file: str
     phase: str
     analysis: Analysis = field(repr=False)
-    passes: Averaged
+    passes: MeanPass
     parts: tuple[PartOfPass, ...]
-    identified: Identified = field(repr=False)
+    identified: IdentifiedProducts = field(repr=False)
     elementwise: tuple[ElementwiseOfPass, ...] = field(repr=False)
     kernels: tuple[KernelOfPass, ...] = field(repr=False)
     layers: int
@@ -72,15 +72,17 @@ class Timeline:
 
     @property
     def products(self) -> tuple[ProductOfPass, ...]:
-        """Identified matrix products, in order."""
+        """Matrix products with identified kernels, in order."""
         return self.identified.products
 
     @property
     def mixing(self) -> float:
+        """Launches of a pass that mix tokens, one per layer."""
         return sum(kernel.launches for kernel in self.kernels if marks_a_layer(kernel.name, Part(kernel.part)))
 
     @property
     def of_phase(self) -> Phase:
+        """The analyzed phase that the recording is compared with."""
         return next(phase for name, phase in self.analysis.phases if name == self.phase)
 
     @property
@@ -90,7 +92,7 @@ class Timeline:
 
     @property
     def bound_s(self) -> float:
-        """[s]"""
+        """Lower bound of the pass. [s]"""
         return sum(op.bound_time_s for op in self.operators)
 
     @property
@@ -100,12 +102,12 @@ class Timeline:
 
     @property
     def expected_low_s(self) -> float | None:
-        """[s]"""
+        """Lower end of the 80 % interval. [s]"""
         return self._total.expected_low_s if self._total else None
 
     @property
     def expected_high_s(self) -> float | None:
-        """[s]"""
+        """Upper end of the 80 % interval. [s]"""
         return self._total.expected_high_s if self._total else None
 
     @property
@@ -132,6 +134,7 @@ class Timeline:
 
     @property
     def inputs(self) -> dict[str, Any]:
+        """The arguments, as in the JSON document."""
         return {"file": self.file, "phase": self.phase, "stage": self.stage, **self.analysis.inputs}
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -174,10 +177,10 @@ class Timeline:
         }
 
 
-def _row(found: ProductOfPass | ElementwiseOfPass, part: Part) -> dict[str, Any]:
+def _row(work: ProductOfPass | ElementwiseOfPass, part: Part) -> dict[str, Any]:
     names = ("launches", "measured_s", "bound_s", "expected_s")
     return {
-        "name": "+".join(found.operators), "part": part.value, **{name: getattr(found, name) for name in names}
+        "name": "+".join(work.operators), "part": part.value, **{name: getattr(work, name) for name in names}
     }  # fmt: skip
 
 
@@ -190,7 +193,7 @@ def timeline(
     stage: int | None = None,
     max_bytes: int = MAX_UNPACKED,
 ) -> Timeline:
-    """A recorded pass against its bound and expected time.
+    """Compares a recorded pass with its bound and expected time.
 
     file       file of a profiler, one of reading.FORMATS; with several ranks, of one rank
     analysis   analysis with the model, device, batch, lengths, precision and layout of the recording
@@ -201,41 +204,47 @@ def timeline(
 
     Raises InputError, with one line of text, if an argument or the file is invalid.
     """
-    found = read_timeline(Path(file), phase, most=whole_number("max_bytes", max_bytes))
-    return compared(found, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
+    recording = read_timeline(Path(file), phase, max_bytes=whole_number("max_bytes", max_bytes))
+    return compare_recording(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
 
 
-def compared(
-    found: RecordedLaunches | Sums, analysis: Analysis, *, file: str, phase: str, passes: int | None, stage: int | None
+def compare_recording(
+    recording: RecordedLaunches | KernelSums,
+    analysis: Analysis,
+    *,
+    file: str,
+    phase: str,
+    passes: int | None,
+    stage: int | None,
 ) -> Timeline:
-    """timeline() for a file that was read already; `file` is its name in errors."""
+    """Compares a recording that was read already; `file` is its name in errors."""
     passes = None if passes is None else whole_number("passes", passes)
-    shown = dict(analysis.phases)
-    if phase not in shown:
-        raise InputError(f"phase must be {' or '.join(shown)} of {analysis.model.name}; got {phase!r}")
-    if found.host != (analysis.hardware.kind == "cpu"):
-        ran = "operators of a CPU, and no kernel of a GPU" if found.host else "kernels of a GPU"
+    phases = dict(analysis.phases)
+    if phase not in phases:
+        raise InputError(f"phase must be {' or '.join(phases)} of {analysis.model.name}; got {phase!r}")
+    if recording.host != (analysis.hardware.kind == "cpu"):
+        ran = "operators of a CPU, and no kernel of a GPU" if recording.host else "kernels of a GPU"
         raise InputError(f"{file}: has {ran}; hardware must be the device they ran on; got {analysis.hardware.name}")
-    operators = _of_stage(shown[phase], stage)
+    operators = _stage_operators(phases[phase], stage)
     layers = sum(op.repeat for op in operators if mixes(op))
     if not layers and not passes:
         raise InputError(
-            f"how many passes were recorded cannot be told: {analysis.model.name} has no attention or state to count "
-            "them by; give their number (--passes N)"
+            f"the number of recorded passes is unknown: {analysis.model.name} has no attention or state to count "
+            "them by; give it (--passes N)"
         )
-    parts = parts_of(set(found.names), operators)
+    parts = parts_of(set(recording.names), operators)
     graph = analysis.setting.decode_graph if phase == "decode" else analysis.setting.graph
     graph = graph if stage is None else graph.of_stage(stage - 1)
-    fewest, most = product_counts(graph, operators)
-    mean = averaged(found, parts, layers=layers, products=fewest, passes=passes, phase=phase)
+    min_products, max_products = product_counts(graph, operators)
+    mean = mean_pass(recording, parts, layers=layers, products=min_products, passes=passes, phase=phase)
     kernels_of_products = sum(map(len, mean.products))
     fused = all(part_of_operator(op) is not Part.EXPERTS for op in operators)  # else each expert may be a product
-    if fused and kernels_of_products > _ANOTHER_MODEL * (most + _EAGER * layers):
+    if fused and kernels_of_products > _ANOTHER_MODEL * (max_products + _EAGER * layers):
         raise InputError(
-            f"{file}: a pass has {kernels_of_products} kernels of matrix products, and {analysis.model.name} {most}: "
+            f"{file}: a pass has {kernels_of_products} matrix-product kernels, {analysis.model.name} {max_products}: "
             "give the model that was recorded, or the number of passes (--passes N)"
         )
-    expected_s = _expected_products(analysis.setting, phase, shown[phase].workload)
+    expected_s = _expected_products(analysis.setting, phase, phases[phase].workload)
     identified = identify(mean.products, graph, operators, expected_s)
     kernels = sorted(
         (
@@ -257,14 +266,14 @@ def compared(
         identified=identified,
         kernels=tuple(kernels),
         layers=layers,
-        devices=found.devices,
-        host=found.host,
+        devices=recording.devices,
+        host=recording.host,
         stage=stage,
         operators=tuple(operators),
     )
 
 
-def _of_stage(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:
+def _stage_operators(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:
     """The operators of a pipeline stage, up to its send to the next one."""
     if phase.stages == 1:
         if stage is not None:
@@ -283,29 +292,33 @@ def _expected_products(setting: Setting, phase: str, workload: Workload) -> Call
 
     def expected_s(place: Place) -> float | None:
         block, names = place
-        own = [row for row in rows if row.block.name == block and row.operator.name in names]
-        found = kernels.expect(own, workload) if kernels and own else None
-        if found is None or not found.modelled:
+        block_rows = [row for row in rows if row.block.name == block and row.operator.name in names]
+        expected_pass = kernels.expect(block_rows, workload) if kernels and block_rows else None
+        if expected_pass is None or not expected_pass.modelled:
             return None
-        return sum(float(launch.expected[0]) for launch in found.launches)
+        return sum(float(launch.expected[0]) for launch in expected_pass.launches)
 
     return expected_s
 
 
 def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult]) -> tuple[PartOfPass, ...]:
-    own: dict[str, list[KernelOfPass]] = {part: [] for part in Part}
+    kernels_by_part: dict[str, list[KernelOfPass]] = {part: [] for part in Part}
     for kernel in kernels:
-        own[kernel.part].append(kernel)
-    counted: dict[str, list[OperatorResult]] = {part: [] for part in Part}
+        kernels_by_part[kernel.part].append(kernel)
+    operators_by_part: dict[str, list[OperatorResult]] = {part: [] for part in Part}
     covers: dict[str, tuple[str, ...]] = dict.fromkeys(Part, ())
     for op in operators:
-        counted[part_of_operator(op)].append(op)
-    for part, by in COVERED_BY.items():
-        if counted[part] and not own[part] and own[by]:
-            counted[by] += counted.pop(part)
-            covers[by] += (part.value,)
-    found = (_part(p, covers[p], own[p], counted.get(p, [])) for p in Part if own[p] or counted.get(p))
-    return tuple(sorted(found, key=lambda part: -part.measured_s))
+        operators_by_part[part_of_operator(op)].append(op)
+    for part, covering_part in COVERED_BY.items():
+        if operators_by_part[part] and not kernels_by_part[part] and kernels_by_part[covering_part]:
+            operators_by_part[covering_part] += operators_by_part.pop(part)
+            covers[covering_part] += (part.value,)
+    parts = (
+        _part(p, covers[p], kernels_by_part[p], operators_by_part.get(p, []))
+        for p in Part
+        if kernels_by_part[p] or operators_by_part.get(p)
+    )
+    return tuple(sorted(parts, key=lambda part: -part.measured_s))
 
 
 def _part(

@@ -27,7 +27,7 @@ _ENDS: Final = (Part.PRODUCTS, Part.SAMPLING)  # parts of kernels between the la
 def whole_passes(
     recording: RecordedLaunches, parts: Mapping[str, Part], marks: Sequence[int], layers: int
 ) -> list[tuple[int, int]]:
-    """(first launch, launch after the last) of each whole pass; empty if none can be told.
+    """(first launch, launch after the last) of each whole pass; empty if no boundary is recognized.
 
     marks   places of the launches that mix tokens
     layers  number of them in a pass
@@ -82,14 +82,17 @@ def _first_start(
     for beginning in beginnings:
         if before[len(before) - len(beginning) :] == beginning:
             return len(before) - len(beginning)
-    own = _shared_end(before, inner)
-    return max((n + 1 for n, name in enumerate(before[: len(before) - own]) if parts[name] is Part.SAMPLING), default=0)
+    shared_length = _shared_end(before, inner)
+    return max(
+        (n + 1 for n, name in enumerate(before[: len(before) - shared_length]) if parts[name] is Part.SAMPLING),
+        default=0,
+    )
 
 
 def _cut(
     recording: RecordedLaunches, parts: Mapping[str, Part], mark: int, gap: Names, inner: Collection[Names]
 ) -> int:
-    """How many launches of the gap after `mark` still belong to the pass before.
+    """Number of launches in the gap after `mark` that still belong to the pass before.
 
     Kernels at its beginning and end that layers have too are those of the last and of the first layer. Of the others,
     a pass begins with the first behind sampling that looks up rows, as the embedding does, and without sampling with

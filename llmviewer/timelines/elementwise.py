@@ -1,4 +1,4 @@
-"""Elementwise time, by groups of operator kinds that kernels run together, as fused kernels do."""
+"""Elementwise time, by groups of operator kinds that the same fused kernels run."""
 
 from __future__ import annotations
 
@@ -41,33 +41,36 @@ def elementwise_of(
     often than the pieces of those operators could be; then they are of no known operator.
     """
     kinds = frozenset(op.kind for op in operators)
-    does = {kernel.name: _named(kernel.name) & kinds for kernel in kernels}
-    groups = _joined(does.values())
-    left = kinds.difference(*groups)
-    own = [(group, [k for k in kernels if does[k.name] and does[k.name] <= group]) for group in groups]
-    unknown = [k for k in kernels if not does[k.name]]
-    pieces = _MOST_PIECES * sum(op.repeat for op in operators if op.kind in left)
+    kinds_by_kernel = {kernel.name: _kinds_of_name(kernel.name) & kinds for kernel in kernels}
+    groups = _overlapping_unions(kinds_by_kernel.values())
+    unnamed_kinds = kinds.difference(*groups)
+    assignments = [
+        (group, [k for k in kernels if kinds_by_kernel[k.name] and kinds_by_kernel[k.name] <= group])
+        for group in groups
+    ]
+    unknown = [k for k in kernels if not kinds_by_kernel[k.name]]
+    pieces = _MOST_PIECES * sum(op.repeat for op in operators if op.kind in unnamed_kinds)
     if sum(kernel.launches for kernel in unknown) <= pieces:
-        own.append((left, unknown))
+        assignments.append((unnamed_kinds, unknown))
     else:
-        own += [(left, []), (frozenset(), unknown)]
-    rows = [_row(some, [op for op in operators if op.kind in group]) for group, some in own]
+        assignments += [(unnamed_kinds, []), (frozenset(), unknown)]
+    rows = [_row(group_kernels, [op for op in operators if op.kind in group]) for group, group_kernels in assignments]
     return tuple(sorted((row for row in rows if row.kernels or row.operators), key=lambda row: -row.measured_s))
 
 
-def _named(name: str) -> frozenset[str]:
+def _kinds_of_name(name: str) -> frozenset[str]:
     """Kinds of operators that a kernel of this name runs; an addition alone may belong to a norm or to positions."""
-    found = frozenset(kind for kind, pattern in traced_kinds().items() if re.search(pattern, name, re.IGNORECASE))
-    return frozenset() if found == {"add"} or _PIECES.search(name) else found
+    kinds = frozenset(kind for kind, pattern in traced_kinds().items() if re.search(pattern, name, re.IGNORECASE))
+    return frozenset() if kinds == {"add"} or _PIECES.search(name) else kinds
 
 
-def _joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
+def _overlapping_unions(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
     """Unions of sets that overlap."""
-    found: list[frozenset[str]] = []
+    unions: list[frozenset[str]] = []
     for one in filter(None, sets):
-        apart = [other for other in found if not other & one]
-        found = [*apart, one.union(*(other for other in found if other & one))]
-    return found
+        disjoint = [other for other in unions if not other & one]
+        unions = [*disjoint, one.union(*(other for other in unions if other & one))]
+    return unions
 
 
 def _row(kernels: Sequence[KernelOfPass], operators: Sequence[OperatorResult]) -> ElementwiseOfPass:

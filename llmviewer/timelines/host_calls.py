@@ -28,7 +28,9 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> Origin:
-        return cls(_whole(args.get("correlation")), _whole(args.get("External id", args.get("external id"))))
+        return cls(
+            _int_or_none(args.get("correlation")), _int_or_none(args.get("External id", args.get("external id")))
+        )
 
 
 class HostCall(NamedTuple):
@@ -113,12 +115,12 @@ def _assign(
 def parse_call(event: Mapping[str, Any]) -> tuple[int, HostCall] | None:
     """The correlation of a call and the call; None if it has none, or no time."""
     args = event.get("args")
-    correlation = _whole(args.get("correlation")) if isinstance(args, dict) else None
+    correlation = _int_or_none(args.get("correlation")) if isinstance(args, dict) else None
     start = event.get("ts")
     if correlation is None or isinstance(start, bool) or not isinstance(start, int | float):
         return None
     return correlation, HostCall(f"{event.get('pid')}, {event.get('tid')}", 1e-6 * float(start))
 
 
-def _whole(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

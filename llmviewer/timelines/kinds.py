@@ -21,7 +21,7 @@ from ..operators.kinds import OperatorGroup, kind_of
 from ..operators.state_space import LinearScan
 from ..records import frozen
 
-IDLE: Final = "nothing runs"  # name of the time between kernels
+IDLE: Final = "idle"  # name of the time between kernels
 
 
 class Part(StrEnum):
@@ -50,7 +50,7 @@ class KernelOfPass:
 
 @frozen(kw_only=True)
 class PartOfPass:
-    """One part of a pass: measured time of its kernels; bound and expected time of its operators. [s]
+    """Part of a pass: measured time of its kernels; bound and expected time of its operators. [s]
 
     covers      other parts whose operators count here, as they have no kernels of their own
     expected_s  None if only the bound is known for some operators
@@ -74,8 +74,8 @@ class PartOfPass:
 _ACTIVATION: Final = "activation"
 _LIBRARY: Final = re.compile(r"flashinfer|flash_infer", re.IGNORECASE)  # has kernels of all parts
 _NAMES: Final = Path(__file__).with_name("kernel_names.yaml")
-_MOST: Final = 0.5  # share of the layers that mix tokens
-_MINOR: Final = re.compile(
+_MIN_LAYER_SHARE: Final = 0.5  # share of the layers that mix tokens
+_AUXILIARY: Final = re.compile(
     r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
 )
 OPENS: Final = re.compile("^aten::embedding")  # the first operator of a pass on a CPU
@@ -98,6 +98,7 @@ COVERED_BY: Final[Mapping[Part, Part]] = {
 
 
 def part_of_operator(op: OperatorResult) -> Part:
+    """The part that an operator counts in."""
     if op.kind == "activation" and op.name.startswith("expert_"):
         return Part.EXPERTS
     kind = kind_of(op.kind)
@@ -113,7 +114,7 @@ def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[
     """The part of each kernel; activations belong to experts if the model has no other activations."""
     kinds = {part_of_operator(op) for op in operators if op.kind == "activation"}
     activation = Part.EXPERTS if kinds == {Part.EXPERTS} else Part.ELEMENTWISE
-    return {name: activation if (what := _what(name)) == _ACTIVATION else Part(what) for name in names}
+    return {name: activation if (part_name := _part_name(name)) == _ACTIVATION else Part(part_name) for name in names}
 
 
 def in_layers(
@@ -123,29 +124,32 @@ def in_layers(
     attention.
     """
     counted = {part_of_operator(op) for op in operators}
-    beside = Part.ATTENTION if Part.ATTENTION in parts.values() else COVERED_BY[Part.ATTENTION]
-    owner = Part.EXPERTS if Part.EXPERTS in counted else beside
-    often = _MOST * max(layers, 1)
-    return {name: owner if parts[name] is Part.SAMPLING and n > often else parts[name] for name, n in launches.items()}
+    fallback = Part.ATTENTION if Part.ATTENTION in parts.values() else COVERED_BY[Part.ATTENTION]
+    owner = Part.EXPERTS if Part.EXPERTS in counted else fallback
+    min_launches = _MIN_LAYER_SHARE * max(layers, 1)
+    return {
+        name: owner if parts[name] is Part.SAMPLING and n > min_launches else parts[name]
+        for name, n in launches.items()
+    }
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:
     """The sum; None if a value is unknown or there are none."""
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    items = list(values)
+    numbers = [value for value in items if value is not None]
+    return sum(numbers) if numbers and len(numbers) == len(items) else None
 
 
 def marks_a_layer(name: str, part: Part) -> bool:
     """Whether a kernel is the one per layer that mixes tokens, rather than a step before or after it."""
-    return part in (Part.ATTENTION, Part.STATE) and not _MINOR.search(name)
+    return part in (Part.ATTENTION, Part.STATE) and not _AUXILIARY.search(name)
 
 
 @cache
-def _what(name: str) -> str:
+def _part_name(name: str) -> str:
     """The part of a kernel's name, or _ACTIVATION; the first pattern found in the name decides."""
     plain = _LIBRARY.sub("", name)
-    return next((what for what, pattern in _patterns() if pattern.search(plain)), Part.OTHER)
+    return next((part for part, pattern in _patterns() if pattern.search(plain)), Part.OTHER)
 
 
 @cache
@@ -153,6 +157,9 @@ def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """(part or _ACTIVATION, pattern of names), in order."""
     entries = yaml.safe_load(_NAMES.read_text(encoding="utf-8"))
     return tuple(
-        (entry.pop("part"), re.compile("|".join(pattern for own in entry.values() for pattern in own), re.IGNORECASE))
+        (
+            entry.pop("part"),
+            re.compile("|".join(pattern for patterns in entry.values() for pattern in patterns), re.IGNORECASE),
+        )
         for entry in entries
     )

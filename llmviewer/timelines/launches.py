@@ -25,8 +25,8 @@ _VLLM: Final = re.compile(
 _SUMS: Final = re.compile(r"sq(?P<new>\d{1,15})sk(?P<seen>\d{1,15})sqsq")
 _NEW: Final = re.compile(r"\d{1,15}")
 _SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d{1,9})(?: toks=(?P<tokens>\d{1,15}))?")
-_LONGEST_S: Final = 1e12  # longest time and latest start [s]
-_CLOCK: Final = 1e-6  # tolerance between the end of a range and the start of the next [s]
+_MAX_TIME_S: Final = 1e12  # longest time and latest start [s]
+_CLOCK_TOLERANCE_S: Final = 1e-6  # tolerance between the end of a range and the start of the next [s]
 
 
 class Operands(NamedTuple):
@@ -60,13 +60,13 @@ class RecordedLaunch(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Whether it has a name and finite times, as damaged files do not."""
-        return isinstance(self.name, str) and is_time(self.start, -_LONGEST_S) and is_time(self.duration)
+        """Whether the launch has a name and finite times, which damaged files lack."""
+        return isinstance(self.name, str) and is_time(self.start, -_MAX_TIME_S) and is_time(self.duration)
 
 
-def is_time(value: float, least: float = 0.0) -> bool:
+def is_time(value: float, minimum_s: float = 0.0) -> bool:
     """Whether a time is a number from `least` on that leaves the others their digits. [s]"""
-    return isinstance(value, float) and least <= value <= _LONGEST_S
+    return isinstance(value, float) and minimum_s <= value <= _MAX_TIME_S
 
 
 @frozen(kw_only=True)
@@ -131,17 +131,17 @@ class RecordedLaunches:
 
     @cached_property
     def ended_s(self) -> NDArray[np.float64]:
-        """For each launch, the time when it and all earlier ones have ended. [s]"""
+        """Time when each launch and all earlier ones have ended. [s]"""
         return np.maximum.accumulate(self.start_s + self.duration_s)
 
     @cached_property
     def pauses_s(self) -> NDArray[np.float64]:
-        """For each launch, the time before it in which nothing runs; negative if an earlier one still does. [s]"""
+        """Idle time before each launch; negative if an earlier launch still runs. [s]"""
         return np.concatenate(([0.0], self.start_s[1:] - self.ended_s[:-1]))
 
 
 @frozen(kw_only=True)
-class Sums:
+class KernelSums:
     """Launches and total time by kernel name. [s]
 
     passes  number of passes, if the file has it
@@ -156,46 +156,51 @@ class Sums:
 
 
 def of_busiest(
-    found: Iterable[RecordedLaunch], *, steps: tuple[EngineStep, ...] = (), host: bool = False
+    launches: Iterable[RecordedLaunch], *, steps: tuple[EngineStep, ...] = (), host: bool = False
 ) -> RecordedLaunches:
     """The launches of the device with most of them."""
-    every = list(found)
-    counts = Counter(launch.device for launch in every)
+    all_launches = list(launches)
+    counts = Counter(launch.device for launch in all_launches)
     busiest = max(counts, key=counts.__getitem__, default="")
-    own = sorted((one for one in every if one.device == busiest), key=attrgetter("start", "duration", "name"))
+    order = attrgetter("start", "duration", "name")
+    of_device = sorted((launch for launch in all_launches if launch.device == busiest), key=order)
     return RecordedLaunches(
-        names=tuple(one.name for one in own), start_s=np.array([one.start for one in own], float),
-        duration_s=np.array([one.duration for one in own], float), operands=tuple(one.operands for one in own),
-        steps=steps, devices=len(counts), host=host,
-    )  # fmt: skip
+        names=tuple(launch.name for launch in of_device),
+        start_s=np.array([launch.start for launch in of_device], float),
+        duration_s=np.array([launch.duration for launch in of_device], float),
+        operands=tuple(launch.operands for launch in of_device),
+        steps=steps,
+        devices=len(counts),
+        host=host,
+    )
 
 
-def sums(found: Iterable[tuple[str, float, float]], *, passes: int | None = None) -> Sums:
-    """Sums from (name, launches, total time). [s]"""
-    names, counts, totals = zip(*every, strict=True) if (every := list(found)) else ((), (), ())
-    return Sums(names=names, launches=np.array(counts, float), total_s=np.array(totals, float), passes=passes)
+def kernel_sums(rows: Iterable[tuple[str, float, float]], *, passes: int | None = None) -> KernelSums:
+    """Collects (name, launches, total time) rows. [s]"""
+    names, counts, totals = zip(*every, strict=True) if (every := list(rows)) else ((), (), ())
+    return KernelSums(names=names, launches=np.array(counts, float), total_s=np.array(totals, float), passes=passes)
 
 
-def steps_of(named: Iterable[RecordedLaunch]) -> tuple[EngineStep, ...]:
+def steps_of(ranges: Iterable[RecordedLaunch]) -> tuple[EngineStep, ...]:
     """Passes named by the engine, in order; of ranges repeated for each stream or nested, the first one's start, and
     the name with most numbers.
     """
-    found: list[EngineStep] = []
-    until = -inf
-    for one in sorted(named, key=attrgetter("start")):
+    steps: list[EngineStep] = []
+    end_s = -inf
+    for one in sorted(ranges, key=attrgetter("start")):
         step = parse_step(one.name, one.start)
         if step is None:
             continue
-        if one.start > until - _CLOCK:
-            found.append(step)
-            until = one.start + one.duration
-        elif _known(step) > _known(found[-1]):
-            found[-1] = replace(step, start_s=found[-1].start_s)
-    return tuple(found)
+        if one.start > end_s - _CLOCK_TOLERANCE_S:
+            steps.append(step)
+            end_s = one.start + one.duration
+        elif _num_token_counts(step) > _num_token_counts(steps[-1]):
+            steps[-1] = replace(step, start_s=steps[-1].start_s)
+    return tuple(steps)
 
 
-def _known(step: EngineStep) -> int:
-    """How many numbers of tokens the name of a pass gives."""
+def _num_token_counts(step: EngineStep) -> int:
+    """Number of token counts that the name of a pass gives."""
     return sum(count is not None for each in (step.prefills, step.decodes) for count in (each.new, each.seen))
 
 
@@ -204,22 +209,26 @@ def parse_step(name: str, start: float) -> EngineStep | None:
 
     start  when the range begins [s]
     """
-    if found := _VLLM.search(name):
+    if match := _VLLM.search(name):
         return EngineStep(
-            start_s=start, prefills=_sequences(found["reads"], found["read"]),
-            decodes=_sequences(found["writes"], found["written"]),
+            start_s=start, prefills=_sequences(match["reads"], match["read"]),
+            decodes=_sequences(match["writes"], match["written"]),
         )  # fmt: skip
-    if found := _SGLANG.search(name):
-        tokens = None if found["tokens"] is None else int(found["tokens"])
-        given, none = RecordedSequences(number=int(found["batch"]), new=tokens), RecordedSequences(number=0)
-        decodes = found["mode"] == "DECODE"
-        return EngineStep(start_s=start, prefills=none if decodes else given, decodes=given if decodes else none)
+    if match := _SGLANG.search(name):
+        tokens = None if match["tokens"] is None else int(match["tokens"])
+        sequences, no_sequences = RecordedSequences(number=int(match["batch"]), new=tokens), RecordedSequences(number=0)
+        decodes = match["mode"] == "DECODE"
+        return EngineStep(
+            start_s=start,
+            prefills=no_sequences if decodes else sequences,
+            decodes=sequences if decodes else no_sequences,
+        )
     return None
 
 
 def _sequences(number: str, numbers: str) -> RecordedSequences:
     """Sequences of a phase, from what a name has in parentheses."""
-    if found := _SUMS.match(numbers):
-        return RecordedSequences(number=int(number), new=int(found["new"]), seen=int(found["seen"]))
+    if match := _SUMS.match(numbers):
+        return RecordedSequences(number=int(number), new=int(match["new"]), seen=int(match["seen"]))
     first = _NEW.match(numbers)
     return RecordedSequences(number=int(number), new=int(first[0]) if first else None)

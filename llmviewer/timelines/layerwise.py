@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import InputError
-from .launches import Sums, is_time, sums
+from .launches import KernelSums, is_time, kernel_sums
 
 _SUMMARY: Final = "summary_stats"
 
@@ -20,7 +20,7 @@ def is_layerwise(document: Any) -> bool:
     return isinstance(document, dict) and any(True for _ in _passes(document))
 
 
-def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> Sums:
+def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> KernelSums:
     """The kernels of the passes of a phase.
 
     Raises InputError if there are none or a pass has the wrong form.
@@ -32,7 +32,7 @@ def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> Sums:
         found = [kernel for one in passes for node in one[_SUMMARY] for kernel in _kernels(node)]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         raise InputError(f"{path}: {_SUMMARY} must be a tree of entry and children, as vLLM writes it") from None
-    return sums(found, passes=len(passes))
+    return kernel_sums(found, passes=len(passes))
 
 
 def _passes(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

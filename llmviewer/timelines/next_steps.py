@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from .kinds import IDLE, Part, PartOfPass
 
 MAX_STEPS: Final = 3
-_WORTH: Final = 0.03  # share of a pass below which closing a gap is not worth a step
+_MIN_GAP_SHARE: Final = 0.03  # share of a pass below which closing a gap is not worth a step
 # What closes a gap, with the options of serving engines as vLLM 0.25 (docs.vllm.ai, engine arguments and attention
 # backends) and SGLang (docs.sglang.io, server arguments) document them.
 _IDLE: Final = (
@@ -32,8 +32,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
 class NextStep(NamedTuple):
     """A gap of a pass.
 
-    part      part of the pass; IDLE for the time in which nothing runs
-    gap_s     recorded time beyond the expected one, or beyond the bound if nothing is expected [s]
+    part      part of the pass; IDLE for the time between kernels
+    gap_s     recorded time above the expected one, or above the bound if none is expected [s]
     speed_up  time of a pass over its time without the gap
     remedy    what closes the gap
     """
@@ -48,13 +48,13 @@ def next_steps(parts: Iterable[PartOfPass], *, time_s: float, idle_s: float) -> 
     """The largest gaps of a recorded pass that are worth closing, the largest first.
 
     time_s  time of a pass [s]
-    idle_s  time beyond the expected one in which nothing runs [s]
+    idle_s  idle time beyond the expected one [s]
     """
     gaps = sorted([*_gaps(parts), (IDLE, idle_s, _IDLE)], key=lambda gap: -gap[1])
     return tuple(
         NextStep(part=part, gap_s=gap_s, speed_up=time_s / (time_s - gap_s), remedy=remedy)
         for part, gap_s, remedy in gaps[:MAX_STEPS]
-        if gap_s > _WORTH * time_s
+        if gap_s > _MIN_GAP_SHARE * time_s
     )
 
 
@@ -63,6 +63,6 @@ def _gaps(parts: Iterable[PartOfPass]) -> Iterator[tuple[str, float, str]]:
     for part in parts:
         if part.part not in _REMEDIES:
             continue
-        least = part.bound_s if part.expected_s is None else part.expected_s
-        if part.measured_s > (part.expected_high_s or least):
-            yield part.part, part.measured_s - least, _REMEDIES[part.part]
+        reference_s = part.bound_s if part.expected_s is None else part.expected_s
+        if part.measured_s > (part.expected_high_s or reference_s):
+            yield part.part, part.measured_s - reference_s, _REMEDIES[part.part]

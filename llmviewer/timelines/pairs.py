@@ -112,12 +112,12 @@ def pair(before: Timeline, after: Timeline) -> TracePair:
 
     Raises InputError if they are not of the same model and phase.
     """
-    for what, one, other in (
+    for quantity, one, other in (
         ("model", before.analysis.model.name, after.analysis.model.name),
         ("phase", before.phase, after.phase),
     ):
         if one != other:
-            raise InputError(f"both recordings must be of one {what}; got {one} and {other}")
+            raise InputError(f"both recordings must be of one {quantity}; got {one} and {other}")
     return TracePair(
         before=before,
         after=after,
@@ -191,10 +191,10 @@ def _side(products: Sequence[ProductOfPass]) -> Side | None:
     if not products:
         return None
     expected = [product.expected_s for product in products]
-    known = [value for value in expected if value is not None]
+    numbers = [value for value in expected if value is not None]
     return Side(
         launches=sum(product.launches for product in products),
         measured_s=sum(product.measured_s for product in products),
         bound_s=sum(product.bound_s for product in products),
-        expected_s=sum(known) if len(known) == len(products) else None,
+        expected_s=sum(numbers) if len(numbers) == len(products) else None,
     )

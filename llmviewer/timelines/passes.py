@@ -14,11 +14,11 @@ from ..errors import InputError
 from ..records import frozen
 from .boundaries import whole_passes
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
-from .launches import EngineStep, Operands, RecordedLaunches, Sums
+from .launches import EngineStep, KernelSums, Operands, RecordedLaunches
 
-_REPEATS: Final = 3  # least number of repeating passes
-_SHOWN: Final = 3  # named passes in an error
-_TELLING: Final = (
+_MIN_REPEATS: Final = 3  # least number of repeating passes
+_MAX_NAMED_PASSES: Final = 3  # named passes in an error
+_DISTINGUISHING_PARTS: Final = (
     Part.PRODUCTS,
     Part.EXPERTS,
     Part.ATTENTION,
@@ -56,7 +56,7 @@ class MatrixProduct(NamedTuple):
 
 
 @frozen(kw_only=True)
-class Averaged:
+class MeanPass:
     """The mean of equal passes.
 
     launches, kernels_s  launches and time by kernel name; overlapping time counts for the earlier kernel [s]
@@ -91,15 +91,15 @@ class Averaged:
         return float(np.mean(self.each_s)) if len(self.each_s) else None
 
 
-def averaged(
-    found: RecordedLaunches | Sums,
+def mean_pass(
+    recording: RecordedLaunches | KernelSums,
     parts: Mapping[str, Part],
     *,
     layers: int,
     products: int,
     passes: int | None,
     phase: str,
-) -> Averaged:
+) -> MeanPass:
     """The mean pass of a phase.
 
     layers    layers of the model that mix tokens, which is the number of such launches in a pass
@@ -109,48 +109,48 @@ def averaged(
 
     Raises InputError if the launches are not a whole number of passes.
     """
-    if isinstance(found, Sums):
-        return _of_sums(found, parts, layers, passes)
-    named = found.steps if passes is None else ()
-    spans, kinds = _of_steps(found) if named else _of_layers(found, parts, layers, products, passes)
-    took, alone = _times(found, spans)
+    if isinstance(recording, KernelSums):
+        return _of_sums(recording, parts, layers, passes)
+    named = recording.steps if passes is None else ()
+    spans, kinds = _of_steps(recording) if named else _of_layers(recording, parts, layers, products, passes)
+    pass_s, exclusive_s = _times(recording, spans)
     candidates = _named(named, phase) if named else range(len(spans))
-    kept = _inner(_alike(kinds, took, candidates, phase), spans, len(found.names))
+    averaged_places = _complete_passes(_equal_passes(kinds, pass_s, candidates, phase), spans, len(recording.names))
     launches: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
-    for one in kept:
-        for i in range(*spans[one]):
-            launches[found.names[i]] += 1
-            kernels[found.names[i]] += alone[i]
-    operands = [of for one in kept for of in _operands(found, parts, *spans[one])]
-    return Averaged(
-        launches={name: n / len(kept) for name, n in launches.items()},
-        kernels_s={name: float(s) / len(kept) for name, s in kernels.items()},
-        passes=len(kept), others=len(spans) - len(kept), each_s=took[kept],
-        steps=tuple(named[one] for one in kept) if named else (),
-        products=_common([_segments(found, alone, parts, *spans[one]) for one in kept]),
+    for place in averaged_places:
+        for i in range(*spans[place]):
+            launches[recording.names[i]] += 1
+            kernels[recording.names[i]] += exclusive_s[i]
+    operands = [operand for place in averaged_places for operand in _operands(recording, parts, *spans[place])]
+    return MeanPass(
+        launches={name: n / len(averaged_places) for name, n in launches.items()},
+        kernels_s={name: float(s) / len(averaged_places) for name, s in kernels.items()},
+        passes=len(averaged_places), others=len(spans) - len(averaged_places), each_s=pass_s[averaged_places],
+        steps=tuple(named[place] for place in averaged_places) if named else (),
+        products=_common([_segments(recording, exclusive_s, parts, *spans[place]) for place in averaged_places]),
         rows=_most_rows(operands), operands=frozenset(operands),
     )  # fmt: skip
 
 
-def named_request(found: RecordedLaunches | Sums, phase: str) -> dict[str, int]:
+def named_request(recording: RecordedLaunches | KernelSums, phase: str) -> dict[str, int]:
     """Batch and lengths of the passes of a phase that the engine named: of their most frequent number of sequences.
 
     Keys are arguments of an analysis: batch, and prompt or kv_len where the names have tokens. Empty without names.
     """
-    steps = found.steps if isinstance(found, RecordedLaunches) else ()
+    steps = recording.steps if isinstance(recording, RecordedLaunches) else ()
     named = [step.decodes if phase == "decode" else step.prefills for step in steps if step.phases == (phase,)]
     if not named:
         return {}
     (number, _), *_ = Counter(one.number for one in named).most_common(1)
     tokens = [one.seen if phase == "decode" else one.new for one in named if one.number == number]
-    known = [count for count in tokens if count is not None]
-    length = round(sum(known) / (number * len(known))) if known else 0
+    token_counts = [count for count in tokens if count is not None]
+    length = round(sum(token_counts) / (number * len(token_counts))) if token_counts else 0
     return {"batch": number} | ({"kv_len" if phase == "decode" else "prompt": length} if length else {})
 
 
 def _segments(
-    found: RecordedLaunches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
+    recording: RecordedLaunches, exclusive_s: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
 ) -> list[list[MatrixProduct]]:
     """The matrix products of a pass before, between and after launches that mix tokens.
 
@@ -160,16 +160,16 @@ def _segments(
     segments: list[list[MatrixProduct]] = [[]]
     call = -1
     for i in range(start, stop):
-        name, operands = found.names[i], found.operands[i]
+        name, operands = recording.names[i], recording.operands[i]
         if marks_a_layer(name, parts[name]) and (segments[-1] or len(segments) == 1):
             segments.append([])
         if parts[name] is not Part.PRODUCTS or (operands and not operands.weights):
             continue
-        own = segments[-1]
-        if own and (SUMS_UP.search(name) or (operands and operands.call == call >= 0)):
-            own[-1] = own[-1]._replace(time_s=own[-1].time_s + alone[i])
+        segment = segments[-1]
+        if segment and (SUMS_UP.search(name) or (operands and operands.call == call >= 0)):
+            segment[-1] = segment[-1]._replace(time_s=segment[-1].time_s + exclusive_s[i])
         else:
-            own.append(MatrixProduct(name, alone[i], operands.weights if operands else None))
+            segment.append(MatrixProduct(name, exclusive_s[i], operands.weights if operands else None))
         call = operands.call if operands else -1
     return segments
 
@@ -177,47 +177,49 @@ def _segments(
 def _common(passes: Sequence[Sequence[Sequence[MatrixProduct]]]) -> tuple[tuple[MatrixProduct, ...], ...]:
     """The mean of the passes that have the most frequent kernels, in equal order."""
     groups: dict[object, list[Sequence[Sequence[MatrixProduct]]]] = {}
-    for own in passes:
-        groups.setdefault(tuple(tuple((one.name, one.weights) for one in each) for each in own), []).append(own)
-    alike = max(groups.values(), key=len, default=[])
+    for pass_segments in passes:
+        groups.setdefault(tuple(tuple((one.name, one.weights) for one in each) for each in pass_segments), []).append(
+            pass_segments
+        )
+    equal_passes = max(groups.values(), key=len, default=[])
     return tuple(
         tuple(
             each[0]._replace(time_s=float(np.mean([one.time_s for one in each])))
             for each in zip(*segments, strict=True)
         )
-        for segments in zip(*alike, strict=True)
+        for segments in zip(*equal_passes, strict=True)
     )
 
 
-def _operands(found: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
+def _operands(recording: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
     """Operands of the matrix products with weights, if recorded."""
-    every = (found.operands[i] for i in range(start, stop) if parts[found.names[i]] is Part.PRODUCTS)
-    return (operands._replace(call=-1) for operands in every if operands and operands.weights)
+    all_operands = (recording.operands[i] for i in range(start, stop) if parts[recording.names[i]] is Part.PRODUCTS)
+    return (operands._replace(call=-1) for operands in all_operands if operands and operands.weights)
 
 
-def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | None) -> Averaged:
+def _of_sums(sums: KernelSums, parts: Mapping[str, Part], layers: int, passes: int | None) -> MeanPass:
     """The mean of all passes; a name may occur several times, once per grid."""
     counts: Counter[str] = Counter()
     times: Counter[str] = Counter()
-    for name, launches, total_s in zip(found.names, found.launches.tolist(), found.total_s.tolist(), strict=True):
+    for name, launches, total_s in zip(sums.names, sums.launches.tolist(), sums.total_s.tolist(), strict=True):
         counts[name] += launches
         times[name] += total_s
     marks = {name: n for name, n in counts.items() if marks_a_layer(name, parts[name])}
-    count = passes or found.passes or _whole(marks, layers)
-    return Averaged(
+    count = passes or sums.passes or _count_passes(marks, layers)
+    return MeanPass(
         launches={name: n / count for name, n in counts.items()},
         kernels_s={name: time_s / count for name, time_s in times.items()},
         passes=count, others=0, each_s=np.empty(0),
     )  # fmt: skip
 
 
-def _of_steps(found: RecordedLaunches) -> tuple[list[Span], list[PassKind]]:
+def _of_steps(recording: RecordedLaunches) -> tuple[list[Span], list[PassKind]]:
     """(launches of passes, kinds of passes), as named by the engine."""
-    starts = np.searchsorted(found.start_s, [step.start_s for step in found.steps]).tolist()
-    if sorted(set(starts)) != starts or starts[-1] >= len(found.names):
+    starts = np.searchsorted(recording.start_s, [step.start_s for step in recording.steps]).tolist()
+    if sorted(set(starts)) != starts or starts[-1] >= len(recording.names):
         raise InputError("each pass that the engine named must have kernels of its own; here some have none")
-    kinds = [PassKind(sequences=(step.prefills.number, step.decodes.number)) for step in found.steps]
-    return _until_next(starts, len(found.names)), kinds
+    kinds = [PassKind(sequences=(step.prefills.number, step.decodes.number)) for step in recording.steps]
+    return _until_next(starts, len(recording.names)), kinds
 
 
 def _until_next(starts: Sequence[int], end: int) -> list[Span]:
@@ -226,38 +228,42 @@ def _until_next(starts: Sequence[int], end: int) -> list[Span]:
 
 
 def _of_layers(
-    found: RecordedLaunches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
+    recording: RecordedLaunches, parts: Mapping[str, Part], layers: int, products: int, passes: int | None
 ) -> tuple[list[Span], list[PassKind]]:
-    """The same, found by embeddings, by the number of layers, by repetition, or by a given number of passes."""
-    marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
-    opens = _openings(found, parts)
-    if passes in (None, len(opens)) and opens and _even(opens, marks):
-        spans = _until_next([0, *opens[1:]], len(found.names))
-    elif passes is None and (cut := whole_passes(found, parts, marks, layers)):
+    """(launches of passes, kinds of passes), by embeddings, number of layers, repetition or number of passes."""
+    marks = [i for i, name in enumerate(recording.names) if marks_a_layer(name, parts[name])]
+    opens = _openings(recording, parts)
+    if passes in (None, len(opens)) and opens and _evenly_spaced(opens, marks):
+        spans = _until_next([0, *opens[1:]], len(recording.names))
+    elif passes is None and (cut := whole_passes(recording, parts, marks, layers)):
         spans = cut
-    elif passes is None and (not marks or len(marks) % layers) and (again := _repeated(found, parts, products)):
-        spans = _until_next(again, len(found.names))
+    elif (
+        passes is None
+        and (not marks or len(marks) % layers)
+        and (repeated_starts := _repeated(recording, parts, products))
+    ):
+        spans = _until_next(repeated_starts, len(recording.names))
     else:
-        count = passes or _whole(Counter(found.names[i] for i in marks), layers)
+        count = passes or _count_passes(Counter(recording.names[i] for i in marks), layers)
         where = marks or opens
         if not where or len(where) % count:
             raise InputError(f"passes must divide the {len(where)} recorded launches of attention; got {count}")
         each = len(where) // count
-        starts = [0, *_between(found, where[each - 1 : -1 : each], where[each::each])]
-        spans = _until_next(starts, len(found.names))
-    if found.host and len(spans) > 1 and not any(found.operands):
+        starts = [0, *_between(recording, where[each - 1 : -1 : each], where[each::each])]
+        spans = _until_next(starts, len(recording.names))
+    if recording.host and len(spans) > 1 and not any(recording.operands):
         raise InputError(
-            "passes that read prompts cannot be told from decode steps, as the operators were recorded without shapes; "
+            "prefill and decode passes look alike, as the operators were recorded without shapes; "
             "record with record_shapes=True, or name each pass as vLLM does"
         )
-    return spans, [_kind(found, parts, *span) for span in spans]
+    return spans, [_kind(recording, parts, *span) for span in spans]
 
 
-def _openings(found: RecordedLaunches, parts: Mapping[str, Part]) -> list[int]:
+def _openings(recording: RecordedLaunches, parts: Mapping[str, Part]) -> list[int]:
     """Indices of embeddings that start a pass: the first of each group without a matrix product between them."""
     opens: list[int] = []
     multiplied = True
-    for i, name in enumerate(found.names):
+    for i, name in enumerate(recording.names):
         if OPENS.match(name) and multiplied:
             opens.append(i)
             multiplied = False
@@ -265,27 +271,27 @@ def _openings(found: RecordedLaunches, parts: Mapping[str, Part]) -> list[int]:
     return opens
 
 
-def _even(opens: Sequence[int], marks: Sequence[int]) -> bool:
+def _evenly_spaced(opens: Sequence[int], marks: Sequence[int]) -> bool:
     """Whether all passes have equally many launches that mix tokens; the last one may be cut off."""
     return len(set(np.diff(np.searchsorted(marks, opens)).tolist())) <= 1
 
 
-def _repeated(found: RecordedLaunches, parts: Mapping[str, Part], products: int) -> list[int]:
+def _repeated(recording: RecordedLaunches, parts: Mapping[str, Part], products: int) -> list[int]:
     """Indices of the first launches of repeating passes, and of launches before them.
 
     Empty with fewer than three repetitions, or fewer than `products` matrix products in each, as layers within a pass
     repeat too.
     """
-    _, ids = np.unique(found.names, return_inverse=True)
-    before = np.cumsum([0, *(parts[name] is Part.PRODUCTS for name in found.names)])
+    _, ids = np.unique(recording.names, return_inverse=True)
+    before = np.cumsum([0, *(parts[name] is Part.PRODUCTS for name in recording.names)])
     best = LaunchRun()
     for period in _periods(ids):
         run = _longest(ids, period)
-        if run.length >= _REPEATS * period and before[run.start + period] - before[run.start] >= products:
+        if run.length >= _MIN_REPEATS * period and before[run.start + period] - before[run.start] >= products:
             best = max(best, run, key=lambda one: (one.length, -one.period))
     if not best.length:
         return []
-    pause = found.pauses_s
+    pause = recording.pauses_s
     shape = (best.length // best.period, best.period)
     each = pause[best.start : best.start + shape[0] * shape[1]].reshape(shape).mean(axis=0)
     starts = range(best.start + int(np.argmax(each)), best.start + best.length, best.period)
@@ -306,51 +312,51 @@ def _longest(ids: NDArray[np.int64], period: int) -> LaunchRun:
     return LaunchRun(int(breaks[longest]), length + period, period) if length else LaunchRun()
 
 
-def _between(found: RecordedLaunches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
+def _between(recording: RecordedLaunches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
     """Indices of the first launch of each pass but the first.
 
     It lies between the last launch that mixes tokens in one pass and the first in the next: the embedding, if known by
     name, else the launch after the longest pause.
     """
-    pause = found.pauses_s
+    pause = recording.pauses_s
     for last, first in zip(lasts, firsts, strict=True):
         after = last + 1
-        opening = next((i for i in range(after, first + 1) if OPENS.match(found.names[i])), None)
+        opening = next((i for i in range(after, first + 1) if OPENS.match(recording.names[i])), None)
         yield after + int(np.argmax(pause[after : first + 1])) if opening is None else opening
 
 
-def _kind(found: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> PassKind:
+def _kind(recording: RecordedLaunches, parts: Mapping[str, Part], start: int, stop: int) -> PassKind:
     """The kind of a pass; rows count only for operators of a CPU, which has one for all sizes."""
-    names = frozenset(name for name in found.names[start:stop] if parts[name] in _TELLING)
-    return PassKind(names=names, rows=_most_rows(_operands(found, parts, start, stop)))
+    names = frozenset(name for name in recording.names[start:stop] if parts[name] in _DISTINGUISHING_PARTS)
+    return PassKind(names=names, rows=_most_rows(_operands(recording, parts, start, stop)))
 
 
 def _most_rows(operands: Iterable[Operands]) -> int:
-    counts = Counter(of.rows for of in operands)
+    counts = Counter(operand.rows for operand in operands)
     return max(counts, key=counts.__getitem__, default=0)
 
 
-def _times(found: RecordedLaunches, spans: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _times(recording: RecordedLaunches, spans: Sequence[Span]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(time of each pass until the next launch after it, time of each launch in which no earlier one runs). [s]"""
-    ends = found.ended_s
-    before = np.concatenate(([found.start_s[0]], ends[:-1]))
-    alone = np.maximum(ends - np.maximum(found.start_s, before), 0.0)
-    until = np.append(found.start_s, ends[-1])
-    return np.array([until[stop] - until[start] for start, stop in spans]), alone
+    ends = recording.ended_s
+    before = np.concatenate(([recording.start_s[0]], ends[:-1]))
+    exclusive_s = np.maximum(ends - np.maximum(recording.start_s, before), 0.0)
+    until = np.append(recording.start_s, ends[-1])
+    return np.array([until[stop] - until[start] for start, stop in spans]), exclusive_s
 
 
-def _whole(marks: Mapping[str, float], layers: int) -> int:
+def _count_passes(marks: Mapping[str, float], layers: int) -> int:
     total = int(sum(marks.values()))
     if not total:
         raise InputError(
-            "how many passes were recorded cannot be told: no kernel has a name of attention or of a state update; "
-            "give their number (--passes N)"
+            "the number of recorded passes is unknown: no kernel has a name of attention or of a state update; "
+            "give it (--passes N)"
         )
     if total % layers:
-        told = ", ".join(f"{name[:40]} {n:.0f}" for name, n in list(marks.items())[:3])
+        examples = ", ".join(f"{name[:40]} {n:.0f}" for name, n in list(marks.items())[:3])
         raise InputError(
-            f"how many passes were recorded cannot be told: {total} launches of attention or of a state update "
-            f"({told}) are no multiple of {layers} layers; give their number (--passes N)"
+            f"the number of recorded passes is unknown: {total} launches of attention or of a state update "
+            f"({examples}) are no multiple of {layers} layers; give it (--passes N)"
         )
     return total // layers
 
@@ -360,26 +366,28 @@ def _named(steps: Sequence[EngineStep], phase: str) -> list[int]:
 
     Raises InputError if there are none, such as where all passes with prompts also decode.
     """
-    found = [place for place, step in enumerate(steps) if step.phases == (phase,)]
-    if not found:
-        kinds = "; ".join(dict.fromkeys(map(str, steps[:_SHOWN])))
+    places = [place for place, step in enumerate(steps) if step.phases == (phase,)]
+    if not places:
+        kinds = "; ".join(dict.fromkeys(map(str, steps[:_MAX_NAMED_PASSES])))
         raise InputError(
-            f"phase must be of passes that were recorded; none of the {len(steps)} that the engine named is a {phase} "
-            f"alone: {kinds}{', ...' * (len(steps) > _SHOWN)}; passes of both phases together are not compared"
+            f"phase must be of recorded passes; none of the {len(steps)} that the engine named is a {phase} alone: "
+            f"{kinds}{', ...' * (len(steps) > _MAX_NAMED_PASSES)}; mixed passes are not compared"
         )
-    return found
+    return places
 
 
-def _alike(kinds: Sequence[PassKind], took: NDArray[np.float64], candidates: Iterable[int], phase: str) -> list[int]:
+def _equal_passes(
+    kinds: Sequence[PassKind], pass_s: NDArray[np.float64], candidates: Iterable[int], phase: str
+) -> list[int]:
     """The indices of equal passes of a phase."""
     groups: dict[PassKind, list[int]] = {}
     for place in candidates:
         groups.setdefault(kinds[place], []).append(place)
     if phase == "decode":
-        return max(groups.values(), key=lambda group: (len(group), -float(took[group].mean())))
-    return max(groups.values(), key=lambda group: (kinds[group[0]].rows, float(took[group].mean())))
+        return max(groups.values(), key=lambda group: (len(group), -float(pass_s[group].mean())))
+    return max(groups.values(), key=lambda group: (kinds[group[0]].rows, float(pass_s[group].mean())))
 
 
-def _inner(group: list[int], spans: Sequence[Span], end: int) -> list[int]:
-    """Without passes at the beginning and the end of the file, which may be incomplete, if others are left."""
+def _complete_passes(group: list[int], spans: Sequence[Span], end: int) -> list[int]:
+    """Drops passes at the beginning and the end of the file, which may be cut off, unless no other is left."""
     return [place for place in group if spans[place][0] > 0 and spans[place][1] < end] or group

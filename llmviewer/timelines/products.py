@@ -27,9 +27,9 @@ Way: TypeAlias = list[list[Place]]  # products of a pass before, between and aft
 
 BY_SHAPE: Final = "shape"
 BY_ORDER: Final = "order"
-_LEAST: Final = 0.97  # of its bound, below which a kernel cannot be that of a product
-_IMPOSSIBLE: Final = 10.0  # of a kernel below the bound of its product
-_PACKED: Final = (1, 2, 4, 8)  # weights in an element of a packed tensor, such as 8 of 4 bits in an int32
+_MIN_SHARE_OF_BOUND: Final = 0.97  # of its bound, below which a kernel cannot be that of a product
+_BELOW_BOUND_PENALTY: Final = 10.0  # of a kernel below the bound of its product
+_PACKING_FACTORS: Final = (1, 2, 4, 8)  # weights in an element of a packed tensor, such as 8 of 4 bits in an int32
 
 
 class Match(NamedTuple):
@@ -60,7 +60,7 @@ class ProductOfPass:
 
 
 @frozen(kw_only=True)
-class Identified:
+class IdentifiedProducts:
     """The matrix products of a pass.
 
     products  products with their kernels, in order
@@ -82,7 +82,7 @@ def identify(
     graph: Graph,
     operators: Iterable[OperatorResult],
     expected_s: Callable[[Place], float | None],
-) -> Identified:
+) -> IdentifiedProducts:
     """The products of a pass.
 
     recorded    kernels of products before, between and after launches that mix tokens
@@ -92,14 +92,14 @@ def identify(
     """
     order = _Order.of(graph, operators)
     if not recorded:
-        return Identified(why_not="the file has sums by kernel, without their order")
+        return IdentifiedProducts(why_not="the file has sums by kernel, without their order")
     if not any(recorded) or not order.products:
-        return Identified(why_not="no kernel of a matrix product was recorded")
+        return IdentifiedProducts(why_not="no kernel of a matrix product was recorded")
     ways = [way for way in order.ways(flat=len(recorded) == 1) if len(way) == len(recorded)]
     matches = [(match, way) for way in ways if (match := _matched(recorded, way, order.sizes))]
     if not matches:
         kernels = counted(sum(map(len, recorded)), "kernel")
-        return Identified(
+        return IdentifiedProducts(
             why_not=f"a pass has {kernels} of matrix products, which are not those of the model: {order.most} one by "
             f"one, {order.fewest} where those that read the same tensor are merged"
         )
@@ -110,7 +110,7 @@ def identify(
     missing = dict.fromkeys(
         name for segment in way for place in segment if place not in kernels_of for name in place[1]
     )
-    return Identified(
+    return IdentifiedProducts(
         products=tuple(_product(place, kernels, order, expected_s(place)) for place, kernels in kernels_of.items()),
         rest=tuple(match.rest),
         last=tuple(kernel for kernel in match.rest if any(kernel is one for one in recorded[-1])),
@@ -229,7 +229,7 @@ def _by_sizes(
         for number in range(following, len(places)):
             block, names = places[number]
             size = sum(sizes[block, name] for name in names)
-            if kernel.weights is not None and any(size == kernel.weights * packed for packed in _PACKED):
+            if kernel.weights is not None and any(size == kernel.weights * packed for packed in _PACKING_FACTORS):
                 pairs.append((places[number], kernel))
                 following = number + 1
                 break
@@ -254,8 +254,8 @@ def _by_order(
 
 
 def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) -> float:
-    """How far recorded times are from expected ones, or from bounds: the mean of the logarithms of their ratios, in
-    which a time below the bound weighs most.
+    """Distance of recorded times from expected ones, or from bounds: mean absolute logarithm of their ratios, with a
+    penalty for times below the bound.
     """
     total = 0.0
     for (block, names), kernel in match.pairs:
@@ -264,7 +264,9 @@ def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) 
         expected = known_sum(op.expected_time_s for op in operators)
         near = bound if expected is None else expected / operators[0].repeat
         if kernel.time_s > 0 and near > 0:
-            total += abs(log(kernel.time_s / near)) + (_IMPOSSIBLE if kernel.time_s < _LEAST * bound else 0)
+            total += abs(log(kernel.time_s / near)) + (
+                _BELOW_BOUND_PENALTY if kernel.time_s < _MIN_SHARE_OF_BOUND * bound else 0
+            )
     return total / max(len(match.pairs), 1)
 
 
@@ -285,8 +287,8 @@ def _product(place: Place, kernels: Sequence[MatrixProduct], order: _Order, expe
 
 
 def _in_order(graph: Graph) -> list[Block]:
-    """One block per layer, in order, with blocks outside of layers before and after them."""
-    layered = sorted(((place, block) for block in graph.blocks for place in block.layers), key=lambda found: found[0])
-    alone = [block for block in graph.blocks if not block.layers]
+    """Blocks in execution order, one per layer, with those outside of layers before and after them."""
+    layered = sorted(((place, block) for block in graph.blocks for place in block.layers), key=lambda item: item[0])
+    outer_blocks = [block for block in graph.blocks if not block.layers]
     first = next((i for i, block in enumerate(graph.blocks) if block.layers), len(graph.blocks))
-    return [*graph.blocks[:first], *(block for _, block in layered), *alone[first:]]
+    return [*graph.blocks[:first], *(block for _, block in layered), *outer_blocks[first:]]

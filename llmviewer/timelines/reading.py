@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, cast
 from ..documents import check_file
 from ..errors import InputError
 from .databases import MAGIC, of_database
-from .launches import RecordedLaunches, Sums
+from .launches import KernelSums, RecordedLaunches
 from .layerwise import is_layerwise, of_layerwise
 from .tables import of_table
 from .traces import of_trace
@@ -30,11 +30,11 @@ _LIST: Final = re.compile(r"\s*\[")  # a list of events at top level
 _GAP: Final = re.compile(r"[\s,]*")  # between events
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of text that PowerShell writes
 _PIECE: Final = 2**22  # bytes read at a time
-_MORE: Final = "--max-bytes reads larger files"
+_LARGER_FILE_HINT: Final = "--max-bytes reads larger files"
 MAX_UNPACKED: Final = 2**30  # default limit of unpacked files: traces of some minutes of a GPU are smaller [B]
 
 
-def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> RecordedLaunches | Sums:
+def read_timeline(path: Path, phase: str, *, max_bytes: int = MAX_UNPACKED) -> RecordedLaunches | KernelSums:
     """Launches on a GPU, or operators of a CPU if there are none.
 
     phase  "prefill" or "decode", which some files separate
@@ -45,7 +45,7 @@ def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> Record
     check_file(path)
     try:
         with path.open("rb") as file:
-            return _read(file, path, phase, most, database=path)
+            return _read(file, path, phase, max_bytes, database=path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -54,12 +54,14 @@ def read_timeline(path: Path, phase: str, *, most: int = MAX_UNPACKED) -> Record
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def parse_timeline(data: bytes, name: str, phase: str, *, most: int) -> RecordedLaunches | Sums:
+def parse_timeline(data: bytes, name: str, phase: str, *, max_bytes: int) -> RecordedLaunches | KernelSums:
     """The same of the contents of a file, which `name` names in errors. No file is read."""
-    return _read(io.BytesIO(data), Path(name), phase, most, database=data)
+    return _read(io.BytesIO(data), Path(name), phase, max_bytes, database=data)
 
 
-def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | bytes) -> RecordedLaunches | Sums:
+def _read(
+    file: BinaryIO, path: Path, phase: str, max_bytes: int, database: Path | bytes
+) -> RecordedLaunches | KernelSums:
     """The launches in an opened file.
 
     path      names the file in errors
@@ -68,42 +70,42 @@ def _read(file: BinaryIO, path: Path, phase: str, most: int, database: Path | by
     head = file.read(len(MAGIC))
     file.seek(0)
     if head == MAGIC:
-        found: RecordedLaunches | Sums = of_database(database, path)
+        recording: RecordedLaunches | KernelSums = of_database(database, path)
     else:
         unpacked = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if head.startswith(_GZIP) else file
-        found = _of_text(_bytes(unpacked, path, most), path, phase)
-    if not found.names:
+        recording = _of_text(_bytes(unpacked, path, max_bytes), path, phase)
+    if not recording.names:
         raise InputError(f"{path}: has no kernel that ran; record CUDA activities, or CPU activities of a CPU")
-    return found
+    return recording
 
 
-def _of_text(raw: bytearray, path: Path, phase: str) -> RecordedLaunches | Sums:
+def _of_text(raw: bytearray, path: Path, phase: str) -> RecordedLaunches | KernelSums:
     text = raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig", errors="replace")
     del raw
     if not text.strip():
         raise InputError(f"{path}: is empty; must be {FORMATS}")
     if text.lstrip()[:1] in ("{", "["):
         return _of_json(text, path, phase)
-    found = of_table(text, path)
-    if found is None:
+    recording = of_table(text, path)
+    if recording is None:
         raise InputError(f"{path}: must be {FORMATS}")
-    return found
+    return recording
 
 
-def _bytes(file: BinaryIO, path: Path, most: int) -> bytearray:
+def _bytes(file: BinaryIO, path: Path, max_bytes: int) -> bytearray:
     """The bytes of a file, of which a small one can unpack to very many."""
     raw = bytearray()
     try:
         while piece := file.read(_PIECE):
             raw += piece
-            if len(raw) > most:
-                raise InputError(f"{path}: must have at most {most:,} bytes, unpacked", hint=_MORE)
+            if len(raw) > max_bytes:
+                raise InputError(f"{path}: must have at most {max_bytes:,} bytes, unpacked", hint=_LARGER_FILE_HINT)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     return raw
 
 
-def _of_json(text: str, path: Path, phase: str) -> RecordedLaunches | Sums:
+def _of_json(text: str, path: Path, phase: str) -> RecordedLaunches | KernelSums:
     named = _NAMED.search(text) or _LIST.match(text)
     try:
         if named:
@@ -120,13 +122,13 @@ def _of_json(text: str, path: Path, phase: str) -> RecordedLaunches | Sums:
 
 def _events(text: str, start: int) -> Iterator[Any]:
     """Parses a list of events one by one, as all at once take many times the memory of the text."""
-    decode, at = json.JSONDecoder().raw_decode, _after_gap(text, start)
-    while text[at : at + 1] != "]":
-        event, end = decode(text, at)
+    decode, position = json.JSONDecoder().raw_decode, _after_gap(text, start)
+    while text[position : position + 1] != "]":
+        event, end = decode(text, position)
         yield event
-        at = _after_gap(text, end)
+        position = _after_gap(text, end)
 
 
-def _after_gap(text: str, at: int) -> int:
-    found = _GAP.match(text, at)
-    return found.end() if found else at
+def _after_gap(text: str, position: int) -> int:
+    match = _GAP.match(text, position)
+    return match.end() if match else position

@@ -9,35 +9,35 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ..errors import InputError
-from .launches import RecordedLaunch, RecordedLaunches, Sums, is_time, of_busiest, sums
+from .launches import KernelSums, RecordedLaunch, RecordedLaunches, is_time, kernel_sums, of_busiest
 
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
 _NANOSECONDS: Final = ("Start_Timestamp", "End_Timestamp", "TotalDurationNs")  # columns of rocprofv3
-_SKIPPED: Final = 100  # most lines before the head of a table
-_SHOWN: Final = 200  # characters of a row in an error
+_MAX_LINES_BEFORE_HEAD: Final = 100  # most lines before the head of a table
+_MAX_ROW_CHARS: Final = 200  # characters of a row in an error
 _Row: TypeAlias = tuple[str, dict[str, str], tuple[float, ...]]
 
 
-def of_table(text: str, path: Path) -> RecordedLaunches | Sums | None:
+def of_table(text: str, path: Path) -> RecordedLaunches | KernelSums | None:
     """The contents of a table; None if the text is not one.
 
     Raises InputError, with the line, if a row lacks a column, or a value is not a number that it can be.
     """
     lines = text.splitlines()
-    for number, line in enumerate(lines[:_SKIPPED]):
+    for number, line in enumerate(lines[:_MAX_LINES_BEFORE_HEAD]):
         try:
             head = {name for name, _ in map(_column, next(csv.reader([line]), ()))}
         except csv.Error:
             return None
 
-        def rows(name: str, *wanted: str, after: int = number) -> Iterator[_Row]:
-            return _rows(lines, after, path, (name, *wanted))
+        def rows(name: str, *number_columns: str, after: int = number) -> Iterator[_Row]:
+            return _rows(lines, after, path, (name, *number_columns))
 
         if {"Name", "Start", "Duration"} <= head:
             return of_busiest(
-                _launch(where, row.get("Device", ""), row["Name"], start, taken)
-                for where, row, (start, taken) in rows("Name", "Start", "Duration")
+                _launch(where, row.get("Device", ""), row["Name"], start, duration)
+                for where, row, (start, duration) in rows("Name", "Start", "Duration")
             )
         if {"Kernel_Name", "Start_Timestamp", "End_Timestamp"} <= head:
             return of_busiest(
@@ -46,15 +46,17 @@ def of_table(text: str, path: Path) -> RecordedLaunches | Sums | None:
             )
         for total, count in (("Total Time", "Instances"), ("TotalDurationNs", "Calls")):
             if {"Name", total, count} <= head:
-                return sums(_sum(where, row["Name"], *numbers) for where, row, numbers in rows("Name", total, count))
+                return kernel_sums(
+                    _sum(where, row["Name"], *numbers) for where, row, numbers in rows("Name", total, count)
+                )
     return None
 
 
 def _launch(where: str, device: str, name: str, start: float, duration: float) -> RecordedLaunch:
-    found = RecordedLaunch(device=device, name=name, start=start, duration=duration)
-    if not found.valid:
+    launch = RecordedLaunch(device=device, name=name, start=start, duration=duration)
+    if not launch.valid:
         raise InputError(f"{where}: a launch must have finite times; got {start:g} s for {duration:g} s")
-    return found
+    return launch
 
 
 def _sum(where: str, name: str, total: float, launches: float) -> tuple[str, float, float]:
@@ -65,12 +67,12 @@ def _sum(where: str, name: str, total: float, launches: float) -> tuple[str, flo
 
 def _column(head: str) -> tuple[str, float]:
     """(name of a column, factor of its numbers to seconds)."""
-    found = _HEAD.match(head.strip())
-    name, unit = (found["name"], found["unit"]) if found else ("", None)
+    match = _HEAD.match(head.strip())
+    name, unit = (match["name"], match["unit"]) if match else ("", None)
     return name, _UNITS_S.get("ns" if name in _NANOSECONDS else unit or "", 1.0)
 
 
-def _rows(lines: Sequence[str], head: int, path: Path, wanted: Sequence[str]) -> Iterator[_Row]:
+def _rows(lines: Sequence[str], head: int, path: Path, required_columns: Sequence[str]) -> Iterator[_Row]:
     """Each row below line `head` of `lines`: its place, its texts by column name without unit, and its numbers in the
     `wanted` columns but the first. [s]
     """
@@ -82,12 +84,16 @@ def _rows(lines: Sequence[str], head: int, path: Path, wanted: Sequence[str]) ->
             if not any(map(str.strip, row)):
                 continue
             where, texts = f"{path}:{head + table.line_num}", dict(zip(names, row, strict=False))
-            if missing := [name for name in wanted if name not in texts]:
-                raise InputError(f"{where}: has no {' and no '.join(missing)}; got {','.join(row)[:_SHOWN]}")
+            if missing := [name for name in required_columns if name not in texts]:
+                raise InputError(f"{where}: has no {' and no '.join(missing)}; got {','.join(row)[:_MAX_ROW_CHARS]}")
             try:
-                yield where, texts, tuple(float(texts[name].replace(",", "")) * scales[name] for name in wanted[1:])
+                yield (
+                    where,
+                    texts,
+                    tuple(float(texts[name].replace(",", "")) * scales[name] for name in required_columns[1:]),
+                )
             except ValueError:
-                must = f"{' and '.join(wanted[1:])} must be numbers"
-                raise InputError(f"{where}: {must}; got {','.join(row)[:_SHOWN]}") from None
+                must = f"{' and '.join(required_columns[1:])} must be numbers"
+                raise InputError(f"{where}: {must}; got {','.join(row)[:_MAX_ROW_CHARS]}") from None
     except csv.Error as error:
         raise InputError(f"{path}:{head + table.line_num}: is not a row of CSV: {error}") from None

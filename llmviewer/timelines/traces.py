@@ -37,7 +37,9 @@ def of_trace(events: Iterable[Any], path: Path) -> RecordedLaunches:
 
     Raises InputError if an event is invalid.
     """
-    found: dict[str, list[RecordedLaunch]] = {kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)}
+    launches_by_kind: dict[str, list[RecordedLaunch]] = {
+        kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)
+    }
     origins: list[Origin] = []
     calls: dict[int, HostCall] = {}
     externals: dict[int, RecordedLaunch] = {}
@@ -46,21 +48,21 @@ def of_trace(events: Iterable[Any], path: Path) -> RecordedLaunches:
         if category in CALLS and (parsed := parse_call(event)):
             calls[parsed[0]] = parsed[1]
         kind = _KERNEL if category in _ON_GPU else category
-        if kind not in found:
+        if kind not in launches_by_kind:
             continue
         launch = _launch(event, number, path, host=kind in (_ON_CPU, _NAMED_ON_CPU))
-        found[kind].append(launch)
+        launches_by_kind[kind].append(launch)
         if kind == _KERNEL:
             origins.append(Origin.of(_args(event)))
         elif kind == _ON_CPU and (external := Origin.of(_args(event)).external) is not None:
             externals[external] = launch
-    kernels, named = found[_KERNEL], found[_NAMED_ON_CPU]
+    kernels, named = launches_by_kind[_KERNEL], launches_by_kind[_NAMED_ON_CPU]
     if not kernels:
-        return of_busiest(_work(found[_ON_CPU], named), steps=steps_of(named), host=True)
-    host = HostCalls(calls, found[_ON_CPU], externals)
+        return of_busiest(_work(launches_by_kind[_ON_CPU], named), steps=steps_of(named), host=True)
+    host = HostCalls(calls, launches_by_kind[_ON_CPU], externals)
     products = host.operands(origins)
     kernels = [one._replace(operands=product) for one, product in zip(kernels, products, strict=True)]
-    steps = steps_of(found[_NAMED_ON_GPU]) or host.steps(kernels, origins, named)
+    steps = steps_of(launches_by_kind[_NAMED_ON_GPU]) or host.steps(kernels, origins, named)
     return of_busiest(kernels, steps=steps)
 
 
@@ -117,19 +119,19 @@ def _work(operators: Iterable[RecordedLaunch], named: Iterable[RecordedLaunch]) 
         if _DISPATCHED.fullmatch(one.name):
             threads.setdefault(one.device, []).append(one)
     compiled = [one for one in named if _COMPILED.match(one.name)]
-    for thread, own in threads.items():
-        outer = list(_outermost(own))
+    for thread, thread_operators in threads.items():
+        outer = list(_outermost(thread_operators))
         yield from (one for one in outer if one.name.split("::")[1] not in _VIEWS)
         for graph in _outermost(one for one in compiled if one.device == thread):
             yield from _between(outer, graph)
 
 
-def _outermost(found: Iterable[RecordedLaunch]) -> Iterator[RecordedLaunch]:
+def _outermost(launches: Iterable[RecordedLaunch]) -> Iterator[RecordedLaunch]:
     """Launches not within another, in order."""
-    until = -inf
-    for one in sorted(found, key=lambda one: (one.start, -one.duration)):
-        if one.start >= until:
-            until = one.start + one.duration
+    end_s = -inf
+    for one in sorted(launches, key=lambda one: (one.start, -one.duration)):
+        if one.start >= end_s:
+            end_s = one.start + one.duration
             yield one
 
 

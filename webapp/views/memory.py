@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmviewer.reports import figures
 from llmviewer.reports.page_figures import PageFigure, page_figure
-from llmviewer.reports.phrases import largest, memory_margin, of_each
+from llmviewer.reports.phrases import largest, memory_margin, per_device
 from llmviewer.units import si
 
 from ..answers import Answer
@@ -18,7 +18,7 @@ def bars(found: Sequence[Answer]) -> PageFigure:
 
 def whose(found: Sequence[Answer]) -> str:
     """Such as "; sizes are those of each device"; nothing where one device has it all."""
-    each = next((of_each(one.analysis) for one in found), "")
+    each = next((per_device(one.analysis) for one in found), "")
     return f"; sizes are those{each}" if each else ""
 
 

@@ -10,8 +10,8 @@ from llmviewer.errors import InputError
 from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.timeline_figures import part_bars
-from llmviewer.timelines.against import Timeline, compared
-from llmviewer.timelines.launches import RecordedLaunches, Sums
+from llmviewer.timelines.against import Timeline, compare_recording
+from llmviewer.timelines.launches import KernelSums, RecordedLaunches
 from llmviewer.timelines.reading import parse_timeline, read_timeline
 
 from ..answers import Answer, fault
@@ -40,7 +40,7 @@ def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Timeline:
             timeline = _on_disk(trace, trace.stat().st_mtime_ns, phase)
         else:
             timeline = _dropped(trace, phase)
-        return compared(
+        return compare_recording(
             timeline, answer.analysis, file=trace.name, phase=phase, passes=state.passes or None,
             stage=state.stage or None,
         )  # fmt: skip
@@ -60,7 +60,7 @@ def bars(found: Timeline) -> PageFigure:
 
 
 @lru_cache(maxsize=2)
-def _on_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | Sums:
+def _on_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | KernelSums:
     try:
         return read_timeline(path, phase)
     except InputError as error:
@@ -68,10 +68,10 @@ def _on_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | Sums:
 
 
 @lru_cache(maxsize=2)
-def _dropped(trace: Dropped, phase: str) -> RecordedLaunches | Sums:
+def _dropped(trace: Dropped, phase: str) -> RecordedLaunches | KernelSums:
     if len(trace.data) > LARGEST:
         raise InputError(f"{trace.name}: must have at most {LARGEST:,} bytes; got {len(trace.data):,}")
     try:
-        return parse_timeline(trace.data, trace.name, phase, most=LARGEST_UNPACKED)
+        return parse_timeline(trace.data, trace.name, phase, max_bytes=LARGEST_UNPACKED)
     except InputError as error:
         raise InputError(error.reason) from None  # its hint names an option of the command line

@@ -332,7 +332,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("analyze /dev/null t4", f"/dev/null: must be a model file; {MODEL_FILES}"),
         ("analyze gpt2 /dev", "/dev: must be a .yaml file, or a name that `llmviewer hardware` lists"),
         ("analyze bert-base-uncased t4 --gen 10",
-         "--gen needs decode steps, and bert-base-uncased does not generate; leave it out"),
+         "--gen must be left out: bert-base-uncased does not generate"),
         ("models gpt2 -o g.foo", "g.foo: must end in one of .txt, .json, .dot, .mmd, .mermaid; or give --format"),
         ("models gpt2 --format json -o x.dot", "x.dot: ends in .dot, and --format is json; leave one of them out"),
         ("analyze gpt2 t4 -o ''", "-o / --output must not be empty; give a path, such as ./name"),

@@ -204,9 +204,9 @@ def test_what_cannot_be(capsys):
         ("not-a-device", ["--prefill-hardware", "h200", "--decode-hardware", "h100"],
          "no hardware 'not-a-device': "),
         ("l4", ["--prefill-hardware", "h200", "--decode-hardware", "h100"],
-         "HARDWARE l4 is of no use beside --prefill-hardware and --decode-hardware; name one of them\n"),
+         "HARDWARE l4 has no effect beside --prefill-hardware and --decode-hardware; name one of them\n"),
         ("l4", ["--tp", "2", "--prefill-layout", "tp=4", "--decode-layout", "pp=2"],
-         "layout tp=2 is of no use beside --prefill-layout and --decode-layout; leave one out\n"),
+         "layout tp=2 has no effect beside --prefill-layout and --decode-layout; leave one out\n"),
     ],
 )  # fmt: skip
 def test_what_is_of_neither_kind_of_device_is_refused(hardware, options, message, capsys):

@@ -250,9 +250,9 @@ def test_positions_are_told_where_memory_has_room_for_more(capsys, form):
     assert main(["analyze", "gpt2", "l4", "--format", form]) == 0
     most = analyze("gpt2", "l4").memory.max_context
     words = " ".join(capsys.readouterr().out.split())
-    assert f"{most:,} tokens at batch 1; the model is made for 1,024" in words
+    assert f"{most:,} tokens at batch 1; model maximum 1,024" in words
     assert main(["analyze", "llama-3.1-70b", "l4", "--format", form]) == 0
-    assert "made for" not in capsys.readouterr().out
+    assert "model maximum" not in capsys.readouterr().out
 
 
 def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
@@ -260,7 +260,7 @@ def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
     batch = analyze("gpt2", "l4").memory.max_batch
     words = " ".join(capsys.readouterr().out.split())
     assert f"on NVIDIA L4: batch {batch}, the largest that fits, prompt 1024" in words
-    assert f"Batch max: {batch:,} sequences of 1152 tokens fit the 24.2 GB of the device, with " in words
+    assert f"Batch max: {batch:,} sequences of 1,152 tokens fit 24.2 GB: weights, KV cache, " in words
     scenario = tmp_path / "most.yaml"
     scenario.write_text("batch: max\ngen: 1\n")
     assert main(["analyze", "gpt2", "l4", "--scenario", str(scenario), "--format", "markdown"]) == 0

@@ -182,7 +182,7 @@ def test_advice_says_how_much_to_offload_where_a_model_does_not_fit():
     fits, too_little = (analyze("opt-30b", T4, offload=f"weights={s:.2f}", **asked) for s in (share, share - 0.01))
     assert fits.memory.fits
     assert not too_little.memory.fits
-    then = f", at {fits.phases.decode.time_s:.2f} s"
+    then = f", >= {fits.phases.decode.time_s:.2f} s"
     assert then in found.phases.decode.advice
     assert "--offload" not in fits.phases.decode.advice
 
@@ -202,7 +202,7 @@ def test_reports_say_what_lies_elsewhere(capsys):
     assert "q_proj_fetch" in text
     found = analyze("opt-30b", "t4", offload="weights=0.9")
     assert found.to_dict()["memory"]["host_bytes"] == pytest.approx(0.9 * OPT_30B)
-    assert "waits for offloaded data, mostly on the host link" in found.phases.decode.advice
+    assert "links to offloaded data limit 94% of its time, mostly host (" in found.phases.decode.advice
     assert weight_bytes(Setting.of("opt-30b", "t4", offload="weights=0.9").graph) == pytest.approx(0.1 * OPT_30B)
 
 

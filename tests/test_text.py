@@ -118,7 +118,8 @@ def test_only_a_long_table_on_the_screen_leaves_operators_out(capsys, tmp_path):
 def test_a_format_that_has_every_operator_takes_no_all(capsys, form):
     assert main(["analyze", "gpt2", "t4", "--format", form, "--all"]) == 2
     assert (
-        capsys.readouterr().err == f"llmviewer: --all applies to text; leave it out with {form}, which has every operator\n"
+        capsys.readouterr().err
+        == f"llmviewer: --all applies to text; leave it out with {form}, which has every operator\n"
     )
 
 

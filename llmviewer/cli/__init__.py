@@ -36,7 +36,7 @@ _COMMANDS = {  # module of this package and summary, which the command's docstri
     "simulate": ("serving", "Simulate a server: requests that arrive over time at MODEL on HARDWARE."),
     "sweep": ("sweep", "Compute a row for every combination of the values of --over."),
     "techniques": ("techniques", "List techniques for --with, or show one."),
-    "timeline": ("timeline", "Compare a profiler trace of MODEL with its bound."),
+    "timeline": ("timeline", "Compare a profiler trace of MODEL with bounds and expected times."),
     "validate": ("validation", "Score bounds and expected times against measured kernels."),
     "web": ("web", "Open the dashboard in a browser."),
 }

@@ -128,7 +128,7 @@ def analyze(
         return
     analysis = run(model, hardware, **options, **question)
     if question["gen"] is not None and not analysis.model.generates:
-        raise InputError(f"gen needs decode steps, and {analysis.model.name} does not generate; leave it out")
+        raise InputError(f"gen must be left out: {analysis.model.name} does not generate")
     from ..reports.analysis import report
 
     shared.emit_report(report(**report_options), analysis, output_form, output)

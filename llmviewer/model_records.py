@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
 def add_model(
     source: str, name: str, *, parameters: int, title: str = "", repository: str = ""
 ) -> tuple[Path, tuple[str, ...]]:
-    """Writes the record of a model and its lines of the indexes. Returns the file and unread fields, which it leaves out.
+    """Writes the record of a model and its index lines. Returns the file, and fields that are not read and left out.
 
     source      path of a config.json or its folder, or org/name on the hub
     parameters  the published number, which the graph of the config must have

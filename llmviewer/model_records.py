@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
 def add_model(
     source: str, name: str, *, parameters: int, title: str = "", repository: str = ""
 ) -> tuple[Path, tuple[str, ...]]:
-    """Writes the record of a model and its index lines. Returns the file, and fields that are not read and left out.
+    """Writes the record of a model and its index lines; returns the file, and fields that no reader knows.
 
     source      path of a config.json or its folder, or org/name on the hub
     parameters  the published number, which the graph of the config must have

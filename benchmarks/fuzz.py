@@ -51,7 +51,7 @@ from llmviewer.parallel.layout import parse_layout
 from llmviewer.serving.lengths import parse_lengths
 from llmviewer.stored.gguf_files import read_gguf
 from llmviewer.sweeping.axes import parse_numbers
-from llmviewer.techniques import about, parse_technique, techniques
+from llmviewer.techniques import declaration, parse_technique, techniques
 from llmviewer.timelines.reading import read_timeline
 from llmviewer.transforms.offload import parse_offload
 from llmviewer.transforms.quantize import parse_quantization
@@ -490,7 +490,7 @@ def _specs() -> list[str]:
         for f in (None, *fields(kind)):
             values = dict(first)
             if f and f.name not in first:
-                values[f.name] = (about(f).choices or (f.default or 0.5,))[-1]
+                values[f.name] = (declaration(f).choices or (f.default or 0.5,))[-1]
             found.append(f"{name}:{','.join(f'{key}={value}' for key, value in values.items())}".removesuffix(":"))
     return found
 

@@ -64,7 +64,7 @@ class Lowering:
     @property
     def _placed_apart(self) -> bool:
         """Whether layout or techniques differ between decode steps and prefills."""
-        return self.layout.cp > 1 or any(one.decode_alone for one in self.techniques)
+        return self.layout.cp > 1 or any(one.separate_decode_graph for one in self.techniques)
 
     def _has(self, kind: type[Operator]) -> bool:
         return any(isinstance(op, kind) for _, op in self._changed(decode=False))

@@ -33,7 +33,7 @@ from .parameters import Accounting, Algorithm, AttentionMode, Mla
 from .precision import own_group
 from .records import frozen
 from .roofline import Plan, plan
-from .techniques import Run, Schedule, Technique, altered, parse_techniques
+from .techniques import Run, Schedule, Technique, overrides, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
@@ -144,14 +144,14 @@ class Setting:
         """
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
-            if not self.model.generates and not one.one_pass and (one.decode_alone or changes_passes([one])):
+            if not self.model.generates and not one.one_pass and (one.separate_decode_graph or changes_passes([one])):
                 raise InputError(
                     f"{one.name}: {self.model.name} does not generate, so it has no decode passes to change"
                 )
-            reason = one.refuses(self, others)
-            if altered(one, "step", "schedule") and self.layout.pp > 1:
+            reason = one.incompatibility(self, others)
+            if overrides(one, "step", "schedule") and self.layout.pp > 1:
                 reason = reason or "is not supported in a pipeline; leave out pp"
-            if self.accounting is Accounting.SURVEY and altered(one, "lowered"):
+            if self.accounting is Accounting.SURVEY and overrides(one, "lowered"):
                 reason = reason or "is not supported in survey accounting; use faithful"
             if reason:
                 raise InputError(f"{one.name}: {reason}")
@@ -161,7 +161,9 @@ class Setting:
     def lowering(self) -> Lowering:
         """Graphs and plans, shared by settings that differ only in passes and expected kernels."""
         inherited_fields = {f.name: getattr(self, f.name) for f in fields(Lowering)}
-        graph_techniques = (one for one in self.techniques if altered(one, "network", "lowered") or one.decode_alone)
+        graph_techniques = (
+            one for one in self.techniques if overrides(one, "network", "lowered") or one.separate_decode_graph
+        )
         return Lowering(**(inherited_fields | {"techniques": tuple(graph_techniques)})).remembered()
 
     @property
@@ -218,7 +220,9 @@ class Setting:
         if not self.techniques:
             return whole
         shapes = Shapes(prefill=self.prefill, step=self.step, kept=self.kept)
-        auxiliary = (Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.beside(self))
+        auxiliary = (
+            Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.auxiliary_graphs(self)
+        )
         return replace(whole, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in auxiliary))
 
     @property
@@ -247,7 +251,7 @@ class Setting:
 
     def kept(self, workload: Workload) -> Workload:
         """The sequences whose cache is held at the end, as changed by techniques."""
-        return reduce(lambda pass_, one: one.kept(pass_), self.techniques, workload)
+        return reduce(lambda pass_, one: one.retained_cache(pass_), self.techniques, workload)
 
     def schedule(self, *, batch: Num, prompt: int, gen: int, images: int = 0) -> Schedule:
         """The passes of a generation with the techniques; without any, a prefill and a decode step per further token.
@@ -320,7 +324,7 @@ class Setting:
 
 def changes_passes(techniques: Iterable[Technique]) -> bool:
     """Whether techniques change the passes of a generation: a prefill and a decode step per further token."""
-    return any(altered(one, "prefill", "step", "kept", "schedule") for one in techniques)
+    return any(overrides(one, "prefill", "step", "retained_cache", "schedule") for one in techniques)
 
 
 def check_images(model: Model, *, prompt: int, images: int) -> None:
@@ -404,7 +408,7 @@ def _with_mtp_layers(model: Model, techniques: Sequence[Technique]) -> Model:
     Raises InputError if it has none, or if a technique drafts with them.
     """
     for one in techniques:
-        if one.predicts:
+        if one.runs_mtp_layers:
             layers = f"the layers that --with {one.name} drafts with between passes"
             raise InputError(f"mtp: runs in every pass {layers}; leave one out")
     if model.predicting is None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from llmviewer.serving.advice import Advice
 from llmviewer.serving.steps import Steps
-from llmviewer.techniques import Touches
+from llmviewer.techniques import Requirement
 from llmviewer.units import seconds, si
 from llmviewer.variants.changes import TAU
 from llmviewer.variants.evaluation import Objective
@@ -133,7 +133,7 @@ class Folded(Table):
 def tables(result: Advice) -> list[Table]:
     known = "Expected, bound" if result.base.expected else "Bound"
     about = f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_LEFT}"
-    groups = [(needs, list(same)) for needs, same in groupby(result.alone, key=lambda line: line.requires.needs)]
+    groups = [(needs, list(same)) for needs, same in groupby(result.alone, key=lambda line: line.requires.description)]
     alone = [
         _table(f"Alone, {needs}", result, same, ("TTFT", "TPOT"), about if same[-1] is result.alone[-1] else "")
         for needs, same in groups
@@ -159,7 +159,7 @@ def _table(name: str, result: Advice, lines: Sequence[Variant], shown: Sequence[
                 Item(text=line.name),
                 *(_gain(line.expected_gain if gain == "expected" else line.gain) for gain in gains),
                 *(time_item(getattr(line.result.likely, f"{key.lower()}_s")) for key in shown),
-                Item(text="-" if line.requires is Touches.NOTHING else str(line.requires)),
+                Item(text="-" if line.requires is Requirement.NOTHING else str(line.requires)),
                 Item(text=line.relieves.replace("memory traffic", "bytes")),
                 Item(text=line.result.decode_bound, bound=line.result.decode_bound),
             )
@@ -183,7 +183,7 @@ def _cards(result: Advice) -> list[Card]:
         Card(
             label="best alone" if line in result.alone else "best together",
             value=f"{line.likely_gain:.2f}x",
-            about=f"{line.name}, {line.requires.needs}",
+            about=f"{line.name}, {line.requires.description}",
         )
         for line in best
     ]  # fmt: skip

@@ -228,7 +228,7 @@ def _quantities(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
 
 def steps(traffic: Traffic, usage: Usage, setting: Setting) -> Iterator[tuple[str, tuple[Item, Item]]]:
     """Rows on techniques in decode steps and prefills: (quantity, (simulated, closed form))."""
-    leaves = max((one.leaves for one in setting.techniques), key=len, default=(1.0,))
+    leaves = max((one.acceptance_probabilities for one in setting.techniques), key=len, default=(1.0,))
     if len(leaves) > 1:
         yield "output tokens per decode step", (number_item(traffic.tokens_per_step), number_item(sum(leaves)))
     if usage.known:

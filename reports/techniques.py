@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmviewer.analyzing.effect import changes
 from llmviewer.parameters import Parameter
 from llmviewer.setting import Setting
-from llmviewer.techniques import Technique, about
+from llmviewer.techniques import Technique, declaration
 
 from .evidence import EVIDENCE
 
@@ -82,9 +82,9 @@ _ADDING: Final = '''
 
 A technique is a class like those in `llmviewer/techniques/`. Its fields are its parameters, and it overrides the
 methods of `Technique` for what it changes: the graph (`network`, or `lowered` once formats are set), the passes
-(`prefill`, `step`, `schedule`), or the cache in memory (`kept`). Python code can define it anywhere and pass its name
-or an instance, such as `Shortlist(words=16_000)`. Commands and the dashboard load it from the files or modules that
-the variable `LLMVIEWER_PLUGINS` lists, separated as in `PATH`:
+(`prefill`, `step`, `schedule`), or the cache in memory (`retained_cache`). Python code can define it anywhere and pass
+its name or an instance, such as `Shortlist(words=16_000)`. Commands and the dashboard load it from the files or modules
+that the variable `LLMVIEWER_PLUGINS` lists, separated as in `PATH`:
 
 ```
 LLMVIEWER_PLUGINS=shortlist.py llmviewer analyze llama-3.1-8b h100-sxm --with shortlist:words=16000
@@ -100,7 +100,7 @@ import llmviewer
 from llmviewer.graph import Graph
 from llmviewer.operators.base import Operator
 from llmviewer.operators.linear import LMHead
-from llmviewer.techniques import Kind, Technique, Touches, parameter, technique
+from llmviewer.techniques import Kind, Technique, Requirement, parameter, technique
 
 
 @technique("shortlist")
@@ -109,12 +109,12 @@ class Shortlist(Technique):
     """Shortlist: decode steps score only the most frequent words."""
 
     kind = Kind.DECODING
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     words: int = parameter("words that are scored", 32_000, least=1)
 
     @property
-    def decode_alone(self) -> bool:
+    def separate_decode_graph(self) -> bool:
         return True  # decode steps run another graph than the prefill
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:
@@ -287,7 +287,7 @@ def _sections(technique: type[Technique]) -> list[tuple[str, str]]:
 
 
 def _parameters(technique: type[Technique]) -> list[tuple[str, Any, Parameter]]:
-    return [(f.name, f.default, about(f)) for f in fields(technique)]
+    return [(f.name, f.default, declaration(f)) for f in fields(technique)]
 
 
 def _parameter(default: Any, parameter: Parameter) -> str:

@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlencode
 
-from llmviewer.techniques import about, techniques
+from llmviewer.techniques import declaration, techniques
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import KINDS, State
 from llmviewer.webapp.words import CONTROLS
@@ -214,7 +214,7 @@ def hostile_techniques(folder: Path) -> list[str]:
         f"{name}:{re.sub(rf'{f.name}=[^,]*,', '', given.get(name, ''))}{f.name}={value}"
         for name, kind in techniques().items()
         for f in fields(kind)
-        if "str" in str(f.type) and not about(f).choices
+        if "str" in str(f.type) and not declaration(f).choices
         for value in hostile(folder)
     ]
 

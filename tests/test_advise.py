@@ -12,7 +12,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports.advice import REPORT, Folded
 from llmviewer.reports.tables import Item
 from llmviewer.serving.advice import advise
-from llmviewer.techniques import Touches, techniques
+from llmviewer.techniques import Requirement, techniques
 from llmviewer.variants import changes
 
 from .cases import first_fast
@@ -78,8 +78,8 @@ def test_gains_in_a_pipeline_are_those_of_two_analyses_too(capsys):
 
 
 def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
-    order = list(Touches)
-    assert order == [Touches(name) for name in ("nothing", "answers", "draft", "model")]
+    order = list(Requirement)
+    assert order == [Requirement(name) for name in ("nothing", "answers", "draft", "model")]
     for lines in (found.alone, found.together):
         ranks = [(order.index(one.requires), -one.expected_gain) for one in lines]
         assert ranks == sorted(ranks)
@@ -103,7 +103,7 @@ def test_where_nothing_is_expected_gains_are_those_of_bounds():
     one = advise("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
     assert one.base.expected is None
     assert all(each.expected_gain is None for each in one.alone)
-    gains = [each.gain for each in one.alone if each.requires is Touches.MODEL]
+    gains = [each.gain for each in one.alone if each.requires is Requirement.NEW_WEIGHTS]
     assert len(gains) > 1
     assert gains == sorted(gains, reverse=True)
     words = " ".join(REPORT.text(one).split())
@@ -250,7 +250,7 @@ def test_what_can_be_switched_on_is_told_from_what_needs_a_model_or_changes_answ
     for line in found.together:
         each = {str(change.requires) for change in line.changes}
         assert str(line.requires) == next(name for name in ("model", "draft", "answers", "nothing") if name in each)
-    assert all(kind.touches in Touches for kind in techniques().values())
+    assert all(kind.requires in Requirement for kind in techniques().values())
     assert (
         main(["advise", "llama-3.1-8b", "h100-sxm", "--without", "draft", "--without", "answers", "--without", "model"])
         == 0

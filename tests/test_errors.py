@@ -26,7 +26,7 @@ from llmviewer.serving.advice import advise
 from llmviewer.serving.planning import plan
 from llmviewer.serving.saturation import saturate
 from llmviewer.serving.simulation import simulate
-from llmviewer.techniques import Touches
+from llmviewer.techniques import Requirement
 
 from .cases import for_each
 
@@ -430,7 +430,7 @@ def test_what_is_not_of_its_kind(golden, call, changed, facts):
 def test_one_of_several_need_not_be_a_list():
     assert _error(plan, "gpt2", rate=1, hardware="no-such").startswith("no hardware 'no-such': ")
     assert _error(advise, "gpt2", "l4", techniques=["magic"]).startswith("no technique 'magic': ")
-    assert advise("gpt2", "l4", without="model").without == (Touches.MODEL,)
+    assert advise("gpt2", "l4", without="model").without == (Requirement.NEW_WEIGHTS,)
     found = plan("gpt2", rate=1, hardware="l4", quants="fp8", layouts="", max_devices=1)
     assert (found.considered, found.quants) == (1, ("fp8",))
 

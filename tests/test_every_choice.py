@@ -16,7 +16,7 @@ from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.analysis import REPORT
-from llmviewer.techniques import about, parse_technique, techniques
+from llmviewer.techniques import declaration, parse_technique, techniques
 
 MODEL, DEVICE = "llama-68m", "h100-sxm"
 SIZE = ("--prompt", "300", "--gen", "20")
@@ -41,7 +41,7 @@ def values(field):
     """Documented values of a parameter: its choices, or its limits."""
     if field.name in TEXTS:
         return TEXTS[field.name]
-    kind, limits = str(field.type), about(field)
+    kind, limits = str(field.type), declaration(field)
     if limits.choices:
         return limits.choices
     if kind == "bool":
@@ -112,12 +112,12 @@ DEEP = ("llama-3.2-1b", "mixtral-8x7b", "llada-8b", "bert-base-uncased")  # the 
 
 def others_than(default, field):
     """Values of a parameter other than its default."""
-    if field.name in TEXTS or about(field).choices or str(field.type) == "bool":
+    if field.name in TEXTS or declaration(field).choices or str(field.type) == "bool":
         return [value for value in values(field) if str(value).lower() != str(default).lower()]
     if not isinstance(default, int | float):
         return []
     near = (default + 1, 2 * default + 3, default // 2) if isinstance(default, int) else (default / 2, default * 1.5)
-    return [value for value in (*near, 0.25) if value != default and about(field).holds(value)][:2]
+    return [value for value in (*near, 0.25) if value != default and declaration(field).holds(value)][:2]
 
 
 @pytest.mark.slow("analyzes two values of every parameter of every technique")

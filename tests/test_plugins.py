@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.architectures import architecture
 from llmviewer.architectures.llama import FAMILIES
-from llmviewer.techniques import Kind, Technique, Touches, technique
+from llmviewer.techniques import Kind, Technique, Requirement, technique
 
 @technique("{name}")
 @dataclass(frozen=True, kw_only=True)
 class Own(Technique):
     """Own."""
     kind = Kind.GRAPH
-    touches = Touches.NOTHING
+    requires = Requirement.NOTHING
 
 architecture("{name}")(FAMILIES["llama"].graph)
 analyze("llama-2-7b", "h100-sxm", techniques=["{name}"])  # as it is a module, it may use what it adds

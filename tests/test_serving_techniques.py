@@ -56,7 +56,7 @@ def served(steps, requests, policy="prefill-first", max_batch=64, block=16, seed
 @pytest.mark.parametrize("text", SPECULATIVE)
 def test_a_pass_leaves_as_many_tokens_as_the_technique_says(text):
     technique = parse_technique(text)
-    leaves = technique.leaves
+    leaves = technique.acceptance_probabilities
     assert sum(leaves) == pytest.approx(technique.tokens)
     assert all(one >= other for one, other in pairwise(leaves))
     assert len(leaves) == technique.depth + 1
@@ -65,7 +65,7 @@ def test_a_pass_leaves_as_many_tokens_as_the_technique_says(text):
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.0, 4), (0.3, 1), (0.7, 4), (0.9, 8), (1.0, 3)])
 def test_tokens_of_a_step_are_those_of_the_closed_form(alpha, gamma):
     """(1 - alpha^(gamma+1)) / (1 - alpha), arXiv:2211.17192, equation 1."""
-    leaves = parse_technique(f"speculative:draft=llama-68m,gamma={gamma},alpha={alpha}").leaves
+    leaves = parse_technique(f"speculative:draft=llama-68m,gamma={gamma},alpha={alpha}").acceptance_probabilities
     expected = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     drawn = traffic((0, 10, 100_001)).with_acceptance(leaves, 3)
     assert sum(leaves) == pytest.approx(expected)
@@ -74,7 +74,7 @@ def test_tokens_of_a_step_are_those_of_the_closed_form(alpha, gamma):
 
 def test_answers_end_where_they_are_wanted_to_and_grow_with_every_pass():
     gen = np.array([1, 2, 3, 50, 500])
-    drawn = Progress.drawn(gen, parse_technique(DRAFT).leaves, np.random.default_rng(1))
+    drawn = Progress.drawn(gen, parse_technique(DRAFT).acceptance_probabilities, np.random.default_rng(1))
     for request, count in enumerate(gen):
         passes = np.arange(drawn.passes[request] + 1)
         written = drawn.written(np.full(len(passes), request), passes)

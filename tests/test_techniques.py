@@ -32,10 +32,10 @@ from llmviewer.resource import Unit
 from llmviewer.setting import Setting
 from llmviewer.techniques import (
     Kind,
+    Requirement,
     Technique,
-    Touches,
-    about,
-    altered,
+    declaration,
+    overrides,
     parse_technique,
     parse_techniques,
     techniques,
@@ -197,7 +197,7 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
         (("kv-quant",), {"attention": "eager"}, ("kv-quant: eager attention cannot read a cache of mixed "
          "precision; use --attention flash")),
         (("mla", "h2o"), {}, "mla: h2o changes keys and values that mla removes"),
-        (("skeleton", "beam"), {}, ("skeleton: beam also arranges the passes of an answer; give one of "
+        (("skeleton", "beam"), {}, ("skeleton: beam also changes the passes of a generation; give one of "
          "the two")),
         (("cross-layer-kv",), {"of": "deepseek-v3"}, ("cross-layer-kv: deepseek-v3 has no layers whose keys and "
          "values are only their own")),
@@ -224,12 +224,12 @@ def test_a_technique_of_ones_own_may_be_defined_again_and_has_to_say_what_it_is(
     def of(**said):
         return type("Own", (Technique,), {"__module__": "notebook", "__doc__": "Own.", **said})
 
-    whole = {"kind": Kind.DECODING, "touches": Touches.NOTHING}
+    whole = {"kind": Kind.DECODING, "requires": Requirement.NOTHING}
     for _ in range(2):  # a cell that is run twice
         registered("own")(of(**whole))
     with pytest.raises(RuntimeError, match=r"^'own' is registered twice: notebook.Own and llmviewer.techniques"):
         registered("own")(Technique)
-    with pytest.raises(RuntimeError, match=r"^notebook\.Own must set kind and touches$"):
+    with pytest.raises(RuntimeError, match=r"^notebook\.Own must set kind and requires$"):
         registered("other")(of())
     with pytest.raises(InputError, match=r"^notebook\.Own has no name; put @technique\('NAME'\) above its class$"):
         parse_techniques([of(**whole)()])
@@ -1029,9 +1029,9 @@ def test_several_targets_are_each_of_them(technique):
 def test_a_scheme_is_its_formats(scheme):
     own = SCHEMES[scheme]
     found = setting(f"quantized:scheme={scheme}")
-    plain = setting(*map(str, own.beside), quant=own.quant or None)
+    plain = setting(*map(str, own.techniques), quant=own.quant or None)
     assert found.quantization == plain.quantization
-    if not (own.outliers or own.turned or own.around):
+    if not (own.outliers or own.rotated or own.rotates_all):
         same(found, plain)
     assert found.bare().quantization == setting().quantization
     (note,) = found.techniques[0].notes(found)
@@ -1289,7 +1289,7 @@ REPLICATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", [name for name in CHANGES if altered(parse_technique(name), "network", "lowered")])
+@pytest.mark.parametrize("asked", [name for name in CHANGES if overrides(parse_technique(name), "network", "lowered")])
 def test_ranks_of_tensor_parallelism_divide_every_product(asked):
     """Two ranks together do the OPs of one, and again those of the products that are named above."""
     workload = Workload.decode(batch=4, kv_len=513)
@@ -1331,16 +1331,16 @@ def test_parameters_at_their_limits(name, parameter):
     (f,) = (f for f in fields(techniques()[name]) if f.name == parameter)
     told = [part for part in GIVEN.get(name, "").split(",") if part and not part.startswith(f"{parameter}=")]
     whole = str(f.type).startswith("int")
-    low, high = about(f).least, about(f).most if about(f).most < np.inf else 2**53 if whole else 1e6
-    inside = (low + 1e-9, high - 1e-9) if about(f).open else (low, high)
+    low, high = declaration(f).least, declaration(f).most if declaration(f).most < np.inf else 2**53 if whole else 1e6
+    inside = (low + 1e-9, high - 1e-9) if declaration(f).open else (low, high)
     for value in inside:
         found, why = tried(f"{name}:{','.join((*told, f'{parameter}={value!r}'))}", of=OTHER.get(name, LLAMA))
         if found is None:
-            assert f"must be {about(f).limits}" not in why
+            assert f"must be {declaration(f).limits}" not in why
             continue
         assert 0 < float(found.schedule(batch=2, prompt=300, gen=5).latency_s) < np.inf
         assert 0 < float(found.footprint.total_bytes(batch=2, prompt=300, gen=5)) < np.inf
-    for value in (low - 1, *([high + 1] if about(f).most < np.inf else [2**54] if whole else [])):
+    for value in (low - 1, *([high + 1] if declaration(f).most < np.inf else [2**54] if whole else [])):
         _, why = tried(f"{name}:{','.join((*told, f'{parameter}={value!r}'))}", of=OTHER.get(name, LLAMA))
         assert why.startswith(f"{name}: {parameter} must be ")
 

@@ -30,7 +30,7 @@ from llmviewer.forms import SOURCE, Feature, images, replicas
 from llmviewer.reports.drawing import GRID, INK, PAPER
 from llmviewer.reports.operator_table import operator_id
 from llmviewer.techniques import techniques
-from llmviewer.techniques._parameters import about
+from llmviewer.techniques._parameters import declaration
 from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
 
@@ -164,7 +164,7 @@ def test_a_technique_names_only_models_that_ship():
         f.name
         for kind in techniques().values()
         for f in dataclasses.fields(kind)
-        if "str" in str(f.type) and not about(f).choices
+        if "str" in str(f.type) and not declaration(f).choices
     }
     assert texts >= set(answers.WORDS_OF_TECHNIQUES)
     assert texts <= {

@@ -22,7 +22,7 @@ from llmviewer.model_files import load_model, model_names, parse_model
 from llmviewer.records import frozen
 from llmviewer.request import Request
 from llmviewer.setting import Setting
-from llmviewer.techniques import about, techniques
+from llmviewer.techniques import declaration, techniques
 from llmviewer.variants.evaluation import Evaluation
 
 from .state import LARGEST_FILE, MINE, File, State
@@ -280,7 +280,7 @@ def _safe(text: str) -> str:
     """
     name, _, rest = text.partition(":")
     kind = techniques().get(name.strip())
-    words = {f.name for f in fields(kind) if about(f).choices or f.name in WORDS_OF_TECHNIQUES} if kind else set()
+    words = {f.name for f in fields(kind) if declaration(f).choices or f.name in WORDS_OF_TECHNIQUES} if kind else set()
     texts = {f.name for f in fields(kind) if "str" in str(f.type)} - words if kind else set()
     for part in rest.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))

@@ -18,7 +18,7 @@ from ..options import ServedOptions, document_options
 from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, check_countable, setting_of, whole_number
-from ..techniques import Touches
+from ..techniques import Requirement
 from ..variants.changes import (
     DEGREES,
     drafting,
@@ -60,7 +60,7 @@ class Advice(Rows):
     prompt: int
     gen: int
     given: tuple[str, ...]
-    without: tuple[Touches, ...]
+    without: tuple[Requirement, ...]
     base: Evaluation
     alone: tuple[Variant, ...] = field(repr=False)
     together: tuple[Variant, ...] = field(repr=False)
@@ -133,7 +133,7 @@ def advise(
     """
     objective = enum_member("wanted", wanted, Objective)
     check_options(options, ServedOptions)
-    left_out = tuple(enum_member("without", one, Touches) for one in as_values("without", without))
+    left_out = tuple(enum_member("without", one, Requirement) for one in as_values("without", without))
     size = {name: whole_number(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     most = whole_number("max_devices", max_devices)
     setting = setting_of(model, hardware, **options)
@@ -157,7 +157,7 @@ def advise(
     together = trial.together(variants, len(tried))
     progress(steps, steps)
     helps = {id(one): one.likely_gain > EQUAL or not base.fits for one in fitting}
-    order = list(Touches)
+    order = list(Requirement)
     return Advice(
         wanted=objective, given=used, without=left_out, base=base,
         together=tuple(sorted(together, key=lambda one: order.index(one.requires))),

@@ -21,7 +21,7 @@ from ..parallel.layout import Layout, Network
 from ..parameters import AttentionMode
 from ..records import frozen
 from ..setting import Setting
-from ..techniques import Drafter, altered
+from ..techniques import Drafter, overrides
 from ..transforms.flash_attention import flash_attention
 from .fleet_times import FleetRun, Needed, Passes, Placement
 from .load import Load
@@ -66,7 +66,7 @@ def placements(
 
 def _changes_launches(one: Setting) -> bool:
     """Whether techniques change fused attention or other launches, so that each device is placed by itself."""
-    return any(altered(each, "lowered") for each in one.techniques)
+    return any(overrides(each, "lowered") for each in one.techniques)
 
 
 def _together(
@@ -206,7 +206,7 @@ def _needed(one: Setting, lowered: _Lowered, load: Load) -> Needed:
     layout, shapes = one.layout, Shapes(step=one.step)
     model, drafts = lowered.model, lowered.drafts
     beside: tuple[Footprint, ...] = ()
-    if drafts and any(each.beside(one) for each in one.techniques):
+    if drafts and any(each.auxiliary_graphs(one) for each in one.techniques):
         beside = (replace(Footprint.of(drafts.step, layout=layout), shapes=shapes),)
     footprint = replace(Footprint.of(model.prefill, model.step, layout), shapes=shapes, beside=beside)
     prompt, gen, common = float(load.prompt), float(load.gen + load.width - 1), float(load.common)

@@ -78,8 +78,8 @@ def moved_bytes(writes: Setting, prompt: Num) -> Num:
         model=writes.model, hardware=writes.hardware, quantization=writes.quantization, attention=writes.attention,
         accounting=writes.accounting, mla=writes.mla, layout=ALONE, offload=ON_DEVICE,
     )  # fmt: skip
-    prompt_tokens = prompt - sum((one.in_common(prompt) for one in writes.techniques), start=0.0)
-    graphs = (unsharded.graph, *(graph for one in writes.techniques for graph in one.beside(unsharded)))
+    prompt_tokens = prompt - sum((one.shared_prefix_tokens(prompt) for one in writes.techniques), start=0.0)
+    graphs = (unsharded.graph, *(graph for one in writes.techniques for graph in one.auxiliary_graphs(unsharded)))
     return sum(
         (kv_cache_bytes(graph, batch=1, context=prompt_tokens, prompt=prompt_tokens) for graph in graphs), start=0.0
     )

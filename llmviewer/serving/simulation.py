@@ -22,7 +22,7 @@ from ..options import ServedOptions, document_options
 from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, layout_of, setting_of, whole_number
-from ..techniques import altered
+from ..techniques import overrides
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
 from .outcome import Goals, Simulation
@@ -219,7 +219,7 @@ def _check_span(traffic: Traffic, name: str) -> None:
 def _check_hits(setting: Setting, traffic: Traffic) -> None:
     """Raises InputError if a trace file and a technique both set cached tokens."""
     for one in setting.techniques:
-        if traffic.cached is not None and altered(one, "known"):
+        if traffic.cached is not None and overrides(one, "cached_prefix_tokens"):
             raise InputError(
                 f"{one.name} must be left out with arrivals, a trace file with the cached tokens of each prompt"
             )

@@ -51,7 +51,7 @@ class Steps:
                 f"{model.name} has an encoder, which steps of prefill and decode do not include; use llmviewer analyze"
             )
         for one in self.setting.techniques:
-            if changes_passes([one]) and not one.scheduled:
+            if changes_passes([one]) and not one.simulatable:
                 raise InputError(
                     f"{one.name} changes the passes of a request, which continuous batching does not support; use "
                     "llmviewer analyze"
@@ -60,7 +60,7 @@ class Steps:
     @cached_property
     def acceptance_probabilities(self) -> tuple[float, ...]:
         """Probability that a decode step gives at least 1, 2, ... tokens of a sequence."""
-        return max((one.leaves for one in self.setting.techniques), key=len, default=(1.0,))
+        return max((one.acceptance_probabilities for one in self.setting.techniques), key=len, default=(1.0,))
 
     @cached_property
     def width(self) -> int:
@@ -79,7 +79,7 @@ class Steps:
 
     def cached_tokens(self, prompt: Num) -> Num:
         """Tokens of a prompt that are in the prefix cache."""
-        return sum((one.known(prompt) for one in self.setting.techniques), start=0.0)
+        return sum((one.cached_prefix_tokens(prompt) for one in self.setting.techniques), start=0.0)
 
     def hit_tokens(self, traffic: Traffic) -> Tokens:
         """Prefix-cache hits of each prompt, from the trace file or else from techniques. [tokens]"""
@@ -89,7 +89,7 @@ class Steps:
 
     def shared_prefix_tokens(self, prompt: Num) -> Num:
         """Prefix-cache tokens that all prompts share."""
-        return sum((one.in_common(prompt) for one in self.setting.techniques), start=0.0)
+        return sum((one.shared_prefix_tokens(prompt) for one in self.setting.techniques), start=0.0)
 
     @property
     def micro_batches(self) -> int:

@@ -19,11 +19,11 @@ from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Drafter, Finding, Kind, SettingView, Technique, Touches
+from ._technique import Drafter, Finding, Kind, Requirement, SettingView, Technique
 
-FREE: Final = 1.1  # verification time over that of a decode step up to which it counts as free
+FREE_RATIO: Final = 1.1  # time of a verification over that of a decode step, up to which verification counts as free
 _BATCHES: Final = np.arange(1, 4097)
-_HALVINGS: Final = 53  # of an interval of probabilities, to the last bit of a float
+_BISECTION_STEPS: Final = 53  # to the last bit of a float
 
 
 @frozen(kw_only=True)
@@ -31,9 +31,9 @@ class Drafting(Technique):
     """A pass verifies several drafted tokens of each sequence and keeps those accepted."""
 
     kind = Kind.DECODING
-    touches = Touches.NOTHING
-    scheduled = True
-    order = 9  # turns the steps that others have arranged into verifications
+    requires = Requirement.NOTHING
+    simulatable = True
+    order = 9  # after techniques that change the passes, whose decode steps become verifications
     usual: ClassVar[float | None] = None  # tokens per pass if neither alpha nor tau is given
 
     alpha: float | None = parameter(
@@ -59,12 +59,12 @@ class Drafting(Technique):
         return sum(self.reached(self.alpha))
 
     @property
-    def leaves(self) -> tuple[float, ...]:
-        """As in the base class; for `tau`, with the acceptance rate that has this mean."""
+    def acceptance_probabilities(self) -> tuple[float, ...]:
+        """Probabilities that a pass yields at least 1, 2, ... tokens; `tau` sets the acceptance rate with this mean."""
         if self.alpha is not None:
             return self.reached(self.alpha)
         low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
+        for _ in range(_BISECTION_STEPS):
             alpha = (low + high) / 2
             low, high = (alpha, high) if sum(self.reached(alpha)) < self.tokens else (low, alpha)
         return self.reached(high)
@@ -76,8 +76,8 @@ class Drafting(Technique):
         """
         return tuple(accumulate([alpha] * self.depth, mul, initial=1.0))
 
-    def beside(self, machine: SettingView) -> tuple[Graph, ...]:
-        drafter = self.drafter(machine)
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
+        drafter = self.drafter(setting)
         return (drafter.network.decode_graph,) if drafter else ()
 
     def step(self, workload: Workload) -> Workload:
@@ -87,47 +87,48 @@ class Drafting(Technique):
         new = s.q_len + self.proposed
         return replace(s, q_len=new, kv_len=s.kv_len + self.proposed, logits=new)
 
-    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:
+    def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:
         tokens = np.minimum(self.tokens, schedule.steps)  # at least one whole pass
 
-        drafter = self.drafter(machine)
+        drafter = self.drafter(setting)
 
         def verified(run: Run) -> Iterator[Run]:
             if not (run.main and all(np.all(np.equal(s.q_len, 1)) for s in run.workload.groups)):
                 yield run
                 return
             verification = replace(run, name="verification", workload=self.step(run.workload))
-            for each_time in (*((_drafts(drafter, run),) if drafter else ()), verification):
-                yield replace(each_time, times=np.divide(each_time.times, tokens))
+            for new_run in (*((_draft_run(drafter, run),) if drafter else ()), verification):
+                yield replace(new_run, times=np.divide(new_run.times, tokens))
 
         decoding = schedule.map(rest=verified)
         if not schedule.rest or not drafter or not drafter.reads:
             return decoding
-        once = (_reads(drafter, run) for run in schedule.first if run.main)
-        return replace(decoding, rest=(*once, *decoding.rest))
+        draft_prefills = (_draft_prefill(drafter, run) for run in schedule.first if run.main)
+        return replace(decoding, rest=(*draft_prefills, *decoding.rest))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.alpha is not None and self.tau is not None:
             return "give alpha (acceptance rate) or tau (mean tokens per pass), not both"
         if self.alpha is None and not (self.tau or self.usual):
             return "give alpha (acceptance rate) or tau (mean tokens per pass)"
         if self.tokens > self.depth + 1:
-            most = self.depth + 1
-            return f"tokens per pass must be at most {most}; got {self.tokens:g}; give alpha, or tau up to {most}"
+            max_tokens = self.depth + 1
+            must = f"tokens per pass must be at most {max_tokens}"
+            return f"{must}; got {self.tokens:g}; give alpha, or tau up to {max_tokens}"
         for other in others:
             if other is not self and isinstance(other, Drafting):
                 return f"{other.name} also drafts tokens; give one of the two"
-        if not vocabulary(machine.model):
-            return f"{machine.model.name} has no prediction head to verify tokens with"
+        if not vocabulary(setting.model):
+            return f"{setting.model.name} has no prediction head to verify tokens with"
         return ""
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
-        plan, (group,) = machine.decode_plan, step.groups
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:
+        plan, (group,) = setting.decode_plan, step.groups
         plain = replace(group, q_len=1, kv_len=group.kv_len - self.proposed, logits=1)
         ratio = float(self._over(plan, plain))
-        free = np.asarray(self._over(plan, replace(plain, batch=_BATCHES))) <= FREE
-        first, last = _stretch(free, machine.layout.dp)
-        where = _at(first, last)
+        free = np.asarray(self._over(plan, replace(plain, batch=_BATCHES))) <= FREE_RATIO
+        first, last = _free_batches(free, setting.layout.dp)
+        where = _batch_range_text(first, last)
         return (
             Finding(
                 key="verification_over_step",
@@ -138,7 +139,7 @@ class Drafting(Technique):
             Finding(
                 key="free_up_to_batch",
                 value=last,
-                text=f"verification is free (within {FREE - 1:.0%} of a decode step) {where} at this context",
+                text=f"verification is free (within {FREE_RATIO - 1:.0%} of a decode step) {where} at this context",
             ),
         )
 
@@ -146,7 +147,7 @@ class Drafting(Technique):
         return plan.time_s(Workload((self._verified(plain),))) / plan.time_s(Workload((plain,)))
 
 
-def _stretch(free: npt.NDArray[np.bool_], copies: int) -> tuple[int | None, int | None]:
+def _free_batches(free: npt.NDArray[np.bool_], replicas: int) -> tuple[int | None, int | None]:
     """The first and last batch, over `copies` data-parallel replicas, at which verification is free.
 
     None and 0 if there is none; None as the last if all from the first on are free. The first may exceed 1 because
@@ -156,10 +157,12 @@ def _stretch(free: npt.NDArray[np.bool_], copies: int) -> tuple[int | None, int 
         return None, 0
     first = int(np.argmax(free))
     after = np.flatnonzero(~free[first:])
-    return int(_BATCHES[first] - 1) * copies + 1, int(_BATCHES[first] + after[0] - 1) * copies if after.size else None
+    return int(_BATCHES[first] - 1) * replicas + 1, int(
+        _BATCHES[first] + after[0] - 1
+    ) * replicas if after.size else None
 
 
-def _at(first: int | None, last: int | None) -> str:
+def _batch_range_text(first: int | None, last: int | None) -> str:
     if first is None:
         return "at no batch"
     if first == 1 and last:
@@ -167,18 +170,18 @@ def _at(first: int | None, last: int | None) -> str:
     return f"from batch {first} to {last or _BATCHES[-1]}"
 
 
-def _drafts(drafter: Drafter, run: Run) -> Run:
+def _draft_run(drafter: Drafter, run: Run) -> Run:
     """The passes of the drafter before a verification for each step of `run`."""
     times = np.repeat(run.times, len(drafter.widths), axis=-1) if np.ndim(run.times) else run.times
     passes = drafter.passes(run.workload)
     drafts = Run(
         name=drafter.name, plan=drafter.network.decode_plan, workload=passes, times=times, parts=run.parts, main=False
     )
-    return _merged(drafts)
+    return _merge_equal_passes(drafts)
 
 
-def _merged(run: Run) -> Run:
-    """The run with equal passes merged into one, repeated as often.
+def _merge_equal_passes(run: Run) -> Run:
+    """Merges equal passes of a run into one that is repeated.
 
     The drafts of consecutive steps have nearly the same lengths: gamma times as many passes as lengths.
     """
@@ -186,20 +189,22 @@ def _merged(run: Run) -> Run:
     if others or np.ndim(group.kv_len) != 1 or np.ndim(run.times) > 1:
         return run
     lengths = np.asarray(group.kv_len - np.min(group.kv_len), dtype=np.intp)
-    width, which = np.unique(group.q_len, return_inverse=True)
+    width, width_indices = np.unique(group.q_len, return_inverse=True)
     span = int(np.max(lengths)) + 1
     if np.any(lengths + np.min(group.kv_len) != group.kv_len) or span > len(lengths):  # few passes are equal
         return run
-    places = lengths + span * which
-    number = np.bincount(places)
-    kept = np.flatnonzero(number)
-    new = width[kept // span] if np.ndim(group.q_len) else group.q_len
-    merged = replace(group, q_len=new, kv_len=np.min(group.kv_len) + kept % span, logits=new)
-    times = np.bincount(places, weights=np.broadcast_to(run.times, places.shape))[kept]
+    pass_indices = lengths + span * width_indices
+    counts = np.bincount(pass_indices)
+    nonempty = np.flatnonzero(counts)
+    new_widths = width[nonempty // span] if np.ndim(group.q_len) else group.q_len
+    merged = replace(group, q_len=new_widths, kv_len=np.min(group.kv_len) + nonempty % span, logits=new_widths)
+    times = np.bincount(pass_indices, weights=np.broadcast_to(run.times, pass_indices.shape))[nonempty]
     return replace(run, workload=Workload((merged,)), times=times)
 
 
-def _reads(drafter: Drafter, run: Run) -> Run:
+def _draft_prefill(drafter: Drafter, run: Run) -> Run:
     """The drafter's own prefill, once after the prefill `run`."""
-    read = each(run.workload, lambda s: replace(s, images=0))
-    return Run(name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=read, parts=run.parts, main=False)
+    workload = each(run.workload, lambda s: replace(s, images=0))
+    return Run(
+        name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=workload, parts=run.parts, main=False
+    )

@@ -10,11 +10,11 @@ from ..operators.base import Operator, Sharding, Tensor
 from ..operators.linear import Linear
 from ..records import frozen
 
-_SOME: Final = ("sampled", "together", "thinned")  # streams of a fraction of the generated tokens
+_PARTIAL_STREAMS: Final = ("sampled", "together", "thinned")  # streams of a fraction of the generated tokens
 
 
 @frozen(kw_only=True)
-class Instead(Linear):
+class ReplacedLinear(Linear):
     """A linear that replaces `of`, with the same inputs and outputs."""
 
     sharding: ClassVar[Sharding] = Sharding.REPLICATED
@@ -22,26 +22,26 @@ class Instead(Linear):
     of: Linear
 
 
-def original(op: Operator) -> Operator:
-    """`op`, or the linear that it replaces."""
-    return original(op.of) if isinstance(op, Instead) else op
+def original_linear(op: Operator) -> Operator:
+    """The linear that `op` replaces, or `op` itself."""
+    return original_linear(op.of) if isinstance(op, ReplacedLinear) else op
 
 
-def compressible(op: Operator) -> bool:
-    """Whether `op` is a plain linear: no head, router, or experts."""
+def is_plain_linear(op: Operator) -> bool:
+    """Whether `op` is a plain linear, not a head, router, or expert."""
     return type(op) is Linear
 
 
-def inner(name: str, width: int, like: Tensor) -> Tensor:
+def rank_tensor(name: str, width: int, like: Tensor) -> Tensor:
     """The tensor between two linears of rank `width`."""
     return replace(like, name=name, width=width)
 
 
-def layers(block: Block) -> bool:
-    """Whether `block` has layers of the model that generates the answer."""
-    return bool(block.layers) and (block.main or block.stream.name in _SOME)
+def is_main_layer(block: Block) -> bool:
+    """Whether `block` has layers of the generating model, not of an encoder or a tower."""
+    return bool(block.layers) and (block.main or block.stream.name in _PARTIAL_STREAMS)
 
 
-def tied(op: Operator) -> Operator:
-    """`op` with weights that another operator holds."""
+def with_tied_weights(op: Operator) -> Operator:
+    """The operator with its weights tied to another operator's."""
     return op.with_weights(lambda w: replace(w, tied=True))

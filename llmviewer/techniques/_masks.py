@@ -15,43 +15,43 @@ from ..operators.masks import Causal, Mask
 _ATTENTION = (QK, Softmax, SV)
 
 
-def causal(graph: Graph) -> Iterator[Causal]:
+def causal_masks(graph: Graph) -> Iterator[Causal]:
     """The causal masks of a graph's attention, sliding windows included; one per block."""
     for block in graph.blocks:
-        if mask := _own(block):
+        if mask := _causal_mask(block):
             yield mask
 
 
-def masked(graph: Graph, change: Callable[[Causal], Mask | None]) -> Graph:
+def replace_masks(graph: Graph, change: Callable[[Causal], Mask | None]) -> Graph:
     """The graph with causal masks replaced by what `change` returns for them; None leaves a mask unchanged.
 
     Attention with an indexer, to an encoder or in a tower is unchanged.
     """
 
-    def one(block: Block) -> Block:
-        own = _own(block)
-        new = change(own) if own else None
-        return _with(block, own, new) if own and new else block
+    def replaced(block: Block) -> Block:
+        mask = _causal_mask(block)
+        new_mask = change(mask) if mask else None
+        return _with_mask(block, mask, new_mask) if mask and new_mask else block
 
-    return graph.map_blocks(one)
+    return graph.map_blocks(replaced)
 
 
-def _own(block: Block) -> Causal | None:
+def _causal_mask(block: Block) -> Causal | None:
     masks = (op.heads.mask for op in block.operators if isinstance(op, QK))
     return next((mask for mask in masks if type(mask) is Causal), None)
 
 
-def _with(block: Block, own: Causal, new: Mask) -> Block:
-    rows = {own.read: new.read, own.cells: new.cells}
+def _with_mask(block: Block, old: Causal, new: Mask) -> Block:
+    rows = {old.read: new.read, old.cells: new.cells}
 
     def tensor(t: Tensor) -> Tensor:
-        held: Form | None = new.held if t.held == own.held else t.held
-        return replace(t, rows=rows.get(t.rows, t.rows), held=held)
+        cached_rows: Form | None = new.held if t.held == old.held else t.held
+        return replace(t, rows=rows.get(t.rows, t.rows), held=cached_rows)
 
     def operator(op: Operator) -> Operator:
         if isinstance(op, LatentExpansion):
             return op.with_tensors(tensor)
-        if isinstance(op, _ATTENTION) and op.heads.mask == own:
+        if isinstance(op, _ATTENTION) and op.heads.mask == old:
             return replace(op.with_tensors(tensor), heads=replace(op.heads, mask=new))
         return op
 

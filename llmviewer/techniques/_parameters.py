@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ABOUT: Final = "about"
-_FEW: Final = 8  # names that an error lists
+_MAX_LISTED_CHOICES: Final = 8  # in an error
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -34,42 +34,44 @@ def parameter(
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
-def about(parameter: Field[Any]) -> Parameter:
+def declaration(parameter: Field[Any]) -> Parameter:
     """The declaration of a field."""
     declared: Parameter = parameter.metadata[_ABOUT]
     return declared
 
 
-def check(technique: DataclassInstance, name: str) -> None:
+def check_parameters(technique: DataclassInstance, name: str) -> None:
     """Raises InputError if a parameter of the technique `name` is outside its limits."""
     for f in fields(technique):
         value = getattr(technique, f.name)
-        if value is None or about(f).holds(value):
+        if value is None or declaration(f).holds(value):
             continue
-        if len(about(f).choices) > _FEW:
-            near = suggest(str(value), about(f).choices)
-            raise InputError(f"{name}: no {f.name} {_shown(value)}: {near} (`llmviewer techniques {name}` lists all)")
-        raise InputError(f"{name}: {f.name} must be {about(f).limits}; got {_shown(value)}")
+        if len(declaration(f).choices) > _MAX_LISTED_CHOICES:
+            near = suggest(str(value), declaration(f).choices)
+            raise InputError(
+                f"{name}: no {f.name} {_value_text(value)}: {near} (`llmviewer techniques {name}` lists all)"
+            )
+        raise InputError(f"{name}: {f.name} must be {declaration(f).limits}; got {_value_text(value)}")
 
 
-def read(kind: type[DataclassInstance], name: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Keyword arguments of `kind` from `given`, whose values are texts or values.
+def parse_parameters(kind: type[DataclassInstance], name: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Parses `values`, texts or Python values by name, into keyword arguments of `kind`.
 
     Raises InputError for an unknown parameter, a missing one, or a value that does not parse.
     """
-    known = {f.name: f for f in fields(kind)}
-    for key in given:
-        if key not in known:
-            has = suggest(key, known) if known else "it has no parameters"
-            raise InputError(f"{name}: no parameter {key!r}; {has}")
-    for key, f in known.items():
-        if f.default is MISSING and key not in given:
-            limits = f", {about(f).limits}" if about(f).choices else ""
-            raise InputError(f"{name}: {key} must be given: {about(f).about}{limits}")
-    return {key: _value(value, known[key], f"{name}: {key}") for key, value in given.items()}
+    parameters = {f.name: f for f in fields(kind)}
+    for key in values:
+        if key not in parameters:
+            hint = suggest(key, parameters) if parameters else "it has no parameters"
+            raise InputError(f"{name}: no parameter {key!r}; {hint}")
+    for key, f in parameters.items():
+        if f.default is MISSING and key not in values:
+            limits = f", {declaration(f).limits}" if declaration(f).choices else ""
+            raise InputError(f"{name}: {key} must be given: {declaration(f).about}{limits}")
+    return {key: _parsed_value(value, parameters[key], f"{name}: {key}") for key, value in values.items()}
 
 
-def _value(value: object, f: Field[Any], where: str) -> object:
+def _parsed_value(value: object, f: Field[Any], where: str) -> object:
     kind = str(f.type).removesuffix(" | None")
     text = str(value)
     if value is None or isinstance(value, list | Mapping):
@@ -77,24 +79,24 @@ def _value(value: object, f: Field[Any], where: str) -> object:
     if kind == "str":
         return text
     if kind == "bool":
-        found = value if isinstance(value, bool) else _WORDS.get(text.lower())
-        if found is None:
-            raise InputError(f"{where} must be true or false; got {_shown(value)}")
-        return found
+        truth_value = value if isinstance(value, bool) else _WORDS.get(text.lower())
+        if truth_value is None:
+            raise InputError(f"{where} must be true or false; got {_value_text(value)}")
+        return truth_value
     must = "a whole number" if kind == "int" else "a number"
-    limits = f", {about(f).limits}" if about(f).limits else ""
+    limits = f", {declaration(f).limits}" if declaration(f).limits else ""
     try:
         number = float(text)
     except ValueError:
-        raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}") from None
+        raise InputError(f"{where} must be {must}{limits}; got {_value_text(value)}") from None
     if isinstance(value, bool) or not math.isfinite(number) or (kind == "int" and number != int(number)):
-        raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}")
+        raise InputError(f"{where} must be {must}{limits}; got {_value_text(value)}")
     if kind == "int" and abs(number) > MAX_EXACT_INTEGER:
         raise InputError(
-            f"{where} must be at most {MAX_EXACT_INTEGER}, the largest that is counted exactly; got {_shown(value)}"
+            f"{where} must be at most {MAX_EXACT_INTEGER}, the largest integer that is exact; got {_value_text(value)}"
         )
     return int(number) if kind == "int" else number
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return repr(value) if isinstance(value, str) else str(value)

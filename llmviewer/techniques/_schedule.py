@@ -18,8 +18,8 @@ class Run:
     """Passes of one plan; fields of the workload may be arrays whose last axis has one entry per pass.
 
     times   repetitions of each pass
-    main    whether the plan is that of the model itself, not of a draft model or scorer
-    parts   micro-batches, each of which is such a pass
+    main    whether the plan is the model's, not a draft model's or scorer's
+    parts   micro-batches; each is such a pass
     turns   whether a pass waits for the one before it, as decode steps do
     host_s  host time for the launches of a pass, which overlaps the device's work [s]
     """
@@ -54,10 +54,10 @@ class Run:
         """`form` summed over all passes on one device per stage."""
         return self._sum(self.parts * evaluate(form, self.workload))
 
-    def _sum(self, each: Num) -> Num:
-        shapes = (np.shape(each), np.shape(self.times), self.workload.shape)
-        whole = np.broadcast_to(np.asarray(each) * self.times, np.broadcast_shapes(*shapes))
-        return np.sum(whole, axis=-1) if np.ndim(whole) else whole[()]
+    def _sum(self, per_pass_value: Num) -> Num:
+        shapes = (np.shape(per_pass_value), np.shape(self.times), self.workload.shape)
+        per_pass = np.broadcast_to(np.asarray(per_pass_value) * self.times, np.broadcast_shapes(*shapes))
+        return np.sum(per_pass, axis=-1) if np.ndim(per_pass) else per_pass[()]
 
 
 @frozen(kw_only=True)

@@ -13,9 +13,9 @@ from ..workload import Spans
 
 @frozen(kw_only=True)
 class Shared(Spans):
-    """Spans whose shared prefixes are held and read once.
+    """Spans whose shared prefixes are stored and read once.
 
-    common  (tokens of a prefix, sequences that share it), each prefix an extension of the one before
+    common  (tokens of a prefix, sequences that share it); each prefix extends the one before
     """
 
     common: tuple[tuple[Num, Num], ...] = ()
@@ -25,24 +25,29 @@ class Shared(Spans):
         return np.broadcast_shapes(super().shape, *(np.shape(number) for pair in self.common for number in pair))
 
     def kv_tokens(self, window: float) -> Num:
-        seen = super().kv_tokens(window)
-        held: Num = 0.0
+        visible = super().kv_tokens(window)
+        distinct: Num = 0.0
         before: Num = 0.0
         for prefix, sharing in self.common:
-            left = np.clip(seen - (self.kv_len - prefix), 0, prefix)  # tokens of the prefix within the window
-            held, before = (held + left - before) / sharing, left
-        return held + seen - before
+            visible_prefix = np.clip(
+                visible - (self.kv_len - prefix), 0, prefix
+            )  # tokens of the prefix within the window
+            distinct, before = (distinct + visible_prefix - before) / sharing, visible_prefix
+        return distinct + visible - before
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
-        alone = Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)})
-        saved = alone.kv_tokens(window) - self.kv_tokens(window)
-        return alone.kv_streams(tile, resident, window) - saved
+        unshared = Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)})
+        saved = unshared.kv_tokens(window) - self.kv_tokens(window)
+        return unshared.kv_streams(tile, resident, window) - saved
 
 
 def shared(s: Spans, *, copies: int, prefix: Num, common: bool, among: Num | None = None) -> Spans:
-    """`copies` of each sequence; if `common`, the first `prefix` tokens are held once per `among` sequences.
+    """Copies each sequence; if `common`, the first `prefix` tokens are stored once per `among` sequences.
 
-    `among` defaults to the copies. Prefixes that the sequences share already stay shared among all copies.
+    copies  number of copies of each sequence
+    among   default `copies`
+
+    Prefixes that the sequences already share stay shared among all copies.
     """
     values = {f.name: getattr(s, f.name) for f in fields(Spans)}
     values["batch"] = s.batch * copies

@@ -1,4 +1,4 @@
-"""`Technique`: hooks that change nothing unless a technique overrides them."""
+"""`Technique`: hooks by which a technique changes graph, passes and memory; by default they change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..parallel.layout import Layout
 from ..records import frozen
 from ..roofline import Plan
 from ..workload import Spans, Workload
-from ._parameters import check
+from ._parameters import check_parameters
 from ._schedule import Schedule, each
 
 
@@ -33,33 +33,34 @@ class Kind(StrEnum):
     INPUT = "input"
 
 
-class Touches(StrEnum):
-    """Whether outputs or weights change.
+class Requirement(StrEnum):
+    """What a technique requires before it can be switched on, in increasing order.
 
-    NOTHING  the same weights generate the same text
-    ANSWERS  the same weights generate other text, or get another prompt
-    DRAFT    needs a draft model or draft heads beside the same weights
-    MODEL    needs weights that were trained, converted or pruned for it
+    NOTHING       nothing: the same weights generate the same text
+    OTHER_OUTPUT  changed outputs: the same weights generate other text, or get another prompt
+    DRAFT_MODEL   a draft model or draft heads in addition to the same weights
+    NEW_WEIGHTS   weights that were trained, converted or pruned for it
     """
 
     NOTHING = "nothing"
-    ANSWERS = "answers"
-    DRAFT = "draft"
-    MODEL = "model"
+    OTHER_OUTPUT = "answers"
+    DRAFT_MODEL = "draft"
+    NEW_WEIGHTS = "model"
+    ANSWERS, DRAFT, MODEL = OTHER_OUTPUT, DRAFT_MODEL, NEW_WEIGHTS  # names of the last release
 
     @property
-    def needs(self) -> str:
-        """What has to be there before it can be switched on, and where that is nothing, whether answers stay."""
+    def description(self) -> str:
+        """The requirement in words, for headings."""
         return {
-            Touches.NOTHING: "with the same weights and the same answers",
-            Touches.ANSWERS: "with the same weights and other answers",
-            Touches.DRAFT: "with a draft or heads of its own",
-            Touches.MODEL: "with weights made for it",
+            Requirement.NOTHING: "with the same weights and the same answers",
+            Requirement.OTHER_OUTPUT: "with the same weights and other answers",
+            Requirement.DRAFT_MODEL: "with a draft or heads of its own",
+            Requirement.NEW_WEIGHTS: "with weights made for it",
         }[self]
 
 
 class GraphView(Protocol):
-    """Graphs and plans of what runs on the devices."""
+    """Graphs and plans of a network on the devices."""
 
     @property
     def graph(self) -> Graph: ...
@@ -72,7 +73,7 @@ class GraphView(Protocol):
 
 
 class SettingView(GraphView, Protocol):
-    """What a technique can read of its setting."""
+    """The properties of its setting that a technique can read."""
 
     @property
     def model(self) -> Model: ...
@@ -96,7 +97,7 @@ class Drafter:
     """A network that drafts tokens before each verification.
 
     widths  tokens of a sequence in each of its consecutive passes
-    reads   whether it has a cache of its own, so that it processes prompts too
+    reads   whether it has its own cache, so that it also prefills prompts
     """
 
     name: str
@@ -110,7 +111,7 @@ class Drafter:
         return tuple(accumulate(self.widths[:-1], initial=0))
 
     def passes(self, workload: Workload) -> Workload:
-        """Its passes for each decode step of `workload`, along the last axis."""
+        """The drafter's passes for each decode step of `workload`, along the last axis."""
         widths, before = (np.array(each, dtype=np.float64) for each in (self.widths, self.before))
         alike = len(set(self.widths)) == 1
 
@@ -125,7 +126,11 @@ class Drafter:
 
 @frozen(kw_only=True)
 class Finding:
-    """A number on a technique in a setting (None: there is none) and its sentence ("": part of another's)."""
+    """A number about a technique in a setting, with its sentence.
+
+    value  None if undefined
+    text   "" if the sentence of another finding contains the number
+    """
 
     key: str
     value: float | None
@@ -138,28 +143,29 @@ class Technique:
 
     name: ClassVar[str] = ""
     kind: ClassVar[Kind]
-    touches: ClassVar[Touches]
-    predicts: ClassVar[bool] = False  # runs the multi-token prediction layers, though not in every pass
-    scheduled: ClassVar[bool] = False  # `drafter`, `step`, `leaves`, `known` describe all its changes to passes
-    one_pass: ClassVar[bool] = False  # arranges the passes of models that do not generate token by token
+    requires: ClassVar[Requirement]
+    runs_mtp_layers: ClassVar[bool] = False  # runs the multi-token prediction layers, though not in every pass
+    # Whether `drafter`, `step`, `acceptance_probabilities` and `cached_prefix_tokens` describe all changes to passes.
+    simulatable: ClassVar[bool] = False
+    one_pass: ClassVar[bool] = False  # changes the passes of models that do not generate token by token
     order: ClassVar[int] = 0  # lower ones apply first
 
     def __post_init__(self) -> None:
-        check(self, self.name)
+        check_parameters(self, self.name)
 
     def __str__(self) -> str:
         values = ((f, getattr(self, f.name)) for f in fields(self))
-        given = [f"{f.name}={_text(value)}" for f, value in values if value not in (f.default, None)]
-        return f"{self.name}:{','.join(given)}" if given else self.name
+        texts = [f"{f.name}={_text(value)}" for f, value in values if value not in (f.default, None)]
+        return f"{self.name}:{','.join(texts)}" if texts else self.name
 
     @property
-    def decode_alone(self) -> bool:
+    def separate_decode_graph(self) -> bool:
         """Whether a decode step runs another graph than the prefill."""
         return False
 
     @property
     def quant(self) -> str:
-        """The precision that it sets, as for --quant; "" if none."""
+        """The precision that the technique sets, as for --quant; "" if none."""
         return ""
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
@@ -178,47 +184,47 @@ class Technique:
         """A decode pass."""
         return workload
 
-    def kept(self, workload: Workload) -> Workload:
-        """The sequences whose cache is in memory at the end of the generation."""
+    def retained_cache(self, workload: Workload) -> Workload:
+        """The sequences whose cache is in memory at the end of the generation, as a workload."""
         return workload
 
-    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:  # noqa: ARG002
         """The runs of a generation."""
         return schedule.map(
             first=lambda run: (replace(run, workload=self.prefill(run.workload)),) if run.main else (run,),
             rest=lambda run: (replace(run, workload=self.step(run.workload)),) if run.main else (run,),
         )
 
-    def drafter(self, machine: SettingView) -> Drafter | None:  # noqa: ARG002
+    def drafter(self, setting: SettingView) -> Drafter | None:  # noqa: ARG002
         """The network that drafts tokens before each decode pass; None if there is none."""
         return None
 
     @property
-    def leaves(self) -> tuple[float, ...]:
+    def acceptance_probabilities(self) -> tuple[float, ...]:
         """Probabilities that a decode pass yields at least 1, 2, ... tokens of a sequence."""
         return (1.0,)
 
-    def known(self, prompt: Num) -> Num:  # noqa: ARG002
+    def cached_prefix_tokens(self, prompt: Num) -> Num:  # noqa: ARG002
         """Tokens of a prompt that are cached before the prefill."""
         return 0.0
 
-    def in_common(self, prompt: Num) -> Num:  # noqa: ARG002
-        """Cached tokens that all prompts share, so that they are held once."""
+    def shared_prefix_tokens(self, prompt: Num) -> Num:  # noqa: ARG002
+        """Cached tokens that all prompts share, so that they are stored once."""
         return 0.0
 
-    def beside(self, machine: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
-        """Graphs of further networks whose weights and caches are held in memory."""
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
+        """Graphs of further networks whose weights and caches occupy memory, such as a draft model."""
         return ()
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        """Why the technique is refused on `machine` or beside `others`; "" if it is not."""
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        """The reason why the technique does not work in `setting` or together with `others`; "" if it does."""
         return ""
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
-        """Numbers on the technique at decode step `step`."""
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Numbers about the technique at decode step `step`."""
         return ()
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:  # noqa: ARG002
+    def notes(self, setting: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         """Notes for the report."""
         return ()
 
@@ -229,12 +235,12 @@ class Technique:
 
     @classmethod
     def text(cls) -> str:
-        """Its docstring: a summary and labeled sections."""
+        """The docstring of the technique: a summary and labeled sections."""
         return inspect.cleandoc(cls.__doc__ or "")
 
 
-def altered(technique: Technique, *hooks: str) -> bool:
-    """Whether it overrides one of the hooks."""
+def overrides(technique: Technique, *hooks: str) -> bool:
+    """Whether the technique overrides one of the hooks."""
     return any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
 
 

@@ -1,8 +1,8 @@
-"""How the KV cache is stored: in pages, in fewer bits, for fewer layers."""
+"""Storage of the KV cache: in pages, in fewer bits, for fewer layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -19,17 +19,17 @@ from ..precision import Format
 from ..records import frozen
 from ..workload import Workload
 from . import technique
-from ._masks import causal
+from ._masks import causal_masks
 from ._parameters import parameter
-from ._technique import Finding, Kind, SettingView, Technique, Touches
-from .depth import cut
+from ._technique import Finding, Kind, Requirement, SettingView, Technique
+from .depth import split_layers
 
 
 class Allocated(Technique):
     """Memory for the cache is allocated in pages of `page` tokens of one sequence."""
 
     kind = Kind.ATTENTION
-    touches = Touches.NOTHING
+    requires = Requirement.NOTHING
     order = -1  # before techniques that add bytes to what pages hold
 
     @property
@@ -43,21 +43,21 @@ class Allocated(Technique):
     def _paged(self, t: Tensor) -> Tensor:
         if t.role is not Role.KV_CACHE:
             return t
-        held = t.rows if t.held is None else t.held
-        return replace(t, held=total(c * self._pages(feature) for feature, c in held.terms))
+        cached_rows = t.rows if t.held is None else t.held
+        return replace(t, held=total(c * self._pages(feature) for feature, c in cached_rows.terms))
 
     def _pages(self, feature: Feature) -> Form:
         if feature.name == "kv_tokens":
             feature = feature._replace(name="kv_pages", arguments=(self.page, *feature.arguments))
         return Form(((feature, 1.0),))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Allocated)), None)
         return f"{other.name} also allocates the cache; give one of the two" if other else ""
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
-        used, given = step.kv_tokens(np.inf), step.kv_pages(self.page, np.inf)
-        waste = float(1 - used / given)
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        used, allocated = step.kv_tokens(np.inf), step.kv_pages(self.page, np.inf)
+        waste = float(1 - used / allocated)
         return (
             Finding(
                 key="cache_waste",
@@ -108,7 +108,7 @@ class Static(Allocated):
 
 @frozen(kw_only=True)
 class ResidualAttention(FlashAttention):
-    """FlashAttention over a quantized cache whose last tokens are not: `extra` more rows' worth of bytes."""
+    """FlashAttention over a quantized cache whose last tokens are not quantized: the bytes of `extra` more rows."""
 
     extra: Form
 
@@ -134,8 +134,8 @@ class KvQuant(Technique):
     """
 
     kind = Kind.ATTENTION
-    touches = Touches.ANSWERS
-    decode_alone = True
+    requires = Requirement.OTHER_OUTPUT
+    separate_decode_graph = True
 
     bits: int = parameter("bits per element, without scales", 2, least=1, most=8)
     group: int = parameter("elements that share a scale", 32, least=1)
@@ -152,31 +152,31 @@ class KvQuant(Technique):
         return op.with_tensors(lambda t: self._stored(t, decode=decode) if t.role is Role.KV_CACHE else t)
 
     def _stored(self, t: Tensor, *, decode: bool) -> Tensor:
-        held = t.rows if t.held is None else t.held
+        cached_rows = t.rows if t.held is None else t.held
         if t.left_as_published:
             return t
-        if not held:  # held by another layer
+        if not cached_rows:  # cached by another layer
             return t if not decode else replace(t, format=self._format(t.format))
         if not decode:
-            part = self._format(t.format).stored_bits / t.format.stored_bits
-            return replace(t, held=part * (held + self._extra(t.format)))
-        return replace(t, format=self._format(t.format), held=held + self._extra(t.format))
+            bits_ratio = self._format(t.format).stored_bits / t.format.stored_bits
+            return replace(t, held=bits_ratio * (cached_rows + self._extra(t.format)))
+        return replace(t, format=self._format(t.format), held=cached_rows + self._extra(t.format))
 
-    def _format(self, own: Format) -> Format:
+    def _format(self, plain_format: Format) -> Format:
         compute = "int4" if self.bits <= 4 else "int8"
         low = Format(f"int{self.bits}", self.bits, compute, group=self.group, scale_bits=16, zero_bits=16)
-        return low if low.stored_bits < own.stored_bits else own
+        return low if low.stored_bits < plain_format.stored_bits else plain_format
 
-    def _extra(self, own: Format) -> Form:
-        """Bytes of the residual window beyond those of quantized tokens, in rows of quantized tokens."""
+    def _extra(self, plain_format: Format) -> Form:
+        """Extra bytes of the unquantized residual window, in rows of quantized tokens."""
         if not self.residual:
             return Form()
-        return (own.stored_bits / self._format(own).stored_bits - 1) * kv_tokens(self.residual)
+        return (plain_format.stored_bits / self._format(plain_format).stored_bits - 1) * kv_tokens(self.residual)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not list(causal(machine.model.graph)):
-            return f"{machine.model.name} has no causal attention with a KV cache"
-        if machine.attention == "eager":
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not list(causal_masks(setting.model.graph)):
+            return f"{setting.model.name} has no causal attention with a KV cache"
+        if setting.attention == "eager":
             return "eager attention cannot read a cache of mixed precision; use --attention flash"
         return ""
 
@@ -194,26 +194,28 @@ class CrossLayerCache(Technique):
     """
 
     kind = Kind.ATTENTION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
     order = -4  # before techniques that split layers by tokens
 
     every: int = parameter("layers that share keys and values", 2, least=2, most=1024)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
-        return Graph(tuple(
-            piece
-            for block in graph.blocks
-            for piece in (cut(block, lambda n: n % self.every != 0, _borrowing) if _own_cache(block) else (block,))
-        ))  # fmt: skip
+        return Graph(tuple(piece for block in graph.blocks for piece in self._shared(block)))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not any(_own_cache(block) for block in machine.model.graph.blocks):
-            return f"{machine.model.name} has no layers whose keys and values are only their own"
+    def _shared(self, block: Block) -> Iterable[Block]:
+        """The layers of `block` that keep their cache, and those that use another layer's."""
+        if not _has_own_cache(block):
+            return (block,)
+        return split_layers(block, lambda n: n % self.every != 0, _with_shared_cache)
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(_has_own_cache(block) for block in setting.model.graph.blocks):
+            return f"{setting.model.name} has no layers whose keys and values are only their own"
         return ""
 
 
-def _own_cache(block: Block) -> bool:
-    """Whether its layers attend to exactly the keys and values that they write."""
+def _has_own_cache(block: Block) -> bool:
+    """Whether the layers of `block` attend to exactly the keys and values that they write."""
     written = {t.name for op in block.operators for t in op.outputs if t.role is Role.KV_CACHE}
     read = {
         t.name
@@ -222,13 +224,13 @@ def _own_cache(block: Block) -> bool:
         for t in op.inputs
         if t.role is Role.KV_CACHE
     }
-    sent = {
+    communicated = {
         t.name for op in block.operators if isinstance(op, Collective) for t in op.inputs
     }  # communicated, so attention reads copies
-    return block.main and written - sent == read and bool(written)
+    return block.main and written - communicated == read and bool(written)
 
 
-def _borrowing(block: Block) -> Block:
+def _with_shared_cache(block: Block) -> Block:
     """`block` with the keys and values of another layer."""
     operators: list[Operator] = []
     unused = {t.name for op in block.operators for t in op.outputs if t.role is Role.KV_CACHE}
@@ -240,7 +242,7 @@ def _borrowing(block: Block) -> Block:
         if len(used) < len(op.outputs):
             if isinstance(op, Rope):
                 unused.add(op.inputs[1].name)
-            op = _without(op, used)  # noqa: PLW2901
+            op = _with_outputs(op, used)  # noqa: PLW2901
         operators.append(op.with_tensors(lambda t: replace(t, held=Form()) if t.role is Role.KV_CACHE else t))
     return replace(block, name=f"{block.name}.borrowing", operators=tuple(reversed(operators)))
 
@@ -249,19 +251,19 @@ def _read_elsewhere(block: Block, op: Operator) -> set[str]:
     return {t.name for other in block.operators if other is not op for t in other.inputs}
 
 
-def _without(op: Operator, used: tuple[Tensor, ...]) -> Operator:
+def _with_outputs(op: Operator, used: tuple[Tensor, ...]) -> Operator:
     """`op` with only the outputs `used`: a rotation of queries, or fewer columns of a projection."""
     if isinstance(op, Rope):
-        turned = op.heads.num_heads * op.rotary_dim
+        rotated_elements = op.heads.num_heads * op.rotary_dim
         return Elementwise(
             name=op.name,
             kind=op.kind,
             inputs=op.inputs[:1],
             outputs=used,
-            ops_per_element=3 * turned / op.inputs[0].width,
+            ops_per_element=3 * rotated_elements / op.inputs[0].width,
         )
     if isinstance(op, Linear):
-        part = sum(t.width for t in used) / sum(t.width for t in op.outputs)
-        narrower = [replace(w, shape=(round(w.shape[0] * part), *w.shape[1:])) for w in op.weights]
+        width_fraction = sum(t.width for t in used) / sum(t.width for t in op.outputs)
+        narrower = [replace(w, shape=(round(w.shape[0] * width_fraction), *w.shape[1:])) for w in op.weights]
         return replace(op, outputs=used, weights=tuple(narrower))
     return replace(op, outputs=used)

@@ -15,7 +15,7 @@ from ..precision import FP32
 from ..records import frozen
 from . import technique
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 _SOFTMAX = 5  # OPs per logit: maximum, subtract, exp, sum, divide
 _DRAW = 2  # running sum, comparison with the random number
@@ -30,12 +30,12 @@ class Sampling(Technique):
     Formula: OPs per logit, of V: 1 (greedy: a comparison); 1 + 5 + 2 (temperature, softmax, draw); with top-k or top-p
     also the log2(V) comparisons of a sort.
     Source: arXiv:1904.09751 (top p).
-    Use when: the cost of sampling matters, which other analyses leave out. It is small compared with the head.
-    Not modeled: waiting for the host, as simple programs do after each token.
+    Use when: the cost of sampling matters, which other analyses omit. It is small compared with the head.
+    Not modeled: synchronization with the host after each token, as in simple programs.
     """
 
     kind = Kind.DECODING
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     method: str = parameter(
         "how a token is chosen", "greedy", choices=("greedy", "temperature", "top-k", "top-p")
@@ -64,7 +64,7 @@ class Sampling(Technique):
         sort = log2(max(vocabulary, 2)) if self.method in ("top-k", "top-p") else 0
         return 1 + _SOFTMAX + _DRAW + sort
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not any(isinstance(op, LMHead) for _, op in machine.model.graph):
-            return f"{machine.model.name} has no prediction head whose logits could be sampled"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(isinstance(op, LMHead) for _, op in setting.model.graph):
+            return f"{setting.model.name} has no prediction head whose logits could be sampled"
         return ""

@@ -16,13 +16,13 @@ from ..operators.linear import ChosenLinear, Linear
 from ..precision import HALF, resolved
 from ..records import frozen
 from . import technique
-from ._linears import layers
+from ._linears import is_main_layer
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
-from .drafts import beside_model
+from ._technique import Kind, Requirement, SettingView, Technique
+from .drafts import auxiliary_model
 from .sparsity import SparseLinear
 
-_OF_HEADS: Final = ("q_proj", "o_proj")
+_HEAD_LINEARS: Final = ("q_proj", "o_proj")
 
 
 @technique("contextual-sparsity")
@@ -44,8 +44,8 @@ class Contextual(Technique):
     """
 
     kind = Kind.DECODING
-    touches = Touches.MODEL
-    decode_alone = True
+    requires = Requirement.NEW_WEIGHTS
+    separate_decode_graph = True
     order = 1  # after techniques that replace linears
 
     active: float = parameter("fraction of the neurons that a token needs", 0.2, least=0, most=1, open=True)
@@ -57,14 +57,16 @@ class Contextual(Technique):
 
     def _active(self, block: Block) -> Block:
         network = list(_feed_forward(block))
-        parts = {op.name: self.active for op in network}
-        if self.heads < 1 and layers(block):
-            parts |= {op.name: self.heads for op in block.operators if op.name in _OF_HEADS}
+        densities = {op.name: self.active for op in network}
+        if self.heads < 1 and is_main_layer(block):
+            densities |= {op.name: self.heads for op in block.operators if op.name in _HEAD_LINEARS}
         operators: list[Operator] = []
         for op in block.operators:
             if network and op == network[0]:
                 operators += self._predictor(op.inputs[0], network[-1].inputs[0].width)
-            operators.append(_some(op, parts[op.name]) if op.name in parts and isinstance(op, Linear) else op)
+            operators.append(
+                _sparse_linear(op, densities[op.name]) if op.name in densities and isinstance(op, Linear) else op
+            )
         return replace(block, operators=tuple(operators))
 
     def _predictor(self, x: Tensor, neurons: int) -> Iterator[Linear]:
@@ -75,16 +77,16 @@ class Contextual(Technique):
             between = parts.tensor("predictor_in", self.rank)
             yield parts.project("predictor_out", between, neurons, kind=Predictor)
 
-    def beside(self, machine: SettingView) -> tuple[Graph, ...]:
-        return (self._predictors(machine).decode_graph,) if self.rank else ()
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
+        return (self._predictors(setting).decode_graph,) if self.rank else ()
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not any(True for block in machine.model.graph.blocks for _ in _feed_forward(block)):
-            return f"{machine.model.name} has no dense feed-forward network"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(True for block in setting.model.graph.blocks for _ in _feed_forward(block)):
+            return f"{setting.model.name} has no dense feed-forward network"
         return ""
 
-    def _predictors(self, machine: SettingView) -> SettingView:
-        model = machine.model
+    def _predictors(self, setting: SettingView) -> SettingView:
+        model = setting.model
         blocks = tuple(
             Block(
                 name=f"{block.name}.predictor",
@@ -96,7 +98,7 @@ class Contextual(Technique):
             for block in model.graph.blocks
             if (network := list(_feed_forward(block)))
         )
-        return machine.helper(beside_model(model, blocks), "W16A16")
+        return setting.helper(auxiliary_model(model, blocks), "W16A16")
 
 
 class Predictor(Linear):
@@ -105,23 +107,23 @@ class Predictor(Linear):
     sharding: ClassVar[Sharding] = Sharding.REPLICATED
 
 
-def _some(op: Linear, part: float) -> Operator:
+def _sparse_linear(op: Linear, density: float) -> Operator:
     """`op` with the fraction `part` of its rows per token."""
     return SparseLinear(
         name=op.name,
         kind=op.kind,
         inputs=op.inputs,
         outputs=op.outputs,
-        weights=(replace(op.weight, rows=op.weight.shape[0] * any_of(part)), *op.weights[1:]),
+        weights=(replace(op.weight, rows=op.weight.shape[0] * any_of(density)), *op.weights[1:]),
         transfers=op.transfers,
         of=op,
-        density=part,
+        density=density,
     )
 
 
 def _feed_forward(block: Block) -> Iterator[Linear]:
     """The linears around each activation in a block of layers, in order; without experts."""
-    if not layers(block):
+    if not is_main_layer(block):
         return
     for act in (op for op in block.operators if isinstance(op, Activation)):
         inputs = {t.name for t in act.inputs}

@@ -1,4 +1,4 @@
-"""Denoising: the passes of a model that makes all of its answer at once, step by step."""
+"""Denoising: the passes of a model that refines its whole output step by step."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 
 @technique("denoising")
 @frozen(kw_only=True)
 class Denoising(Technique):
-    """Denoising: a diffusion model processes the same tokens again and again until no noise is left.
+    """Denoising: a diffusion model processes the same tokens repeatedly until no noise is left.
 
     Effect: the one pass of the model runs `steps` times. A language model has `tokens` masked tokens after its prompt,
-    and every pass processes both; a block of them is final after its share of the passes. Guidance without a classifier
+    and every pass processes both; a block of them is final after its share of the passes. Classifier-free guidance
     takes a second sequence for each request.
-    Formula: time = steps x pass of batch x (1 + guidance) sequences of prompt + tokens; the first block is there after
+    Formula: time = steps x pass of batch x (1 + guidance) sequences of prompt + tokens; the first block is final after
     steps x block / tokens passes.
     Source: arXiv:2502.09992, section 2.4 (masked diffusion of text, by blocks); arXiv:2207.12598 (guidance).
     Use when: the model is a diffusion transformer of images (FLUX, Stable Diffusion 3, PixArt, DiT) or a diffusion
-    language model (LLaDA, Dream): a pass alone is one step.
+    language model (LLaDA, Dream): a single pass is one step.
     Not modeled: encoders of text, the autoencoder, the choice of tokens between passes, and caches of finished blocks
     (arXiv:2505.22618).
     """
 
     kind = Kind.DECODING
-    touches = Touches.NOTHING
+    requires = Requirement.NOTHING
     one_pass = True
 
     steps: int = parameter("passes", 50, least=1, most=100_000)
@@ -40,7 +40,7 @@ class Denoising(Technique):
     block: int = parameter(
         "tokens that become final together; 0: all of them", 0, unit="tokens", least=0, most=1_000_000
     )
-    guidance: bool = parameter("whether guidance without a classifier doubles the sequences", default=False)
+    guidance: bool = parameter("whether classifier-free guidance doubles the sequences", default=False)
 
     @property
     def blocks(self) -> int:
@@ -54,7 +54,7 @@ class Denoising(Technique):
 
         return each(workload, longer)
 
-    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:  # noqa: ARG002
+    def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:  # noqa: ARG002
         (run,) = schedule.first
         return replace(
             schedule,
@@ -67,10 +67,10 @@ class Denoising(Technique):
     def _passes(self, run: Run, times: float) -> Run:
         return replace(run, name="denoising", workload=self.prefill(run.workload), times=times)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        model = machine.model
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        model = setting.model
         if model.generates:
-            return f"{model.name} generates token by token; a model that denoises keeps no cache"
+            return f"{model.name} generates token by token; denoising is for models without a KV cache"
         if self.tokens and not any(isinstance(op, LMHead) for _, op in model.graph):
             return f"tokens must be 0: {model.name} has no prediction head"
         if self.block and (not self.tokens or self.tokens % self.block):

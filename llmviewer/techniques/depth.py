@@ -14,9 +14,9 @@ from ..operators.linear import LMHead
 from ..operators.pictures import Place
 from ..records import frozen
 from . import technique
-from ._linears import tied
+from ._linears import with_tied_weights
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 _ALL = replicas(1)  # the whole pass, in a block that only some tokens run
 
@@ -38,8 +38,8 @@ class EarlyExit(Technique):
     """
 
     kind = Kind.DECODING
-    touches = Touches.MODEL
-    decode_alone = True
+    requires = Requirement.NEW_WEIGHTS
+    separate_decode_graph = True
     order = -3  # before techniques that change layers, so that they change both parts
 
     exit: float = parameter("fraction of the layers before the exit", 0.5, least=0, most=1, open=True)
@@ -51,12 +51,16 @@ class EarlyExit(Technique):
         if not decode:
             return graph
         last = floor(self.exit * graph.layers)
-        blocks = (piece for block in graph.blocks for piece in cut(block, lambda layer: layer >= last, self._beyond))
+        blocks = (
+            piece for block in graph.blocks for piece in split_layers(block, lambda layer: layer >= last, self._beyond)
+        )
         return Graph((*blocks, *(self._asking(graph) if self.sure == "head" else ())))
 
     def _beyond(self, block: Block) -> Block:
-        filling = _filling(block)
-        operators = tuple(_always(op) if op in filling else op.with_tensors(_held) for op in block.operators)
+        filling = _kv_operators(block)
+        operators = tuple(
+            _for_all_tokens(op) if op in filling else op.with_tensors(_with_full_cache) for op in block.operators
+        )
         stream = sampled(self.stay) if self.by == "token" else together(self.stay)
         return replace(block, name=f"{block.name}.beyond", operators=operators, stream=stream)
 
@@ -64,12 +68,12 @@ class EarlyExit(Technique):
         """The head at the exit, with the weights of the final head."""
         for block in graph.blocks:
             if any(isinstance(op, LMHead) for op in block.operators):
-                yield replace(block.map(tied), name="exit")
+                yield replace(block.map(with_tied_weights), name="exit")
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if machine.model.graph.layers < 2 or floor(self.exit * machine.model.graph.layers) < 1:
-            return f"exit must leave a layer before it; got exit={self.exit:g} of {machine.model.graph.layers} layers"
-        return _in_parts(machine)
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if setting.model.graph.layers < 2 or floor(self.exit * setting.model.graph.layers) < 1:
+            return f"exit must leave a layer before it; got exit={self.exit:g} of {setting.model.graph.layers} layers"
+        return _partial_layers_reason(setting)
 
 
 @technique("mixture-of-depths")
@@ -90,7 +94,7 @@ class MixtureOfDepths(Technique):
     """
 
     kind = Kind.DECODING
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
 
     share: float = parameter("fraction of the tokens that such a layer processes", 0.125, least=0.001, most=1)
     every: int = parameter("period of such layers: 2 is every second layer", 2, least=1, most=1024)
@@ -99,62 +103,65 @@ class MixtureOfDepths(Technique):
         def routed(block: Block) -> Block:
             return replace(block, name=f"{block.name}.routed", stream=thinned(self.share))
 
-        return Graph(tuple(
-            piece for block in graph.blocks for piece in cut(block, lambda n: n % self.every == self.every - 1, routed)
-        ))  # fmt: skip
+        def is_routed(layer: int) -> bool:
+            return layer % self.every == self.every - 1
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+        return Graph(tuple(piece for block in graph.blocks for piece in split_layers(block, is_routed, routed)))
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, EarlyExit)), None)
         if other:
             return f"{other.name} also lets tokens skip layers; give one of the two"
-        return _in_parts(machine)
+        return _partial_layers_reason(setting)
 
 
-def _in_parts(machine: SettingView) -> str:
-    """Why layers cannot run for some tokens only; "" if all of them process whole passes."""
-    for block in machine.model.graph.blocks:
-        own = (op for op in block.operators if not isinstance(op, Place))  # images are placed only in the prefill
-        rows = [t.rows for op in own for t in (*op.inputs, *op.outputs)]
+def _partial_layers_reason(setting: SettingView) -> str:
+    """The reason why layers cannot run for a part of the tokens; "" if all of them process whole passes."""
+    for block in setting.model.graph.blocks:
+        operators = (op for op in block.operators if not isinstance(op, Place))  # images are placed only in the prefill
+        rows = [t.rows for op in operators for t in (*op.inputs, *op.outputs)]
         parts = {block.stream, *(feature.stream for form in rows for feature, _ in form.terms)}
         if block.main and block.layers and parts != {WHOLE}:
-            return f"layers of {machine.model.name} already process only a part of the tokens"
+            return f"layers of {setting.model.name} already process only a part of the tokens"
     return ""
 
 
-def cut(block: Block, chosen: Callable[[int], bool], change: Callable[[Block], Block]) -> Iterator[Block]:
-    """`block` split into the layers that are not `chosen` and, with `change`, those that are; others unchanged."""
+def split_layers(
+    block: Block, is_inside_layer: Callable[[int], bool], change: Callable[[Block], Block]
+) -> Iterator[Block]:
+    """Splits `block` into the layers outside and, changed by `change`, inside; other blocks are unchanged."""
     layers = block.layers if block.main else ()
-    inside, outside = (tuple(n for n in layers if chosen(n) is which) for which in (True, False))
+    inside, outside = (tuple(n for n in layers if is_inside_layer(n) is is_inside) for is_inside in (True, False))
     if outside or not inside:
         yield replace(block, layers=outside) if layers else block
     if inside:
         yield change(replace(block, layers=inside))
 
 
-def _filling(block: Block) -> tuple[Operator, ...]:
-    """The operators that compute keys and values, without those for queries only."""
-    wanted = {t.name for op in block.operators for t in op.outputs if t.role in KEPT}
-    found: list[Operator] = []
+def _kv_operators(block: Block) -> tuple[Operator, ...]:
+    """The operators that compute keys and values, without those that only queries need."""
+    needed_tensors = {t.name for op in block.operators for t in op.outputs if t.role in KEPT}
+    operators: list[Operator] = []
     for op in reversed(block.operators):
-        if any(t.name in wanted for t in op.outputs) and not op.name.startswith("q_"):
-            found.append(op)
-            wanted |= {t.name for t in op.inputs if t.role not in KEPT}
-    return tuple(found)
+        if any(t.name in needed_tensors for t in op.outputs) and not op.name.startswith("q_"):
+            operators.append(op)
+            needed_tensors |= {t.name for t in op.inputs if t.role not in KEPT}
+    return tuple(operators)
 
 
-def _always(op: Operator) -> Operator:
-    """`op` for all tokens of the pass."""
+def _for_all_tokens(op: Operator) -> Operator:
+    """The operator `op` applied to all tokens of the pass."""
 
     def weight(w: Weight) -> Weight:
         rows = w.shape[0] * ONE if w.rows is None else w.rows
         return replace(w, rows=rows.on(_ALL))
 
     def tensor(t: Tensor) -> Tensor:
-        return replace(_held(t), rows=t.rows.on(_ALL))
+        return replace(_with_full_cache(t), rows=t.rows.on(_ALL))
 
     return op.with_tensors(tensor).with_weights(weight)
 
 
-def _held(t: Tensor) -> Tensor:
-    """`t` with cache or state of all tokens."""
+def _with_full_cache(t: Tensor) -> Tensor:
+    """The tensor `t` with the cache or state of all tokens."""
     return replace(t, held=(t.rows if t.held is None else t.held).on(_ALL)) if t.role in KEPT else t

@@ -16,33 +16,33 @@ from ..records import frozen
 from ..roofline import Plan
 from . import technique
 from ._drafting import Drafting
-from ._linears import tied
+from ._linears import with_tied_weights
 from ._parameters import parameter
-from ._technique import Drafter, SettingView, Technique, Touches
+from ._technique import Drafter, Requirement, SettingView, Technique
 
 
 @frozen(kw_only=True)
 class _Layers:
-    """A network of some layers of a machine's model."""
+    """A draft network that consists of some layers of a setting's model."""
 
-    machine: SettingView
+    setting: SettingView
     change: Callable[[Block], Block]
 
     @property
     def graph(self) -> Graph:
-        return self.machine.graph.map_blocks(self.change)
+        return self.setting.graph.map_blocks(self.change)
 
     @property
     def decode_graph(self) -> Graph:
-        return self.machine.decode_graph.map_blocks(self.change)
+        return self.setting.decode_graph.map_blocks(self.change)
 
     @property
     def plan(self) -> Plan:
-        return self.machine.planned(self.graph)
+        return self.setting.planned(self.graph)
 
     @property
     def decode_plan(self) -> Plan:
-        return self.machine.planned(self.decode_graph)
+        return self.setting.planned(self.decode_graph)
 
 
 @technique("self-speculative")
@@ -50,13 +50,13 @@ class _Layers:
 class SelfSpeculative(Drafting):
     """Self-speculative decoding: some of the model's own layers draft, and all of them verify.
 
-    Effect: gamma steps through the fraction `layers` of the layers come before each pass through all of them. Nothing
-    more is held in memory: weights and cache are the model's.
+    Effect: gamma steps through the fraction `layers` of the layers precede each pass through all of them. No additional
+    memory is needed: weights and cache are the model's.
     Formula: time per token = (gamma x partial step + verification) / tokens per pass, which are as for `speculative`.
     Source: arXiv:2309.08168; the default of 1.69 tokens per pass is the midpoint of 1.64 to 1.74 in arXiv:2404.14294,
     table 5.
     Use when: there is no small model with the same vocabulary, or no memory for one.
-    Limits: the gain is small because drafts are expensive: tokens per pass must exceed 1 + gamma x layers.
+    Limits: drafts are expensive: there is a gain only if tokens per pass exceed 1 + gamma x layers.
     """
 
     usual = 1.69
@@ -68,11 +68,11 @@ class SelfSpeculative(Drafting):
     def depth(self) -> int:
         return self.gamma
 
-    def drafter(self, machine: SettingView) -> Drafter:
-        network = _Layers(machine=machine, change=self._part)
+    def drafter(self, setting: SettingView) -> Drafter:
+        network = _Layers(setting=setting, change=self._part)
         return Drafter(name="draft by some layers", network=network, widths=(1,) * self.gamma, reads=False)
 
-    def beside(self, machine: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
         return ()
 
     def _part(self, block: Block) -> Block:
@@ -97,7 +97,7 @@ class Medusa(Drafting):
     """
 
     usual = 2.57
-    touches = Touches.DRAFT
+    requires = Requirement.DRAFT_MODEL
 
     heads: int = parameter("heads, each for one more token ahead", 4, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 64, least=1, most=4096)
@@ -110,14 +110,14 @@ class Medusa(Drafting):
     def proposed(self) -> int:
         return self.nodes
 
-    def drafter(self, machine: SettingView) -> Drafter:
-        network = machine.helper(beside_model(machine.model, (self._block(machine.model),)), "W16A16")
+    def drafter(self, setting: SettingView) -> Drafter:
+        network = setting.helper(auxiliary_model(setting.model, (self._block(setting.model),)), "W16A16")
         return Drafter(name="heads", network=network, widths=(1,), reads=False)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.nodes < self.heads:
             return f"a tree of {self.nodes} nodes has no path of {self.heads} tokens; give nodes={self.heads} or more"
-        return super().refuses(machine, others)
+        return super().incompatibility(setting, others)
 
     def _block(self, model: Model) -> Block:
         parts = Parts(format=model.format)
@@ -158,7 +158,7 @@ class Eagle(Drafting):
     """
 
     usual = 3.6
-    touches = Touches.DRAFT
+    requires = Requirement.DRAFT_MODEL
 
     draft_depth: int = parameter("tokens drafted in sequence", 5, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 25, least=1, most=4096)
@@ -171,30 +171,34 @@ class Eagle(Drafting):
     def proposed(self) -> int:
         return self.nodes
 
-    def drafter(self, machine: SettingView) -> Drafter:
+    def drafter(self, setting: SettingView) -> Drafter:
         widths = (ceil(self.nodes / self.depth),) * self.depth
-        return Drafter(name="draft layer", network=self._layer(machine), widths=widths)
+        return Drafter(name="draft layer", network=self._layer(setting), widths=widths)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.nodes < self.depth:
             return f"a tree of {self.nodes} nodes has no path of {self.depth} tokens; give nodes={self.depth} or more"
-        if machine.model.encodes:
-            return f"{machine.model.name} processes its prompt in an encoder, whose cache a draft layer does not have"
-        return super().refuses(machine, others)
+        if setting.model.encodes:
+            return f"{setting.model.name} processes its prompt in an encoder, whose cache a draft layer does not have"
+        return super().incompatibility(setting, others)
 
-    def _layer(self, machine: SettingView) -> SettingView:
-        model = machine.model
+    def _layer(self, setting: SettingView) -> SettingView:
+        model = setting.model
         parts, hidden = Parts(format=model.format), width(model)
-        both = parts.tensor("joined", 2 * hidden)
-        joined = parts.linear("draft_proj", both, parts.tensor(HIDDEN, hidden))
+        joined_input = parts.tensor("joined", 2 * hidden)
+        joined = parts.linear("draft_proj", joined_input, parts.tensor(HIDDEN, hidden))
         last = [block for block in model.graph.blocks if block.main and block.layers][-1]
-        head = [block.map(tied) for block in model.graph.blocks if block.main and not block.layers and block.input]
+        head = [
+            block.map(with_tied_weights)
+            for block in model.graph.blocks
+            if block.main and not block.layers and block.input
+        ]
         blocks = (
             Block(name="draft_input", operators=(joined,), input="joined", output=HIDDEN),
             replace(last, name="draft_layer", layers=(0,)),
             *head,
         )
-        return machine.helper(beside_model(model, blocks), "W16A16")
+        return setting.helper(auxiliary_model(model, blocks), "W16A16")
 
 
 @technique("lookahead")
@@ -229,15 +233,15 @@ class Lookahead(Drafting):
 @technique("retrieval")
 @frozen(kw_only=True)
 class Retrieval(Drafting):
-    """Retrieval-based drafts (LLMA, REST): n-grams of the prompt, of earlier answers or of a datastore.
+    """Retrieval-based drafts (LLMA, REST): n-grams of the prompt, of earlier outputs or of a datastore.
 
     Effect: a pass verifies all candidates found.
     Formula: time per token = verification / tokens per pass.
     Source: arXiv:2304.04487; arXiv:2311.08252; the default of 2.25 tokens per pass is the midpoint of 2.18 to 2.31 in
     arXiv:2404.14294, table 5.
-    Use when: answers repeat known text, such as code, quotations and edits. Nothing is trained or held in memory.
-    Limits: no gain for answers unlike any known text, nor for large batches.
-    Not modeled: the search, which takes no time of the device.
+    Use when: outputs repeat known text, such as code, quotations and edits. Nothing is trained or stored in memory.
+    Limits: no gain for outputs unlike any known text, nor for large batches.
+    Not modeled: the search, which takes no device time.
     """
 
     usual = 2.25
@@ -255,10 +259,10 @@ class Retrieval(Drafting):
     def proposed(self) -> int:
         return self.nodes or self.length
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.proposed < self.length:
             return f"a tree of {self.nodes} nodes has no path of {self.length} tokens; give nodes={self.length} or more"
-        return super().refuses(machine, others)
+        return super().incompatibility(setting, others)
 
 
 @technique("mtp")
@@ -277,7 +281,7 @@ class Predicting(Drafting):
     """
 
     usual = 1.85
-    predicts = True
+    runs_mtp_layers = True
 
     gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
 
@@ -285,28 +289,28 @@ class Predicting(Drafting):
     def depth(self) -> int:
         return self.gamma
 
-    def drafter(self, machine: SettingView) -> Drafter:
-        return Drafter(name="prediction layer", network=self._layers(machine), widths=(1,) * self.gamma)
+    def drafter(self, setting: SettingView) -> Drafter:
+        return Drafter(name="prediction layer", network=self._layers(setting), widths=(1,) * self.gamma)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        if machine.model.predicting is None:
-            return machine.model.why_not_predicting
-        return super().refuses(machine, others)
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if setting.model.predicting is None:
+            return setting.model.why_not_predicting
+        return super().incompatibility(setting, others)
 
-    def _layers(self, machine: SettingView) -> SettingView:
-        model = machine.model
-        whole = model.predicting.graph.blocks if model.predicting else ()
-        (first, *_) = whole[len(model.graph.blocks) :]
-        return machine.helper(beside_model(model, (replace(first, layers=first.layers[:1]),)), None)
+    def _layers(self, setting: SettingView) -> SettingView:
+        model = setting.model
+        blocks = model.predicting.graph.blocks if model.predicting else ()
+        (first, *_) = blocks[len(model.graph.blocks) :]
+        return setting.helper(auxiliary_model(model, (replace(first, layers=first.layers[:1]),)), None)
 
 
 def width(model: Model) -> int:
     """Width of the hidden state between layers."""
     layer = next(block for block in model.graph.blocks if block.main and block.layers)
-    found: Tensor = next(t for op in layer.operators for t in op.inputs if t.name == layer.input)
-    return found.width
+    hidden: Tensor = next(t for op in layer.operators for t in op.inputs if t.name == layer.input)
+    return hidden.width
 
 
-def beside_model(model: Model, blocks: tuple[Block, ...]) -> Model:
-    """`blocks` as a model of their own that shares embedding and head with `model`."""
+def auxiliary_model(model: Model, blocks: tuple[Block, ...]) -> Model:
+    """A model of `blocks` that shares embedding and head with `model`."""
     return replace(model, graph=Graph(blocks), predicting=None)

@@ -10,9 +10,9 @@ from ..graph import Graph
 from ..operators.masks import CAUSAL, Chosen, Mask
 from ..records import frozen
 from . import technique
-from ._masks import causal, masked
+from ._masks import causal_masks, replace_masks
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 from .window import Windowed
 
 
@@ -72,11 +72,11 @@ class Scattered(Mask):
         return f"density {self.density:g}"
 
 
-class _Fewer(Technique):
+class _SparseAttention(Technique):
     """Full attention becomes attention to fewer keys; the model's own windows are unchanged."""
 
     kind = Kind.ATTENTION
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     @property
     def mask(self) -> Mask:
@@ -84,20 +84,20 @@ class _Fewer(Technique):
         raise NotImplementedError
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        return masked(graph, lambda own: self.mask if own.window == inf else None)
+        return replace_masks(graph, lambda mask: self.mask if mask.window == inf else None)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if isinstance(other, _Fewer | Windowed)), None)
-        if other:
-            return f"{other.name} also selects the keys that queries see; give one of the two"
-        if not any(own.window == inf for own in causal(machine.model.graph)):
-            return f"{machine.model.name} has no full causal attention"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        conflicting = next((other for other in others if isinstance(other, _SparseAttention | Windowed)), None)
+        if conflicting:
+            return f"{conflicting.name} also selects the keys that queries see; give one of the two"
+        if not any(mask.window == inf for mask in causal_masks(setting.model.graph)):
+            return f"{setting.model.name} has no full causal attention"
         return ""
 
 
 @technique("h2o")
 @frozen(kw_only=True)
-class HeavyHitters(_Fewer):
+class HeavyHitters(_SparseAttention):
     """H2O and similar methods (SnapKV, Scissorhands): the cache keeps heavy hitters and the last tokens.
 
     Effect: the prompt is processed in full. Of it and of the answer, at most heavy + recent tokens stay in the cache,
@@ -120,7 +120,7 @@ class HeavyHitters(_Fewer):
 
 @technique("block-sparse")
 @frozen(kw_only=True)
-class BlockSparse(_Fewer):
+class BlockSparse(_SparseAttention):
     """Block-sparse attention (SemSA, MInference, Quest): queries see the fraction `density` of the keys, in blocks.
 
     Effect: fewer query-key pairs. A decode step reads that fraction of the cache, all of which stays in memory.
@@ -140,7 +140,7 @@ class BlockSparse(_Fewer):
 
 @technique("sparse-pattern")
 @frozen(kw_only=True)
-class Pattern(_Fewer):
+class Pattern(_SparseAttention):
     """Fixed patterns (Longformer, BigBird): queries see a local window, global tokens and random tokens.
 
     Effect: fewer query-key pairs. A step reads that many keys, all of which stay in memory. A dilated window of as many
@@ -152,7 +152,7 @@ class Pattern(_Fewer):
     Not modeled: queries of global tokens, which see all keys.
     """
 
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
 
     local: int = parameter("last tokens that a query sees", 192, unit="tokens", least=1)
     globals: int = parameter("global tokens, which all queries see", 128, unit="tokens", least=0)

@@ -13,7 +13,7 @@ from ..operators.linear import ExpertsLinear
 from ..records import frozen
 from . import technique
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 
 @technique("expert-capacity")
@@ -30,7 +30,7 @@ class ExpertCapacity(Technique):
     """
 
     kind = Kind.GRAPH
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     factor: float = parameter(
         "capacity factor: slots over the mean number of tokens per expert", 1.25, least=0, open=True
@@ -53,7 +53,7 @@ class ExpertCapacity(Technique):
 
         return block.map(lambda op: op.with_tensors(tensor))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not any(isinstance(op, Permute) for _, op in machine.model.graph):
-            return f"{machine.model.name} has no routed experts"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(isinstance(op, Permute) for _, op in setting.model.graph):
+            return f"{setting.model.name} has no routed experts"
         return ""

@@ -20,9 +20,9 @@ from ..records import frozen
 from ..resource import Resource, matrix
 from ..workload import Workload
 from . import technique
-from ._linears import compressible, inner, layers, original
+from ._linears import is_main_layer, is_plain_linear, original_linear, rank_tensor
 from ._parameters import parameter
-from ._technique import Finding, Kind, SettingView, Technique, Touches
+from ._technique import Finding, Kind, Requirement, SettingView, Technique
 
 _MULTIPLE: Final = 16  # ranks are multiples of this
 
@@ -32,7 +32,7 @@ class _OnLinears(Technique):
     """A technique on the linears of layers whose names match `targets`."""
 
     kind = Kind.COMPRESSION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
     order = 1  # after techniques that replace layers
 
     targets: str = parameter("names of linears, with wildcards and joined by +, such as *_proj or q_proj+v_proj", "*")
@@ -40,7 +40,7 @@ class _OnLinears(Technique):
     def chosen(self, block: Block, op: Operator) -> bool:
         """Whether the technique applies to `op`."""
         named = any(fnmatchcase(op.name, target) for target in self.targets.split("+"))
-        return named and layers(block) and compressible(original(op))
+        return named and is_main_layer(block) and is_plain_linear(original_linear(op))
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return self.applied(graph)
@@ -62,9 +62,9 @@ class _OnLinears(Technique):
         """The operators that replace `op`."""
         raise NotImplementedError
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        graph = machine.model.graph
-        names = {op.name for block, op in graph if layers(block) and compressible(op)}
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        graph = setting.model.graph
+        names = {op.name for block, op in graph if is_main_layer(block) and is_plain_linear(op)}
         for target in self.targets.split("+"):
             if not any(replace(self, targets=target).chosen(block, op) for block, op in graph):
                 return f"no linear is called {target!r}; {suggest(target, names)}"
@@ -91,7 +91,7 @@ class LowRank(_OnLinears):
         n, k = op.weight.shape
         rank = self._rank(n, k)
         x = op.inputs[0]
-        between = inner(f"{op.name}_rank", rank, replace(x, format=op.result.format))
+        between = rank_tensor(f"{op.name}_rank", rank, replace(x, format=op.result.format))
         first, second = (replace(op.weight, name=f"{op.name}.{part}.weight", shape=shape)
                          for part, shape in (("in", (rank, k)), ("out", (n, rank))))  # fmt: skip
         yield Linear(name=f"{op.name}_in", inputs=(x,), outputs=(between,), weights=(first,))
@@ -99,25 +99,29 @@ class LowRank(_OnLinears):
 
     def _rank(self, n: int, k: int) -> int:
         """`rank` if given, else the largest multiple of 16 within `ratio`, or less if that is 0."""
-        wanted = self.ratio * n * k / (n + k)
-        return self.rank or int(wanted // _MULTIPLE * _MULTIPLE) or max(round(wanted), 1)
+        real_rank = self.ratio * n * k / (n + k)
+        return self.rank or int(real_rank // _MULTIPLE * _MULTIPLE) or max(round(real_rank), 1)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        if why := super().refuses(machine, others):
-            return why
-        most = max(map(min, self._shapes(machine)))
-        return f"rank must be at most {most}, the largest of any matrix; got {self.rank}" if self.rank > most else ""
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if reason := super().incompatibility(setting, others):
+            return reason
+        max_rank = max(map(min, self._shapes(setting)))
+        return (
+            f"rank must be at most {max_rank}, the largest of any matrix; got {self.rank}"
+            if self.rank > max_rank
+            else ""
+        )
 
-    def _shapes(self, machine: SettingView) -> set[tuple[int, ...]]:
-        return {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
+    def _shapes(self, setting: SettingView) -> set[tuple[int, ...]]:
+        return {op.weight.shape for b, op in setting.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
-        even = min(prod(shape) / sum(shape) for shape in self._shapes(machine))
-        text = f"break-even rank of the smallest matrix: {even:.0f}"
-        return (Finding(key="break_even_rank", value=even, text=text),)
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        break_even = min(prod(shape) / sum(shape) for shape in self._shapes(setting))
+        text = f"break-even rank of the smallest matrix: {break_even:.0f}"
+        return (Finding(key="break_even_rank", value=break_even, text=text),)
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:
-        shapes = self._shapes(machine)
+    def notes(self, setting: SettingView) -> tuple[str, ...]:
+        shapes = self._shapes(setting)
         grown = sum(1 for n, k in shapes if self._rank(n, k) * (n + k) >= n * k)
         return (f"low-rank: {grown} of {len(shapes)} matrix shapes do not get smaller",) if grown else ()
 
@@ -138,8 +142,8 @@ class Thin(Linear):
 
     def arithmetic(self) -> dict[Resource, Form]:
         x = self.inputs[0]
-        one = self.weight.numel // self.weight.shape[0]
-        return {matrix(product(x.format, self.weight.format)): 2 * one * x.rows}
+        elements = self.weight.numel // self.weight.shape[0]
+        return {matrix(product(x.format, self.weight.format)): 2 * elements * x.rows}
 
 
 @technique("lora")
@@ -172,7 +176,7 @@ class Lora(_OnLinears):
         x, outputs = op.inputs[0], op.outputs
         n, k = sum(t.width for t in outputs), x.width
         fmt = outputs[0].format if outputs[0].format.bits >= HALF.bits else resolved(HALF, x.format)
-        between = inner(f"{op.name}_lora", self.rank, replace(x, format=fmt))
+        between = rank_tensor(f"{op.name}_lora", self.rank, replace(x, format=fmt))
         base = tuple(replace(t, name=f"{t.name}_base", format=fmt, role=Role.ACTIVATION, held=None) for t in outputs)
         yield replace(op, outputs=base)
         yield self._thin(f"{op.name}_lora_in", (x,), (between,), (self.rank, k))
@@ -185,7 +189,7 @@ class Lora(_OnLinears):
         matrices = Weight(name=f"{name}.weight", shape=(self.adapters, *shape), format=fmt, rows=chosen)
         return Thin(name=name, inputs=inputs, outputs=outputs, weights=(matrices,))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.merged and self.adapters > 1:
             return f"only one adapter can be merged; got adapters={self.adapters}; drop merged"
-        return super().refuses(machine, others)
+        return super().incompatibility(setting, others)

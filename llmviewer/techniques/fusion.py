@@ -16,7 +16,7 @@ from ..records import frozen
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
-from ._technique import Finding, Kind, SettingView, Technique, Touches
+from ._technique import Finding, Kind, Requirement, SettingView, Technique
 
 _Pair = Callable[[Operator, Operator], bool]
 
@@ -33,11 +33,11 @@ class Fusion(Technique):
     (arXiv:2311.01282, section 6).
     Use when: small operators stand between matrix products, above all if launches take time, which the bound does not
     count.
-    Limits: no gain for what is bound by weights, as decode with small batches.
+    Limits: no gain for operators bound by weights, as in decode with small batches.
     """
 
     kind = Kind.GRAPH
-    touches = Touches.NOTHING
+    requires = Requirement.NOTHING
     order = 5  # after techniques that add or replace operators
 
     qkv: bool = parameter("one product for queries, keys and values", default=True)
@@ -52,89 +52,89 @@ class Fusion(Technique):
 
     def _fused(self, block: Block) -> Block:
         operators = list(block.operators)
-        for asked, fits in (
-            (self.qkv, _makes(*_QKV)),
-            (self.rope, lambda a, b: isinstance(b, Rope) and _made_by(a, b)),
-            (self.gate_up, _makes(*_GATE_UP)),
-            (self.activation, lambda a, b: isinstance(b, Activation) and _made_by(a, b) and _product(a)),
-            (self.add, lambda a, b: isinstance(b, Add) and _product(a) and _any_made_by(a, b)),
-            (self.norm, lambda a, b: isinstance(a, Add) and isinstance(b, Norm) and _any_made_by(a, b)),
+        for enabled, is_fusible in (
+            (self.qkv, _are_named(*_QKV)),
+            (self.rope, lambda a, b: isinstance(b, Rope) and _writes_all_inputs(a, b)),
+            (self.gate_up, _are_named(*_GATE_UP)),
+            (self.activation, lambda a, b: isinstance(b, Activation) and _writes_all_inputs(a, b) and _is_linear(a)),
+            (self.add, lambda a, b: isinstance(b, Add) and _is_linear(a) and _writes_an_input(a, b)),
+            (self.norm, lambda a, b: isinstance(a, Add) and isinstance(b, Norm) and _writes_an_input(a, b)),
         ):
-            operators = _joined(operators, fits) if asked else operators
-        return replace(block, operators=tuple(_closed(operators, block)))
+            operators = _fuse_pairs(operators, is_fusible) if enabled else operators
+        return replace(block, operators=tuple(_without_inner_outputs(operators, block)))
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
-        layers = [block for block in machine.decode_graph.blocks if block.main and block.layers]
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        layers = [block for block in setting.decode_graph.blocks if block.main and block.layers]
         if not layers:
             return ()
         launches = sum(len(block.operators) * len(block.layers) for block in layers)
-        each = launches / sum(len(block.layers) for block in layers)
-        text = f"a layer has {each:.3g} launches in a decode step"
-        return (Finding(key="launches_per_layer", value=each, text=text),)
+        launches_per_layer = launches / sum(len(block.layers) for block in layers)
+        text = f"a layer has {launches_per_layer:.3g} launches in a decode step"
+        return (Finding(key="launches_per_layer", value=launches_per_layer, text=text),)
 
 
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
 _GATE_UP: Final = ("gate_proj", "up_proj")
 
 
-def _makes(*names: str) -> _Pair:
-    """A predicate: whether two linears of the same input have these names."""
+def _are_named(*names: str) -> _Pair:
+    """A predicate: two linears of the same input have these names."""
 
-    def fits(a: Operator, b: Operator) -> bool:
+    def is_pair_of(a: Operator, b: Operator) -> bool:
         last = a.parts[-1] if isinstance(a, Fused) else a
-        both = isinstance(last, Linear) and isinstance(b, Linear)
-        return both and {last.name, b.name} <= set(names) and last.inputs[0] == b.inputs[0]
+        is_pair = isinstance(last, Linear) and isinstance(b, Linear)
+        return is_pair and {last.name, b.name} <= set(names) and last.inputs[0] == b.inputs[0]
 
-    return fits
+    return is_pair_of
 
 
-def _product(op: Operator) -> bool:
+def _is_linear(op: Operator) -> bool:
     first = op.parts[0] if isinstance(op, Fused) else op
     return isinstance(first, Linear) and not isinstance(first, LMHead)
 
 
-def _made_by(a: Operator, b: Operator) -> bool:
-    """Whether `a` writes all inputs of `b`."""
+def _writes_all_inputs(a: Operator, b: Operator) -> bool:
+    """Whether operator `a` writes all inputs of operator `b`."""
     return {t.name for t in b.inputs} <= {t.name for t in a.outputs}
 
 
-def _any_made_by(a: Operator, b: Operator) -> bool:
+def _writes_an_input(a: Operator, b: Operator) -> bool:
     return bool({t.name for t in b.inputs} & {t.name for t in a.outputs})
 
 
-def _joined(operators: Sequence[Operator], fits: _Pair) -> list[Operator]:
-    """The operators, each fused with the one before it if `fits`."""
-    found: list[Operator] = []
+def _fuse_pairs(operators: Sequence[Operator], is_fusible: _Pair) -> list[Operator]:
+    """Fuses each operator with the launch before it where `is_fusible`."""
+    launches: list[Operator] = []
     for op in operators:
-        if found and fits(found[-1], op):
-            found[-1] = _one(found[-1], op)
+        if launches and is_fusible(launches[-1], op):
+            launches[-1] = _fuse(launches[-1], op)
         else:
-            found.append(op)
-    return found
+            launches.append(op)
+    return launches
 
 
-def _one(a: Operator, b: Operator) -> Fused:
+def _fuse(a: Operator, b: Operator) -> Fused:
     parts = (*(a.parts if isinstance(a, Fused) else (a,)), *(b.parts if isinstance(b, Fused) else (b,)))
-    made = {t.name for part in parts for t in part.outputs}
+    written_names = {t.name for part in parts for t in part.outputs}
     return Fused(
-        name=f"{_short(a)}+{_short(b)}",
+        name=f"{_short_name(a)}+{_short_name(b)}",
         kind=a.kind,
-        inputs=once(t for part in parts for t in part.inputs if t.name not in made),
+        inputs=once(t for part in parts for t in part.inputs if t.name not in written_names),
         outputs=once(t for part in parts for t in part.outputs),
         weights=tuple(w for part in parts for w in part.weights),
         parts=parts,
     )
 
 
-def _short(op: Operator) -> str:
+def _short_name(op: Operator) -> str:
     """The name without affixes, for names of fused launches: "gate" of gate_proj, "add" of attn_add."""
     return (
         op.name if isinstance(op, Fused) else op.name.removesuffix("_proj").removeprefix("attn_").removeprefix("mlp_")
     )
 
 
-def _closed(operators: Sequence[Operator], block: Block) -> list[Operator]:
-    """The operators, with fused launches that write only what others read."""
+def _without_inner_outputs(operators: Sequence[Operator], block: Block) -> list[Operator]:
+    """Removes outputs of fused launches that no other operator reads."""
     read = [{t.name for t in op.inputs} for op in operators]
     closed: list[Operator] = []
     for index, op in enumerate(operators):

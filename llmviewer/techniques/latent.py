@@ -19,9 +19,9 @@ from ..precision import product
 from ..records import frozen
 from ..resource import Resource, matrix
 from . import technique
-from ._masks import causal, masked
+from ._masks import causal_masks, replace_masks
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 from .cache import Allocated
 
 
@@ -40,7 +40,7 @@ class TransMla(Technique):
     """
 
     kind = Kind.ATTENTION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
     order = -5  # before techniques on linears, which then apply to its projections
 
     rank: int = parameter("width of the latent", 512, least=1)
@@ -50,10 +50,10 @@ class TransMla(Technique):
         return graph.map_blocks(self._converted)
 
     def _converted(self, block: Block) -> Block:
-        found = _self_attention(block)
-        if not found:
+        attention = _self_attention(block)
+        if not attention:
             return block
-        first, last, qk = found
+        first, last, qk = attention
         x, out = block.operators[first].inputs[0], block.operators[last]
         heads = qk.heads
         mixer = LatentAttention(
@@ -64,20 +64,20 @@ class TransMla(Technique):
             rope_dim=self.rope,
             value_dim=heads.out_dim,
         )
-        made = mixer.operators(Parts(format=x.format), x)
-        made = (*made[:-1], replace(out, inputs=(made[-1].inputs[0],)))
-        return replace(block, operators=(*block.operators[:first], *made, *block.operators[last + 1 :]))
+        projections = mixer.operators(Parts(format=x.format), x)
+        projections = (*projections[:-1], replace(out, inputs=(projections[-1].inputs[0],)))
+        return replace(block, operators=(*block.operators[:first], *projections, *block.operators[last + 1 :]))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if _of_attention(other)), None)
-        if other:
-            return f"{other.name} changes keys and values that mla removes"
-        found = [known for block in machine.model.graph.blocks if (known := _self_attention(block))]
-        if not found:
-            return f"{machine.model.name} has no full attention with plain q, k and v projections"
-        narrow = min(qk.heads.head_dim for _, _, qk in found)
-        if self.rope >= narrow:
-            return f"rope must be less than the {narrow} elements of a head; got {self.rope}"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        conflicting = next((other for other in others if _changes_attention(other)), None)
+        if conflicting:
+            return f"{conflicting.name} changes keys and values that mla removes"
+        convertible = [attention for block in setting.model.graph.blocks if (attention := _self_attention(block))]
+        if not convertible:
+            return f"{setting.model.name} has no full attention with plain q, k and v projections"
+        head_dim = min(qk.heads.head_dim for _, _, qk in convertible)
+        if self.rope >= head_dim:
+            return f"rope must be less than the {head_dim} elements of a head; got {self.rope}"
         return ""
 
 
@@ -146,12 +146,12 @@ class LowRankAttention(Technique):
     """
 
     kind = Kind.ATTENTION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
 
     rank: int = parameter("mixtures of keys and of values", 256, least=1)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        return masked(graph, lambda own: Projected(self.rank) if own.window == inf else None)
+        return replace_masks(graph, lambda mask: Projected(self.rank) if mask.window == inf else None)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._mixed)
@@ -170,15 +170,15 @@ class LowRankAttention(Technique):
             ]
         return replace(block, operators=tuple(operators))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if _of_attention(other)), None)
-        if other:
-            return f"{other.name} also changes keys and values; give one of the two"
-        if not any(own.window == inf for own in causal(machine.model.graph)):
-            return f"{machine.model.name} has no full causal attention"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        conflicting = next((other for other in others if _changes_attention(other)), None)
+        if conflicting:
+            return f"{conflicting.name} also changes keys and values; give one of the two"
+        if not any(mask.window == inf for mask in causal_masks(setting.model.graph)):
+            return f"{setting.model.name} has no full causal attention"
         return ""
 
 
-def _of_attention(technique: Technique) -> bool:
-    """Whether it changes keys and values, not only where they are stored."""
+def _changes_attention(technique: Technique) -> bool:
+    """Whether a technique changes keys and values, not only where they are stored."""
     return technique.kind is Kind.ATTENTION and not isinstance(technique, Allocated)

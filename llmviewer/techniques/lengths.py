@@ -1,4 +1,4 @@
-"""Prompts of different lengths: packed, or padded to the longest."""
+"""Prompts of different lengths, packed or padded to the longest."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Finding, Kind, SettingView, Technique, Touches
+from ._technique import Finding, Kind, Requirement, SettingView, Technique
 from .passes import Skeleton
 
-_Lengthened: TypeAlias = Callable[[Spans, int], Spans]
+_LengthChange: TypeAlias = Callable[[Spans, int], Spans]
 
-_MOST: Final = 1000  # distinct lengths in a file
+_MAX_LENGTHS: Final = 1000  # distinct lengths in a file
 
 
 @technique("lengths")
@@ -35,13 +35,13 @@ class PromptLengths(Technique):
     length has its share of `batch` prompts. --prompt is not used.
     Formula: tokens = sum of lengths, or batch x the longest; attention is within each sequence.
     Source: arXiv:2210.03052 (ByteTransformer); arXiv:2404.14294, section 6.1.1.
-    Use when: lengths differ much, and you want to see what padding costs.
-    Limits: how requests are grouped into batches is not modeled. The memory of packed prompts is that of all lengths in
-    their shares.
+    Use when: lengths differ much, and you want to quantify the cost of padding.
+    Limits: how requests are grouped into batches is not modeled. The memory of packed prompts is that of a batch with
+    all lengths in their shares.
     """
 
     kind = Kind.INPUT
-    touches = Touches.NOTHING
+    requires = Requirement.NOTHING
     order = -9
 
     file: str = parameter("text file with one length per line")
@@ -59,8 +59,8 @@ class PromptLengths(Technique):
                     f"{self.file}:{number}: must be a whole number from 1 to 999999999; got {line.strip()!r}"
                 )
             found[int(line)] += 1
-        if not found or len(found) > _MOST:
-            raise InputError(f"{self.file}: must have from 1 to {_MOST} different lengths; got {len(found)}")
+        if not found or len(found) > _MAX_LENGTHS:
+            raise InputError(f"{self.file}: must have from 1 to {_MAX_LENGTHS} different lengths; got {len(found)}")
         return found
 
     @property
@@ -77,52 +77,55 @@ class PromptLengths(Technique):
         return ceil(self.mean) if self.packed else self.longest
 
     def prefill(self, workload: Workload) -> Workload:
-        return each(workload, lambda s: _read(s, self._shown))
+        return each(workload, lambda s: _prefilled(s, self._shown))
 
     def step(self, workload: Workload) -> Workload:
-        return each(workload, lambda s: _continued(s, self._shown))
+        return each(workload, lambda s: _extended(s, self._shown))
 
-    def kept(self, workload: Workload) -> Workload:
+    def retained_cache(self, workload: Workload) -> Workload:
         if self.packed:
-            return self._spread(workload, _continued)
-        return each(workload, lambda s: _continued(s, self.longest))
+            return self._spread(workload, _extended)
+        return each(workload, lambda s: _extended(s, self.longest))
 
-    def schedule(self, schedule: Schedule, machine: SettingView) -> Schedule:
+    def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:
         if not self.packed:
-            return super().schedule(schedule, machine)
+            return super().schedule(schedule, setting)
 
-        def several(run: Run, change: _Lengthened) -> Iterator[Run]:
+        def several(run: Run, change: _LengthChange) -> Iterator[Run]:
             yield replace(run, workload=self._spread(run.workload, change))
 
-        return schedule.map(first=lambda run: several(run, _read), rest=lambda run: several(run, _continued))
+        return schedule.map(first=lambda run: several(run, _prefilled), rest=lambda run: several(run, _extended))
 
-    def _spread(self, workload: Workload, change: _Lengthened) -> Workload:
+    def _spread(self, workload: Workload, change: _LengthChange) -> Workload:
         """Each group of sequences split over the lengths, by their shares of the file."""
         counts = sorted(self.counts.items())
         parts = ((length, times / self.counts.total()) for length, times in counts)
         return Workload(tuple(change(s, length).times(part) for length, part in parts for s in workload.groups))
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         wasted = 1 - self.mean / self.longest
         text = f"padding to {self.longest} tokens makes {wasted:.0%} of the prefill's tokens padding"
         return (Finding(key="padding", value=wasted, text=text),)
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:  # noqa: ARG002
-        found = f"{min(self.counts)} to {self.longest} tokens, {self.mean:.4g} on average"
-        return (f"prompt lengths are from {self.file}: {found}; --prompt is not used",)
+    def notes(self, setting: SettingView) -> tuple[str, ...]:  # noqa: ARG002
+        lengths = f"{min(self.counts)} to {self.longest} tokens, {self.mean:.4g} on average"
+        return (f"prompt lengths are from {self.file}: {lengths}; --prompt is not used",)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if other.kind is Kind.INPUT or isinstance(other, Skeleton)), None)
-        if other:
-            return f"{other.name} needs prompts of one length"
-        if machine.model.encodes or machine.model.sees:
-            return f"prompts of {machine.model.name} must have one length"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        conflicting = next(
+            (other for other in others if other.kind is Kind.INPUT or isinstance(other, Skeleton)),
+            None,
+        )
+        if conflicting:
+            return f"{conflicting.name} needs prompts of one length"
+        if setting.model.encodes or setting.model.sees:
+            return f"prompts of {setting.model.name} must have one length"
         return ""
 
 
-def _read(s: Spans, length: int) -> Spans:
+def _prefilled(s: Spans, length: int) -> Spans:
     return replace(s, q_len=length, kv_len=length, source=length)
 
 
-def _continued(s: Spans, length: int) -> Spans:
+def _extended(s: Spans, length: int) -> Spans:
     return replace(s, kv_len=s.kv_len - s.source + length, source=length)

@@ -14,9 +14,9 @@ from ..operators.state_space import LinearScan
 from ..precision import FP32
 from ..records import frozen
 from . import technique
-from ._masks import causal
+from ._masks import causal_masks
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 from .split_kv import SplitKv
 
 
@@ -35,7 +35,7 @@ class LinearAttention(Technique):
     """
 
     kind = Kind.ATTENTION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
 
     chunk: int = parameter("tokens of a prompt per chunk", 64, unit="tokens", least=1)
 
@@ -64,8 +64,8 @@ class LinearAttention(Technique):
         inputs = (query, *(replace(t, rows=query.rows) for t in (key, value)), state)
         return LinearScan(name="scan", inputs=inputs, outputs=(out, state), heads=heads, chunk=self.chunk)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        if not list(causal(machine.model.graph)):
-            return f"{machine.model.name} has no causal attention to replace"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if not list(causal_masks(setting.model.graph)):
+            return f"{setting.model.name} has no causal attention to replace"
         other = next((other for other in others if other.kind is Kind.ATTENTION or isinstance(other, SplitKv)), None)
         return f"{other.name} needs a cache" if other else ""

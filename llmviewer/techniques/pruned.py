@@ -14,11 +14,11 @@ from ..operators.embedding import Embedding
 from ..operators.linear import ChosenLinear, Linear
 from ..records import frozen
 from . import technique
-from ._linears import compressible, layers
+from ._linears import is_main_layer, is_plain_linear
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
-_KNOWN: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state that can be narrowed
+_NARROWABLE: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state that can be narrowed
 
 
 @technique("structured-pruning")
@@ -35,7 +35,7 @@ class StructuredPruning(Technique):
     """
 
     kind = Kind.COMPRESSION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
     order = -6  # before all others, which then change the pruned network
 
     heads: float = parameter("fraction of the attention heads that stays", 1.0, least=0, most=1)
@@ -44,113 +44,121 @@ class StructuredPruning(Technique):
     hidden: float = parameter("fraction of the hidden width that stays", 1.0, least=0, most=1)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        stay = max(round(self.layers * graph.layers), 1)
-        blocks = (replace(block, layers=tuple(n for n in block.layers if n < stay)) if layers(block) else block
-                  for block in graph.blocks)  # fmt: skip
-        left = (new for new, old in zip(blocks, graph.blocks, strict=True) if new.layers or not old.layers)
-        return Graph(tuple(self._narrower(block) if block.main else block for block in left))
+        num_layers = max(round(self.layers * graph.layers), 1)
+        blocks = (
+            replace(block, layers=tuple(n for n in block.layers if n < num_layers)) if is_main_layer(block) else block
+            for block in graph.blocks
+        )
+        remaining = (new for new, old in zip(blocks, graph.blocks, strict=True) if new.layers or not old.layers)
+        return Graph(tuple(self._narrower(block) if block.main else block for block in remaining))
 
     def _narrower(self, block: Block) -> Block:
-        inside = {**self._heads(block), **self._neurons(block)} if layers(block) else {}
-        parts = {**inside, **(dict.fromkeys(_stream(block), self.hidden) if self.hidden < 1 else {})}
-        return block.map(lambda op: _fitted(op, parts, self.heads)) if parts else block
+        inside = {**self._heads(block), **self._neurons(block)} if is_main_layer(block) else {}
+        fractions = {**inside, **(dict.fromkeys(_hidden_tensors(block), self.hidden) if self.hidden < 1 else {})}
+        return block.map(lambda op: _resized(op, fractions, self.heads)) if fractions else block
 
     def _neurons(self, block: Block) -> dict[str, float]:
         """Fraction of their width that tensors inside feed-forward networks keep, by name."""
         acts = (op for op in block.operators if isinstance(op, Activation)) if self.ffn < 1 else ()
-        found: dict[str, float] = {}
+        fractions: dict[str, float] = {}
         for act in acts:
             names = {t.name for t in (*act.inputs, *act.outputs)}
             around = [op for op in block.operators if op is not act and names & {t.name for t in _tensors(op)}]
-            if all(compressible(op) for op in around):
+            if all(is_plain_linear(op) for op in around):
                 width = act.result.width
-                found |= dict.fromkeys(names, max(round(self.ffn * width), 1) / width)
-        return found
+                fractions |= dict.fromkeys(names, max(round(self.ffn * width), 1) / width)
+        return fractions
 
     def _heads(self, block: Block) -> dict[str, float]:
         """Fraction of their width that tensors of attention keep, by name."""
-        if self.heads == 1 or not _prunable(block):
+        if self.heads == 1 or not _has_prunable_heads(block):
             return {}
-        found: dict[str, float] = {}
+        fractions: dict[str, float] = {}
         for op in block.operators:
             if isinstance(op, QK | SV):
-                queries, keys = _left(op.heads, self.heads)
+                queries, keys = _head_fractions(op.heads, self.heads)
                 asking = op.inputs[:1] if isinstance(op, QK) else op.outputs
-                found |= dict.fromkeys((t.name for t in (*asking, *op.outputs)), queries)
-                found |= dict.fromkeys((t.name for t in op.inputs[1:]), keys)
+                fractions |= dict.fromkeys((t.name for t in (*asking, *op.outputs)), queries)
+                fractions |= dict.fromkeys((t.name for t in op.inputs[1:]), keys)
             if isinstance(op, Softmax):
-                found |= dict.fromkeys((t.name for t in _tensors(op)), _left(op.heads, self.heads)[0])
-        for op in reversed(block.operators):  # where queries and keys come from
+                fractions |= dict.fromkeys((t.name for t in _tensors(op)), _head_fractions(op.heads, self.heads)[0])
+        for op in reversed(block.operators):  # operators before the attention
             if isinstance(op, Norm | Rope):
                 pairs = zip(op.inputs, op.outputs, strict=True)
-                found |= {before.name: found[after.name] for before, after in pairs if after.name in found}
-        for op in block.operators:  # where results go
+                fractions |= {before.name: fractions[after.name] for before, after in pairs if after.name in fractions}
+        for op in block.operators:  # operators after it
             if isinstance(op, Elementwise) and not isinstance(op, Norm | Activation):
-                parts = {found[t.name] for t in op.inputs if t.name in found}
-                found |= dict.fromkeys((t.name for t in _tensors(op)), parts.pop()) if len(parts) == 1 else {}
-        return found
+                input_fractions = {fractions[t.name] for t in op.inputs if t.name in fractions}
+                fractions |= (
+                    dict.fromkeys((t.name for t in _tensors(op)), input_fractions.pop())
+                    if len(input_fractions) == 1
+                    else {}
+                )
+        return fractions
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        graph = machine.model.graph
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        graph = setting.model.graph
         if not (self.heads and self.ffn and self.layers and self.hidden):
             return "heads, ffn, layers and hidden must be above 0; got 0"
         if self.heads == self.ffn == self.layers == self.hidden == 1:
             return "give heads, ffn, layers or hidden below 1"
-        between = {op.name: op for block in graph.blocks if block.main for op in _on_stream(block)}
-        strange = [name for name, op in between.items() if not isinstance(op, _KNOWN) or isinstance(op, ChosenLinear)]
+        between = {op.name: op for block in graph.blocks if block.main for op in _hidden_operators(block)}
+        strange = [
+            name for name, op in between.items() if not isinstance(op, _NARROWABLE) or isinstance(op, ChosenLinear)
+        ]
         if self.hidden < 1 and strange:
-            return f"hidden cannot narrow {strange[0]} of {machine.model.name}; drop hidden"
-        if self.heads < 1 and not any(layers(block) and _prunable(block) for block in graph.blocks):
-            return f"{machine.model.name} has no attention whose heads can be pruned; drop heads"
-        if self.ffn < 1 and not any(layers(block) and self._neurons(block) for block in graph.blocks):
-            return f"{machine.model.name} has no dense feed-forward network; drop ffn"
+            return f"hidden cannot narrow {strange[0]} of {setting.model.name}; drop hidden"
+        if self.heads < 1 and not any(is_main_layer(block) and _has_prunable_heads(block) for block in graph.blocks):
+            return f"{setting.model.name} has no attention whose heads can be pruned; drop heads"
+        if self.ffn < 1 and not any(is_main_layer(block) and self._neurons(block) for block in graph.blocks):
+            return f"{setting.model.name} has no dense feed-forward network; drop ffn"
         return ""
 
 
-def _stream(block: Block) -> set[str]:
-    """Names of the tensors as wide as the hidden state: its norms, what is added to it, embeddings."""
+def _hidden_tensors(block: Block) -> set[str]:
+    """Names of the tensors of the hidden width: embeddings, norms and additions of the hidden state."""
     found = {block.input, block.output} - {"logits"}
     before: set[str] = set()
     while found != before:
         before = set(found)
         for op in block.operators:
-            names = {t.name for t in _tensors(op)}
-            alike = isinstance(op, Add) or (isinstance(op, Norm) and not op.group)
-            if isinstance(op, Embedding) or (alike and names & found):
-                found |= names
+            operator_names = {t.name for t in _tensors(op)}
+            keeps_width = isinstance(op, Add) or (isinstance(op, Norm) and not op.group)
+            if isinstance(op, Embedding) or (keeps_width and operator_names & found):
+                found |= operator_names
     return found
 
 
-def _on_stream(block: Block) -> Iterator[Operator]:
+def _hidden_operators(block: Block) -> Iterator[Operator]:
     """The operators that read or write tensors of the hidden width."""
-    stream = _stream(block)
+    stream = _hidden_tensors(block)
     return (op for op in block.operators if stream & {t.name for t in _tensors(op)})
 
 
-def _prunable(block: Block) -> bool:
-    """Whether heads of attention can be pruned: plain attention with one key tensor."""
+def _has_prunable_heads(block: Block) -> bool:
+    """Whether attention heads can be pruned, as in plain attention with one key tensor."""
     attention = [op for op in block.operators if isinstance(op, Attention)]
     return bool(attention) and all(
         isinstance(op, QK | Softmax | SV) and (not isinstance(op, QK) or len(op.inputs) == 2) for op in attention
     )
 
 
-def _left(heads: Heads, part: float) -> tuple[float, float]:
-    """Fractions of query and key heads that stay: whole groups, or only query heads if all share a key."""
+def _head_fractions(heads: Heads, target: float) -> tuple[float, float]:
+    """Fractions of query and key heads that stay. Whole groups go, or only query heads if all share a key."""
     if heads.num_kv_heads == 1:
-        return max(round(part * heads.num_heads), 1) / heads.num_heads, 1.0
-    kept = max(round(part * heads.num_kv_heads), 1) / heads.num_kv_heads
-    return kept, kept
+        return max(round(target * heads.num_heads), 1) / heads.num_heads, 1.0
+    fraction = max(round(target * heads.num_kv_heads), 1) / heads.num_kv_heads
+    return fraction, fraction
 
 
 def _tensors(op: Operator) -> tuple[Tensor, ...]:
     return (*op.inputs, *op.outputs)
 
 
-def _fitted(op: Operator, parts: dict[str, float], kept: float) -> Operator:
+def _resized(op: Operator, fractions: dict[str, float], head_fraction: float) -> Operator:
     """`op` with widths scaled by `parts`, and weights and heads to match."""
-    new = op.with_tensors(lambda t: replace(t, width=max(round(t.width * parts.get(t.name, 1.0)), 1)))
-    if all(t.name not in parts for t in _tensors(op)):
+    new = op.with_tensors(lambda t: replace(t, width=max(round(t.width * fractions.get(t.name, 1.0)), 1)))
+    if all(t.name not in fractions for t in _tensors(op)):
         return op
     if isinstance(new, Linear):
         rows = sum(t.width for t in new.outputs) / sum(t.width for t in op.outputs)
@@ -165,7 +173,7 @@ def _fitted(op: Operator, parts: dict[str, float], kept: float) -> Operator:
     if isinstance(new, Norm) and not new.group:
         return new.with_weights(lambda w: replace(w, shape=(new.inputs[0].width,)))
     if isinstance(new, QK | Softmax | SV | Rope):
-        queries, keys = _left(new.heads, kept)
+        queries, keys = _head_fractions(new.heads, head_fraction)
         heads = replace(
             new.heads,
             num_heads=round(queries * new.heads.num_heads),

@@ -1,4 +1,4 @@
-"""Several answers per prompt."""
+"""Several samples per prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import each
 from ._spans import shared
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 _PROMPT = ("shared", "read-once", "copied")
 
@@ -20,7 +20,7 @@ class Several(Technique):
     """Decode with `copies` sequences per prompt."""
 
     kind = Kind.DECODING
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     prompt: str = parameter(
         "cache of the prompt: held once and read by each answer, read once for all, or copied", "shared",
@@ -35,18 +35,18 @@ class Several(Technique):
     def step(self, workload: Workload) -> Workload:
         return each(workload, lambda s: self._many(s, common=self.prompt == "read-once"))
 
-    def kept(self, workload: Workload) -> Workload:
+    def retained_cache(self, workload: Workload) -> Workload:
         return each(workload, lambda s: self._many(s, common=self.prompt != "copied"))
 
     def _many(self, s: Spans, *, common: bool) -> Spans:
         return shared(s, copies=self.copies, prefix=s.source, common=common)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         other = next((other for other in others if isinstance(other, Several)), None)
         if other:
             return f"{other.name} also generates several answers per prompt; give one of the two"
-        if machine.model.crosses and self.prompt != "copied":
-            return f"the encoder output of {machine.model.name} is held per answer; give prompt=copied"
+        if setting.model.crosses and self.prompt != "copied":
+            return f"the encoder output of {setting.model.name} is held per answer; give prompt=copied"
         return ""
 
 

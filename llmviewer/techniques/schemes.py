@@ -19,9 +19,9 @@ from ..precision import HALF, product, resolved
 from ..records import frozen
 from ..resource import Resource, matrix
 from . import technique
-from ._linears import Instead, compressible, layers
+from ._linears import ReplacedLinear, is_main_layer, is_plain_linear
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 from .cache import KvQuant
 from .factors import Lora
 
@@ -32,17 +32,17 @@ class Method:
 
     quant     as for --quant; "" if weights and activations are unchanged
     outliers  fraction of the columns in 16 bits
-    turned    names of linears, with wildcards, whose inputs are rotated by a Hadamard matrix before quantization
-    around    whether inputs and results of all linears are rotated
-    beside    further techniques of the method
+    rotated      names of linears, with wildcards, whose inputs are rotated by a Hadamard matrix before quantization
+    rotates_all  whether inputs and results of all linears are rotated
+    techniques   further techniques of the method
     """
 
     quant: str
     source: str
     outliers: float = 0.0
-    turned: tuple[str, ...] = ()
-    around: bool = False
-    beside: tuple[Technique, ...] = ()
+    rotated: tuple[str, ...] = ()
+    rotates_all: bool = False
+    techniques: tuple[Technique, ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(
@@ -51,9 +51,9 @@ class Method:
                 (
                     self.quant,
                     f"{self.outliers:.3g} of the columns in 16 bits" if self.outliers else "",
-                    f"inputs of {' and '.join(self.turned)} rotated" if self.turned else "",
-                    "inputs and results rotated" if self.around else "",
-                    *map(str, self.beside),
+                    f"inputs of {' and '.join(self.rotated)} rotated" if self.rotated else "",
+                    "inputs and results rotated" if self.rotates_all else "",
+                    *map(str, self.techniques),
                 ),
             )
         )
@@ -71,7 +71,7 @@ SCHEMES: Final = {
     "llm.int8": Method(quant="W8A8", outliers=0.001, source="arXiv:2208.07339, 0.1 % of the features, recalled"),
     "zeroquant": Method(quant="W8A8", source="arXiv:2206.01861: W8A8, quantized by the launch before"),
     "zeroquant-v2": Method(
-        quant="W4A16g128", beside=(Lora(rank=8),), source="arXiv:2303.08302: low-rank compensation, rank recalled"
+        quant="W4A16g128", techniques=(Lora(rank=8),), source="arXiv:2303.08302: low-rank compensation, rank recalled"
     ),
     "zeroquant-fp": Method(quant="Wmxfp4Afp8", source="arXiv:2307.09782: fp4 and fp8; scales as those of MXFP4"),
     "smoothquant": Method(quant="W8A8", source="arXiv:2211.10438: scales are folded in beforehand"),
@@ -83,14 +83,14 @@ SCHEMES: Final = {
     "affinequant": Method(quant="W4A4", source="arXiv:2403.12544, recalled: the narrowest for activations"),
     "fptq": Method(quant="W4A8", source="arXiv:2308.15987, recalled"),
     "quarot": Method(
-        quant="W4A4KV4", turned=("o_proj", "*down_proj"),
+        quant="W4A4KV4", rotated=("o_proj", "*down_proj"),
         source="arXiv:2404.00456, section 4: weights, activations, cache",
     ),
     "spinquant": Method(
-        quant="W4A4KV4", turned=("*down_proj",), source="arXiv:2405.16406: the variant with online rotations"
+        quant="W4A4KV4", rotated=("*down_proj",), source="arXiv:2405.16406: the variant with online rotations"
     ),
-    "quip": Method(quant="W2A16", around=True, source="arXiv:2307.13304: 2 bits"),
-    "quip-sharp": Method(quant="W2A16", around=True, source="arXiv:2402.04396: 2 bits of a table for 8 weights"),
+    "quip": Method(quant="W2A16", rotates_all=True, source="arXiv:2307.13304: 2 bits"),
+    "quip-sharp": Method(quant="W2A16", rotates_all=True, source="arXiv:2402.04396: 2 bits of a table for 8 weights"),
     "gptq": Method(quant="W4A16g128", source="arXiv:2210.17323: 4 bits, groups of 128"),
     "gptq-3bit": Method(quant="W3A16g128", source="arXiv:2210.17323: 3 bits, groups of 128"),
     "awq": Method(quant="W4A16g128", source="arXiv:2306.00978: 4 bits, groups of 128"),
@@ -116,15 +116,15 @@ SCHEMES: Final = {
     "wkvquant": Method(quant="W4A16KV4", source="arXiv:2402.12065"),
     "kvquant": Method(quant="KV2", source="arXiv:2401.18079: the 2 of its 2 to 4 bits with which a cache of a million "
         "tokens fits an A100; outliers left out"),
-    "kivi": Method(quant="", beside=(KvQuant(),), source="arXiv:2402.02750"),
+    "kivi": Method(quant="", techniques=(KvQuant(),), source="arXiv:2402.02750"),
     "fp8-kv": Method(quant="KVfp8", source="arXiv:2407.09111, section 2.4: the cache of vLLM in fp8"),
     "qlora": Method(
-        quant="nf4dq", beside=(Lora(rank=64),),
+        quant="nf4dq", techniques=(Lora(rank=64),),
         source="arXiv:2305.14314, section 3, with double quantization; rank recalled",
     ),
-    "loftq": Method(quant="nf4", beside=(Lora(rank=16),), source="arXiv:2310.08659; rank recalled"),
+    "loftq": Method(quant="nf4", techniques=(Lora(rank=16),), source="arXiv:2310.08659; rank recalled"),
     "lq-lora": Method(
-        quant="W2.75A16", beside=(Lora(rank=64),), source="arXiv:2311.12023, recalled: bits on average, rank"
+        quant="W2.75A16", techniques=(Lora(rank=64),), source="arXiv:2311.12023, recalled: bits on average, rank"
     ),
     "qa-lora": Method(quant="W4A16g32", source="arXiv:2309.14717: adapters merge; groups recalled"),
     "peqa": Method(quant="W4A16", source="arXiv:2305.14152: scales alone are tuned"),
@@ -135,17 +135,17 @@ SCHEMES: Final = {
 
 
 @frozen(kw_only=True)
-class OutlierLinear(Instead):
-    """Two GEMMs: one in few bits, and one of the fraction `outliers` of the columns in 16 bits."""
+class OutlierLinear(ReplacedLinear):
+    """Two GEMMs: one in few bits, and one in 16 bits for the fraction `outliers` of the columns."""
 
     outliers: float
     wide: Tensor  # the input in the format of the outlier columns
 
     def arithmetic(self) -> dict[Resource, Form]:
         amounts = {r: (1 - self.outliers) * ops for r, ops in self.of.arithmetic().items()}
-        both = matrix(product(self.wide.format, self.weights[-1].format))
-        rest = 2 * self.outliers * self.of.weight.numel * self.wide.rows
-        return {**amounts, both: amounts.get(both, Form()) + rest}
+        wide_unit = matrix(product(self.wide.format, self.weights[-1].format))
+        outlier_ops = 2 * self.outliers * self.of.weight.numel * self.wide.rows
+        return {**amounts, wide_unit: amounts.get(wide_unit, Form()) + outlier_ops}
 
     def dequantized(self) -> tuple[Form, ...]:
         return self.of.dequantized()
@@ -172,7 +172,7 @@ class Quantized(Technique):
     """
 
     kind = Kind.COMPRESSION
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     scheme: str = parameter("the method", choices=tuple(SCHEMES))
     outliers: float | None = parameter(
@@ -184,42 +184,48 @@ class Quantized(Technique):
         return {name: f"{scheme} ({scheme.source})" for name, scheme in SCHEMES.items()}
 
     @property
-    def _own(self) -> Method:
+    def _method(self) -> Method:
         return SCHEMES[self.scheme]
 
     @property
-    def decode_alone(self) -> bool:
-        return any(one.decode_alone for one in self._own.beside)
+    def separate_decode_graph(self) -> bool:
+        return any(one.separate_decode_graph for one in self._method.techniques)
 
     @property
     def quant(self) -> str:
-        return self._own.quant
+        return self._method.quant
 
     @property
     def _outliers(self) -> float:
-        return self._own.outliers if self.outliers is None else self.outliers
+        return self._method.outliers if self.outliers is None else self.outliers
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        return graph.map_blocks(lambda block: _turned(block, self._own.turned)) if self._own.turned else graph
+        return (
+            graph.map_blocks(lambda block: _with_input_rotations(block, self._method.rotated))
+            if self._method.rotated
+            else graph
+        )
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:
         split = graph.map_blocks(self._split) if self._outliers else graph
-        turned = split.map_blocks(_turned_around) if self._own.around else split
-        return turned.then(*(partial(one.lowered, hardware=hardware, decode=decode) for one in self._own.beside))
+        rotated = split.map_blocks(_with_rotations) if self._method.rotates_all else split
+        return rotated.then(
+            *(partial(one.lowered, hardware=hardware, decode=decode) for one in self._method.techniques)
+        )
 
     def _split(self, block: Block) -> Block:
-        return block.map(self._with_outliers) if layers(block) else block
+        return block.map(self._with_outliers) if is_main_layer(block) else block
 
     def _with_outliers(self, op: Operator) -> Operator:
-        if not compressible(op) or not isinstance(op, Linear):
+        if not is_plain_linear(op) or not isinstance(op, Linear):
             return op
         x, n = op.inputs[0], op.weight.shape[0]
-        kept = round(self._outliers * op.weight.shape[1])
-        if not kept or op.weight.format.bits >= HALF.bits:
+        num_outliers = round(self._outliers * op.weight.shape[1])
+        if not num_outliers or op.weight.format.bits >= HALF.bits:
             return op
         fmt = resolved(HALF, op.result.format)
-        low = replace(op.weight, shape=(n, op.weight.shape[1] - kept))
-        high: Weight = replace(op.weight, name=f"{op.name}.outliers", shape=(n, kept), format=fmt)
+        low = replace(op.weight, shape=(n, op.weight.shape[1] - num_outliers))
+        high: Weight = replace(op.weight, name=f"{op.name}.outliers", shape=(n, num_outliers), format=fmt)
         return OutlierLinear(
             name=op.name,
             kind=op.kind,
@@ -227,47 +233,47 @@ class Quantized(Technique):
             outputs=op.outputs,
             weights=(low, *op.weights[1:], high),
             of=op,
-            outliers=kept / op.weight.shape[1],
+            outliers=num_outliers / op.weight.shape[1],
             wide=replace(x, name=f"{x.name}_outliers", format=fmt),
         )
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:
-        more = (note for one in self._own.beside for note in one.notes(machine))
-        return (f"{self.scheme} is {self._own} ({self._own.source})", *more)
+    def notes(self, setting: SettingView) -> tuple[str, ...]:
+        technique_notes = (note for one in self._method.techniques for note in one.notes(setting))
+        return (f"{self.scheme} is {self._method} ({self._method.source})", *technique_notes)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
-        if self.outliers and self._own.outliers == 0:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if self.outliers and self._method.outliers == 0:
             return f"{self.scheme} has no outlier columns; drop outliers"
-        twice = next((o for o in others for one in self._own.beside if o.name == one.name), None)
-        if twice:
-            return f"{self.scheme} includes {twice.name}; drop {twice.name}"
-        return next((why for one in self._own.beside if (why := one.refuses(machine, others))), "")
+        repeated = next((o for o in others for one in self._method.techniques if o.name == one.name), None)
+        if repeated:
+            return f"{self.scheme} includes {repeated.name}; drop {repeated.name}"
+        return next((why for one in self._method.techniques if (why := one.incompatibility(setting, others))), "")
 
 
-def _turned(block: Block, names: Sequence[str]) -> Block:
-    """`block` with a rotation before the linears `names`: no norm precedes them that could absorb it."""
+def _with_input_rotations(block: Block, names: Sequence[str]) -> Block:
+    """Adds a rotation before the linears `names`, which no norm precedes that could absorb it."""
 
     def turning(op: Operator) -> Iterator[Operator]:
         if not (isinstance(op, Linear) and any(fnmatchcase(op.name, name) for name in names)):
             yield op
             return
         x = op.inputs[0]
-        turned = replace(x, name=f"{x.name}_rotated")
-        yield _rotation(f"{op.name}_rotation", (x,), (turned,))
-        yield replace(op, inputs=(turned, *op.inputs[1:]))
+        rotated = replace(x, name=f"{x.name}_rotated")
+        yield _rotation(f"{op.name}_rotation", (x,), (rotated,))
+        yield replace(op, inputs=(rotated, *op.inputs[1:]))
 
     return (
         replace(block, operators=tuple(new for op in block.operators for new in turning(op)))
-        if layers(block)
+        if is_main_layer(block)
         else block
     )
 
 
-def _turned_around(block: Block) -> Block:
-    """`block` with rotations before and after each linear."""
+def _with_rotations(block: Block) -> Block:
+    """Adds rotations before and after each linear."""
 
     def turning(op: Operator) -> Iterator[Operator]:
-        if not compressible(op):
+        if not is_plain_linear(op):
             yield op
             return
         x = op.inputs[0]
@@ -279,7 +285,7 @@ def _turned_around(block: Block) -> Block:
 
     return (
         replace(block, operators=tuple(new for op in block.operators for new in turning(op)))
-        if layers(block)
+        if is_main_layer(block)
         else block
     )
 

@@ -16,17 +16,17 @@ from ..precision import Format
 from ..records import frozen
 from ..resource import Resource
 from . import technique
-from ._linears import Instead
+from ._linears import ReplacedLinear
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 _ROUNDED: Final = 0.02  # relative rounding of datasheet rates: 733 and 362 for L40S
-_IN_UNITS: Final = (2, 4)  # the n:m that sparse matrix units support
+_SUPPORTED_N_M: Final = (2, 4)  # the n:m that sparse matrix units support
 _INDEX_BITS: Final = 16  # per column index within a tile
 
 
 @frozen(kw_only=True)
-class SparseLinear(Instead):
+class SparseLinear(ReplacedLinear):
     """A linear that does the fraction `density` of its multiply-adds."""
 
     density: float
@@ -42,7 +42,7 @@ class Sparse(Technique):
     """Zeros in the matrices of linears and experts; heads and routers are unchanged."""
 
     kind = Kind.COMPRESSION
-    touches = Touches.MODEL
+    requires = Requirement.NEW_WEIGHTS
 
     def bits(self, dense: float) -> float:
         """Mean stored bits per element, of which a dense one has `dense`."""
@@ -77,7 +77,7 @@ class Sparse(Technique):
         stored = self.bits(fmt.stored_bits)
         return replace(fmt, name=f"{fmt} {self.name}", bits=stored, group=0, scale_bits=0, zero_bits=0)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         other = next((other for other in others if isinstance(other, Sparse)), None)
         return f"{other.name} also sets weights to zero; give one of the two" if other else ""
 
@@ -110,25 +110,25 @@ class Structured(Sparse):
     def done(self, op: Linear, hardware: Hardware) -> float | None:
         dense = hardware.supply(op.work().wanted)
         rate = hardware.numbers.get(f"sparse.{dense.dtype}")
-        if not rate or (self.n, self.m) != _IN_UNITS:
+        if not rate or (self.n, self.m) != _SUPPORTED_N_M:
             return None
-        part = hardware.rates[dense] / rate
-        return self.n / self.m if abs(part * self.m / self.n - 1) <= _ROUNDED else part
+        ops_fraction = hardware.rates[dense] / rate
+        return self.n / self.m if abs(ops_fraction * self.m / self.n - 1) <= _ROUNDED else ops_fraction
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.n >= self.m:
             return f"n must be less than m={self.m}; got {self.n}"
-        return super().refuses(machine, others)
+        return super().incompatibility(setting, others)
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:
-        graph = machine.decode_graph
+    def notes(self, setting: SettingView) -> tuple[str, ...]:
+        graph = setting.decode_graph
         if any(isinstance(op, SparseLinear) for _, op in graph):
             return ()
-        has = sorted(key for key in machine.hardware.numbers if key.startswith("sparse."))
-        units = f"has only 2:4 units ({', '.join(has)})" if has else "has no sparse matrix units"
-        wanted = {op.work().wanted.dtype for _, op in graph if isinstance(op, Linear) and not op.left_as_published}
-        what = f"{self.n}:{self.m} in {', '.join(sorted(wanted))}"
-        return (f"{machine.hardware.name} {units}: products with {what} are stored and computed as if dense",)
+        sparse_keys = sorted(key for key in setting.hardware.numbers if key.startswith("sparse."))
+        units = f"has only 2:4 units ({', '.join(sparse_keys)})" if sparse_keys else "has no sparse matrix units"
+        dtypes = {op.work().wanted.dtype for _, op in graph if isinstance(op, Linear) and not op.left_as_published}
+        products = f"{self.n}:{self.m} in {', '.join(sorted(dtypes))}"
+        return (f"{setting.hardware.name} {units}: products with {products} are stored and computed as if dense",)
 
 
 @technique("pruning")
@@ -156,7 +156,7 @@ class Unstructured(Sparse):
     def done(self, op: Linear, hardware: Hardware) -> float | None:  # noqa: ARG002
         return None if self.format == "dense" else 1.0
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:  # noqa: ARG002
+    def notes(self, setting: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         if self.format != "dense":
             return ()
         return ("pruning changes nothing in the dense format; give format=bitmap or format=index",)

@@ -14,7 +14,7 @@ from ..records import frozen
 from . import technique
 from ._drafting import Drafting
 from ._parameters import parameter
-from ._technique import Drafter, SettingView, Technique, Touches
+from ._technique import Drafter, Requirement, SettingView, Technique
 
 
 @technique("speculative")
@@ -35,7 +35,7 @@ class Speculative(Drafting):
     Not modeled: the draft model's pass over the last token if all were accepted; sampling from the distributions.
     """
 
-    touches = Touches.DRAFT
+    requires = Requirement.DRAFT_MODEL
 
     draft: str = parameter("draft model: any MODEL that `llmviewer analyze` accepts")
     gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64)
@@ -65,23 +65,23 @@ class Speculative(Drafting):
         """Probabilities of tokens: a depth is reached if a candidate is accepted at each depth before it."""
         return tuple(accumulate((1 - (1 - alpha) ** width for width in self.widths), mul, initial=1.0))
 
-    def drafter(self, machine: SettingView) -> Drafter:
-        network = machine.helper(self.model, self.draft_quant)
+    def drafter(self, setting: SettingView) -> Drafter:
+        network = setting.helper(self.model, self.draft_quant)
         return Drafter(name=f"draft {self.draft}", network=network, widths=(1, *self._nodes[:-1]))
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
         draft = self.model
-        if not draft.generates or draft.encodes or machine.model.encodes:
-            return f"{draft.name} cannot draft for {machine.model.name}: both must be decoders that generate"
-        return super().refuses(machine, others)
+        if not draft.generates or draft.encodes or setting.model.encodes:
+            return f"{draft.name} cannot draft for {setting.model.name}: both must be decoders that generate"
+        return super().incompatibility(setting, others)
 
-    def notes(self, machine: SettingView) -> tuple[str, ...]:
-        draft, own = vocabulary(self.model), vocabulary(machine.model)
-        if draft == own:
+    def notes(self, setting: SettingView) -> tuple[str, ...]:
+        draft, target = vocabulary(self.model), vocabulary(setting.model)
+        if draft == target:
             return ()
-        where = f"{self.draft} has a vocabulary of {draft} and {machine.model.name} of {own}"
+        where = f"{self.draft} has a vocabulary of {draft} and {setting.model.name} of {target}"
         return (f"{where}: unless one is padded, tokens must be converted, which is not counted",)
 
     @cached_property

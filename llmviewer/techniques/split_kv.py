@@ -18,7 +18,7 @@ from ..records import frozen
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
-from ._technique import Finding, Kind, SettingView, Technique, Touches
+from ._technique import Finding, Kind, Requirement, SettingView, Technique
 
 
 @technique("split-kv")
@@ -33,12 +33,12 @@ class SplitKv(Technique):
     Source: arXiv:2404.14294, section 6.1.1; pytorch.org/blog/flash-decoding (2023).
     Use when: batches are small and contexts long, so that one core per key head would leave most cores idle. The bound
     assumes that all cores are busy and shows only the cost.
-    Limits: no gain if batch x key heads are as many as the cores.
+    Limits: no gain if batch x key heads is at least the number of cores.
     """
 
     kind = Kind.GRAPH
-    touches = Touches.NOTHING
-    decode_alone = True
+    requires = Requirement.NOTHING
+    separate_decode_graph = True
 
     splits: int = parameter("splits of the context", 8, least=1, most=4096)
 
@@ -65,18 +65,18 @@ class SplitKv(Technique):
             )
         return replace(block, operators=tuple(operators))
 
-    def findings(self, machine: SettingView, step: Workload) -> tuple[Finding, ...]:
-        cores = machine.hardware.numbers.get("cores.count")
-        heads = [op.heads.num_kv_heads for _, op in machine.decode_graph if isinstance(op, FlashAttention)]
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:
+        cores = setting.hardware.numbers.get("cores.count")
+        heads = [op.heads.num_kv_heads for _, op in setting.decode_graph if isinstance(op, FlashAttention)]
         if not cores or not heads:
             return ()
-        alone, split = (min(1.0, float(np.max(step.sequences())) * min(heads) * n / cores) for n in (1, self.splits))
-        text = f"decode attention uses {split:.0%} of {cores:.0f} cores, {alone:.0%} without splits"
+        unsplit, split = (min(1.0, float(np.max(step.sequences())) * min(heads) * n / cores) for n in (1, self.splits))
+        text = f"decode attention uses {split:.0%} of {cores:.0f} cores, {unsplit:.0%} without splits"
         return (Finding(key="busy_cores", value=split, text=text),)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not machine.model.generates:
-            return f"{machine.model.name} does not generate: it has no decode step"
-        if machine.attention == "eager" or not any(isinstance(op, QK) for _, op in machine.model.graph):
-            return f"{machine.model.name} has no flash attention to split"
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not setting.model.generates:
+            return f"{setting.model.name} does not generate: it has no decode step"
+        if setting.attention == "eager" or not any(isinstance(op, QK) for _, op in setting.model.graph):
+            return f"{setting.model.name} has no flash attention to split"
         return ""

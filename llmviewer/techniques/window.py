@@ -8,31 +8,31 @@ from ..graph import Graph
 from ..operators.masks import Causal
 from ..records import frozen
 from . import technique
-from ._masks import causal, masked
+from ._masks import causal_masks, replace_masks
 from ._parameters import parameter
-from ._technique import Kind, SettingView, Technique, Touches
+from ._technique import Kind, Requirement, SettingView, Technique
 
 
 class Windowed(Technique):
     """Every layer attends to at most `tokens` tokens, and its cache keeps no more."""
 
     kind = Kind.ATTENTION
-    touches = Touches.ANSWERS
+    requires = Requirement.OTHER_OUTPUT
 
     @property
     def tokens(self) -> int:
-        """Most keys that a query sees."""
+        """Maximum number of keys that a query sees."""
         raise NotImplementedError
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        return masked(graph, lambda mask: Causal(self.tokens) if self.tokens < mask.window else None)
+        return replace_masks(graph, lambda mask: Causal(self.tokens) if self.tokens < mask.window else None)
 
-    def refuses(self, machine: SettingView, others: Sequence[Technique]) -> str:
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         for other in others:
             if isinstance(other, Windowed):
                 return f"{other.name} is also a window; give the narrower one"
-        if not any(self.tokens < mask.window for mask in causal(machine.model.graph)):
-            return f"no attention of {machine.model.name} sees more than {self.tokens} tokens"
+        if not any(self.tokens < mask.window for mask in causal_masks(setting.model.graph)):
+            return f"no attention of {setting.model.name} sees more than {self.tokens} tokens"
         return ""
 
 

@@ -19,7 +19,7 @@ from ..parameters import Accounting, AttentionMode
 from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
 from ..resource import matrix
 from ..setting import Setting
-from ..techniques import Technique, Touches, parse_technique, techniques
+from ..techniques import Requirement, Technique, parse_technique, techniques
 from ..transforms.offload import HOST
 from .evaluation import Evaluation
 from .quantization import asked_scheme
@@ -144,7 +144,7 @@ def technique_change(kind: type[Technique], name: str = "", text: str = "") -> C
     """A technique; with its default parameters if no `text` gives others."""
     return Change(
         name=name or kind.name, about=kind.text().partition("\n\n")[0].replace("\n", " "), group=str(kind.kind),
-        options={"techniques": (text or kind.name,)}, requires=kind.touches,
+        options={"techniques": (text or kind.name,)}, requires=kind.requires,
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def drafting(model: Model) -> Iterator[Change]:
 
 
 def _precision(text: str, about: str, group: str = PRECISION) -> Change:
-    return Change(name=text, about=about, group=group, options={"quant": text}, requires=Touches.ANSWERS)
+    return Change(name=text, about=about, group=group, options={"quant": text}, requires=Requirement.OTHER_OUTPUT)
 
 
 def _batch(number: int, about: str = "") -> Change:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..records import frozen
 from ..setting import ChangedOptions, Setting, changes_passes
-from ..techniques import Touches
+from ..techniques import Requirement
 from .evaluation import Evaluation, Objective, Times
 from .quantization import merged
 
@@ -36,7 +36,7 @@ class Change:
     group: str
     options: ChangedOptions = field(default_factory=ChangedOptions, hash=False)
     batch: int | None = None
-    requires: Touches = Touches.NOTHING
+    requires: Requirement = Requirement.NOTHING
 
     def merged(self, setting: Setting) -> ChangedOptions:
         """The options with which `setting` is the changed one.
@@ -84,9 +84,9 @@ class Variant:
         return " + ".join(change.name for change in self.changes)
 
     @property
-    def requires(self) -> Touches:
-        """The requirement of all changes together: the last in the order of Touches."""
-        return max((change.requires for change in self.changes), key=list(Touches).index)
+    def requires(self) -> Requirement:
+        """The requirement of all changes together: the last in the order of Requirement."""
+        return max((change.requires for change in self.changes), key=list(Requirement).index)
 
     @property
     def typed(self) -> str:

@@ -123,8 +123,8 @@ def followers(cells: Iterable[Cell]) -> Iterator[str]:
     """Numbers that follow from what-ifs, with their devices."""
     names: dict[tuple[str, ...], dict[str, None]] = {}
     for cell in cells:
-        if cell.hardware.follows:
-            names.setdefault(cell.hardware.follows, {})[cell.hardware.name] = None
+        if cell.hardware.derived_changes:
+            names.setdefault(cell.hardware.derived_changes, {})[cell.hardware.name] = None
     for follows, devices in names.items():
         yield f"With the what-ifs go, on {_few(list(devices), 'devices')}: {', '.join(follows)}."
 

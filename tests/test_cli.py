@@ -249,7 +249,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["advise", "gpt2", "t4", "l4"], "advise takes one HARDWARE; got 'l4' as well: give each by itself"),
         (["sweep", "gpt2", "t4", "l4"],
          "sweep takes one HARDWARE; got 'l4' as well: `llmviewer sweep gpt2 t4,l4 --over"),
-        (["analyze", "h100-sxm", "gpt2"], "no hardware 'gpt2': that is a model, which comes before the device"),
+        (["analyze", "h100-sxm", "gpt2"], "no hardware 'gpt2': that is a model"),
         (["analyze", "gpt2", "8xh100"],
          "no hardware '8xh100': give h100 and how many share the model, such as --tp 8 (`llmviewer "),
         (["choose", "h100"], "no model 'h100': that is a device; a model comes first (`llmviewer models` lists all)"),
@@ -350,9 +350,10 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "a sweep must have at most 100000000 points; got 100020001; write shards with -o DIR/"),
         ("compare gpt2 t4 --batch 1..1000000000", "--batch=1..1000000000: must be at most 1000 values; got 1000000000"),
         ("compare gpt2 t4 --batch 1..8192*4",
-         "--batch=1..8192*4: 1..8192*4 must reach its end, and stops at 4096; give 1..4096*4, or 1..4096*4,8192"),
+         ("--batch=1..8192*4: 1..8192*4 must include its end, but its last value is 4096; give 1..4096*4, or "
+          "1..4096*4,8192")),
         ("kernel gemm t4 M=1,2..20+8 N=1 K=1",
-         "M=1,2..20+8: 2..20+8 must reach its end, and stops at 18; give 2..18+8, or 2..18+8,20"),
+         "M=1,2..20+8: 2..20+8 must include its end, but its last value is 18; give 2..18+8, or 2..18+8,20"),
         ("analyze gpt2 t4 --with chunked-prefill --prompt 1000000000000",
          ("chunked-prefill: a prompt must be at most 1048576 chunks of 512 tokens, as each is looked at by itself; got "
           "1000000000000 tokens")),

@@ -454,11 +454,11 @@ def _line(capsys, *arguments):
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "gen=1,2"),
-            "gen is of decode steps, which bert-base-uncased does not have; leave it out",
+            "gen: bert-base-uncased has no decode steps; leave it out",
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "batch=1,2", "--kv-len", "7"),
-            "--kv-len is of decode steps, which bert-base-uncased does not have; leave it out",
+            "--kv-len: bert-base-uncased has no decode steps; leave it out",
         ),
         (
             ("analyze", "t5-base", "h100-sxm", "--prompt", "100", "--kv-len", "100"),
@@ -466,7 +466,7 @@ def _line(capsys, *arguments):
         ),
         (
             ("sweep", "t5-base", "h100-sxm", "--over", "kv_len=90,200", "--prompt", "100"),
-            "--kv-len must be more than the 100 tokens of the prompt, which the encoder reads; got 90",
+            "--kv-len must exceed the 100 prompt tokens, which the encoder processes; got 90",
         ),
         (
             ("plot", "decode-time", "bert-base-uncased", "h100-sxm"),

@@ -173,7 +173,7 @@ def test_degrees_are_one_axis_of_layouts(capsys):
     }
     asked = ["sweep", "llama-3.1-70b", "h100-sxm", "--over", "tp=1,2"]
     for also, said in (
-        (["--over", "layout=tp=4"], "tp: the axis layout also sets it; give one of the two"),
+        (["--over", "layout=tp=4"], "tp: the axis layout also sets this degree; give one of the two"),
         (["--pp", "2"], "--pp: the axis tp of --over says it too; give one of them"),
         (["--over", "pp=2,2"], "layout: tp=1 pp=2 is given twice; give each once"),
     ):

@@ -11,9 +11,9 @@ import pytest
 
 from llmviewer import afd, analyze, disaggregate
 from llmviewer.cli import main
-from llmviewer.devices.checks import CHECKS, clashes, violations
+from llmviewer.devices.checks import CHECKS, name_clashes, violations
 from llmviewer.devices.files import (
-    each_changed,
+    changes_by_device,
     hardware_aliases,
     hardware_file,
     hardware_names,
@@ -100,7 +100,7 @@ def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
     with pytest.raises(InputError) as error:
         load_hardware(chip()).fact("storage.bandwidth")
     assert str(error.value) == (
-        "chip has no storage.bandwidth: its file does not say; add it to a YAML of yours or give "
+        "chip has no storage.bandwidth in its file; add it to your own hardware file or give "
         "--hardware-set storage.bandwidth=VALUE"
     )
     assert load_hardware(chip(), ["storage.bandwidth=5 GB/s"]).fact("storage.bandwidth") == 5e9
@@ -109,9 +109,9 @@ def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
 def test_a_what_if_of_one_device_names_it_as_results_do_or_by_its_file(chip):
     path, loaded = chip(), load_hardware("l4")
     for changes in (["chip:power.tdp=2x", "l4:power.tdp=3x"], [f"{path}:power.tdp=2x", "nvidia-l4:power.tdp=3x"]):
-        assert each_changed([path, loaded], changes) == [("power.tdp=2x",), ("power.tdp=3x",)]
+        assert changes_by_device([path, loaded], changes) == [("power.tdp=2x",), ("power.tdp=3x",)]
     with pytest.raises(InputError, match=r"^t4:power\.tdp=2x: t4 must be one of the devices given$"):
-        each_changed([path], ["t4:power.tdp=2x"])
+        changes_by_device([path], ["t4:power.tdp=2x"])
 
 
 def test_a_what_if_may_name_the_device_wherever_devices_are_given():
@@ -128,7 +128,7 @@ def test_a_what_if_may_name_the_device_wherever_devices_are_given():
         analyze("llama-3.1-8b", "h100-sxm", hardware_set=["l4:power.tdp=2x"])
     with pytest.raises(InputError) as error:
         load_hardware("l4", ["l4:power.tdp=2x"])
-    assert str(error.value) == "l4:power.tdp=2x: one of the devices alone cannot be changed here; leave out l4:"
+    assert str(error.value) == "l4:power.tdp=2x: a single device cannot be changed here; leave out l4:"
 
 
 # What goes with a what-if of the chip above, whose clock is another one for its matrix units, and by how much.
@@ -151,7 +151,7 @@ def test_rates_go_with_what_they_are_products_of(chip, change, times):
     for name, value in other.numbers.items():
         ratio = times.get(name, times.get(name.partition(".")[0], 1))
         assert name == key or value == pytest.approx(ratio * own.numbers[name]), name
-    assert bool(other.follows) == bool(times)
+    assert bool(other.derived_changes) == bool(times)
     assert not set(violations(other)) - set(violations(load_hardware(chip(), ["memory.bandwidth=2x"])))
 
 
@@ -161,7 +161,7 @@ def test_what_is_given_does_not_follow(chip):
     assert other.fact("matrix.fp16") == 200e12
     assert other.fact("matrix.fp8") == 2 * own.fact("matrix.fp8")
     assert other.bandwidth() == 900e9
-    assert other.follows == ("matrix rates 2x", "sparse rates 2x", "vector rates 2x")
+    assert other.derived_changes == ("matrix rates 2x", "sparse rates 2x", "vector rates 2x")
 
 
 def test_cores_of_a_file_without_clocks_bring_their_rates(chip):
@@ -181,7 +181,7 @@ def test_cores_of_a_file_without_clocks_bring_their_rates(chip):
 def test_a_what_if_that_nothing_follows_from_is_refused(chip, change, instead):
     with pytest.raises(InputError) as error:
         load_hardware(chip(), [change])
-    assert str(error.value) == (f"{change}: nothing that is counted of chip is known to follow from it; set {instead}")
+    assert str(error.value) == (f"{change}: no number of chip that is used depends on it; set {instead}")
 
 
 def test_rates_that_are_no_such_product_do_not_follow(chip):
@@ -241,36 +241,36 @@ WRONG = [
     ("fp32: 20 TOP/s, fp16: 20", "fp32: 20 TOP/s, fp16: 200", "vector.fp16: must not be above matrix.fp16"),
     ("fp8: 300 T", "fp8: 30 E", "matrix.fp8: its ridge point, 3e+07 OP/B, must be between 0.01 and 10000"),
     ("sparse: {source: paper, fp16: 300", "sparse: {source: paper, fp16: 150",
-     "sparse.fp16: must be twice matrix.fp16, or have a note that says why not"),
+     "sparse.fp16: must be twice matrix.fp16, or have a note with the reason"),
     ("sparse: {source: paper, fp16", "sparse: {source: paper, tf32", "sparse.tf32: there is no matrix.tf32"),
     ("matrix_fp16_per_clock: 1000", "matrix_fp16_per_clock: 1024",
      "matrix.fp16: must be cores.count x cores.matrix_fp16_per_clock x clock.matrix = 153.6 TOP/s; got 150 TOP/s"),
     ("vector_fp32_per_clock: 100", "vector_fp32_per_clock: 128",
      "vector.fp32: must be cores.count x cores.vector_fp32_per_clock x clock.boost = 25.6 TOP/s; got 20 TOP/s"),
-    ("matrix: 1.5 GHz", "matrix: 2 GHz", "clock.matrix: says what the clock says already"),
+    ("matrix: 1.5 GHz", "matrix: 2 GHz", "clock.matrix: equals the boost clock; leave it out"),
     ("bus_width: 1000", "bus_width: 1024",
      "memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = 1,024 GB/s; got 1,000 GB/s"),
     ("bandwidth: 1 TB/s", "bandwidth: 2000 TB/s",
-     ("memory.bandwidth: must be at most 13,744 GB/s, at which HBM3 of 64 GiB is read 200 times a second; "
+     ("memory.bandwidth: must be at most 13,744 GB/s, 200 reads of its 64 GiB per second for HBM3; "
       "got 2,000,000 GB/s")),
     ("type: HBM3\n  capacity: 64 GiB\n  usable: 63 GiB\n  bandwidth: 1 TB/s", "capacity: 64 GiB\n  bandwidth: 20 TB/s",
-     ("memory.bandwidth: must be at most 13,744 GB/s, at which memory that is not said to be SRAM, of 64 GiB is read "
-      "200 times a second; got 20,000 GB/s")),
+     ("memory.bandwidth: must be at most 13,744 GB/s, 200 reads of its 64 GiB per second for memory without "
+      "memory.type (SRAM would have no limit); got 20,000 GB/s")),
     ("type: HBM3\n  capacity: 64 GiB\n  usable: 63 GiB", "type: LPDDR5X-8533 on a board\n  capacity: 16 GiB",
-     ("memory.bandwidth: must be at most 687 GB/s, at which LPDDR5X-8533 on a board of 16 GiB is read 40 times a "
-      "second; got 1,000 GB/s")),
+     ("memory.bandwidth: must be at most 687 GB/s, 40 reads of its 16 GiB per second for LPDDR5X-8533 on a board; "
+      "got 1,000 GB/s")),
     ("data_rate: 8 Gbit/s", "data_rate: 80 Gbit/s",
      "memory.data_rate: must be at most 13.8 Gbit/s a pin, of HBM3; got 80 Gbit/s"),
     ("bus_width: 1000\n  data_rate: 8 Gbit/s", "bus_width: 100",
      "memory.bandwidth: must be at most 13.8 Gbit/s a pin, of HBM3; got 80 Gbit/s"),
     ("fp8: 300 TOP/s", "fp8: 1500000 TOP/s",
-     "matrix.fp8: must be at most 8,388,608 OPs a core and clock of kind accelerator; got 10,000,000"),
+     "matrix.fp8: must be at most 8,388,608 OPs per core and clock of kind accelerator; got 10,000,000"),
     ("PCIe 5.0 x16", "PCIe 4.0 x16", "host.bandwidth: must be 31.51 GB/s, that of PCIe 4.0 x16 one way"),
     ("PCIe 5.0 x16", "PCIe 6.0 x16", "host.bandwidth: must be 121 GB/s, that of PCIe 6.0 x16 one way"),
     ("type: links, bandwidth: 100 GB/s", "type: NVLink 4, bandwidth: 900 GB/s",
      "scale_up.bandwidth: must be at most 450 GB/s, that of NVLink 4 one way; got 900 GB/s"),
     ("kind: accelerator", "kind: gpu", "registers.capacity: must be whole KiB of each of 100 cores; got 102.4 KiB"),
-    ("usable: 63 GiB", "usable: 31 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
+    ("usable: 63 GiB", "usable: 31 GiB", "memory.usable: must be between half of memory.capacity and memory.capacity"),
     ("capacity: 20 MiB", "capacity: 70 GiB", "l2.capacity: must be below memory.capacity"),
     ("bandwidth: 10 TB/s", "bandwidth: 200 TB/s",
      "l2.bandwidth: must not be above registers.bandwidth, which is nearer to the units"),
@@ -283,7 +283,7 @@ WRONG = [
      "price.date: must be the day or the month of the price, such as 2024-06; got 'June'"),
     ("year: 2024, url", "year: 20244, url", "sources.paper.year: must be a year; got 20244"),
     ("url: https://", "url: ftp://", "sources.paper.url: must begin with https://; got 'ftp://example.org/paper'"),
-    ("clock:", "  other: {title: Unread, year: 2024}\nclock:", "sources.other: no number comes from it"),
+    ("clock:", "  other: {title: Unread, year: 2024}\nclock:", "sources.other: no number cites it"),
     ("released: 2024", "released: 24", "released: must be a year; got 24"),
 ]  # fmt: skip
 
@@ -315,8 +315,8 @@ def test_a_note_explains_a_sparse_rate_that_is_not_twice_the_dense_one(chip):
 
 def test_a_name_of_another_device_is_a_clash(chip):
     device = load_hardware(chip("[chippy]", "[T4]"))
-    assert clashes(device, hardware_aliases()) == ("aliases: T4 is a name of t4 too",)
-    assert clashes(load_hardware("t4"), hardware_aliases()) == ()
+    assert name_clashes(device, hardware_aliases()) == ("aliases: T4 is a name of t4 too",)
+    assert name_clashes(load_hardware("t4"), hardware_aliases()) == ()
 
 
 def test_check_says_what_was_checked(capsys, chip):
@@ -600,7 +600,7 @@ def test_a_file_that_ships_is_written_to_begin_with(capsys, tmp_path):
     mine, own = load_hardware(str(path)), load_hardware("h100-sxm")
     assert (mine.name, mine.aliases) == ("mine", ())
     assert (mine.rates, mine.facts, mine.sources) == (own.rates, own.facts, own.sources)
-    assert not clashes(mine, hardware_aliases())
+    assert not name_clashes(mine, hardware_aliases())
     _, out, _ = run(capsys, "hardware", "h100", "--format", "yaml")
     assert out == hardware_file("h100-sxm").read_text()
 

@@ -84,7 +84,7 @@ def test_devices_with_nothing_but_a_network_talk_over_it():
 
 @pytest.mark.parametrize(("name", "missing"), [("mi308x", "scale_out"), ("m1", "scale_up")])
 def test_links_that_are_not_known_are_asked_for(name, missing):
-    with pytest.raises(InputError, match=rf"^{name} has no {missing}\.bandwidth: its file does not say"):
+    with pytest.raises(InputError, match=rf"^{name} has no {missing}\.bandwidth in its file"):
         _ = Setting.of("llama-3.1-8b", name, layout="tp=16").plan
 
 

@@ -228,7 +228,7 @@ def test_what_is_not_understood(text, message):
 def test_what_cannot_be_offloaded():
     with pytest.raises(InputError, match=r"offload 'kv=1': the model has no KV cache; leave kv out"):
         analyze("mamba-2.8b", "h100-sxm", offload="kv=1")
-    with pytest.raises(InputError, match=r"t4 has no storage\.bandwidth: its file does not say"):
+    with pytest.raises(InputError, match=r"t4 has no storage\.bandwidth in its file"):
         analyze("llama-2-7b", "t4", offload="weights=1@storage")
 
 

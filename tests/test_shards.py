@@ -26,8 +26,8 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.sweeping import shards
 from llmviewer.sweeping.axes import NUMBERS
-from llmviewer.sweeping.design import DESIGN, SETTINGS, Design, digest, named
-from llmviewer.sweeping.shards import begin, finished, path_of, run, schema, write_shard
+from llmviewer.sweeping.design import DESIGN, SETTINGS, Design, digest, matching_names
+from llmviewer.sweeping.shards import begin_sweep, is_finished, run, schema, shard_path, write_shard
 from llmviewer.sweeping.summary import summarize
 
 from .cases import first_fast
@@ -144,7 +144,7 @@ def test_a_profile_that_changes_is_told(tmp_path):
     run(tmp_path / "all", first)
     assert rows(tmp_path / "all")["expected_ttft_s"].notna().all()
     mine.write_text(f"{shipped.read_text()}\n# another one\n")
-    with pytest.raises(InputError, match=r"holds another sweep: profile .*mine.yaml has changed since; "):
+    with pytest.raises(InputError, match=r"contains another sweep: profile .*mine.yaml has changed since; "):
         run(tmp_path / "all", Design.of(["gpt2"], ["h100-sxm"], {"batch": [1]}, **asked))
 
 
@@ -167,7 +167,11 @@ def test_techniques_are_the_same_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("model", "device", "line"),
     [
-        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm published: gen is of decode steps, which"),
+        (
+            "bert-base-uncased",
+            "h100-sxm",
+            "bert-base-uncased h100-sxm published: gen: bert-base-uncased has no decode steps",
+        ),
         ("llama-2-70b", "rtx-4090", "2 points, 0 of which fit on their device."),
     ],
 )
@@ -230,7 +234,7 @@ def test_the_same_bytes_from_two_workers_and_from_shards_in_any_order(whole, tmp
 def test_a_number_of_shards_that_does_not_divide_leaves_none_out(whole, tmp_path):
     told = []
     run(tmp_path, design(), shard=(5, 7), progress=lambda done, points: told.append((done, points)))
-    names = [path_of(tmp_path, index).name for index in range(4, 24, 7)]
+    names = [shard_path(tmp_path, index).name for index in range(4, 24, 7)]
     assert sorted(contents(tmp_path)) == names
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     points = sum(map(design().points_of, range(4, 24, 7)))
@@ -251,13 +255,13 @@ def test_killed_in_the_middle_it_goes_on_and_keeps_what_was_done(tmp_path):
     process.wait()
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))  # they do not outlive it
     asked = Design.read(folder)
-    there = {index for index in range(asked.shards) if finished(folder, asked, index)}
+    there = {index for index in range(asked.shards) if is_finished(folder, asked, index)}
     assert 3 <= len(there) < asked.shards == 40
     assert len(list(folder.glob("part-*"))) == len(there)  # whole or not there
-    before = {index: path_of(folder, index).stat().st_mtime_ns for index in there}
+    before = {index: shard_path(folder, index).stat().st_mtime_ns for index in there}
     (folder / ".part-00007.parquet.left.parquet").write_text("by who was killed")
     assert main(["sweep", *many]) == 0
-    assert {index: path_of(folder, index).stat().st_mtime_ns for index in there} == before
+    assert {index: shard_path(folder, index).stat().st_mtime_ns for index in there} == before
     assert not list(folder.glob(".part-*"))
     run(tmp_path / "alone", asked)
     assert contents(folder) == contents(tmp_path / "alone")
@@ -265,14 +269,14 @@ def test_killed_in_the_middle_it_goes_on_and_keeps_what_was_done(tmp_path):
 
 def test_a_shard_that_is_cut_short_or_of_another_design_is_done_again(whole, tmp_path):
     run(tmp_path, design())
-    data = path_of(tmp_path, 3).read_bytes()
-    path_of(tmp_path, 3).write_bytes(data[: len(data) // 2])
-    path_of(tmp_path, 4).write_bytes(data)
-    path_of(tmp_path, 5).write_bytes(b"")
+    data = shard_path(tmp_path, 3).read_bytes()
+    shard_path(tmp_path, 3).write_bytes(data[: len(data) // 2])
+    shard_path(tmp_path, 4).write_bytes(data)
+    shard_path(tmp_path, 5).write_bytes(b"")
     other = tmp_path / "other"
     run(other, design(13))
-    path_of(other, 6).replace(path_of(tmp_path, 6))
-    assert [index for index in range(24) if not finished(tmp_path, design(), index)] == [3, 4, 5, 6]
+    shard_path(other, 6).replace(shard_path(tmp_path, 6))
+    assert [index for index in range(24) if not is_finished(tmp_path, design(), index)] == [3, 4, 5, 6]
     run(tmp_path, design())
     assert contents(tmp_path) == contents(whole)
 
@@ -281,7 +285,7 @@ def test_who_comes_second_and_finds_its_file_cleaned_away_is_content(whole, tmp_
     def cleaned_away(path, fill):
         raise InputError(f"{path}: cannot be written: No such file or directory")
 
-    begin(tmp_path, design())
+    begin_sweep(tmp_path, design())
     monkeypatch.setattr(shards, "write", cleaned_away)
     assert write_shard(whole, 3, design().key) == 3
     with pytest.raises(InputError, match=r"part-00003.parquet: cannot be written"):
@@ -289,10 +293,10 @@ def test_who_comes_second_and_finds_its_file_cleaned_away_is_content(whole, tmp_
 
 
 def test_a_shard_with_a_flipped_byte_is_found_when_it_is_read(whole, tmp_path):
-    begin(tmp_path, design())
-    data = bytearray(path_of(whole, 0).read_bytes())
+    begin_sweep(tmp_path, design())
+    data = bytearray(shard_path(whole, 0).read_bytes())
     data[60] ^= 1
-    path_of(tmp_path, 0).write_bytes(data)
+    shard_path(tmp_path, 0).write_bytes(data)
     with pytest.raises(
         InputError, match=r"part-00000.parquet: is damaged; remove it and run the same command to resume"
     ):
@@ -311,7 +315,7 @@ def test_a_shard_with_a_flipped_byte_is_found_when_it_is_read(whole, tmp_path):
 def test_another_design_is_refused(whole, other, line):
     with pytest.raises(InputError) as error:
         run(whole, design(**other))
-    assert str(error.value) == f"{whole}: holds another sweep: {line}; give another folder"
+    assert str(error.value) == f"{whole}: contains another sweep: {line}; give another folder"
 
 
 def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
@@ -322,10 +326,12 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
     run(tmp_path / "sweep", design(), shard=(1, 2))
     key = design().key
     monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(own))
-    with pytest.raises(InputError, match=r": holds another sweep: hardware t4 has changed since; give another folder$"):
+    with pytest.raises(
+        InputError, match=r": contains another sweep: hardware t4 has changed since; give another folder$"
+    ):
         run(tmp_path / "sweep", design())
     shards._hardware.cache_clear()  # a worker elsewhere, with another file
-    with pytest.raises(InputError, match=r"^t4: differs from that of the machine where the sweep began"):
+    with pytest.raises(InputError, match=r"^t4: differs from the version that the sweep started with"):
         write_shard(tmp_path / "sweep", 1, key)
     shards._hardware.cache_clear()
 
@@ -343,14 +349,14 @@ def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkey
     for bandwidth in ("320", "160"):
         (tmp_path / "t4.yaml").write_text(text.replace("bandwidth: 320 GB/s", f"bandwidth: {bandwidth} GB/s"))
         asked = Design.of(["gpt2"], ["t4"], {"memory.bandwidth": ["2x"], "batch": [1]}, shard_points=1)
-        begin(tmp_path / bandwidth, asked)
+        begin_sweep(tmp_path / bandwidth, asked)
         write_shard(tmp_path / bandwidth, 0, asked.key)
         found.append(rows(tmp_path / bandwidth)["decode_step_s"][0])
     assert found[1] == pytest.approx(2 * found[0], rel=0.01)
     before = Design.of(["gpt2"], ["t4"], {"memory.bandwidth": ["3x"], "batch": [1]})
-    begin(tmp_path / "before", before)
+    begin_sweep(tmp_path / "before", before)
     (tmp_path / "t4.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"^t4: differs from that of the machine where the sweep began"):
+    with pytest.raises(InputError, match=r"^t4: differs from the version that the sweep started with"):
         write_shard(tmp_path / "before", 0, before.key)
 
 
@@ -448,7 +454,7 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
 
 def test_a_dask_cluster_without_workers_is_not_waited_for(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(shards, "_WITHOUT_WORKERS_S", 1)
+    monkeypatch.setattr(shards, "_MAX_WAIT_FOR_WORKERS_S", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -463,7 +469,7 @@ def test_a_dask_cluster_without_workers_is_not_waited_for(tmp_path, monkeypatch)
 
 def test_a_dask_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(shards, "_PATIENCE_S", 1)
+    monkeypatch.setattr(shards, "_SCHEDULER_TIMEOUT_S", 1)
     with pytest.raises(InputError, match=r"^--dask tcp://127.0.0.1:9: no scheduler there: "):
         run(tmp_path, design(), dask="tcp://127.0.0.1:9")
 
@@ -497,7 +503,7 @@ def beaten(one, other, least, most):
 @pytest.mark.parametrize("by", [(), ("model",), ("model", "prompt", "quant")])
 @pytest.mark.parametrize("gen", first_fast([True, False], "looks at every point"))
 def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by, gen):
-    monkeypatch.setattr("llmviewer.sweeping.summary._MANY", 10)
+    monkeypatch.setattr("llmviewer.sweeping.summary._MAX_CANDIDATES", 10)
     over = {**OVER, "batch": [1, 2, 64, 4096], "prompt": [64, 128, 4096]}
     if not gen:
         del over["gen"]
@@ -593,9 +599,9 @@ def test_progress_rate_and_time_left_are_said(monkeypatch, capsys):
 
 def test_names_are_lists_patterns_or_all():
     known = ["Qwen3-8b", "gpt2", "qwen3-4b"]
-    assert named("gpt2,qwen3*,gpt2", known, command="models") == ["gpt2", "Qwen3-8b", "qwen3-4b"]
-    assert named("all", known, command="models") == known
-    assert named("a/path.json", known, command="models") == ["a/path.json"]
+    assert matching_names("gpt2,qwen3*,gpt2", known, command="models") == ["gpt2", "Qwen3-8b", "qwen3-4b"]
+    assert matching_names("all", known, command="models") == known
+    assert matching_names("a/path.json", known, command="models") == ["a/path.json"]
 
 
 @pytest.mark.parametrize(

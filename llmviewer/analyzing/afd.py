@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__, arguments
-from ..devices.files import each_changed
+from ..devices.files import changes_by_device
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.launches import STRAIGHT, Sending
@@ -266,7 +266,7 @@ def afd(
     laid = Layout(
         dp=many, ep=many, redundant_experts=whole_number("redundant_experts", given["redundant_experts"], least=0)
     )
-    own, others = each_changed((attention_hardware, expert_hardware), given["hardware_set"])
+    own, others = changes_by_device((attention_hardware, expert_hardware), given["hardware_set"])
     each = given | {"redundant_experts": 0}  # `laid` has them
     attention = Setting.of(loaded, attention_hardware, layout=layout, **each | {"hardware_set": own})
     experts = Setting.of(loaded, expert_hardware, layout=laid, **each | {"hardware_set": others})

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Unpack
 import numpy as np
 
 from .. import __version__, arguments
-from ..devices.files import each_changed
+from ..devices.files import changes_by_device
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
@@ -113,7 +113,7 @@ def afd_splits(
     )
     arguments.check_positive(tpot=tpot)
     sides = {"attention_hardware": attention_hardware, "expert_hardware": expert_hardware}
-    own = zip(sides.items(), each_changed(tuple(sides.values()), given["hardware_set"]), strict=True)
+    own = zip(sides.items(), changes_by_device(tuple(sides.values()), given["hardware_set"]), strict=True)
     asked: dict[str, Any] = {
         "model": loaded, "kv_len": kv_len, "micro_batches": micro_batches, "link": link, "years": years,
         **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in own},

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, ClassVar, Unpack
 
 from .. import arguments
-from ..devices.files import each_changed
+from ..devices.files import changes_by_device
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model, kv_cache_bytes
@@ -184,7 +184,7 @@ def disaggregate(
         arguments.enum_member("kv_link", kv_link, KvLink),
     )
     changes = arguments.with_defaults(options, DisaggregatedOptions)["hardware_set"]
-    own, others = each_changed((prefill_hardware, decode_hardware), changes)
+    own, others = changes_by_device((prefill_hardware, decode_hardware), changes)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **options | {"hardware_set": own})
     writes = Setting.of(loaded, decode_hardware, layout=decode_layout, **options | {"hardware_set": others})
     writes = replace(writes, decodes_only=True)

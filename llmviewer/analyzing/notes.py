@@ -149,8 +149,8 @@ def _what_ifs(setting: Setting) -> list[str]:
     """Notes on what-ifs: changed numbers, numbers derived from them, and what-ifs that affect little."""
     hardware = setting.hardware
     sentences = [f"what-if: {change} replaces the number of the device's file" for change in hardware.changes]
-    if hardware.follows:
-        sentences.append(f"derived from these what-ifs: {', '.join(hardware.follows)}")
+    if hardware.derived_changes:
+        sentences.append(f"derived from these what-ifs: {', '.join(hardware.derived_changes)}")
     capacity_changes = [
         change for change in hardware.changes if change.partition(".")[0] in ON_CHIP and ".capacity" in change
     ]

@@ -67,7 +67,7 @@ def afd(
         if tpot is not None:
             raise InputError("--tpot is for --devices, which looks for the best split")
         own = {name: usual if sides[name] is None else sides[name] for name, usual in _USUAL.items()}
-        batch = parse_numbers(own["batch"], where=f"--batch {own['batch']}", most=_MOST)
+        batch = parse_numbers(own["batch"], where=f"--batch {own['batch']}", max_values=_MOST)
         shared.emit_report(REPORT, run(**question, **own | {"batch": batch}, **options), form, output)
         return
     if given := [name for name, value in sides.items() if value is not None]:

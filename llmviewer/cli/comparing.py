@@ -90,7 +90,7 @@ def compare(
 
     asked = _or_all([name for text in hardware for name in _split(text)])
     devices = hardware_names() if asked is None else asked
-    numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", most=_COMPARED)[1]
+    numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", max_values=_COMPARED)[1]
     models = [name for text in (model, *also) for name in _split(text)]
     found = run(
         models,

@@ -105,7 +105,9 @@ def _layout_combinations(values: Mapping[str, Any]) -> list[Layout]:
     from ..parallel.layout import layouts
     from ..sweeping.axes import parse_numbers
 
-    numbers = [parse_numbers(values[name], where=f"--{name} {values[name]}", most=_MAX_DEGREES) for name in DEGREES]
+    numbers = [
+        parse_numbers(values[name], where=f"--{name} {values[name]}", max_values=_MAX_DEGREES) for name in DEGREES
+    ]
     each = (dict(zip(DEGREES, combined, strict=True)) for combined in itertools.product(*numbers))
     layout_options = {name: value for name, value in values.items() if name not in DEGREES}
     return layouts(each, **layout_options | {"collective": enum_member("collective", values["collective"], Algorithm)})

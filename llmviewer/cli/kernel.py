@@ -54,14 +54,14 @@ def kernel(
     if hardware is None or "=" in hardware:
         raise InputError(f"kernel {name}: needs HARDWARE, and then sizes; `llmviewer kernel` lists them")
     from ..analyzing.one_kernel import kernel as run
-    from ..devices.files import each_changed
+    from ..devices.files import changes_by_device
 
     time_s = _time(measured) if measured is not None else None
     listed: dict[str, Any] = _sizes(name, sizes)
     devices = [device.strip() for device in hardware.split(",")]
     if not all(devices) or len(set(devices)) < len(devices):
         raise InputError(f"HARDWARE must be names with commas between, each once; got {hardware!r}")
-    changed = zip(devices, each_changed(devices, options["hardware_set"]), strict=True)
+    changed = zip(devices, changes_by_device(devices, options["hardware_set"]), strict=True)
     estimates = [
         each for one, changes in changed for each in run(name, one, listed, **options | {"hardware_set": changes})
     ]

@@ -193,12 +193,12 @@ def _hyphened(name: str) -> str:
 
 def _check(devices: Sequence[Hardware]) -> None:
     """Prints violations, or ok, for each device, and the checks at the end if all pass."""
-    from ..devices.checks import CHECKS, clashes, violations
+    from ..devices.checks import CHECKS, name_clashes, violations
     from ..devices.files import hardware_aliases
 
     aliases, num_problems = hardware_aliases(), 0
     for device in devices:
-        problems = (*violations(device), *clashes(device, aliases))
+        problems = (*violations(device), *name_clashes(device, aliases))
         num_problems += len(problems)
         counts = f"{counted(len(device.facts), 'fact')}, {counted(len(device.sources), 'source')}"
         click.echo("\n".join(f"{device.name}: {line}" for line in problems) or f"{device.name}: ok: {counts}")

@@ -148,7 +148,7 @@ def _write_shards(
     from ..parallel.layout import ALONE, parse_layout
     from ..setting import layout_of, offload_of
     from ..sweeping.axes import NUMBERS
-    from ..sweeping.design import SHARD_POINTS, Design, named, parse_over
+    from ..sweeping.design import SHARD_POINTS, Design, matching_names, parse_over
     from ..sweeping.shards import run
 
     if output is None:
@@ -171,8 +171,8 @@ def _write_shards(
     axes |= {"layout": [text], "offload": [offload]}
     swept = _unique_axes(map(parse_over, over), over)
     design = Design.of(
-        named(model, model_names(), command="models"),
-        named(hardware, hardware_names(), command="hardware"),
+        matching_names(model, model_names(), command="models"),
+        matching_names(hardware, hardware_names(), command="hardware"),
         {**axes, **swept},
         shard_points=shard_points or SHARD_POINTS,
         **options,
@@ -196,7 +196,7 @@ def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str
     Raises InputError if one is given twice, or an option sets the same, unless a scenario sets it, which --over
     overrides.
     """
-    from ..sweeping.axes import laid_out
+    from ..sweeping.axes import with_layouts
 
     axes, context = dict(parsed), click.get_current_context()
     axes_source = context.get_parameter_source("over")
@@ -207,7 +207,7 @@ def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str
             if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, axes_source):
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over sets it too; give one of them")
-    return laid_out(axes)
+    return with_layouts(axes)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

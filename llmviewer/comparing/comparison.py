@@ -13,7 +13,7 @@ import numpy as np
 from .. import __version__, arguments
 from ..analyzing.analysis import MAX
 from ..analyzing.facts import plain
-from ..devices.files import each_changed, loaded
+from ..devices.files import changes_by_device, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile, read_profiles
@@ -264,7 +264,7 @@ def _changed(
 
     Raises InputError if they apply to none.
     """
-    asked = list(zip(hardware, each_changed(hardware, changes), strict=True))
+    asked = list(zip(hardware, changes_by_device(hardware, changes), strict=True))
     devices = [loaded(one, () if isinstance(one, str) else own) for one, own in asked]
     lacking: dict[int, tuple[str, str]] = {}
     for place, (one, own) in enumerate(asked):

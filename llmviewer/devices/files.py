@@ -17,14 +17,14 @@ from ..resource import MEMORY, Resource, Unit
 from ..units import parse, si
 from .hardware import ROUNDING, Fact, Hardware, Source, products
 from .keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLOGIES, TOPOLOGY
-from .what_ifs import altered, sets_rate
+from .what_ifs import apply_what_ifs, sets_rate
 
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
-_ROUNDING: Final = 1e-9  # relative, of numbers computed from factors
-_EXACT: Final = 1.0005  # factor from a datasheet rate to the product of its factors, up to which four digits agree
+_ROUNDING: Final = 1e-9  # relative rounding error of numbers computed from factors
+_ROUNDED_BELOW: Final = 1.0005  # product of a rate's factors over the datasheet's rate; up to it, four digits agree
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
-_COUNTED: Final = re.compile(r"(?P<number>\d+) ?[xX*] ?(?P<name>.+)")  # 8xh100
-_BETWEEN: Final = re.compile(r"[\s_-]+")  # words of a name
+_DEVICE_COUNT: Final = re.compile(r"(?P<number>\d+) ?[xX*] ?(?P<name>.+)")  # 8xh100
+_WORD_SEPARATOR: Final = re.compile(r"[\s_-]+")  # words of a name
 _ALIASES: Final = re.compile(r"^aliases:.*(?:\n[ \]-].*)*$", re.MULTILINE)
 _VENDOR: Final = re.compile(r"^vendor: *(\w+)", re.MULTILINE)
 _START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
@@ -49,7 +49,7 @@ def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
 
     changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s"
 
-    Raises InputError if there is no such device, with the nearest names, or if the file or a change is invalid.
+    Raises InputError, with the nearest names, if there is no such device, and if the file or a change is invalid.
     """
     if not isinstance(name, str):
         raise InputError(f"hardware must be text; got {name!r}")
@@ -63,64 +63,64 @@ def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
     Raises InputError if it cannot be read, or if `changes` are given for a Hardware.
     """
     if isinstance(hardware, str):
-        (own,) = each_changed([hardware], changes)
-        return load_hardware(hardware, own)
+        (device_changes,) = changes_by_device([hardware], changes)
+        return load_hardware(hardware, device_changes)
     if changes:
         raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
     return hardware
 
 
-def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> list[tuple[str, ...]]:
+def changes_by_device(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> list[tuple[str, ...]]:
     """The `changes` of each device: KEY=VALUE, for all devices, and NAME:KEY=VALUE, for one.
 
     Raises InputError if NAME is none of the devices.
     """
     names = [one.name if isinstance(one, Hardware) else hardware_file(one).stem for one in hardware]
-    aimed: list[tuple[str, str]] = []
+    device_changes: list[tuple[str, str]] = []
     for change in changes:
         key, equals, value = change.partition("=")
-        name, colon, own = key.rpartition(":")
+        name, colon, bare_key = key.rpartition(":")
         device = name.strip()
         if colon and device not in names:  # an alias, or a file
             device = hardware_file(device).stem
         if colon and device not in names:
             raise InputError(f"{change}: {name} must be one of the devices given")
-        aimed.append((device, f"{own}{equals}{value}"))
-    return [tuple(change for device, change in aimed if device in ("", name)) for name in names]
+        device_changes.append((device, f"{bare_key}{equals}{value}"))
+    return [tuple(change for device, change in device_changes if device in ("", name)) for name in names]
 
 
 def hardware_file(name: str) -> Path:
     """The file that load_hardware(name) reads."""
-    if found := known_file(name):
-        return found
+    if path := known_file(name):
+        return path
     if path_exists(name):
         raise InputError(f"{name}: must be a .yaml file, or a name that `llmviewer hardware` lists")
     check_path(name)
     makers = _makers()
     if name.lower() in makers:
         raise InputError(f"no hardware {name!r}: give one of its devices, which `llmviewer hardware {name}` lists")
-    raise InputError(f"no hardware {name!r}: {_instead(name, makers)} (`llmviewer hardware` lists all)")
+    raise InputError(f"no hardware {name!r}: {_suggestion(name, makers)} (`llmviewer hardware` lists all)")
 
 
-def _instead(name: str, makers: set[str]) -> str:
-    """What to give in place of a name that no device has."""
+def _suggestion(name: str, makers: set[str]) -> str:
+    """A hint for a name that no device has: a command, an option or the nearest names."""
     if any(path.stem == name.lower() for path in data_dir("models").glob("*.yaml")):
-        return "that is a model, which comes before the device; `llmviewer compare` takes MODEL,MODEL"
+        return "that is a model; `llmviewer compare` takes several, MODEL,MODEL"
     if "," in name:
         return "give one; `llmviewer compare` takes several"
-    counted = _COUNTED.fullmatch(name)
+    counted = _DEVICE_COUNT.fullmatch(name)
     if counted and known_file(counted["name"]):
         return f"give {counted['name']} and how many share the model, such as --tp {counted['number']}"
-    maker, *words = _BETWEEN.split(name.lower().strip())
+    maker, *words = _WORD_SEPARATOR.split(name.lower().strip())
     if maker in makers:
         name = "-".join(words) or name
-    devices = {known: own for own, names in hardware_aliases().items() for known in names}
+    devices = {called: device for device, names in hardware_aliases().items() for called in names}
     return suggest(name, devices, targets=devices)
 
 
 def _makers() -> set[str]:
     texts = (read_text(path) for folder in _folders() for path in folder.glob("*.yaml"))
-    return {found[1].lower() for text in texts if (found := _VENDOR.search(text))}
+    return {match[1].lower() for text in texts if (match := _VENDOR.search(text))}
 
 
 def known_file(name: str) -> Path | None:
@@ -128,9 +128,9 @@ def known_file(name: str) -> Path | None:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     for folder in _folders():
-        own = folder / f"{name.lower()}.yaml"
-        if "/" not in name and path_exists(str(own)):
-            return own
+        path = folder / f"{name.lower()}.yaml"
+        if "/" not in name and path_exists(str(path)):
+            return path
         files = _shipped_files() if folder == data_dir("hardware") else _files(folder)
         if normalized(name) in files:
             return files[normalized(name)]
@@ -147,33 +147,35 @@ def hardware_yaml(name: str, new: str = "") -> str:
 
 
 def hardware_aliases() -> dict[str, tuple[str, ...]]:
-    """All names of each device, its own first."""
+    """All names of each device; the first is the name of its file."""
     files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
     return {name: (name, *_aliases(path, read_text(path))) for name, path in files.items()}
 
 
 def plain_names() -> dict[str, str]:
-    """The device of each name that is known, as `normalized` writes it."""
+    """The device of each known name, written as by `normalized`."""
     files = {called: path for folder in reversed(_folders()) for called, path in _files(folder).items()}
     return {called: path.stem for called, path in files.items()}
 
 
 def _folders() -> tuple[Path, ...]:
     """Folders with devices, in order of precedence."""
-    own = os.environ.get(PATH_VARIABLE)
-    if not own:
+    user_folder = os.environ.get(PATH_VARIABLE)
+    if not user_folder:
         return (data_dir("hardware"),)
-    if not Path(own).is_dir():
-        raise InputError(f"{PATH_VARIABLE} (--hardware-path): must be a folder of hardware YAML files; got {own!r}")
-    return (Path(own), data_dir("hardware"))
+    if not Path(user_folder).is_dir():
+        raise InputError(
+            f"{PATH_VARIABLE} (--hardware-path): must be a folder of hardware YAML files; got {user_folder!r}"
+        )
+    return (Path(user_folder), data_dir("hardware"))
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The file of each name of a device, as `normalized` writes it, also with the maker in front."""
-    return {name: path for path in sorted(folder.glob("*.yaml")) for name in _called(path)}
+    """The file of each device name, written as by `normalized`, without and with the vendor in front."""
+    return {name: path for path in sorted(folder.glob("*.yaml")) for name in _names_in_file(path)}
 
 
-def _called(path: Path) -> Iterator[str]:
+def _names_in_file(path: Path) -> Iterator[str]:
     text = read_text(path)
     maker = _VENDOR.search(text)
     for name in (path.stem, *_aliases(path, text)):
@@ -188,12 +190,12 @@ def _shipped_files() -> dict[str, Path]:
 
 
 def _aliases(path: Path, text: str) -> tuple[str, ...]:
-    """The aliases in the `text` of a file. It parses no more than those, because parsing all of every file is slow."""
-    found = _ALIASES.search(text)
-    if not found:
+    """The aliases in the `text` of a file. Only these lines are parsed, because parsing all of every file is slow."""
+    match = _ALIASES.search(text)
+    if not match:
         return ()
-    before = "\n" * text.count("\n", 0, found.start())  # so that errors name the right line
-    return tuple(alias.lower() for alias in parse_yaml(before + found[0], path).texts("aliases"))
+    before = "\n" * text.count("\n", 0, match.start())  # so that errors name the right line
+    return tuple(alias.lower() for alias in parse_yaml(before + match[0], path).texts("aliases"))
 
 
 @lru_cache(maxsize=1024)
@@ -208,8 +210,8 @@ def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
 def parse_hardware(text: str, name: str, changes: Sequence[str] = (), *, source: str = "") -> Hardware:
     """The device `name` that the text of a YAML file describes. No file is read.
 
-    changes  as in load_hardware()
-    source   names the text in errors; `name`.yaml if not given
+    changes  see load_hardware()
+    source   name of the text in errors; default `name`.yaml
 
     Raises InputError if the text or a change is invalid.
     """
@@ -224,14 +226,14 @@ def _device(file: Section, name: str, changes: tuple[str, ...]) -> Hardware:
     sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
     written = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
-    facts, follows = altered(facts, changes, name)
+    facts, derived_changes = apply_what_ifs(facts, changes, name)
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     if value.get("memory.usable", 0) > value["memory.capacity"] * (1 + _ROUNDING):
         where = next(
             (change for change in changes if change.startswith("memory.usable")), f"{file.file}: memory.usable"
         )
-        most, got = (f"{si(value[key])}B" for key in ("memory.capacity", "memory.usable"))
-        raise InputError(f"{where}: must be at most memory.capacity, {most}; got {got}")
+        capacity, usable = (f"{si(value[key])}B" for key in ("memory.capacity", "memory.usable"))
+        raise InputError(f"{where}: must be at most memory.capacity, {capacity}; got {usable}")
     rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
              for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
     on_chip = [value[key] for level in ON_CHIP if (key := f"{level}.capacity") in value]
@@ -252,29 +254,31 @@ def _device(file: Section, name: str, changes: tuple[str, ...]) -> Hardware:
         sources=sources,
         notes=file.texts("notes"),
         changes=changes,
-        follows=follows,
-        said={key: number for key, number in written.items() if value.get(key) != number},
+        derived_changes=derived_changes,
+        file_numbers={key: number for key, number in written.items() if value.get(key) != number},
     )
 
 
 def _headroom(
     rates: Iterable[Resource], value: Mapping[str, float], written: Mapping[str, float], facts: Mapping[str, Fact]
 ) -> dict[Resource, float]:
-    """The factor from datasheet rates to limits, by unit and data type; none for rates that a what-if sets."""
+    """The factors from datasheet rates to limits, by unit and data type; rates that a what-if sets have none."""
     rated = written.get("clock.boost")
     if not rated:
         return {}
-    higher = value.get("clock.max", value["clock.boost"]) / value["clock.boost"]
-    exact = {product.key.partition(".")[0]: product.of(written) / written[product.key] for product in products(written)}
-    found = {}
-    for one in rates:
-        tiles = one.unit is Unit.MATRIX and one.dtype != "fp64"  # fp64 has the clock of vector units
+    clock_ratio = value.get("clock.max", value["clock.boost"]) / value["clock.boost"]
+    unrounded = {
+        product.key.partition(".")[0]: product.of(written) / written[product.key] for product in products(written)
+    }
+    headroom = {}
+    for resource in rates:
+        tiles = resource.unit is Unit.MATRIX and resource.dtype != "fp64"  # fp64 has the clock of vector units
         clock = written.get("clock.matrix", rated) if tiles else rated
-        rounded = exact.get(str(one.unit), 1.0)
-        ratio = higher * rated / clock * (rounded if _EXACT < rounded <= 1 + ROUNDING else 1.0)
-        if ratio != 1 and not sets_rate(facts[f"{one.unit}.{one.dtype}"]):
-            found[one] = ratio
-    return found
+        rounding = unrounded.get(str(resource.unit), 1.0)
+        ratio = clock_ratio * rated / clock * (rounding if _ROUNDED_BELOW < rounding <= 1 + ROUNDING else 1.0)
+        if ratio != 1 and not sets_rate(facts[f"{resource.unit}.{resource.dtype}"]):
+            headroom[resource] = ratio
+    return headroom
 
 
 def _check_keys(file: Section, changes: Sequence[str]) -> None:
@@ -283,18 +287,22 @@ def _check_keys(file: Section, changes: Sequence[str]) -> None:
     for name in SECTIONS:
         if name in file:
             file.section(name).only(("source", *SECTIONS[name]))
-    given = {change.partition("=")[0].strip() for change in changes}
-    needed: list[tuple[str, ...]] = [(key,) for key in PLAIN if key not in _OPTIONAL]
-    needed += [("sources", key, of) for key in _mapping(file.data.get("sources")) for of in ("title", "year")]
-    needed += [(name, "source") for name in SECTIONS if name in file]
-    needed += [
+    changed_keys = {change.partition("=")[0].strip() for change in changes}
+    required_paths: list[tuple[str, ...]] = [(key,) for key in PLAIN if key not in _OPTIONAL]
+    required_paths += [
+        ("sources", key, field) for key in _mapping(file.data.get("sources")) for field in ("title", "year")
+    ]
+    required_paths += [(name, "source") for name in SECTIONS if name in file]
+    required_paths += [
         (name, key, "value")
         for name in SECTIONS
-        for key, said in _mapping(file.data.get(name)).items()
-        if key != "source" and isinstance(said, Mapping)
+        for key, entry in _mapping(file.data.get(name)).items()
+        if key != "source" and isinstance(entry, Mapping)
     ]
-    needed += [(block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in given)]
-    missing = [".".join(path) for path in needed if _is_missing(file.data, path)]
+    required_paths += [
+        (block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in changed_keys)
+    ]
+    missing = [".".join(path) for path in required_paths if _is_missing(file.data, path)]
     if missing:
         are = "is missing" if len(missing) == 1 else f"are missing; {_START}"
         raise InputError(f"{file.file}: {', '.join(missing)}: {are}")
@@ -305,7 +313,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _is_missing(data: Mapping[str, object], path: Sequence[str]) -> bool:
-    """Whether a path of keys ends in nothing; False if a value on the path is no mapping."""
+    """Whether the value at a path of keys is absent or null; False if a value on the path is no mapping."""
     value: object = data
     for key in path:
         if value is not None and not isinstance(value, Mapping):
@@ -329,7 +337,7 @@ def _facts(section: Section, name: str, sources: Mapping[str, Source]) -> list[F
 
 
 def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, Source]) -> Fact:
-    """A value, plain or as `{value, source, note}` if its source is not that of its block."""
+    """The value of a key: plain, or `{value, source, note}` if its source differs from that of its block."""
     block, key = full_key.split(".")
     unit, note = SECTIONS[block][key], ""
     if isinstance(section.data[key], Mapping):

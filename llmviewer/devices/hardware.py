@@ -1,4 +1,4 @@
-"""`Hardware`: the rate of each resource and the memory capacity of a device."""
+"""`Hardware`: a device's rate of each resource and its memory capacity."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..records import frozen
 from ..resource import Resource, Unit
 from ..units import si
 
-ROUNDING: Final = 0.015  # relative; datasheets print three digits, and clocks in steps of 15 MHz
-_TWICE: Final = 2.0  # vector rate over matrix rate from which products run on vector units
+ROUNDING: Final = 0.015  # relative rounding error of datasheets: three digits, clocks in steps of 15 MHz
+_VECTOR_SPEEDUP: Final = 2.0  # vector rate over matrix rate from which matmuls run on vector units
 
 
 @frozen(kw_only=True)
@@ -34,7 +34,7 @@ class Source:
 
 @frozen(kw_only=True)
 class Fact:
-    """One value of a hardware file."""
+    """A value of a hardware file."""
 
     key: str  # such as "memory.bandwidth"
     text: str
@@ -45,7 +45,7 @@ class Fact:
 
 @frozen
 class DerivedNumber:
-    """A number that is the product of others, divided by `per`."""
+    """A number that equals the product of others, divided by `per`."""
 
     key: str
     factors: tuple[str, ...]
@@ -60,22 +60,22 @@ def products(numbers: Mapping[str, float]) -> Iterator[DerivedNumber]:
     """The products whose factors are all in `numbers`: peak = units x width x clock, bandwidth = pins x rate."""
     clock = "clock.boost" if "clock.boost" in numbers else "clock.base"
     peak = "matrix.fp16" if "matrix.fp16" in numbers else "matrix.bf16"
-    own = "clock.matrix" if "clock.matrix" in numbers else clock
-    for found in (
-        DerivedNumber(peak, ("cores.count", "cores.matrix_fp16_per_clock", own)),
+    matrix_clock = "clock.matrix" if "clock.matrix" in numbers else clock
+    for number in (
+        DerivedNumber(peak, ("cores.count", "cores.matrix_fp16_per_clock", matrix_clock)),
         DerivedNumber("vector.fp32", ("cores.count", "cores.vector_fp32_per_clock", clock)),
         DerivedNumber("memory.bandwidth", ("memory.bus_width", "memory.data_rate"), 8),
     ):
-        if {found.key, *found.factors} <= numbers.keys():
-            yield found
+        if {number.key, *number.factors} <= numbers.keys():
+            yield number
 
 
 @frozen(kw_only=True)
 class Hardware:
-    """One device.
+    """A device.
 
     rates          datasheet rate of each resource [OP/s, dense, or B/s]
-    headroom       factor by which a unit can exceed its datasheet rate, which may be rounded down, or of a clock below
+    headroom       factor by which a unit can exceed its datasheet rate, which may be rounded down or use a clock below
                    the highest; 1 if missing
     capacity       main memory, or the usable part of it if known [B]
     on_chip_bytes  registers, shared memory and caches together; inf if unknown, so that no bound depends on it [B]
@@ -98,8 +98,8 @@ class Hardware:
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     changes: tuple[str, ...] = ()  # what-ifs, as KEY=VALUE
-    follows: tuple[str, ...] = field(default=(), repr=False)  # their consequences, such as "matrix rates 2x"
-    said: Mapping[str, float] = field(default_factory=dict, repr=False)  # values in its file of altered numbers
+    derived_changes: tuple[str, ...] = field(default=(), repr=False)  # such as "matrix rates 2x"
+    file_numbers: Mapping[str, float] = field(default_factory=dict, repr=False)  # the file's values of changed numbers
 
     def __hash__(self) -> int:
         """Hash of the name, because rates are not hashable."""
@@ -109,7 +109,7 @@ class Hardware:
         """Name and what-ifs only, because results contain the device many times."""
         return f"Hardware({', '.join(map(repr, (self.name, *self.changes)))})"
 
-    def supply(self, wanted: Resource) -> Resource:
+    def supply(self, requirement: Resource) -> Resource:
         """The unit and data type of this device that does work of `wanted`.
 
         If the device lacks `wanted`, that is the fastest type that represents the operands exactly: on matrix units, or
@@ -119,21 +119,21 @@ class Hardware:
 
         Raises InputError, with the units of the device, if there is none.
         """
-        if wanted in self.rates:
-            return wanted
-        dtypes = (wanted.dtype, *WIDER.get(wanted.dtype, ()))
-        units = (Unit.MATRIX, Unit.VECTOR) if wanted.unit is Unit.MATRIX else (wanted.unit,)
-        found: Resource | None = None
+        if requirement in self.rates:
+            return requirement
+        dtypes = (requirement.dtype, *WIDER.get(requirement.dtype, ()))
+        units = (Unit.MATRIX, Unit.VECTOR) if requirement.unit is Unit.MATRIX else (requirement.unit,)
+        unit_choice: Resource | None = None
         for unit in units:
-            able = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
-            best = max(able, key=self.rates.__getitem__, default=None)  # the narrowest type among equal rates
-            needed = 1.0 if best and best.dtype == wanted.dtype else _TWICE
-            if best and (found is None or self.rates[best] >= needed * self.rates[found]):
-                found = best
-        if found:
-            return found
+            candidates = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
+            best = max(candidates, key=self.rates.__getitem__, default=None)  # the narrowest type among equal rates
+            speedup = 1.0 if best and best.dtype == requirement.dtype else _VECTOR_SPEEDUP
+            if best and (unit_choice is None or self.rates[best] >= speedup * self.rates[unit_choice]):
+                unit_choice = best
+        if unit_choice:
+            return unit_choice
         raise InputError(
-            f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
+            f"{self.name} has no unit for {requirement}; it has {', '.join(sorted(map(str, self.rates)))}. "
             "Choose another precision with --quant or another device"
         )
 
@@ -143,13 +143,13 @@ class Hardware:
 
     @property
     def last_cache(self) -> tuple[str, float]:
-        """Name and capacity of the last cache before the main memory; "" and 0 if its file has none. [B]"""
+        """Name and capacity of the last-level cache; "" and 0 if the device's file has none. [B]"""
         level = next((level for level in ("l3", "l2") if f"{level}.capacity" in self.numbers), "")
         return level.upper(), self.numbers.get(f"{level}.capacity", 0.0)
 
     @cached_property
-    def told(self) -> Mapping[str, float | str]:
-        """What its file says, by key; numbers in SI units."""
+    def file_values(self) -> Mapping[str, float | str]:
+        """The values of its file by key; numbers in SI units."""
         return {fact.key: fact.value for fact in self.facts}
 
     @cached_property
@@ -165,19 +165,18 @@ class Hardware:
         if key in self.numbers:
             return self.numbers[key]
         raise InputError(
-            f"{self.name} has no {key}: its file does not say; add it to a YAML of yours or give "
-            f"--hardware-set {key}=VALUE"
+            f"{self.name} has no {key} in its file; add it to your own hardware file or give --hardware-set {key}=VALUE"
         )
 
     def limit(self, resource: Resource) -> float:
-        """The rate that no kernel exceeds: the datasheet's, at the highest clock of cards as sold. [OP/s, B/s]
+        """The rate that no kernel exceeds: the datasheet's at the highest clock of cards as sold. [OP/s, B/s]
 
         A datasheet's boost clock may be a typical one, which cards exceed as far as power and temperature allow.
         """
         return self.rates[resource] * self.headroom.get(resource, 1.0)
 
     def described(self, resource: Resource) -> str:
-        """The limit of a unit in words, with the datasheet's rate where that is lower."""
+        """The limit of a unit as text, with the datasheet's rate if that is lower."""
         limit, rate = self.limit(resource), self.rates[resource]
         return f"{si(limit)}OP/s" + (f"; datasheet {si(rate)}OP/s" if si(limit) != si(rate) else "")
 

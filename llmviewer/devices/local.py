@@ -1,4 +1,4 @@
-"""Hardware YAML drafts for this machine, from kernel and driver; unknown numbers are marked."""
+"""Drafts of hardware files for this machine, from kernel and driver; unknown numbers are marked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _UNITS: Final = (
 
 
 def draft(root: Path = Path("/")) -> str:
-    """One YAML document for the CPU and one for each kind of GPU, each to be saved in its own file.
+    """Drafts a YAML document for the CPU and one for each model of GPU; each belongs in its own file.
 
     root  folder with /proc and /sys
 
@@ -67,8 +67,8 @@ def _cpu(root: Path) -> str:
     fields = [dict(_pairs(block)) for block in info.strip().split("\n\n")]
     first = fields[0]
     title = first.get("model name") or first.get("CPU part", "CPU")
-    places = {(f["physical id"], f["core id"]) for f in fields if {"physical id", "core id"} <= f.keys()}
-    cores = len(places) or sum("processor" in f for f in fields)
+    physical_cores = {(f["physical id"], f["core id"]) for f in fields if {"physical id", "core id"} <= f.keys()}
+    cores = len(physical_cores) or sum("processor" in f for f in fields)
     clock, clock_note = _clock(root, first, title)
     lines = [
         *_head(title, "cpu", first.get("vendor_id", "unknown")),
@@ -139,46 +139,50 @@ def _caches(root: Path) -> dict[str, int]:
 
 
 def _gpus() -> list[str]:
-    """Documents of the driver's GPUs, one per kind; none without a driver."""
+    """Documents of the driver's GPUs, one per model; none without a driver."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = Counter(tuple(cell.strip() for cell in line.split(",")) for line in said.splitlines() if line.strip())
+    rows = Counter(tuple(cell.strip() for cell in line.split(",")) for line in output.splitlines() if line.strip())
     return [_gpu(dict(zip(_QUERY, row, strict=False)), count) for row, count in rows.items()]
 
 
-def _gpu(said: Mapping[str, str], count: int) -> str:
+def _gpu(properties: Mapping[str, str], count: int) -> str:
     """A reference to the shipped file of this GPU, or a draft."""
-    name = said["name"]
-    seen = f"# {count} x {name}: nvidia-smi says " + ", ".join(f"{key} {said.get(key, '?')}" for key in _QUERY[1:])
+    name = properties["name"]
+    header = f"# {count} x {name}: nvidia-smi says " + ", ".join(
+        f"{key} {properties.get(key, '?')}" for key in _QUERY[1:]
+    )
     file = known_file(name)
     if file is None:
-        return f"{seen}\n# No file that ships has the alias {name.lower().replace(' ', '-')}.\n{_gpu_draft(said)}"
-    return f"{seen}\n# It is {file.stem}, which ships: `llmviewer hardware {file.stem}`.\n{_read(file)}"
+        return (
+            f"{header}\n# No file that ships has the alias {name.lower().replace(' ', '-')}.\n{_gpu_draft(properties)}"
+        )
+    return f"{header}\n# It is {file.stem}, which ships: `llmviewer hardware {file.stem}`.\n{_read(file)}"
 
 
-def _gpu_draft(said: Mapping[str, str]) -> str:
-    numbers = {key: value for key, value in said.items() if re.fullmatch(r"\d+(?:\.\d+)?", value)}
+def _gpu_draft(properties: Mapping[str, str]) -> str:
+    numbers = {key: value for key, value in properties.items() if re.fullmatch(r"\d+(?:\.\d+)?", value)}
     whitepaper = "the data sheet, or SMs x 256 OPs x clock where an SM has 128 lanes"
     lines = [
-        *_head(said["name"], "gpu", "nvidia"),
+        *_head(properties["name"], "gpu", "nvidia"),
         *([f"compute_capability: {json.dumps(numbers['compute_cap'])}"] if "compute_cap" in numbers else []),
         "sources:",
-        *_source("driver", f"nvidia-smi of the machine, driver {said.get('driver_version', 'unknown')}"),
+        *_source("driver", f"nvidia-smi of the machine, driver {properties.get('driver_version', 'unknown')}"),
     ]
     clocks = (("max", "clocks.max.sm"), ("memory", "clocks.max.memory"))
-    known = [f"  {key}: {numbers[name]} MHz" for key, name in clocks if name in numbers]
-    if known:
-        rated = _unknown("boost", known[0].partition(": ")[2], "the data sheet, the clock of its rates")
-        lines += ["clock:", "  source: driver", *known, *rated]
+    clock_lines = [f"  {key}: {numbers[name]} MHz" for key, name in clocks if name in numbers]
+    if clock_lines:
+        rated = _unknown("boost", clock_lines[0].partition(": ")[2], "the data sheet, the clock of its rates")
+        lines += ["clock:", "  source: driver", *clock_lines, *rated]
     lines += ["# matrix: {source: driver, fp16: 125 TOP/s}  # unknown, an example; dense rates of the data sheet"]
     lines += ["vector:", "  source: driver", *_unknown("fp32", "31.2 TOP/s", whitepaper), "memory:", "  source: driver"]
     memory = f"{numbers['memory.total']} MiB" if "memory.total" in numbers else None
     lines += [f"  capacity: {memory}"] if memory else _unknown("capacity", "24 GiB", "the data sheet")
     lines += _unknown("bandwidth", "600 GB/s", "the data sheet, or bus width x rate of a pin / 8")
-    generation, width = said.get("pcie.link.gen.max", ""), said.get("pcie.link.width.max", "")
+    generation, width = properties.get("pcie.link.gen.max", ""), properties.get("pcie.link.width.max", "")
     if generation in _LANE and width.isdecimal():
         rate = _LANE[generation] * int(width) * 128 / 130 / 8
         lines += [f"host: {{source: driver, type: PCIe {generation}.0 x{width}, bandwidth: {rate / 1e9:.4g} GB/s}}"]

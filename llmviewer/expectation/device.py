@@ -11,7 +11,7 @@ from typing import Final
 from .._layout import PATH_VARIABLE
 from ..devices.files import known_file, load_hardware
 from ..devices.hardware import Hardware
-from ..devices.names import in_tables
+from ..devices.names import name_candidates
 from ..documents import path_exists
 from ..errors import InputError
 from ..records import frozen
@@ -130,7 +130,7 @@ def device_of(hardware: Hardware) -> Device:
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
         shared=numbers.get("shared_memory.capacity", 0.0) / numbers["cores.count"],
         power=0.0 if "power.shared" in facts else numbers.get("power.tdp", 0.0),
-        rated_clock=hardware.said.get("clock.boost", numbers.get("clock.boost", 0.0)),
+        rated_clock=hardware.file_numbers.get("clock.boost", numbers.get("clock.boost", 0.0)),
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,
@@ -170,4 +170,4 @@ def _cached_device(name: str, folder: str, user_files: object) -> Device | str: 
 def _device_of_name(name: str) -> Device:
     if name.endswith((".yaml", ".yml")):
         return device_of(load_hardware(name))
-    return device_of(load_hardware(next(filter(known_file, in_tables(name)), name)))
+    return device_of(load_hardware(next(filter(known_file, name_candidates(name)), name)))

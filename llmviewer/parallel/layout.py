@@ -215,7 +215,7 @@ class Network:
         """
         known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
         inside = known[0] if known else UP
-        bridged = "bridge" in str(hardware.told.get(f"{UP}.type"))
+        bridged = "bridge" in str(hardware.file_values.get(f"{UP}.type"))
         outside = _HOST if bridged and OUT not in known else OUT
         domain = hardware.numbers.get(f"{UP}.devices", inf) if inside == UP else inf
         network = cls(hardware=hardware, layout=layout, inside=inside, outside=outside, domain=domain)
@@ -234,7 +234,7 @@ class Network:
         """The group of `size` ranks at a distance of `stride`, as many per domain as fit."""
         room = int(min(size, max(self.domain / stride, 1)))
         inner = next(n for n in range(room, 0, -1) if size % n == 0)
-        topology = str(self.hardware.told.get(f"{UP}.topology", "switch"))
+        topology = str(self.hardware.file_values.get(f"{UP}.topology", "switch"))
         domain = int(self.domain) if self.domain < inf else size
         return Group(
             name=name,
@@ -246,7 +246,7 @@ class Network:
             hierarchical=self.layout.hierarchical_all_to_all,
             topology=topology if self.inside == UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
-            reducing=self.inside == UP and f"{UP}.in_network" in self.hardware.told,
+            reducing=self.inside == UP and f"{UP}.in_network" in self.hardware.file_values,
             overlapped=self.layout.two_batch_overlap,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from .. import arguments
 from ..analyzing.costs import By
 from ..comparing.choice import unsold
-from ..devices.files import each_changed, hardware_names, loaded
+from ..devices.files import changes_by_device, hardware_names, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
@@ -240,7 +240,7 @@ def _devices(
     arguments.check_lists(hardware_set=changes)
     named = tuple(hardware_names()) if hardware is None else _some("hardware", hardware)
     others = () if prefill_hardware is None else _some("prefill_hardware", prefill_hardware)
-    own = each_changed((*named, *others), changes)
+    own = changes_by_device((*named, *others), changes)
     found = [loaded(one, changed) for one, changed in zip((*named, *others), own, strict=True)]
     devices, readers = ({one.name: one for one in some} for some in (found[: len(named)], found[len(named) :]))
     left = unsold(devices.values()) if hardware is None else ()

@@ -13,7 +13,7 @@ from typing import Any, Final, Unpack
 import numpy as np
 
 from .. import arguments
-from ..devices.files import each_changed, loaded
+from ..devices.files import changes_by_device, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Default, find_engine
@@ -127,7 +127,7 @@ def simulate(
         for each in (hardware, prefill_device):
             arguments.check_types(hardware=each)
         device = loaded(hardware)
-        decode_changes, prefill_changes = each_changed((hardware, prefill_device), option_values["hardware_set"])
+        decode_changes, prefill_changes = changes_by_device((hardware, prefill_device), option_values["hardware_set"])
         setting = Setting.of(model, hardware, **options | {"hardware_set": decode_changes})
         prefill_setting = (
             Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes}) if readers else setting

@@ -9,31 +9,33 @@ from ..errors import InputError
 from ..model import Model
 from ..setting import changes_passes, check_images, whole_number
 from ..techniques import Technique
-from .axes import check_axis, laid_out
+from .axes import check_axis, with_layouts
 
 
 def checked_axes(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """`over` with degrees of parallelism as one axis of layouts.
+    """The axes of a sweep, with degrees of parallelism as one axis of layouts.
 
-    Raises InputError if it is no mapping of axes to values.
+    Raises InputError if `over` is no mapping of axes to values.
     """
     if not isinstance(over, Mapping):
         raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
-    found = laid_out(over)
-    for axis, values in found.items():
+    axes = with_layouts(over)
+    for axis, values in axes.items():
         check_axis(axis, values)
-    return found
+    return axes
 
 
 def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
-    """Raises InputError if an axis and a technique set the same, or if a technique needs the length of answers."""
-    for one in techniques:
-        if one.quant and "quant" in over:
+    """Raises InputError if an axis and a technique set the precision, or if a technique needs the output length."""
+    for technique in techniques:
+        if technique.quant and "quant" in over:
             raise InputError(
-                f"{one.name}: is {one.quant}, and the axis quant also sets the precision; give one of the two"
+                f"{technique.name}: sets precision {technique.quant}, as the axis quant does; give one of the two"
             )
-        if changes_passes([one]) and not one.one_pass and gen is None and "gen" not in over:
-            raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
+        if changes_passes([technique]) and not technique.one_pass and gen is None and "gen" not in over:
+            raise InputError(
+                f"{technique.name}: changes the passes of a generation; give the output length gen (--gen)"
+            )
 
 
 def check_changes(hardware_set: Iterable[str], over: Iterable[str]) -> None:
@@ -44,7 +46,7 @@ def check_changes(hardware_set: Iterable[str], over: Iterable[str]) -> None:
 
 
 def check_expected(library: str, profiles: Sequence[object], *, expected: bool) -> None:
-    """Raises InputError if kernels to expect are given without `expected`."""
+    """Raises InputError if a library or profiles are given without `expected`."""
     if (library or profiles) and not expected:
         raise InputError(
             f"{'library' if library else 'profiles'}: applies only to expected times; give expected=True (--expected)"
@@ -65,9 +67,9 @@ def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping
     """Raises InputError if decode steps are given that the model does not have."""
     steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
     if steps and not model.generates:
-        raise InputError(f"{steps[0]} is of decode steps, which {model.name} does not have; leave it out")
+        raise InputError(f"{steps[0]}: {model.name} has no decode steps; leave it out")
     if model.encodes and "kv_len" in steps:
         prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
         if min(contexts) <= max(prompts):
-            must = f"kv_len must be more than the {max(prompts)} tokens of the prompt, which the encoder reads"
+            must = f"kv_len must exceed the {max(prompts)} prompt tokens, which the encoder processes"
             raise InputError(f"{must}; got {min(contexts)}")

@@ -1,4 +1,4 @@
-"""`Design`: all combinations of settings and numbers of a sharded sweep, and those of each shard."""
+"""`Design`: all combinations of settings and numbers of a sharded sweep, and their division into shards."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from .grid import sweep
 SETTINGS: Final = ("model", "hardware", "quant", "attention", "layout", "offload")  # of sweep(), one graph per value
 SHARD_POINTS: Final = 1_000_000
 DESIGN: Final = "design.json"
-_USUAL: Final = {"batch": [1], "prompt": [1024]}
-_TOGETHER: Final = 500  # most settings per shard: lowering one takes as long as thousands of points
+_DEFAULT_NUMBERS: Final = {"batch": [1], "prompt": [1024]}
+_MAX_SETTINGS_PER_SHARD: Final = 500  # most settings per shard: lowering one takes as long as thousands of points
 
 Numbers = Mapping[str, Sequence[int]]
 
 
 @frozen(kw_only=True)
 class Design:
-    """Every combination of settings and numbers; the last axis runs fastest.
+    """All combinations of settings and numbers; the last axis runs fastest.
 
     settings      values of each of SETTINGS, and of some of DEVICE, as users write them; "": the default of sweep()
     numbers       values of some of NUMBERS
@@ -84,43 +84,48 @@ class Design:
             if axis not in (*SETTINGS[2:], *NUMBERS, *DEVICE):
                 raise InputError(f"no axis {axis!r} to sweep over; there is {', '.join((*SETTINGS[2:], *NUMBERS))}")
             check_distinct(axis, over[axis])
-        given = {"model": models, "hardware": hardware, **over}
+        values_by_axis = {"model": models, "hardware": hardware, **over}
         axes = (*SETTINGS, *(axis for axis in over if axis in DEVICE))
-        settings = {axis: list(map(str, dict.fromkeys(given.get(axis, [""])))) for axis in axes}
+        settings = {axis: list(map(str, dict.fromkeys(values_by_axis.get(axis, [""])))) for axis in axes}
         settings["quant"] = [unless_published(quant) or PUBLISHED for quant in settings["quant"]]
-        usual = {name: parameter.default for name, parameter in signature(sweep).parameters.items()}
-        unusual = {name: value for name, value in options.items() if value != usual[name]}
-        changes, expected = unusual.pop("hardware_set", ()), unusual.pop("expected", False)
-        ours = parse_techniques(unusual.pop("techniques", ()))
-        check_techniques(ours, over, None)
+        defaults = {name: parameter.default for name, parameter in signature(sweep).parameters.items()}
+        changed_options = {name: value for name, value in options.items() if value != defaults[name]}
+        changes, expected = changed_options.pop("hardware_set", ()), changed_options.pop("expected", False)
+        technique_list = parse_techniques(changed_options.pop("techniques", ()))
+        check_techniques(technique_list, over, None)
         check_changes(changes, over)
-        profiles = [str(path) for path in unusual.pop("profiles", ())]
-        measured = read_profiles(profiles)
-        check_expected(unusual.get("library", ""), profiles, expected=expected)
-        loaded = {f"model {name}": load_model(name) for name in settings["model"]}
+        profiles = [str(path) for path in changed_options.pop("profiles", ())]
+        fitted_profiles = read_profiles(profiles)
+        check_expected(changed_options.get("library", ""), profiles, expected=expected)
+        models_by_name = {f"model {name}": load_model(name) for name in settings["model"]}
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
-        check_unique_names((asked, one.name) for asked, one in loaded.items())
-        check_unique_names((asked, one.name) for asked, one in devices.items())
+        check_unique_names((name, one.name) for name, one in models_by_name.items())
+        check_unique_names((name, one.name) for name, one in devices.items())
         for axis in axes[len(SETTINGS) :]:
             for value in settings[axis]:
                 _check_change(settings["hardware"], changes, f"{axis}={value}")
-        written = ({axis: v} for axis in SETTINGS[2:] for v in settings[axis] if unless_published(v))
-        parsed: list[dict[str, Any]] = [unusual, *written]
-        for asked in parsed:
-            Setting.of(next(iter(loaded.values())), next(iter(devices.values())), profiles=measured, **asked)
-        numbers = {**_USUAL, **over}
+        axis_options = ({axis: v} for axis in SETTINGS[2:] for v in settings[axis] if unless_published(v))
+        parsed: list[dict[str, Any]] = [changed_options, *axis_options]
+        for setting_options in parsed:
+            Setting.of(
+                next(iter(models_by_name.values())),
+                next(iter(devices.values())),
+                profiles=fitted_profiles,
+                **setting_options,
+            )
+        numbers = {**_DEFAULT_NUMBERS, **over}
         return cls(
             settings=settings,
             numbers={axis: list(map(int, numbers[axis])) for axis in NUMBERS if axis in numbers},
             options={
-                **unusual,
+                **changed_options,
                 **({"hardware_set": list(changes)} if changes else {}),
-                **({"techniques": list(map(str, ours))} if ours else {}),
+                **({"techniques": list(map(str, technique_list))} if technique_list else {}),
                 **({"expected": True} if expected else {}),
                 **({"profiles": profiles} if profiles else {}),
             },
             digests={
-                **{name: digest(thing) for named in (loaded, devices) for name, thing in named.items()},
+                **{name: digest(source) for named in (models_by_name, devices) for name, source in named.items()},
                 **{f"profile {path}": hash_of(path) for path in profiles},
             },
             shard_points=shard_points,
@@ -158,7 +163,7 @@ class Design:
 
     def difference(self, other: Design) -> str:
         """The first difference from another design; "" if none."""
-        for name, here, there in (
+        for name, own_value, other_value in (
             ("version", self.version, other.version),
             *(
                 (axis, self.settings.get(axis), other.settings.get(axis))
@@ -168,8 +173,8 @@ class Design:
             *((name, self.options.get(name), other.options.get(name)) for name in {**self.options, **other.options}),
             ("shard_points", self.shard_points, other.shard_points),
         ):
-            if here != there:
-                return f"{name} is {_shown(there)} there and {_shown(here)} here"
+            if own_value != other_value:
+                return f"{name} is {_abbreviated(other_value)} there and {_abbreviated(own_value)} here"
         changed = [name for name, value in self.digests.items() if other.digests.get(name) != value]
         return f"{changed[0]} has changed since" if changed else ""
 
@@ -185,11 +190,11 @@ class Design:
     @cached_property
     def together(self) -> int:
         """Number of settings per shard."""
-        return min(max(1, self.shard_points // prod(map(len, self.numbers.values()))), _TOGETHER)
+        return min(max(1, self.shard_points // prod(map(len, self.numbers.values()))), _MAX_SETTINGS_PER_SHARD)
 
     @property
     def expects(self) -> bool:
-        """Whether it has columns of expected times."""
+        """Whether the sweep has columns of expected times."""
         return bool(self.options.get("expected"))
 
     @property
@@ -203,9 +208,9 @@ class Design:
     def setting(self, number: int) -> dict[str, str]:
         """The setting of an index."""
         values = {}
-        for axis, given in reversed(list(self.settings.items())):
-            number, place = divmod(number, len(given))
-            values[axis] = given[place]
+        for axis, values_on_axis in reversed(list(self.settings.items())):
+            number, place = divmod(number, len(values_on_axis))
+            values[axis] = values_on_axis[place]
         return {axis: values[axis] for axis in self.settings}
 
     def part(self, shard: int) -> tuple[range, Numbers]:
@@ -220,60 +225,63 @@ class Design:
 
 
 def parse_over(text: str) -> tuple[str, list[int] | list[str]]:
-    """(axis, values) as parse_axis() reads them, and of "offload=..."; layouts and offloads may be empty."""
+    """(axis, values) of a text, see parse_axis(); also of "offload=...". Layouts and offloads may be empty."""
     axis, equals, values = (part.strip() for part in text.partition("="))
     if equals and axis in ("layout", "offload"):  # values may be empty
         return axis, [value.strip() for value in values.split(",")]
     return parse_axis(text)
 
 
-def named(text: str, known: Sequence[str], *, command: str) -> list[str]:
-    """The `known` names of "all" or of patterns such as "llama-2-7b,qwen3*"; `llmviewer COMMAND` lists them.
+def matching_names(text: str, names: Sequence[str], *, command: str) -> list[str]:
+    """Names among `names` that "all" or patterns such as "llama-2-7b,qwen3*" match, each once.
+
+    command  the command that lists the names, for errors
 
     Raises InputError if a pattern matches none.
     """
-    names: list[str] = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        pattern = "*" if part == "all" else part.lower()
-        found = [name for name in known if fnmatchcase(name.lower(), pattern)] if set("*?[") & set(pattern) else [part]
-        if not found:
-            raise InputError(f"{part!r} matches no name that `llmviewer {command}` lists")
-        names += found
-    return list(dict.fromkeys(names))
+    matches: list[str] = []
+    for item in filter(None, map(str.strip, text.split(","))):
+        pattern = "*" if item == "all" else item.lower()
+        is_pattern = bool(set("*?[") & set(pattern))
+        matched = [name for name in names if fnmatchcase(name.lower(), pattern)] if is_pattern else [item]
+        if not matched:
+            raise InputError(f"{item!r} matches no name that `llmviewer {command}` lists")
+        matches += matched
+    return list(dict.fromkeys(matches))
 
 
-def digest(thing: Model | Hardware) -> str:
+def digest(source: Model | Hardware) -> str:
     """A hash of everything that results depend on."""
-    if isinstance(thing, Model):
-        run = ((one.graph, one.quantization) for one in (thing, thing.predicting) if one)  # --mtp runs `predicting`
-        return _hash(repr((thing.name, *run)))
-    return _hash(repr((thing, thing.numbers)))
+    if isinstance(source, Model):
+        run = ((one.graph, one.quantization) for one in (source, source.predicting) if one)  # --mtp runs `predicting`
+        return _hash(repr((source.name, *run)))
+    return _hash(repr((source, source.numbers)))
 
 
-def _cut(numbers: Numbers, most: int) -> Iterator[Numbers]:
+def _cut(numbers: Numbers, max_points: int) -> Iterator[Numbers]:
     """The grid cut into grids of at most `most` points, in order."""
-    if prod(map(len, numbers.values())) <= most:
+    if prod(map(len, numbers.values())) <= max_points:
         yield numbers
         return
     axis = next(axis for axis, values in numbers.items() if len(values) > 1)
     values = numbers[axis]
     inner = prod(map(len, numbers.values())) // len(values)
-    step = max(1, most // inner)
+    step = max(1, max_points // inner)
     for start in range(0, len(values), step):
-        yield from _cut({**numbers, axis: values[start : start + step]}, most)
+        yield from _cut({**numbers, axis: values[start : start + step]}, max_points)
 
 
 def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -> None:
     """Raises InputError if a what-if applies to no device."""
-    found: list[InputError] = []
+    errors: list[InputError] = []
     for name in devices:
         try:
             load_hardware(name, (*changes, change))
         except InputError as error:
-            found.append(error)
+            errors.append(error)
         else:
             return
-    raise found[0]
+    raise errors[0]
 
 
 def hash_of(path: str) -> str:
@@ -285,7 +293,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _shown(value: object) -> str:
+def _abbreviated(value: object) -> str:
     if isinstance(value, list) and len(value) > 4:
         return f"{len(value)} values from {value[0]} to {value[-1]}"
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value or "")

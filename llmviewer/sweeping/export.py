@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_sweep(path: Path, blocks: Iterable[Sweep]) -> int:
-    """Writes the rows of a sweep as .csv or .parquet, by the suffix of `path`, block by block as they come.
+    """Writes the rows of a sweep as .csv or .parquet, by the suffix of `path`, block by block.
 
     Returns the number of rows.
     """
@@ -38,7 +38,7 @@ def write_sweep(path: Path, blocks: Iterable[Sweep]) -> int:
 
 
 def _write_parquet(path: Path, blocks: Iterator[Sweep]) -> None:
-    """A row group for each block."""
+    """Writes one row group per block."""
     from pyarrow import parquet
 
     first = _table(next(blocks))
@@ -56,6 +56,7 @@ def _write_csv(path: Path, blocks: Iterator[Sweep]) -> None:
 
 
 def sweep_csv(sweep: Sweep) -> bytes:
+    """The rows of a sweep as CSV text."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -65,7 +66,7 @@ def sweep_csv(sweep: Sweep) -> bytes:
 
 
 def _cells(sweep: Sweep) -> pa.Table:
-    """The rows as cells of CSV: empty where a number is undefined, and no formulas."""
+    """The rows as CSV cells: undefined numbers are empty, and no text can be read as a formula."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -81,7 +82,7 @@ def _cells(sweep: Sweep) -> pa.Table:
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
-    """The different texts in a column; none if it has numbers."""
+    """The distinct texts in a column; empty for a column of numbers."""
     import pyarrow as pa
 
     return list(column.unique().to_pylist()) if pa.types.is_string(column.type) else []

@@ -1,4 +1,4 @@
-"""sweep(): an analysis over a grid of settings, in arrays; only techniques and what-ifs are loops."""
+"""sweep(): an analysis over a grid of settings. Numbers are arrays; techniques and what-ifs are loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .checks import check_changes, check_expected, check_numbers, check_techniqu
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_POINTS: Final = 100_000_000  # whose columns take some 20 GB of memory where all are held
+_MAX_POINTS: Final = 100_000_000  # the columns of a sweep of this size take some 20 GB of memory
 _BLOCK: Final = 2**18  # points of a block, a row group of Parquet
 _DEFAULTS: Final = {"batch": 1, "prompt": 1024}
 _CHUNK: Final = 16_384  # points whose arrays fit in a core's cache
@@ -43,10 +43,10 @@ Column = npt.NDArray[Any]
 
 @frozen(kw_only=True)
 class Sweep:
-    """One row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
+    """A sweep's table: one row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
 
-    batch, prompt, kv_len, gen, quant, attention    the point; kv_len is that of the decode step
-    images                                          per prompt, if given
+    batch, prompt, kv_len, gen, quant, attention    the point; kv_len is the context of the decode step
+    images                                          images per prompt, if given
     memory.bandwidth, ...                           what-ifs on the device, as given
     ttft_s, prefill_ops, prefill_bytes              the prefill
     decode_step_s, decode_ops, decode_bytes         one decode step of the whole batch
@@ -69,6 +69,7 @@ class Sweep:
         return len(next(iter(self.columns.values())))
 
     def to_frame(self) -> pd.DataFrame:
+        """The table as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(dict(self.columns))
@@ -80,7 +81,7 @@ def sweep(
     hardware: str | Hardware,
     over: Mapping[str, Sequence[int] | Sequence[str]],
     *,
-    progress: Callable[[int, int], object] = lambda done, points: None,
+    progress: Callable[[int, int], object] = lambda finished_points, points: None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
     """Analyzes every combination of the values in `over`, one row each.
@@ -106,10 +107,10 @@ def sweep_blocks(
     over: Mapping[str, Sequence[int] | Sequence[str]],
     *,
     block: int = _BLOCK,
-    progress: Callable[[int, int], object] = lambda done, points: None,
+    progress: Callable[[int, int], object] = lambda finished_points, points: None,
     **options: Unpack[SweepOptions],
 ) -> Iterator[Sweep]:
-    """The rows of sweep() in blocks of consecutive ones, for sweeps that exceed the memory."""
+    """Yields the rows of sweep() in blocks of consecutive rows, for sweeps that exceed the memory."""
     grid = _Grid.of(model, hardware, over, options)
     for start in range(0, grid.points, block):
         yield grid.rows(start, min(start + block, grid.points), progress)
@@ -123,7 +124,7 @@ class _Grid:
     numbers   values of the axes of numbers that are not swept over
     expected  whether there are columns of expected times
     quant     precision where it is no axis
-    settings  settings by their values on the axes that are no numbers
+    settings  cached settings by their values on the axes that are no numbers
     """
 
     base: Setting
@@ -141,36 +142,36 @@ class _Grid:
         model: str | Model,
         hardware: str | Hardware,
         swept: Mapping[str, Sequence[int] | Sequence[str]],
-        given: SweepOptions,
+        options_given: SweepOptions,
     ) -> Self:
         """The grid of arguments of sweep().
 
         Raises InputError if one is invalid.
         """
         numbers: dict[str, int | None] = {name: _DEFAULTS.get(name) for name in NUMBERS}
-        numbers |= {name: value for name, value in given.items() if name in NUMBERS}  # type: ignore[misc]
-        expected = given.get("expected", False)
-        options = only(given, SettingOptions)
-        arguments.check_options(given, SweepOptions)
+        numbers |= {name: value for name, value in options_given.items() if name in NUMBERS}  # type: ignore[misc]
+        expected = options_given.get("expected", False)
+        options = only(options_given, SettingOptions)
+        arguments.check_options(options_given, SweepOptions)
         over = checked_axes(swept)
         techniques, changes = parse_techniques(options.get("techniques", ())), options.get("hardware_set", ())
         check_techniques(techniques, over, numbers["gen"])
         check_changes(changes, over)
         precisions: Sequence[Any] = over.get("quant", (options.get("quant"),))
         schemes = list(map(unless_published, precisions))
-        named = schemes[0] or next((one.quant for one in techniques if one.quant), PUBLISHED)
-        own: SettingOptions = {"quant": None if None in schemes else schemes[0], "techniques": techniques}
-        base = Setting.of(model, hardware, **options | own)
+        quant = schemes[0] or next((technique.quant for technique in techniques if technique.quant), PUBLISHED)
+        base_options: SettingOptions = {"quant": None if None in schemes else schemes[0], "techniques": techniques}
+        base = Setting.of(model, hardware, **options | base_options)
         check_expected(options.get("library", ""), options.get("profiles", ()), expected=expected)
         if expected and base.kernels is None:
             raise InputError("expected: survey accounting counts what no kernel does; use faithful")
         check_numbers(base.model, over, numbers)
         grid = cls(
             base=base, hardware=hardware, hardware_set=changes, over=over, numbers=numbers, expected=expected,
-            quant=named,
+            quant=quant,
         )  # fmt: skip
-        if grid.points > _MOST_POINTS:
-            must = f"a sweep must have at most {_MOST_POINTS} points; got {grid.points}"
+        if grid.points > _MAX_POINTS:
+            must = f"a sweep must have at most {_MAX_POINTS} points; got {grid.points}"
             raise InputError(f"{must}; write shards with -o DIR/")
         return grid
 
@@ -185,23 +186,27 @@ class _Grid:
     def rows(self, start: int, stop: int, progress: Callable[[int, int], object]) -> Sweep:
         """The rows from `start` to before `stop`."""
         columns: dict[str, Column] = {}
-        done = start
-        for chosen, own in self._settings(start, stop):
-            setting, texts = self._setting(chosen), {"quant": self.quant, **chosen}
-            for first in range(0, len(own), _CHUNK):
-                chunk = own[first : first + _CHUNK]
-                at = _numbers(self.over, self.shape, chunk, self.numbers)
-                found = texts | _points(setting, at) | (_expected(setting, at) if self.expected else {})
-                for name, column in found.items():
+        finished_points = start
+        for combination, row_indices in self._settings(start, stop):
+            setting, texts = self._setting(combination), {"quant": self.quant, **combination}
+            for first in range(0, len(row_indices), _CHUNK):
+                chunk = row_indices[first : first + _CHUNK]
+                numbers = _numbers(self.over, self.shape, chunk, self.numbers)
+                computed = (
+                    texts
+                    | _bound_columns(setting, numbers)
+                    | (_expected_columns(setting, numbers) if self.expected else {})
+                )
+                for name, column in computed.items():
                     if name not in columns:
                         columns[name] = np.empty(stop - start, dtype=_dtype(name, column))
                     columns[name][chunk - start] = column
-                done += len(chunk)
-                progress(done, self.points)
+                finished_points += len(chunk)
+                progress(finished_points, self.points)
         return Sweep(model=self.base.model.name, hardware=self.base.hardware.name, columns=columns)
 
     def _settings(self, start: int, stop: int) -> Iterator[tuple[dict[str, str], Column]]:
-        """Each combination of techniques and what-ifs in some rows, with its rows."""
+        """Yields each combination of techniques and what-ifs in rows `start` to `stop`, with its row indices."""
         rows = np.arange(start, stop)
         names = [name for name in self.over if name not in NUMBERS]
         if not names:
@@ -209,33 +214,33 @@ class _Grid:
             return
         places = dict(zip(self.over, np.unravel_index(rows, self.shape), strict=True))
         sizes = tuple(len(self.over[name]) for name in names)
-        which = np.ravel_multi_index(tuple(places[name] for name in names), sizes)
-        order = np.argsort(which, kind="stable")
-        distinct, starts = np.unique(which[order], return_index=True)
-        for combination, own in zip(distinct, np.split(rows[order], starts[1:]), strict=True):
+        combination_indices = np.ravel_multi_index(tuple(places[name] for name in names), sizes)
+        order = np.argsort(combination_indices, kind="stable")
+        distinct, starts = np.unique(combination_indices[order], return_index=True)
+        for combination, combination_rows in zip(distinct, np.split(rows[order], starts[1:]), strict=True):
             index = np.unravel_index(combination, sizes)
-            yield {name: self.over[name][place] for name, place in zip(names, index, strict=True)}, own
+            yield {name: self.over[name][place] for name, place in zip(names, index, strict=True)}, combination_rows
 
-    def _setting(self, chosen: Mapping[str, str]) -> Setting:
-        """`base` with the techniques and what-ifs of one combination."""
-        key = tuple(chosen.values())
+    def _setting(self, combination: Mapping[str, str]) -> Setting:
+        """The base setting with the techniques and what-ifs of one combination."""
+        key = tuple(combination.values())
         if key not in self.settings:
-            self.settings[key] = _changed(self.base, self.hardware, self.hardware_set, chosen)
+            self.settings[key] = _setting_of(self.base, self.hardware, self.hardware_set, combination)
         return self.settings[key]
 
 
-def _changed(
-    base: Setting, hardware: str | Hardware, hardware_set: Sequence[str], chosen: Mapping[str, str]
+def _setting_of(
+    base: Setting, hardware: str | Hardware, hardware_set: Sequence[str], combination: Mapping[str, str]
 ) -> Setting:
-    """`base` with the techniques and what-ifs of one combination."""
-    changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
-    device, laid = base.hardware, parse_layout(chosen["layout"]) if "layout" in chosen else base.layout
+    """The base setting with the techniques and what-ifs of one combination."""
+    changes = [f"{key}={value}" for key, value in combination.items() if key in DEVICE]
+    device, layout = base.hardware, parse_layout(combination["layout"]) if "layout" in combination else base.layout
     if changes:
         if not isinstance(hardware, str):
             raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
         device = loaded(hardware, (*hardware_set, *changes))
-    quant, attention = unless_published(chosen.get("quant")) or "", chosen.get("attention", "")
-    return replace(base, hardware=device, layout=laid).having(quant=quant, attention=attention)
+    quant, attention = unless_published(combination.get("quant")) or "", combination.get("attention", "")
+    return replace(base, hardware=device, layout=layout).having(quant=quant, attention=attention)
 
 
 def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
@@ -257,10 +262,10 @@ def _numbers(
     return {**fixed, **axes}
 
 
-def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """All columns for the numbers `at` in one setting."""
-    batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
-    images = 0 if asked is None else asked
+def _bound_columns(setting: Setting, numbers: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """All columns of one setting at `numbers`."""
+    batch, prompt, gen, kv_len, image_count = (numbers[name] for name in NUMBERS)
+    images = 0 if image_count is None else image_count
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
@@ -271,7 +276,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         "prompt": prompt,
     }
     columns |= {"kv_len": context} if generates else {}
-    columns |= {} if asked is None else {"images": asked}
+    columns |= {} if image_count is None else {"images": image_count}
     layout, share = setting.layout, setting.layout.share(batch)
     lengths = {"prompt": prompt, "images": images}
     values = plan.values(Workload.prefill(batch=share, **lengths))
@@ -284,24 +289,26 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         columns |= {"decode_bytes": decode_plan.bytes(values)}
         columns |= {"decode_tokens_per_s": batch / step}
     if gen is not None:
-        whole = generation(plan, decode_plan, batch=batch, gen=gen, layout=layout, **lengths)
-        columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
-        columns |= {"tokens_per_s": whole.tokens_per_s}
+        totals = generation(plan, decode_plan, batch=batch, gen=gen, layout=layout, **lengths)
+        columns |= {"gen": gen, "tpot_s": totals.tpot_s, "latency_s": totals.latency_s}
+        columns |= {"tokens_per_s": totals.tokens_per_s}
     if changes_passes(setting.techniques):
-        columns |= _arranged(setting, at)
-    tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown must fit
+        columns |= _multi_pass_columns(setting, numbers)
+    tokens = (
+        np.maximum(1 if gen is None else gen, context - prompt) if generates else 0
+    )  # the decode step of the row must fit
     weights, cache, activations = setting.footprint.parts(batch=batch, gen=tokens, **lengths)
     total = weights + cache + activations
     columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
     return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}
 
 
-def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """Columns that change if techniques arrange passes: a pass then yields other numbers of tokens than the batch."""
-    places, each = _evaluations(setting, at)
+def _multi_pass_columns(setting: Setting, numbers: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Columns that change if techniques arrange passes: a pass then yields more or fewer tokens than the batch."""
+    places, each = _evaluations(setting, numbers)
 
-    def column(of: Callable[[Evaluation], Num]) -> Column:
-        return _joined(places, [of(one) for one in each])
+    def column(quantity: Callable[[Evaluation], Num]) -> Column:
+        return _joined(places, [quantity(evaluation) for evaluation in each])
 
     columns: dict[str, Num | str] = {
         "ttft_s": column(lambda one: one.bounds.ttft_s), "prefill_ops": column(lambda one: one.prefill_amount("ops")),
@@ -312,73 +319,82 @@ def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
     return columns
 
 
-def _evaluations(setting: Setting, at: Mapping[str, Num | None]) -> tuple[list[Column], list[Evaluation]]:
+def _evaluations(setting: Setting, numbers: Mapping[str, Num | None]) -> tuple[list[Column], list[Evaluation]]:
     """Groups of rows with equal lengths: indices and the evaluation of each group."""
-    places, batches, lengths = _by_lengths(at)
-    each = [
-        Evaluation(setting=setting, batch=batch, prompt=own["prompt"], gen=own["gen"], images=own["images"])
-        for batch, own in zip(batches, lengths, strict=True)
+    places, batches, lengths = _by_lengths(numbers)
+    evaluations = [
+        Evaluation(
+            setting=setting,
+            batch=batch,
+            prompt=group_lengths["prompt"],
+            gen=group_lengths["gen"],
+            images=group_lengths["images"],
+        )
+        for batch, group_lengths in zip(batches, lengths, strict=True)
     ]
-    return places, each
+    return places, evaluations
 
 
-def _by_lengths(at: Mapping[str, Num | None]) -> tuple[list[Column], list[Column], list[dict[str, int]]]:
+def _by_lengths(numbers: Mapping[str, Num | None]) -> tuple[list[Column], list[Column], list[dict[str, int]]]:
     """Groups of rows with equal lengths: indices, batches and lengths of each group."""
-    usual = {"batch": 1, "prompt": 1, "gen": 1, "images": 0}
-    given = [np.atleast_1d(value if (value := at[name]) is not None else least) for name, least in usual.items()]
-    batch, *lengths = np.broadcast_arrays(*given)
+    defaults = {"batch": 1, "prompt": 1, "gen": 1, "images": 0}
+    number_arrays = [
+        np.atleast_1d(value if (value := numbers[name]) is not None else default) for name, default in defaults.items()
+    ]
+    batch, *lengths = np.broadcast_arrays(*number_arrays)
     distinct, group = np.unique(np.stack(lengths), axis=1, return_inverse=True)
     places = [np.flatnonzero(group.ravel() == i) for i in range(distinct.shape[1])]
-    names = [name for name in usual if name != "batch"]
-    each = [dict(zip(names, map(int, values), strict=True)) for values in distinct.T]
-    return places, [batch[rows].astype(np.float64) for rows in places], each
+    names = [name for name in defaults if name != "batch"]
+    group_lengths = [dict(zip(names, map(int, values), strict=True)) for values in distinct.T]
+    return places, [batch[rows].astype(np.float64) for rows in places], group_lengths
 
 
 def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
-    """A column of all rows, from the parts at their places."""
-    whole = np.empty(sum(map(len, places)))
+    """Merges `parts`, each with the row indices in `places`, into one column."""
+    column = np.empty(sum(map(len, places)))
     for rows, part in zip(places, parts, strict=True):
-        whole[rows] = part
-    return whole
+        column[rows] = part
+    return column
 
 
-def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
-    """Columns of expected times for the numbers `at`."""
-    batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
+def _expected_columns(setting: Setting, numbers: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Columns of expected times of one setting at `numbers`."""
+    batch, prompt, gen, kv_len, image_count = (numbers[name] for name in NUMBERS)
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
     share = setting.layout.share(batch)
-    lengths = {"prompt": prompt, "images": 0 if asked is None else asked}
-    read = setting.prefill(Workload.prefill(batch=share, **lengths))
-    columns = _interval("expected_ttft", setting.expected_time("prefill", read, batch))
+    lengths = {"prompt": prompt, "images": 0 if image_count is None else image_count}
+    prefill = setting.prefill(Workload.prefill(batch=share, **lengths))
+    columns = _interval_columns("expected_ttft", setting.expected_time("prefill", prefill, batch))
     if setting.model.generates:
         step = setting.step(Workload.decode(batch=share, kv_len=context, **lengths))
         time = setting.expected_time("decode", step, batch)
         rate = batch / time.expected if time and not changes_passes(setting.techniques) else np.nan
-        columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
+        columns |= _interval_columns("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
     passes = gen is not None or (changes_passes(setting.techniques) and not setting.model.generates)
-    return columns | (_expected_answers(setting, at) if passes else {})
+    return columns | (_expected_generation_columns(setting, numbers) if passes else {})
 
 
-def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+def _expected_generation_columns(setting: Setting, numbers: Mapping[str, Num | None]) -> dict[str, Num | str]:
     """Columns of expected times of whole generations.
 
-    Errors before and after the first token add, because they are errors of the same kernels.
+    The errors of prefill and decode add up, because they are errors of the same kernels.
     """
-    places, each = _evaluations(setting, at)
+    places, evaluations = _evaluations(setting, numbers)
     parts: list[dict[str, Num | str]] = []
-    for one in each:
-        first, rest = one.intervals or (None, None)
-        steps, tokens = one.bounds.steps, one.bounds.tokens
-        whole = first.join(rest, add) if first and rest else None
-        found = _interval("expected_ttft", first)
-        found |= _interval("expected_tpot", rest.map(lambda s, n=steps: s / n) if rest and np.all(steps) else None)  # type: ignore[misc]
-        found |= _interval("expected_latency", whole)
-        parts.append(found | {"expected_tokens_per_s": tokens / whole.expected if whole else np.nan})
+    for evaluation in evaluations:
+        first, rest = evaluation.intervals or (None, None)
+        steps, tokens = evaluation.bounds.steps, evaluation.bounds.tokens
+        total = first.join(rest, add) if first and rest else None
+        group_columns = _interval_columns("expected_ttft", first)
+        per_token = rest.map(lambda s, n=steps: s / n) if rest and np.all(steps) else None  # type: ignore[misc]
+        group_columns |= _interval_columns("expected_tpot", per_token)
+        group_columns |= _interval_columns("expected_latency", total)
+        parts.append(group_columns | {"expected_tokens_per_s": tokens / total.expected if total else np.nan})
     return {name: _joined(places, [part[name] for part in parts]) for name in parts[0]}
 
 
-def _interval(name: str, found: Interval | None) -> dict[str, Num | str]:
-    expected, low, high = (found.expected, found.low, found.high) if found else (np.nan, np.nan, np.nan)
+def _interval_columns(name: str, interval: Interval | None) -> dict[str, Num | str]:
+    expected, low, high = (interval.expected, interval.low, interval.high) if interval else (np.nan, np.nan, np.nan)
     return {f"{name}_s": expected, f"{name}_low_s": low, f"{name}_high_s": high}

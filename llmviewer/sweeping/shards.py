@@ -28,24 +28,24 @@ from .grid import Sweep, sweep
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FLOATS: Final = (
+_FLOAT_COLUMNS: Final = (
     "ttft_s", "prefill_ops", "prefill_bytes", "decode_step_s", "decode_ops", "decode_bytes", "decode_tokens_per_s",
     "tpot_s", "latency_s", "tokens_per_s", "weight_bytes", "kv_cache_bytes", "activation_bytes", "total_bytes",
 )  # fmt: skip
-_EXPECTED: Final = (  # columns of expected times
+_EXPECTED_COLUMNS: Final = (  # columns of expected times
     *(f"expected_{t}{end}_s" for t in ("ttft", "decode_step", "tpot", "latency") for end in ("", "_low", "_high")),
     "expected_decode_tokens_per_s", "expected_tokens_per_s",
 )  # fmt: skip
 _ROW_GROUP: Final = 2**17  # rows written and read at a time
-_PATIENCE_S: Final = 10  # timeout of a Dask scheduler
-_WITHOUT_WORKERS_S: Final = 60  # that a Dask cluster may have no workers
-_POLL_S: Final = 0.5  # between two questions to a Dask cluster
+_SCHEDULER_TIMEOUT_S: Final = 10  # timeout of a Dask scheduler
+_MAX_WAIT_FOR_WORKERS_S: Final = 60  # for a Dask cluster without workers
+_POLL_S: Final = 0.5  # interval of polling a Dask cluster
 
 Progress = Callable[[int, int], object]
 _T = TypeVar("_T", Model, Hardware)
 
 
-def begin(folder: Path, design: Design) -> None:
+def begin_sweep(folder: Path, design: Design) -> None:
     """Writes the design to a folder without one.
 
     Raises InputError if the folder holds another design or is not writable.
@@ -57,20 +57,21 @@ def begin(folder: Path, design: Design) -> None:
     if not (folder / DESIGN).exists():
         write_text(folder / DESIGN, design.text)
     if difference := design.difference(Design.read(folder)):
-        raise InputError(f"{folder}: holds another sweep: {difference}; give another folder")
+        raise InputError(f"{folder}: contains another sweep: {difference}; give another folder")
 
 
-def path_of(folder: Path, shard: int) -> Path:
+def shard_path(folder: Path, shard: int) -> Path:
+    """The file of a shard."""
     return folder / f"part-{shard:05d}.parquet"
 
 
-def finished(folder: Path, design: Design, shard: int) -> bool:
-    """Whether a shard of this design is complete: its footer, written last, has the key of the design."""
+def is_finished(folder: Path, design: Design, shard: int) -> bool:
+    """Whether a shard of this design is complete. The footer, written last, has the key of the design."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        about = parquet.read_metadata(path_of(folder, shard)).metadata or {}
+        about = parquet.read_metadata(shard_path(folder, shard)).metadata or {}
     except (OSError, pa.ArrowException):
         return False
     return bool(about.get(b"design") == design.key.encode() and about.get(b"shard") == str(shard).encode())
@@ -79,7 +80,7 @@ def finished(folder: Path, design: Design, shard: int) -> bool:
 def write_shard(folder: Path, shard: int, key: str) -> int:
     """Computes and writes a shard of the design in `folder`; returns its number.
 
-    key  of the design that the caller expects
+    key  Design.key of the caller's design
 
     Settings that are refused have no rows; the footer of the file lists them with reasons.
     Raises InputError if the folder, a model or a device has changed since the design was made.
@@ -96,10 +97,10 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
             schema(design),
             compression="zstd",
             use_dictionary=[*design.settings, *NUMBERS],
-            use_byte_stream_split=[*_FLOATS, *(_EXPECTED if design.expects else ())],
+            use_byte_stream_split=[*_FLOAT_COLUMNS, *(_EXPECTED_COLUMNS if design.expects else ())],
             write_page_checksum=True,
         ) as file:
-            for table in _gathered(_tables(design, settings, numbers, refused)):
+            for table in _merged_tables(_tables(design, settings, numbers, refused)):
                 file.write_table(table, row_group_size=_ROW_GROUP)
             about = {"design": design.key, "shard": str(shard), "refused": json.dumps(refused)}
             file.add_key_value_metadata(about)
@@ -107,22 +108,22 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
             os.fsync(whole_file.fileno())  # else the rename could reach the disk before the data
 
     try:
-        write(path_of(folder, shard), fill)
+        write(shard_path(folder, shard), fill)
     except InputError:
-        if not finished(folder, design, shard):  # else another process finished first and cleaned up
+        if not is_finished(folder, design, shard):  # else another process finished first and cleaned up
             raise
     return shard
 
 
 def schema(design: Design) -> pa.Schema:
-    """The columns of a shard; null if a model or design lacks them."""
+    """The columns of a shard; a column is null if a model or design lacks it."""
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())
     types = {
         **dict.fromkeys(design.settings, text),
         **dict.fromkeys(NUMBERS, pa.int64()),
-        **dict.fromkeys((*_FLOATS, *(_EXPECTED if design.expects else ())), pa.float64()),
+        **dict.fromkeys((*_FLOAT_COLUMNS, *(_EXPECTED_COLUMNS if design.expects else ())), pa.float64()),
     }
     return pa.schema({**types, "fits": pa.bool_()})
 
@@ -134,7 +135,7 @@ def run(
     workers: int = 1,
     shard: tuple[int, int] = (1, 1),
     dask: str | None = None,
-    progress: Progress = lambda done, points: None,
+    progress: Progress = lambda finished_points, points: None,
     notice: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Computes the missing shards of a design, or with `shard` = (i, n) those of the i-th of n processes.
@@ -144,37 +145,37 @@ def run(
     progress  called with the number of finished points, and of all; first with the points of existing shards
     notice    called with a line if the run has to wait
     """
-    begin(folder, design)
-    mine = range(shard[0] - 1, design.shards, shard[1])
-    todo = [index for index in mine if not finished(folder, design, index)]
-    points = sum(map(design.points_of, mine))
-    done = points - sum(map(design.points_of, todo))
-    progress(done, points)
+    begin_sweep(folder, design)
+    process_shards = range(shard[0] - 1, design.shards, shard[1])
+    missing_shards = [index for index in process_shards if not is_finished(folder, design, index)]
+    points = sum(map(design.points_of, process_shards))
+    finished_points = points - sum(map(design.points_of, missing_shards))
+    progress(finished_points, points)
     if dask:
-        doing = _on_dask(dask, folder, design, todo, notice)
+        finishing_shards = _on_dask(dask, folder, design, missing_shards, notice)
     elif workers > 1:
-        doing = _in_pool(min(workers, len(todo)), folder, design, todo)
+        finishing_shards = _in_pool(min(workers, len(missing_shards)), folder, design, missing_shards)
     else:
-        doing = (write_shard(folder, index, design.key) for index in todo)
-    for index in doing:
-        done += design.points_of(index)
-        progress(done, points)
-    there = len(list(folder.glob("part-*.parquet")))
-    if there >= design.shards and all(finished(folder, design, index) for index in range(design.shards)):
-        for left in folder.glob(".part-*"):  # left by killed processes
-            left.unlink(missing_ok=True)
+        finishing_shards = (write_shard(folder, index, design.key) for index in missing_shards)
+    for index in finishing_shards:
+        finished_points += design.points_of(index)
+        progress(finished_points, points)
+    shard_files = len(list(folder.glob("part-*.parquet")))
+    if shard_files >= design.shards and all(is_finished(folder, design, index) for index in range(design.shards)):
+        for leftover in folder.glob(".part-*"):  # left by killed processes
+            leftover.unlink(missing_ok=True)
 
 
-def _in_pool(workers: int, folder: Path, design: Design, todo: Sequence[int]) -> Iterator[int]:
-    """Numbers of shards as processes of this machine finish them."""
+def _in_pool(workers: int, folder: Path, design: Design, missing_shards: Sequence[int]) -> Iterator[int]:
+    """Computes shards in processes of this machine; yields their numbers as they finish."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    if not todo:
+    if not missing_shards:
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
-        futures = [pool.submit(write_shard, folder, index, design.key) for index in todo]
+        futures = [pool.submit(write_shard, folder, index, design.key) for index in missing_shards]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -201,9 +202,9 @@ def _end_with_parent() -> None:
 
 
 def _on_dask(
-    address: str, folder: Path, design: Design, todo: Sequence[int], notice: Callable[[str], object]
+    address: str, folder: Path, design: Design, missing_shards: Sequence[int], notice: Callable[[str], object]
 ) -> Iterator[int]:
-    """Numbers of shards as workers of a Dask cluster finish them; shards of a lost worker go to another."""
+    """Computes shards on a Dask cluster; yields their numbers as they finish. A lost worker's shards go to another."""
     try:
         from distributed import Client, KilledWorker, as_completed
         from distributed.comm import get_address_host_port
@@ -211,24 +212,24 @@ def _on_dask(
         raise InputError("--dask needs the package distributed: pip install 'llmviewer[dask]'") from None
     try:
         get_address_host_port(address)  # a client with an invalid address would log errors
-        client = Client(address, timeout=_PATIENCE_S, set_as_default=False)
+        client = Client(address, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         problem = str(error) or type(error).__name__
         raise InputError(f"--dask {address}: no scheduler there: {problem}") from None
     with client:
-        futures = client.map(partial(write_shard, folder.resolve(), key=design.key), todo, pure=False)
-        completed, seen, told = as_completed(futures, loop=client.loop), time.monotonic(), False
+        futures = client.map(partial(write_shard, folder.resolve(), key=design.key), missing_shards, pure=False)
+        completed, last_worker_s, is_reported = as_completed(futures, loop=client.loop), time.monotonic(), False
         try:
             while completed.count():
                 batch = completed.next_batch(block=False)
                 yield from (future.result() for future in batch)
                 if batch or client.ncores():
-                    seen, told = time.monotonic(), False
-                elif not told:
+                    last_worker_s, is_reported = time.monotonic(), False
+                elif not is_reported:
                     notice(f"waiting for workers of {address}, which has none")
-                    told = True
-                elif time.monotonic() - seen > _WITHOUT_WORKERS_S:
-                    must = f"must have workers; it has had none for {_WITHOUT_WORKERS_S} s"
+                    is_reported = True
+                elif time.monotonic() - last_worker_s > _MAX_WAIT_FOR_WORKERS_S:
+                    must = f"must have workers; it has had none for {_MAX_WAIT_FOR_WORKERS_S} s"
                     raise InputError(f"--dask {address}: {must}; start some with `dask worker {address}`")
                 if not batch:
                     time.sleep(_POLL_S)
@@ -240,26 +241,28 @@ def _on_dask(
 def _design(folder: Path, key: str) -> Design:
     design = Design.read(folder)
     if design.key != key:
-        raise InputError(f"{folder}: must hold this sweep; it holds another")
+        raise InputError(f"{folder}: must contain this sweep; it contains another")
     return design
 
 
 @cache
-def _model(name: str, known: str) -> Model:
-    return _unchanged(load_model(name), name, known)
+def _model(name: str, original_digest: str) -> Model:
+    return _unchanged(load_model(name), name, original_digest)
 
 
 @cache
-def _hardware(name: str, changes: tuple[str, ...], known: str) -> Hardware:
-    return _unchanged(load_hardware(name, changes), name, known)
+def _hardware(name: str, changes: tuple[str, ...], original_digest: str) -> Hardware:
+    return _unchanged(load_hardware(name, changes), name, original_digest)
 
 
 @cache
-def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: str) -> Hardware | str:
+def _changed_hardware(
+    name: str, changes: tuple[str, ...], axis_changes: tuple[str, ...], original_digest: str
+) -> Hardware | str:
     """A device with the what-ifs of axes, or the reason why they do not apply."""
-    _unchanged(load_hardware(name, changes), name, known)  # read again, because the file may have changed
+    _unchanged(load_hardware(name, changes), name, original_digest)  # read again, because the file may have changed
     try:
-        return load_hardware(name, (*changes, *own))
+        return load_hardware(name, (*changes, *axis_changes))
     except InputError as error:
         return str(error)
 
@@ -267,36 +270,40 @@ def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: s
 @cache
 def _profiles(files: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
     """The profiles of (file, digest when the design was made)."""
-    found = read_profiles([path for path, _ in files])
-    for path, known in files:
-        _check_same(path, hash_of(path), known)
-    return found
+    profiles = read_profiles([path for path, _ in files])
+    for path, original_digest in files:
+        _check_same(path, hash_of(path), original_digest)
+    return profiles
 
 
-def _unchanged(thing: _T, name: str, known: str) -> _T:
-    _check_same(name, digest(thing), known)
-    return thing
+def _unchanged(source: _T, name: str, original_digest: str) -> _T:
+    _check_same(name, digest(source), original_digest)
+    return source
 
 
-def _check_same(name: str, here: str, known: str) -> None:
-    if here != known:
-        raise InputError(f"{name}: differs from that of the machine where the sweep began; results would be mixed")
+def _check_same(name: str, current_digest: str, original_digest: str) -> None:
+    if current_digest != original_digest:
+        raise InputError(f"{name}: differs from the version that the sweep started with; results would be mixed")
 
 
 def _tables(
     design: Design, settings: Sequence[int], numbers: Numbers, refused: list[dict[str, str]]
 ) -> Iterator[pa.Table]:
-    """The rows of each setting; refused settings are added to `refused`."""
+    """Yields the rows of each setting; settings that sweep() refuses are appended to `refused`."""
     options: dict[str, Any] = {**design.options}
     changes = tuple(options.pop("hardware_set", ()))
     if paths := options.pop("profiles", ()):
         options["profiles"] = _profiles(tuple((path, design.digests[f"profile {path}"]) for path in paths))
     corners = {axis: sorted({min(values), max(values)}) for axis, values in design.numbers.items()}
     for setting in map(design.setting, settings):
-        name, own = setting["hardware"], tuple(f"{axis}={v}" for axis, v in setting.items() if axis in DEVICE)
+        name, axis_changes = setting["hardware"], tuple(f"{axis}={v}" for axis, v in setting.items() if axis in DEVICE)
         model = _model(setting["model"], design.digests[f"model {setting['model']}"])
-        known = design.digests[f"hardware {name}"]
-        device = _changed(name, changes, own, known) if own else _hardware(name, changes, known)
+        original_digest = design.digests[f"hardware {name}"]
+        device = (
+            _changed_hardware(name, changes, axis_changes, original_digest)
+            if axis_changes
+            else _hardware(name, changes, original_digest)
+        )
         if isinstance(device, str):
             refused.append({**setting, "reason": device})
             continue
@@ -330,15 +337,15 @@ def _table(setting: Mapping[str, str], swept: Sweep, columns: pa.Schema) -> pa.T
     return pa.Table.from_arrays(arrays, schema=columns)
 
 
-def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables merged, so that a file has no tiny row groups."""
+def _merged_tables(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Merges small tables, so that a file has no tiny row groups."""
     import pyarrow as pa
 
-    kept: list[pa.Table] = []
+    pending_tables: list[pa.Table] = []
     for table in tables:
-        kept.append(table)
-        if sum(map(len, kept)) >= _ROW_GROUP:
-            yield pa.concat_tables(kept)
-            kept = []
-    if kept:
-        yield pa.concat_tables(kept)
+        pending_tables.append(table)
+        if sum(map(len, pending_tables)) >= _ROW_GROUP:
+            yield pa.concat_tables(pending_tables)
+            pending_tables = []
+    if pending_tables:
+        yield pa.concat_tables(pending_tables)

@@ -18,12 +18,12 @@ from ..errors import InputError
 from ..records import frozen
 from .axes import NUMBERS
 from .design import Design
-from .shards import finished, path_of
+from .shards import is_finished, shard_path
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_MANY: Final = 100_000  # candidates after which dominated ones are dropped
+_MAX_CANDIDATES: Final = 100_000  # rows kept before dominated ones are dropped
 
 Row = Mapping[str, str | int | float | None]
 
@@ -38,10 +38,10 @@ class Measures(NamedTuple):
 
 
 def measures(design: Design, *, expected: bool = False) -> Measures:
-    """The measures of a design, of expected times or of bounds."""
-    whole = ("latency_s", "tpot_s", "tokens_per_s")
-    step = ("decode_step_s", "decode_step_s", "decode_tokens_per_s")
-    names = ("ttft_s", *(whole if "gen" in design.numbers else step))
+    """The measures of a design: columns of expected times or of bounds."""
+    generation_measures = ("latency_s", "tpot_s", "tokens_per_s")
+    step_measures = ("decode_step_s", "decode_step_s", "decode_tokens_per_s")
+    names = ("ttft_s", *(generation_measures if "gen" in design.numbers else step_measures))
     return Measures(*(f"expected_{name}" if expected else name for name in names))
 
 
@@ -51,8 +51,8 @@ class Summary:
 
     by        axes whose values are ranked separately
     expected  whether points are ranked by expected times instead of bounds
-    finished  existing shards
-    points    points in these; `fitting` of them fit, and `unknown` of those lack the measures
+    finished  number of existing shards
+    points    points in the existing shards; `fitting` of them fit, and `unknown` of the fitting lack the measures
     best      one row per value of `by`, device and measure, named in its column `best`; ties: the first in the design
     front     the Pareto front of time and rate, for each value of `by`
     refused   refused settings with reasons
@@ -87,46 +87,46 @@ def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = 
             raise InputError(f"--by must name axes of {', '.join((*design.settings, *NUMBERS))}; got {axis!r}")
     if expected and not design.expects:
         raise InputError(f"{folder}: has no expected times; run a sweep with --expected into another folder")
-    each = tuple(dict.fromkeys((*by, "hardware")))
-    of = measures(design, expected=expected)
-    kept_as = partial(_Kept, texts=tuple(design.settings))
+    best_axes = tuple(dict.fromkeys((*by, "hardware")))
+    columns_ranked = measures(design, expected=expected)
+    selection = partial(_SelectedRows, texts=tuple(design.settings))
     best = {
-        of.first: kept_as(partial(_least, each, of.first, 1)),
-        of.latency: kept_as(partial(_least, each, of.latency, 1)),
-        of.rate: kept_as(partial(_least, each, of.rate, -1)),
+        columns_ranked.first: selection(partial(_best_rows, best_axes, columns_ranked.first, 1)),
+        columns_ranked.latency: selection(partial(_best_rows, best_axes, columns_ranked.latency, 1)),
+        columns_ranked.rate: selection(partial(_best_rows, best_axes, columns_ranked.rate, -1)),
     }
-    front = kept_as(partial(_front, by, of.time, of.rate))
+    front = selection(partial(_pareto_front, by, columns_ranked.time, columns_ranked.rate))
     columns = [*design.settings, *(axis for axis in NUMBERS if axis in design.numbers or axis == "kv_len")]
-    columns += [*dict.fromkeys(of), "total_bytes", "fits"]
-    there = [shard for shard in range(design.shards) if finished(folder, design, shard)]
+    columns += [*dict.fromkeys(columns_ranked), "total_bytes", "fits"]
+    shards = [shard for shard in range(design.shards) if is_finished(folder, design, shard)]
     refused: dict[str, Mapping[str, str]] = {}
     points = fitting = unknown = 0
-    for shard in there:
-        refused.update({json.dumps(setting): setting for setting in _refused(path_of(folder, shard))})
-        for frame in _row_groups(path_of(folder, shard), columns):
-            able = frame[frame["fits"]].drop(columns="fits")
-            points, fitting = points + len(frame), fitting + len(able)
-            unknown += int(able[of.first].isna().sum()) if expected else 0
-            for kept in (*best.values(), front):
-                kept.add(able)
-    rows = [{"best": name, **row} for name, kept in best.items() for row in kept.rows()]
+    for shard in shards:
+        refused.update({json.dumps(setting): setting for setting in _refused_settings(shard_path(folder, shard))})
+        for frame in _row_groups(shard_path(folder, shard), columns):
+            fitting_rows = frame[frame["fits"]].drop(columns="fits")
+            points, fitting = points + len(frame), fitting + len(fitting_rows)
+            unknown += int(fitting_rows[columns_ranked.first].isna().sum()) if expected else 0
+            for selected_rows in (*best.values(), front):
+                selected_rows.add(fitting_rows)
+    rows = [{"best": name, **row} for name, selected_rows in best.items() for row in selected_rows.rows()]
     return Summary(
         folder=str(folder),
         design=design,
         by=tuple(by),
         expected=expected,
-        finished=len(there),
+        finished=len(shards),
         points=points,
         fitting=fitting,
         unknown=unknown,
-        best=tuple(sorted(rows, key=partial(_place, each))),
-        front=tuple(sorted(front.rows(), key=partial(_place, (*by, of.time)))),
+        best=tuple(sorted(rows, key=partial(_sort_key, best_axes))),
+        front=tuple(sorted(front.rows(), key=partial(_sort_key, (*by, columns_ranked.time)))),
         refused=tuple(refused.values()),
     )
 
 
-class _Kept:
-    """Rows that `choose` keeps of all rows added; it is applied again to what it kept."""
+class _SelectedRows:
+    """Accumulates the rows that `choose` selects; it is applied again to the selected rows."""
 
     def __init__(self, choose: Callable[[pd.DataFrame], pd.DataFrame], *, texts: Sequence[str]) -> None:
         self.choose = choose
@@ -136,7 +136,7 @@ class _Kept:
     def add(self, frame: pd.DataFrame) -> None:
         chosen = self.choose(frame)
         self.frames.append(chosen.astype(dict.fromkeys(self.texts, object)))
-        if sum(map(len, self.frames)) > _MANY:
+        if sum(map(len, self.frames)) > _MAX_CANDIDATES:
             self.frames = [self.all()]
 
     def all(self) -> pd.DataFrame:
@@ -149,21 +149,21 @@ class _Kept:
         return [{str(name): _plain(value) for name, value in record.items()} for record in records]
 
 
-def _least(each: Sequence[str], measure: str, sign: int, frame: pd.DataFrame) -> pd.DataFrame:
-    """The first row with the least `sign` x `measure`, for each value of the axes `each`."""
-    known = frame[frame[measure].notna()]
-    places = (sign * known[measure]).groupby(_groups(each, known)).idxmin()
-    return known.loc[places]
+def _best_rows(axes: Sequence[str], measure: str, sign: int, frame: pd.DataFrame) -> pd.DataFrame:
+    """The first row with the smallest `sign` x `measure`, for each combination of values of `axes`."""
+    ranked_rows = frame[frame[measure].notna()]
+    row_labels = (sign * ranked_rows[measure]).groupby(_groups(axes, ranked_rows)).idxmin()
+    return ranked_rows.loc[row_labels]
 
 
-def _front(by: Sequence[str], least: str, most: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The Pareto front of `least` and `most`, for each value of the axes `by`."""
-    known = frame[frame[least].notna() & frame[most].notna()]
-    groups = _groups(by, known)
-    places = np.lexsort((-known[most].to_numpy(), known[least].to_numpy(), groups))  # stable
-    ordered, groups = known.iloc[places], groups[places]
-    before = ordered[most].groupby(groups).cummax().groupby(groups).shift()
-    return ordered[~(ordered[most] <= before).to_numpy()]
+def _pareto_front(axes: Sequence[str], minimized: str, maximized: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The Pareto front of `minimized` and `maximized`, for each combination of values of `axes`."""
+    ranked_rows = frame[frame[minimized].notna() & frame[maximized].notna()]
+    groups = _groups(axes, ranked_rows)
+    places = np.lexsort((-ranked_rows[maximized].to_numpy(), ranked_rows[minimized].to_numpy(), groups))  # stable
+    ordered, groups = ranked_rows.iloc[places], groups[places]
+    before = ordered[maximized].groupby(groups).cummax().groupby(groups).shift()
+    return ordered[~(ordered[maximized] <= before).to_numpy()]
 
 
 def _groups(axes: Sequence[str], frame: pd.DataFrame) -> npt.NDArray[np.integer]:
@@ -187,15 +187,15 @@ def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         raise InputError(f"{path}: is damaged; remove it and run the same command to resume: {error}") from None
 
 
-def _refused(path: Path) -> list[dict[str, str]]:
+def _refused_settings(path: Path) -> list[dict[str, str]]:
     from pyarrow import parquet
 
-    found: list[dict[str, str]] = json.loads(parquet.read_metadata(path).metadata[b"refused"])
-    return found
+    settings: list[dict[str, str]] = json.loads(parquet.read_metadata(path).metadata[b"refused"])
+    return settings
 
 
-def _place(axes: Sequence[str], row: Row) -> list[tuple[bool, Any]]:
-    """A sort key of rows by these columns; unknown values last."""
+def _sort_key(axes: Sequence[str], row: Row) -> list[tuple[bool, Any]]:
+    """A sort key of rows by the columns `axes`; unknown values sort last."""
     return [(row[axis] is None, row[axis]) for axis in axes]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmviewer.devices.files import hardware_aliases, plain_names
-from llmviewer.devices.names import in_tables
+from llmviewer.devices.names import name_candidates
 from llmviewer.documents import normalized
 from llmviewer.errors import InputError, suggest
 from llmviewer.expectation import rows as measurements
@@ -109,7 +109,8 @@ def _device(called: str) -> str:
     Files are not looked at: a name of a user is none of a path, and a thousand unknown ones take no time.
     """
     return next(
-        (_devices()[normalized(name)] for name in (called, *in_tables(called)) if normalized(name) in _devices()), ""
+        (_devices()[normalized(name)] for name in (called, *name_candidates(called)) if normalized(name) in _devices()),
+        "",
     )
 
 

@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 def found(row) -> Found:
-    """What simulations say of a result."""
+    """Simulated throughput of a result."""
     return _decoding(row) if row["decoding"] else _served(row)
 
 
@@ -78,7 +78,7 @@ def _served(row) -> Found:
 
 
 def _token_s(run):
-    """Of a token that is read or written, of each device. [s]"""
+    """Time of an input or output token on each device. [s]"""
     return run.span_s * run.devices / float(np.sum(run.traffic.prompt + run.traffic.gen))
 
 
@@ -115,7 +115,7 @@ class Drafts(NamedTuple):
 
 
 def drafts(row) -> Drafts:
-    """What a result with drafts says of them."""
+    """Speculative decoding of a result, as its fields state it."""
     alone = _ALONE[tuple(row[name] for name in _SAME)]
     batch = int(row["concurrency"])
     passes = [_answer(row, batch=batch, techniques=used) for used in ((), [f"mtp:gamma={row['drafted']},tau=1"])]

@@ -1,4 +1,4 @@
-"""What every kernel is held to in Triton's interpreter: its reference, on fresh inputs, with nothing left unwritten."""
+"""Checks of every kernel in Triton's interpreter: reference, fresh inputs, and nothing left unwritten."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def counted(kernel, case):
 
 
 def compiled(script, wanted, folder):
-    """What a script prints of kernels that it compiles for GPUs, a JSON text a line.
+    """Output of a script that compiles kernels for GPUs, a JSON text a line.
 
     It has a process of its own, as this one has Triton's functions for the interpreter, of which a compiler makes
     nothing; `folder` is for what Triton keeps.

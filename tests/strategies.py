@@ -1,4 +1,4 @@
-"""What Hypothesis draws: small models, shipped devices with other rates, workloads, precisions."""
+"""Strategies of Hypothesis: small models, shipped devices with other rates, workloads, precisions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def graphs(*, windows: bool = True) -> st.SearchStrategy[Graph]:
 
 
 def built(fmt: Format = FP16, **config: object) -> Graph:
-    """What a config.json with such fields is read as."""
+    """The model of a config.json with such fields."""
     section = Section(config, "config.json")
     return builder(section)(section, fmt).check()
 

@@ -27,7 +27,7 @@ def rows(request, monkeypatch):
 
 
 def halves(rows):
-    """What is expected of each row by the parameters of the half that it is not in. [s]"""
+    """Expected time of each row, from the parameters of the half that it is not in. [s]"""
     half = np.random.default_rng(0).permutation(len(rows)) % 2
     family, expected = rows.family, np.empty(len(rows))
     features = family.features(rows.shapes, rows.device, rows.implementation, family.variants[0])

@@ -212,7 +212,7 @@ def test_what_fits_needs_no_cure():
 
 
 def _typed(option, asked):
-    """What analyze() is given for options of the command line."""
+    """Arguments of analyze() for options of the command line."""
     words = option.split()
     given = dict(zip(words[::2], words[1::2], strict=True))
     found = {"techniques": [given["--with"]]} if "--with" in given else {}

@@ -150,7 +150,7 @@ def test_micro_batches_that_take_turns_reach_the_bound(stages, parts, layers, la
 
 
 def test_the_best_split_is_that_of_all_tried_one_by_one():
-    """Of 9 devices, with every batch; the search takes batches between which little changes."""
+    """All splits of 9 devices, with every batch; the search takes batches between which little changes."""
     asked = {"hardware_set": NODES, "kv_len": 16384}
     found = afd_splits("mixtral-8x7b", "h100-sxm", "h100-sxm", devices=9, tpot=0.03, **asked)
     most = {}

@@ -280,7 +280,7 @@ def _plain(dtype="BF16"):
 
 
 def _matrices(change):
-    """Those tensors with what `change` makes of every matrix of a layer, rows and columns given."""
+    """The tensors, with every matrix of a layer replaced by the result of `change` for its rows and columns."""
     tensors = {name: part for name, part in _plain().items() if "_proj." not in name}
     for i in range(LAYERS):
         for name, (rows, columns) in MATRICES.items():

@@ -778,7 +778,7 @@ def test_a_loop_touches_what_parts_of_a_cache_come_to():
 
 
 def test_blocks_of_masked_attention_get_larger_before_there_are_more_and_come_in_waves():
-    """Of 8 and 4 heads, 17 and 33 blocks of all threads a head: 136 are two waves of 132 cores, 132 one."""
+    """With 8 and 4 heads, 17 and 33 blocks of all threads a head: 136 are two waves of 132 cores, 132 one."""
     changes = {
         "q_heads": [8, 4, 1, 64],
         "kv_heads": [8, 4, 1, 64],
@@ -796,7 +796,7 @@ def test_blocks_of_masked_attention_get_larger_before_there_are_more_and_come_in
 
 
 def test_parts_take_turns_at_tiles_and_those_without_one_have_nothing_to_do():
-    """Of 1,024 keys XQA makes 8 parts, of 8,192 23, of which a window of 128 leaves one tile, or two of 64."""
+    """XQA makes 8 parts of 1,024 keys and 23 of 8,192, of which a window of 128 leaves one tile, or two of 64."""
     changes = {"batch": 1, "q_heads": 8, "kv_heads": 1, "kv_len": [1024, 8192, 8192], "window": [0, 0, 128]}
     for way, used, keys in (("dealt", [4, 23, 1], [256, 512, 128]), ("dealt64", [8, 23, 2], [128, 384, 64])):
         columns = shapes("attention_decode", 3, **changes)
@@ -831,7 +831,7 @@ def test_generated_kernels_fill_the_device_once_with_parts_of_two_steps():
 
 
 def test_parts_of_128_keys_or_more_fill_two_places_of_each_core():
-    """Of 264 places, 8 tiles have 33 each, of 1,986 keys; 32 tiles have 8, 512 none to spare."""
+    """Among 264 places, 8 tiles have 33 each, of 1,986 keys; 32 tiles have 8, 512 none to spare."""
     found = cut("128 filled", batch=[1, 1, 4, 64], kv_len=[1024, 65536, 65536, 4096], q_heads=32, kv_heads=8)[1]
     assert found["keys"][:, 0].tolist() == [128, 1986, 8192, 4096]
     assert found["busy"][:, 0] * 132 == pytest.approx([8 * 8, 8 * 33, 32 * 8, 512])
@@ -922,7 +922,7 @@ def test_the_fewest_cycles_are_those_that_deepgemm_finds(m, n):
 
 
 def test_a_large_tile_of_one_wave_spills():
-    """Of 192 rows it is not the tile, and two waves share what they load."""
+    """The tile is not that of 192 rows, and two waves share what they load."""
     gemm, implementation = FAMILIES["gemm"], Implementation(library="sglang", dtype="fp8_block")
     p = usual("gemm", implementation, "waves fewest")
     columns = shapes("gemm", 3, M=np.array([192.0, 256.0, 512.0]), N=16384, K=16384)
@@ -1456,7 +1456,7 @@ def test_tiles_of_rows_that_are_shared_out_by_brute_force(rows, experts):
 
 
 def test_experts_that_random_choices_all_but_reach_have_no_further_tile():
-    """Of 1024 x 4 choices among 128 experts 2e-13 is not reached: 32 rows and a trifle are no second tile of 32."""
+    """32 rows and a trifle get no second tile of 32: 1024 x 4 choices among 128 experts stay within 2e-13."""
     every, most = (shapes("moe", tokens=1024, topk=4, experts=128, reached=n) for n in (0, 128 * (1 - 1e-13)))
     assert seconds("moe", most, variant="mean") == pytest.approx(seconds("moe", every, variant="mean"))
 
@@ -1540,7 +1540,7 @@ def test_a_core_takes_no_more_bytes_in_a_clock_where_it_takes_less_than_memory_h
     usual = known.parameters["beta"]
 
     def others(device, beta):
-        """What a byte takes beside the memory's time, in that time."""
+        """Time per byte over the memory's time."""
         known.parameters["beta"] = beta
         return 1 / scaled_parameters(device, known)["beta"] - 1 / usual
 

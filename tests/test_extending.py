@@ -88,7 +88,7 @@ def test_the_modules_of_recipes_are_imported(tree):
 
 @pytest.mark.slow("a process for each command")
 def test_the_commands_of_every_recipe_succeed(tree):
-    """Those that are tests run together, after all others."""
+    """Recipes that are tests run together, after all others."""
     tests = []
     for title in RECIPES:
         for line in commands(title):

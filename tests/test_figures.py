@@ -292,7 +292,7 @@ def test_a_phase_that_there_is_not_is_refused(fits):
 
 
 def test_names_near_the_ridge_point_stand_to_the_left_where_a_phone_has_room():
-    """Of BERT, q, k, v and o_proj are bound by memory at 279 OP/B, just short of the ridge point at 295."""
+    """BERT's q, k, v and o_proj are memory-bound at 279 OP/B, just short of the ridge point at 295."""
     figure = figures.roofline(analyze("bert-base-uncased", "h100-sxm"), "prefill")
     (note,) = (one for one in figure.layout.annotations if one.text.startswith("q/k/v"))
     assert (note.ax < 0, note.xanchor) == (True, "right")

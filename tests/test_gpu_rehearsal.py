@@ -36,7 +36,7 @@ LAUNCH_S = 1e-5
 
 
 class Tensors(TorchFunctionMode):
-    """Those on "cuda" have no memory; numbers read of them are 0, and conditions are met."""
+    """Tensors on "cuda" have no memory; numbers read from them are 0, and conditions are met."""
 
     READ = {"item": 0.0, "__float__": 0.0, "__bool__": True, "equal": True}  # noqa: RUF012 - a constant
 

@@ -106,7 +106,7 @@ def check(name, attention, quant):
 
 @for_each("name", model_names)
 def test_blocks_hand_on_a_stream_of_one_width(name):
-    """What a block leaves is as wide as what the next one reads, those aside whose result is given to later ones."""
+    """The output of a block is as wide as the next one's input, except blocks whose result goes to later ones."""
     blocks = load_model(name).graph.blocks
     given = {name for block in blocks for name in block.given}
     for before, after in itertools.pairwise(block for block in blocks if block.output not in given):

@@ -60,8 +60,8 @@ def test_the_page_says_how_near_steps_are(page, key):
 
 @pytest.mark.slow("serves published loads")
 def test_drafts_leave_as_many_tokens_as_they_can():
-    """Of one drafted token, DeepSeek's paper has 85 of 100 kept. No pass leaves more than are drafted and one, but for
-    what is off in the time that it is expected to take.
+    """DeepSeek's paper accepts 85 of 100 tokens where one is drafted. No pass yields more than the drafted ones and one,
+    within the error of its expected time.
     """
     tokens = {}
     for row in DRAFTED:

@@ -50,7 +50,7 @@ def test_the_operator_moves_every_tensor_once(name, one):
     ids=named,
 )
 def test_splits_agree_and_read_nothing_past_the_end(name, one, kept):
-    """What is in a page after a sequence's last token is poison, and so is every page that is no sequence's."""
+    """Pages are poisoned after a sequence's last token, and wholly if they are no sequence's."""
     kernel = load_kernel(name)
     inputs = kernel.make(one, "cpu", 2)
     wanted = kernel.reference(**inputs)[0]

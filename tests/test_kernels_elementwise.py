@@ -38,7 +38,7 @@ def test_a_query_reads_no_key_after_it(keys):
 
 
 def _rotated(position, neighbours, dim=64):
-    """Of fixed q and k at `position`, in fp32, and their product."""
+    """Rotated q and k at `position`, in fp32, and their product."""
     q, k = (torch.linspace(-1, 1, dim).view(1, 1, dim) ** power for power in (1, 2))
     q_out, k_out = load_kernel("rope").run(
         q=q,

@@ -82,7 +82,7 @@ TUNED = [name for name in kernel_names() if load_kernel(name).family in ("gemm",
 
 
 def cut_up(launches):
-    """What of launches a tile decides."""
+    """The parts of a launch that its tile decides."""
     sizes = [sorted((name, size) for name, size in each.arguments.items() if type(size) is int) for each in launches]
     return [(each.grid, each.num_warps, each.num_stages, *those) for each, those in zip(launches, sizes, strict=True)]
 
@@ -170,7 +170,7 @@ def test_every_code_of_integers_is_what_it_says(name):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_bits_of_codes_are_floats_near_zero(dtype):
-    """What kernels make of them in bf16, too, which the interpreter does not know: exact, of each code."""
+    """Values in bf16, too, which the interpreter does not know: exact for each code."""
     of = gemm_weight_only.FLOATS[dtype]
     codes, units = torch.arange(256, dtype=torch.int16), torch.arange(256, dtype=torch.float64) * of["UNIT"]
     for zero in (*range(16), 128):

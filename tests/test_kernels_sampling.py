@@ -66,7 +66,7 @@ def test_what_is_left_is_drawn_as_often_as_it_weighs(kept, wanted):
 
 @pytest.mark.slow("in Triton's interpreter")
 def test_a_level_that_has_the_k_largest_and_no_other():
-    """What is below it counts neither for top-k nor for the sum that u is a part of."""
+    """Logits below it count neither for top-k nor for the sum that u is a part of."""
     assert drawn([*LOGITS, *6 * [-6.0]], 16, k=5) == [1, 8, 4, 2, 1, *6 * [0]]
 
 

@@ -36,7 +36,7 @@ def test_the_state_is_written_where_it_was_read_and_nowhere_else(name, one):
 
 
 def _steps(name, one, tokens, streams):
-    """What the kernel makes of `tokens` steps from a state of zeros: inputs named `streams` are new in each."""
+    """The kernel's result of `tokens` steps from a state of zeros: inputs named `streams` are new in each."""
     kernel = load_kernel(name)
     inputs = kernel.make(one, "cpu", 6)
     state = torch.zeros_like(inputs["state"])

@@ -142,7 +142,7 @@ def test_the_dialect_of_transformers_says_the_same_of_blocks():
 
 
 def test_a_tower_brings_patches_to_the_width_of_the_model_and_four_together_to_a_token():
-    """Of a picture of 4 x 4 patches, 3 x 2 x 2 x 2 numbers each: 2 layers 24 wide, 2 heads of 12."""
+    """An image has 4 x 4 patches, 3 x 2 x 2 x 2 numbers each: 2 layers 24 wide, 2 heads of 12."""
     vision = {
         "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8,
         "patch_size": 2, "temporal_patch_size": 2, "spatial_merge_size": 2,
@@ -445,7 +445,7 @@ GLM5 = TORCH["models"]["glm5_next_text"]["config"]
 
 
 def test_glm_5_3_keeps_a_key_for_four_tokens_and_those_of_a_group_that_is_not_full():
-    """Of 5 layers the fourth alone attends: 20 numbers a token, 16 for four, and what a group that fills is made of."""
+    """The fourth of 5 layers alone attends: 20 numbers a token, 16 for four, and the tokens of a group that fills."""
     graph = _graph(GLM5)
     held = [kv_cache_bytes(graph, batch=1, context=context) for context in (48, 96)]
     assert held[1] - held[0] == 2 * 48 * (20 + 16 // 4)
@@ -473,7 +473,7 @@ QWEN4 = TORCH["models"]["qwen4_exp_text"]["config"]
 
 
 def test_qwen4_keeps_a_mean_of_four_keys_and_those_of_a_group_that_is_not_full():
-    """Of 5 layers the fourth attends: 2 heads of 16, twice, a token, and 16 for four. The others keep a state."""
+    """The fourth of 5 layers attends: 2 heads of 16, twice, a token, and 16 for four. The others keep a state."""
     graph = _graph(QWEN4)
     held = [kv_cache_bytes(graph, batch=1, context=context) for context in (48, 96)]
     assert held[1] - held[0] == 2 * 48 * (2 * 2 * 16 + 16 // 4)
@@ -545,7 +545,7 @@ def test_heads_of_jetmoe_are_those_of_the_experts_that_a_token_chooses():
 
 
 def test_the_block_of_zamba_is_held_once_and_heads_of_its_mamba_make_their_own_steps():
-    """Of nine layers the third and the eighth have it; 128 channels keep 6 numbers in fp32 and three rows."""
+    """The third and the eighth of nine layers have it; 128 channels keep 6 numbers in fp32 and three rows."""
     graph = _graph(TORCH["models"]["zamba"]["config"])
     assert {b.name: b.layers for b in graph.blocks if b.layers} == {
         "mamba": (0, 1, 3, 4, 5, 6, 8), "hybrid": (2,), "hybrid_again": (7,),
@@ -585,7 +585,7 @@ def test_what_qwen4_cannot_say(changes, message):
 
 
 def test_every_run_of_a_looped_layer_has_a_cache():
-    """Of 8 layers 4 run three times; three of the 8 runs of full attention, of 2 heads x 16, are of the last layer."""
+    """Four of 8 layers run three times; three of 8 runs of full attention, of 2 heads x 16, are of the last layer."""
     config = TORCH["models"]["inkling2_loop_text"]["config"]
     full = [kind == "hybrid" for kind in config["layer_types"]]
     runs = sum(full[:2]) + 3 * sum(full[2:6]) + sum(full[6:])
@@ -809,7 +809,7 @@ def test_layouts_and_precisions_run(name, layout, quant):
     ],
 )
 def test_parameters_are_near_what_is_published(name, total, active):
-    """Of a token's, without what it looks up alone."""
+    """Active parameters of a token, without those that are looked up alone."""
     model = load_model(name)
     looked_up = model.graph.blocks[0].operators[0].weights[0].numel
     assert model.parameters == pytest.approx(total, rel=5e-3)

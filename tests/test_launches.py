@@ -106,7 +106,7 @@ def test_an_indexer_is_as_attention_in_a_prompt_and_as_its_bytes_in_a_step():
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_keys_that_have_left_a_window_take_no_time(phase):
-    """Of a chunk of 512 tokens, or a single one, at a context of 8 thousand or of a million tokens."""
+    """A chunk of 512 tokens, or a single one, at a context of 8 thousand or of a million tokens."""
     own = Setting.of("mistral-7b-v0.1", "h100-sxm")
     chunk = 512 if phase == "prefill" else 1
     pass_ = Workload.chunk(batch=1, chunk=chunk, past=np.array([8192, 1 << 20]))
@@ -292,7 +292,7 @@ def test_a_joint_kernel_is_shared_out_among_its_operators_as_their_bounds_are():
 
 
 def assert_above_the_bounds(kernels, plan, workload):
-    """Of each operator of a pass, what is expected lies above the bound and within its interval; gives that of all."""
+    """Expected time of a pass; that of each operator is above the bound and within its interval."""
     rows = plan.estimate(workload).operators
     passed = kernels.expect(rows, workload)
     for row, each in zip(rows, passed.launches, strict=True):
@@ -834,7 +834,7 @@ def test_libraries_add_up_over_a_host_with_nccl_but_between_two(library):
 
 
 def alone(kernels, kernel):
-    """What a kernel takes by itself."""
+    """Time of a kernel by itself."""
     (time,) = kernels.times([KernelBounds(kernel, np.array([1e-9]))])
     return time
 
@@ -925,7 +925,7 @@ def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
 
 
 def test_fp8_before_it_has_units_is_weights_of_eight_bits():
-    """Of experts, by the kernels of those in 16 bits, which widen weights on the way."""
+    """Expected times of experts by the kernels of 16-bit ones, which widen weights on the way."""
     ampere, hopper = (Kernels(load_hardware(name), library="trtllm") for name in ("a100-sxm-80gb", "h200-sxm"))
     asked = found(
         "mixtral-8x7b", Workload.prefill(batch=1, prompt=3000), phase="prefill", quant="fp8", library="trtllm"

@@ -422,7 +422,7 @@ def test_q_s3_08_leaving_early_gains_up_to_twice():
 
 
 def test_q_s3_12_and_q_s4_06_points_side_by_side():
-    """What was measured, 2.39 times at most, is below the bound; it falls as the batch fills the device."""
+    """The measured speedup, 2.39 at most, is below the bound; it falls as the batch fills the device."""
     gains = []
     for batch in (1, 8, 64, 256):
         found, bare = setting("llama-7b", "skeleton"), setting("llama-7b")
@@ -484,7 +484,7 @@ def test_q_s4_12_speculative_decoding_is_between_the_bound_and_its_overhead(aske
 
 @pytest.mark.parametrize("asked", first_fast(TABLE_5, "each setting", 2))
 def test_q_s4_12_what_is_expected_of_kernels_is_nearer_and_below_the_tokens_of_a_pass(asked):
-    """What is left is the programs that were measured: drafts and trees that a host keeps book of."""
+    """The rest is due to the measured programs: a host keeps book of drafts and trees."""
     separator = "," if ":" in asked else ":"
     for tokens, measured in filter(None, TABLE_5[asked]):
         technique, lengths = f"{asked}{separator}tau={tokens}", {"prompt": 128, "gen": 64}

@@ -1,4 +1,4 @@
-"""Which links devices talk over, what travels on them in which type, and options of layouts that are of no use."""
+"""Links between devices, types and amounts of their traffic, and layout options without effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which launches are measured, how often, and what of it is on the disk; and the whole loop on this machine's CPU."""
+"""Choice and repetition of measured launches, files on the disk, and the whole loop on this machine's CPU."""
 
 import json
 import os
@@ -364,7 +364,7 @@ def test_no_row_is_made_of_what_is_no_number(tmp_path):
 
 
 class Tuned(Library):
-    """Of four other tilings one is wrong, one slower, one hardly faster, and the last takes half of the time."""
+    """Four other tilings: one is wrong, one slower, one hardly faster, and the last takes half of the time."""
 
     others = (Tiling(8, 1), Tiling(16, 1), Tiling(16, 2), Tiling(32, 4))
 
@@ -666,7 +666,7 @@ def test_ceilings_become_a_hardware_file(tmp_path):
 
 
 def test_what_a_product_reached_is_no_less_a_ceiling():
-    """Of its own type, where that has a ceiling; libraries that ceilings are of may be slow at it."""
+    """The ceiling is that of its own type where there is one; libraries that measure ceilings may be slow at it."""
     sizes = {"family": "gemm", "M": 8192, "N": 8192, "K": 8192}
     rows = [sizes | {"dtype": "bf16", "time_us": 1374.0}, sizes | {"dtype": "fp8", "time_us": 700.0}]
     found = rates(CEILINGS, [*rows, {"family": "moe", "dtype": "bf16"}], kind="gpu", cache=50e6)
@@ -871,7 +871,7 @@ def test_a_file_is_no_folder(capsys, tmp_path):
 
 @pytest.mark.slow("in Triton's interpreter")
 def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
-    """Which says nothing of speed: the clock is made up, the launches are not."""
+    """The times mean nothing: the clock is made up, the launches are not."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from llmviewer.measuring.triton_backend import TritonBackend

@@ -60,7 +60,7 @@ def layouts(row):
 
 
 def ratio(row, *, expected):
-    """What was measured, over the bound or over what is expected, with the layout that serves most; None where that
+    """Measured throughput over the bound or the expected one, with the layout that serves most; None where that
     is not known.
     """
     model, device, quant, prompt, gen = (row[name] for name in ("model", "device", "quant", "prompt", "gen"))

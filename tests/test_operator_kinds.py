@@ -54,7 +54,7 @@ def test_every_group_is_a_part_of_recorded_passes():
 
 
 def test_every_matrix_product_is_in_a_group_of_products():
-    """Of linears and products of activations, but convolutions, which are a part of recurrences."""
+    """Linears and products of activations, without convolutions, which are a part of recurrences."""
     products = {one.kind for one in shipped() if issubclass(one, Linear | BatchedProduct | TracedProduct | Mixing)}
     groups = {name: kind_of(name).group for name in products - {CausalConv.kind}}
     assert {*groups.values()} == {OperatorGroup.LINEAR, OperatorGroup.HEAD, OperatorGroup.EXPERTS}, groups

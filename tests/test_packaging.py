@@ -1,4 +1,4 @@
-"""What ships: every folder with code or data, one top-level name, an interface that is what it says."""
+"""The package: every folder with code or data, one top-level name, and a public interface as documented."""
 
 import shutil
 import subprocess

@@ -21,7 +21,7 @@ def test_every_row_is_of_a_model():
 
 @for_each("name", model_names)
 def test_parameters_equal_those_of_another_count(name):
-    """Of the class in transformers where it was counted, else of the model's file."""
+    """The count of the class in transformers if there is one, else that of the model's file."""
     row = STORED["models"].get(name) or specs()[name]
     assert load_model(name).parameters == row["parameters"]
 
@@ -40,5 +40,5 @@ def test_the_page_is_made_of_these_counts():
 
 @pytest.mark.slow("counts in torch again")
 def test_parameters_json_is_what_transformers_counts_today(recounted):
-    """Of each eighth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
+    """Each eighth model is recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     recounted("make_parameters.py", *model_names()[::8])

@@ -572,7 +572,7 @@ def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
 
 @pytest.fixture(scope="module")
 def small():
-    """What ASKED asks."""
+    """Rate and targets of the plans."""
     return plan("llama-3.1-8b", rate=5, ttft=0.2, tpot=0.02, hardware=["h100-sxm", "rtx-pro-5000", "p100-sxm2"])
 
 

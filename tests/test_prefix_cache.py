@@ -24,7 +24,7 @@ BLOCK = 16
 
 @st.composite
 def prompts(draw):
-    """Of conversations that branch: each goes on from a beginning of one before, a name for each block."""
+    """Requests of conversations that branch: each goes on from a beginning of one before, a name for each block."""
     found, names = [], iter(range(1000))
     for _ in range(draw(st.integers(1, 25))):
         before = draw(st.sampled_from(found)) if found else ()
@@ -134,7 +134,7 @@ def test_without_end_of_memory_all_that_came_before_is_found(trace, policy):
 
 @pytest.mark.slow("simulates thousands of requests")
 def test_more_memory_finds_more(trace):
-    """Of each request, where they are worked on one at a time; together, where many are."""
+    """Cached tokens of each request where they run one at a time; in total where many do."""
     traffic = read_traffic(trace)
     longest = int(np.max(traffic.prompt + traffic.gen))
     rooms = (longest + BLOCK, 2 * longest, 8 * longest, 4_000_000)

@@ -1,4 +1,4 @@
-"""What quantization_config of a config.json makes of a model: formats by operator and layer, and bytes to the bit."""
+"""Formats by operator and layer, and bytes to the bit, from quantization_config of a config.json."""
 
 from __future__ import annotations
 

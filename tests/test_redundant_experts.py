@@ -31,7 +31,7 @@ V3 = {"experts": 256, "chosen": 8, "groups": Groups(8, 4)}
     ],
 )
 def test_experts_lie_as_in_the_example_of_eplb(loads, held):
-    """That of the README of deepseek-ai/EPLB: 16 replicas, 4 groups, 2 nodes, 8 GPUs."""
+    """The example of the README of deepseek-ai/EPLB: 16 replicas, 4 groups, 2 nodes, 8 GPUs."""
     assert list(chain(*rebalanced(loads, redundant=4, ranks=8, groups=4, domains=2))) == held
 
 
@@ -118,7 +118,7 @@ def test_the_busiest_rank_of_many_is_hardly_busier_than_the_mean(skew, times):
 
 @pytest.mark.parametrize(("ranks", "tokens", "more"), [(32, 4096, 0.011), (32, 128, 0.063), (64, 32, 0.144)])
 def test_chance_alone_makes_ranks_little_busier_than_the_mean(ranks, tokens, more):
-    """Of 256 experts each token takes 8, all alike likely."""
+    """Each token takes 8 of 256 experts, all equally likely."""
     random = np.random.default_rng(0)
     drawn = (
         random.multivariate_hypergeometric([256 // ranks] * ranks, 8, size=ranks * tokens, method="count").sum(axis=0)

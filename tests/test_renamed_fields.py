@@ -1,4 +1,4 @@
-"""What transformers 5.23 writes of a config is the same model as what it read: fields renamed, moved or spelt out."""
+"""A config that transformers 5.23 writes is the model that it read: fields are renamed, moved or spelt out."""
 
 from __future__ import annotations
 

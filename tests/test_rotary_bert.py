@@ -61,14 +61,14 @@ def test_published_fields_of_nomic_say_the_same_as_those_of_transformers():
 
 
 def test_mlps_of_nomic_have_a_gate_where_their_file_says_so():
-    """Those of transformers all have one, whatever the activation; of width 64, a gate is 64 x 96 in each of 4."""
+    """All MLPs of transformers have a gate, whatever the activation; of width 64, it is 64 x 96 in each of 4."""
     gated = built(model_type="nomic_bert", **SIZES | {"num_hidden_layers": 4}, type_vocab_size=2, hidden_act="gelu")
     assert gated.parameters == built(**NOMIC).parameters == built(**NOMIC | {"activation_function": "geglu"}).parameters
     assert gated.parameters - built(**NOMIC | {"activation_function": "gelu_new"}).parameters == 4 * 64 * 96
 
 
 def test_every_second_layer_of_nomic_has_experts():
-    """Of width 64: a router, 8 experts of two matrices and one bias, where a plain MLP has two matrices and biases."""
+    """Width 64: a router, 8 experts of two matrices and one bias, where a plain MLP has two matrices and biases."""
     h, inner = 64, 96
     attention = 4 * (h * h + h) + 4 * h
     moe = 8 * h + 8 * 2 * h * inner + h

@@ -1,4 +1,4 @@
-"""What copies of a model serve at most: against the closed form, a whole batch, long runs, and by hand."""
+"""Maximum throughput of replicas: against the closed form, a whole batch, long runs, and by hand."""
 
 from __future__ import annotations
 

@@ -473,7 +473,7 @@ def test_windows_of_segment_anything_are_filled_up_at_the_edge():
 
 
 def test_some_are_others_by_another_name():
-    """Whose classes in transformers are those of the others."""
+    """These models have the classes in transformers of the others."""
     gpt = {"vocab_size": 1000, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 50}
     assert built(model_type="gpt-sw3", **gpt) == built(model_type="gpt2", **gpt)
     shield = {"text_config": TEXT | {"head_dim": 16}, "vision_config": TOWER | {"vision_use_head": False}}
@@ -485,7 +485,7 @@ def test_some_are_others_by_another_name():
 
 
 def test_text_and_pictures_have_experts_of_their_own():
-    """Of 40 tokens 24 are a picture and 2 more stand around it; two of three layers have experts, of which a token
+    """An image is 24 of 40 tokens and 2 more stand around it; two of three layers have experts, of which a token
     takes two: products of 64 x 24 and 64 x 16. Both OPs and the router's are those that torch counts.
     """
     w = Workload.prefill(batch=1, prompt=40, images=1)
@@ -560,7 +560,7 @@ def test_what_they_cannot_be(kind, changes, message):
 
 
 def test_an_encoder_reads_the_pictures_of_blip_2_where_its_language_model_has_one(tmp_path):
-    """Of 100 tokens of a prompt 32 are queries; the decoder has the caches of all 100, of 10 tokens and a first one."""
+    """32 of the 100 tokens of a prompt are queries; the decoder has caches of all 100, of 10 tokens and a first one."""
     t5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 200,
           "feed_forward_proj": "gated-gelu"}  # fmt: skip
     tower = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56, "patch_size": 14}

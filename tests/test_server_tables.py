@@ -124,7 +124,7 @@ def test_most_servers_are_near_what_is_expected():
 @pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("device", ["l40s", "a100-pcie-80gb"])
 def test_devices_on_one_host_are_little_in_each_others_way(device):
-    """Of eight, half of the time or more is sums over the host's links. Our A100 are in bridges; those of the table
+    """With eight, half of the time or more is sums over the host's links. Our A100 are in bridges; those of the table
     were hardly, as two of them served little more than half of what two with NVLink did.
     """
     ratios = expected(lambda row: row["device"] == device and row["layout"] == "tp=8")

@@ -107,7 +107,7 @@ def test_the_flow_shop_by_hand():
     first_fast([(ALIKE, 0.06, 0.12), (VARIED, 0.12, 0.17)], "simulates thousands of requests"),
 )
 def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, policy, lengths, tpot, ttft):
-    """What follows a prompt waits for it at every stage, and what is behind the last turn for the first one."""
+    """Steps after a prompt wait for it at every stage, and those behind the last microbatch for the first one."""
     found = at_load(0.66, layout, policy, lengths, 250)
     first, finish = FlowShop(Steps(found.setting), found.policy).serve(found.traffic)
     own = (finish - first) / (found.traffic.gen - 1)

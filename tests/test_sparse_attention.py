@@ -132,7 +132,7 @@ def test_a_long_context_costs_the_published_cache():
 
 
 def _indexer(quant):
-    """What the indexer of V3.2 multiplies in, and the bytes of one of its keys."""
+    """Data type of the products of V3.2's indexer, and the bytes of one of its keys."""
     graph = Setting.of("deepseek-v3.2", "h200-sxm", quant=quant).decode_graph
     indexer = next(op for block, op in graph if block.name == "moe" and op.name == "indexer")
     writer = next(op for block, op in graph if block.name == "moe" and op.name == "index_rope")

@@ -1,4 +1,4 @@
-"""What other profilers than torch's write, each by its documented schema, against the same launches as a trace."""
+"""Files of other profilers than torch's, each by its documented schema, against the same launches as a trace."""
 
 import json
 import sqlite3

@@ -534,6 +534,6 @@ def test_numbers_that_condition_dit_are_made_once_for_a_sequence():
 
 @pytest.mark.slow("counts in torch again")
 def test_towers_json_is_what_torch_counts_today(recounted):
-    """Of one of each kind: versions are pinned. Needs the extra `oracle`; skipped without it."""
+    """One of each kind is recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     kinds = ("llava-1.5-7b", "qwen2-vl-2b", "gemma-3-4b-vision", "mistral-small-3.1-24b")
     recounted("make_towers.py", *kinds, "dinov2-base", "clip-vit-base-patch32")

@@ -66,7 +66,7 @@ def amount(graph, key, w):
 
 
 def example(module, device="meta"):
-    """What a module of transformers reads: ids, or pictures."""
+    """Inputs of a module of transformers: ids, or images."""
     if module.main_input_name == "input_ids":
         return torch.zeros(BATCH, LENGTH, dtype=torch.long, device=device)
     return torch.zeros(BATCH, 3, SIDE, SIDE, dtype=next(module.parameters()).dtype, device=device)
@@ -363,7 +363,7 @@ def lazy(): return nn.LazyLinear(4), zeros(2, 4)
 
 
 def linear_ops(tokens):
-    """Of three layers of Gpt and its head."""
+    """Parameters of three layers of Gpt and its head."""
     return 2 * tokens * (3 * (64 * 192 + 64 * 64 + 2 * 64 * 256) + 64 * 100)
 
 

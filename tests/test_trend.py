@@ -1,4 +1,4 @@
-"""What parameters leave of measurements, as far as it is smooth over shapes."""
+"""The part of a fit's residuals that is smooth over shapes."""
 
 from dataclasses import replace
 

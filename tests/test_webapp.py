@@ -769,7 +769,7 @@ class Browser:
 
 
 def said(browser, name):
-    """What is said to be wrong with a control; of what is long, all of it."""
+    """The error shown at a control, in full where it is long."""
     found = browser.props[f"error-{name}"]["children"]
     return found if isinstance(found, str) else found["props"]["children"][1]
 

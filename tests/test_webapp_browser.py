@@ -75,7 +75,7 @@ def cards(page):
 
 
 def printed(*arguments):
-    """What the command line says of the same, as JSON."""
+    """The command line's JSON of the same setting."""
     result = CliRunner().invoke(cli, ["analyze", *arguments, "--format", "json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.output)["generation"]

@@ -138,7 +138,7 @@ def test_numbers_are_those_of_analyze():
 
 
 def _said(before, after):
-    """What the page says of two settings on a device each."""
+    """The page's comparison of two settings on a device each."""
     state = replace(after, pins=(before.pin(before.on[0]),))
     settings, problems = compare.compared(answers(state), state)
     assert problems == ()
@@ -264,7 +264,7 @@ def test_every_comparison_is_shown(state):
 
 
 def _press(app, browser, which, at, count):
-    """What the page gets where a button of those is pressed."""
+    """The page's state after one of the buttons is pressed."""
     (found,) = [o for o in json.loads(browser.client.get("/_dash-dependencies").data) if "pins.value@" in o["output"]]
     ids = {kind: [{kind: i} for i in range(number)] for kind, number in count.items()}
     inputs = [

@@ -43,7 +43,7 @@ def _parquet(frame):
 
 
 def _unscored(found):
-    """Of rows that are not scored."""
+    """Reasons of rows that are not scored."""
     return [int(line.partition(" row")[0]) for line in validation.skipped(found)]
 
 

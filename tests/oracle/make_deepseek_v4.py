@@ -98,7 +98,7 @@ def _flops(model: PreTrainedModel, tokens: torch.Tensor, cache: DynamicCache | N
 
 
 def _nearest(path: str, paths: Iterable[str]) -> list[str]:
-    """Those of `paths` below `path` with none of them between."""
+    """Members of `paths` directly below `path`."""
     below = [other for other in paths if other.startswith(f"{path}.")]
     return [other for other in below if not any(other.startswith(f"{between}.") for between in below)]
 

@@ -213,7 +213,7 @@ def held_out(passes: Sequence[Pass]) -> dict[tuple[str, str], list[tuple[Pass, f
 
 
 def errors(passes: Sequence[Pass]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of held-out passes by level and phase: how many, their median error, and between which quotients of measured and
+    """Held-out passes by level and phase: their number, median error, and between which quotients of measured and
     expected time 80 % are, which are never nearer to 1 than those of the level before.
     """
     found, made = held_out(passes), {}

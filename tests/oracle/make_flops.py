@@ -158,7 +158,7 @@ def build(name: str) -> PreTrainedModel:
 
 
 def grouped_mm_flops(rows: list[int], weights: list[int], *_: Any, **__: Any) -> int:
-    """Of rows[n, k] @ weights[experts, k, m], where every row goes to one expert."""
+    """OPs of rows[n, k] @ weights[experts, k, m], where every row goes to one expert."""
     return 2 * rows[0] * rows[1] * weights[2]
 
 
@@ -278,12 +278,12 @@ def differences(stored: Any, found: Any, path: str = "") -> Iterator[str]:
 
 
 def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
-    """Those of `names` that are asked for; all where none is."""
+    """The requested ones of `names`; all if none is."""
     return [name for name in names if not only or name in only]
 
 
 def options(description: str) -> argparse.Namespace:
-    """What a script that makes a file of counts is asked to do: `check`, and `only`, the models to check."""
+    """Options of a script that makes a file of counts: `check`, and `only`, the models to check."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
     parser.add_argument("--only", type=lambda names: names.split(","), default=(), metavar="NAMES", help="check these")

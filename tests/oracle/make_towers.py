@@ -133,7 +133,7 @@ def build(name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
 
 
 def tower_of(model: PreTrainedModel, fields: dict[str, Any]) -> Callable[[int], object]:
-    """What runs the tower of a model, with all that brings its result to the prompt, on some pictures."""
+    """Runs the tower of a model, with all that brings its result to the prompt, on some images."""
     vision = fields.get("vision_config", fields)
     dtype = next(model.parameters()).dtype
     side = SIDES.get(fields["model_type"])

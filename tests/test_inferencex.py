@@ -60,7 +60,7 @@ def test_the_page_says_how_near_steps_are(page, key):
 
 @pytest.mark.slow("serves published loads")
 def test_drafts_leave_as_many_tokens_as_they_can():
-    """DeepSeek's paper accepts 85 of 100 tokens where one is drafted. No pass yields more than the drafted ones and one,
+    """DeepSeek's paper accepts 85 of 100 drafted tokens. No pass yields more than the drafted ones and one,
     within the error of its expected time.
     """
     tokens = {}

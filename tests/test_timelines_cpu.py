@@ -222,7 +222,7 @@ STEP = ("embedding", "embedding", "linear", "softmax", "linear", "softmax", "lin
 
 @pytest.mark.parametrize("passes", [None, 4])
 def test_a_pass_begins_with_the_embeddings(tmp_path, analysis, passes):
-    """A pass begins at the embeddings of tokens and positions, not after a longer pause; the first has all before it."""
+    """A pass begins at the embeddings, not after a longer pause; operators before the first are part of it."""
     path = written(tmp_path / "t.json", [op("aten::arange", -50, 5), *laid([STEP] * 4)])
     found = timeline(path, analysis, passes=passes)
     assert found.passes.each_s == pytest.approx([200e-6] * 2)

@@ -38,7 +38,7 @@ from ..operators.masks import CAUSAL, Causal
 from ..operators.sampling import Sample
 from ..precision import Format
 from ..transforms.flash_attention import flash_attention
-from ..transforms.quantize import AS_IT_IS
+from ..transforms.quantize import UNQUANTIZED
 from ..workload import Workload
 from . import decode_attention, embedding, fused_moe, gated, gemm, gemv, norms, rope, rope_cache, sampling
 from .base import DTYPES, EPSILON, Case, Inputs, Kernel, LaunchPlan, Random, Target, case, cdiv
@@ -120,7 +120,7 @@ class LayerShape:
     def chosen(self) -> int:
         """Experts of each token; 0 where there are none."""
         route = self.operators.get("route")
-        return route.chosen if isinstance(route, Route) else 0
+        return route.top_k if isinstance(route, Route) else 0
 
     @property
     def window(self) -> int:
@@ -143,7 +143,7 @@ class LayerShape:
         elsewhere = [set().union(*read[:i], *read[i + 1 :]) for i in range(len(read))]
         if first:
             parts[0] = parts[0][1:]
-        return tuple(Fused.of(group, read=names) for group, names in zip(parts, elsewhere, strict=True))
+        return tuple(Fused.of(group, kept_outputs=names) for group, names in zip(parts, elsewhere, strict=True))
 
     def weights(self, random: Random) -> dict[str, torch.Tensor]:
         """Random ones of the scale that keeps what passes through at that of its input; joint where launches are."""
@@ -401,7 +401,7 @@ def decode_step(
     plans.append(sampling.plan_argmax(found, logits))
     tokens = Tensor(name="tokens", width=1, format=_INT32, rows=LOGITS)
     greedy = Sample(name="argmax", inputs=lm_head.outputs, outputs=(tokens,), greedy=True)
-    operators.extend((Fused.of(added, read=("mlp_add", "final_norm")), lm_head, greedy))
+    operators.extend((Fused.of(added, kept_outputs=("mlp_add", "final_norm")), lm_head, greedy))
     return DecodeStep(
         ids=ids,
         pages=pages,
@@ -424,7 +424,7 @@ def _decoder(model: Model, layers: int | None) -> tuple[Block, list[LayerShape],
     embed, *blocks, head = model.graph.blocks
     names = [[op.name for op in block.operators] for block in (embed, head)]
     plain = all(len(op.weights) == 1 for block in (embed, head) for op in block.operators)
-    if names != [["embed_tokens"], ["final_norm", "lm_head"]] or not plain or model.quantization != AS_IT_IS:
+    if names != [["embed_tokens"], ["final_norm", "lm_head"]] or not plain or model.quantization != UNQUANTIZED:
         raise InputError(
             "a decode step of kernels must be of a model with a table of tokens, layers, a norm and a head without "
             f"bias, in 16 bits; {model.name} differs"

@@ -370,7 +370,8 @@ def attention(case: Case) -> tuple[Operator, ...]:
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)
     q, o = (Tensor(name=name, width=heads.q_width, format=case.format) for name in "qo")
     k, v = (
-        Tensor(name=name, width=heads.kv_width, format=case.format, rows=mask.read, role=Role.KV_CACHE) for name in "kv"
+        Tensor(name=name, width=heads.kv_width, format=case.format, rows=mask.keys_read, role=Role.KV_CACHE)
+        for name in "kv"
     )
     return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
 

@@ -203,11 +203,11 @@ def _operators(case: Case) -> tuple[Operator, ...]:
         name="activation", inputs=(), outputs=(replace(middle, name="act"),), ops_per_element=ACTIVATION_OPS["silu"] + 1
     )
     return (
-        Route(name="route", inputs=(logits,), outputs=(weights,), chosen=chosen),
+        Route(name="route", inputs=(logits,), outputs=(weights,), top_k=chosen),
         replace(gate_up, outputs=()),
         activation,  # writes what the first product would
         down,
-        Combine(name="combine", inputs=(down.outputs[0], weights), outputs=(y,), chosen=chosen),
+        Combine(name="combine", inputs=(down.outputs[0], weights), outputs=(y,), top_k=chosen),
     )
 
 

@@ -163,7 +163,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     latent, width = case["latent"], case["latent"] + case["rope"]
     heads = Heads(num_heads=case["heads"], num_kv_heads=1, head_dim=width, value_dim=latent)
     q = Tensor(name="q", width=heads.q_width, format=case.format)
-    cache = Tensor(name="cache", width=width, format=case.format, rows=CAUSAL.read, role=Role.KV_CACHE)
+    cache = Tensor(name="cache", width=width, format=case.format, rows=CAUSAL.keys_read, role=Role.KV_CACHE)
     o = Tensor(name="o", width=case["heads"] * latent, format=case.format)
     return (FlashAttention(name="attention", inputs=(q, cache), outputs=(o,), heads=heads),)
 

@@ -185,7 +185,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
         q, k = (norm.outputs[0] for norm in parts)
     turned = Tensor(name="q_rope", width=heads.q_width, format=case.format)
     rope = Rope(name="rope", inputs=(q, k), outputs=(turned, kept[0]), heads=heads, rotary_dim=dim)
-    return (Fused.of((*parts, rope, written(v, kept[1])), read=("q_rope",)),)
+    return (Fused.of((*parts, rope, written(v, kept[1])), kept_outputs=("q_rope",)),)
 
 
 def written(v: Tensor, cache: Tensor) -> Elementwise:

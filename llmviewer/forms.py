@@ -33,7 +33,7 @@ class Stream(NamedTuple):
         return method(*self.arguments)
 
 
-WHOLE: Final = Stream()  # the whole pass
+WHOLE_PASS: Final = Stream()  # the whole pass
 SOURCE: Final = Stream("source")  # input of an encoder
 TARGET: Final = Stream("target")  # output of its decoder
 
@@ -43,19 +43,19 @@ def images(patches: int, tiles: int = 1) -> Stream:
     return Stream("images", (patches,) if tiles == 1 else (patches, tiles))
 
 
-def seeing(tokens: int) -> Stream:
-    """Sequences with images, which attend to `tokens` per image besides their own."""
-    return Stream("seeing", (tokens,))
+def with_images(tokens: int) -> Stream:
+    """Sequences with images, whose cross-attention reads `tokens` per image."""
+    return Stream("with_images", (tokens,))
 
 
-def acting(tokens: int) -> Stream:
+def denoising(tokens: int) -> Stream:
     """Passes of a decoder that refines `tokens` tokens together, one pass per token generated."""
-    return Stream("acting", (tokens,))
+    return Stream("denoising", (tokens,))
 
 
-def texts(tokens: int) -> Stream:
+def text_tokens(tokens: int) -> Stream:
     """All tokens except the `tokens` of each image."""
-    return Stream("texts", (tokens,))
+    return Stream("text_tokens", (tokens,))
 
 
 def sampled(share: float) -> Stream:
@@ -63,13 +63,13 @@ def sampled(share: float) -> Stream:
     return Stream("sampled", (share,))
 
 
-def together(share: float) -> Stream:
+def pass_fraction(share: float) -> Stream:
     """All tokens, in the fraction `share` of the passes."""
-    return Stream("together", (share,))
+    return Stream("pass_fraction", (share,))
 
 
 SINGLE: Final = Stream("single")  # each sequence as a single token
-ENDING: Final = Stream("ending")  # new tokens whose logits are needed
+LOGIT_TOKENS: Final = Stream("logit_tokens")  # new tokens whose logits are needed
 
 
 def evicted(budget: float) -> Stream:
@@ -90,21 +90,21 @@ def replicas(ranks: float) -> Stream:
 class Feature(NamedTuple):
     """An amount of a workload: `name` is a method of Workload, with `arguments`.
 
-    each  arguments per device, if they differ between devices; `arguments` are those of the first
+    device_arguments  arguments per device if devices differ; `arguments` are those of the first
     """
 
     name: str
     arguments: tuple[float, ...] = ()
-    stream: Stream = WHOLE
-    each: tuple[tuple[float, ...], ...] = ()
+    stream: Stream = WHOLE_PASS
+    device_arguments: tuple[tuple[float, ...], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.stream} {_call(self.name, self.arguments)}".lstrip()
 
     def of(self, workload: object) -> Num:
         method: Callable[..., Num] = getattr(self.stream.of(workload), self.name)
-        if self.each:
-            return method(*(np.array(column)[:, None] for column in zip(*self.each, strict=True)))
+        if self.device_arguments:
+            return method(*(np.array(column)[:, None] for column in zip(*self.device_arguments, strict=True)))
         return method(*self.arguments)
 
 
@@ -121,7 +121,7 @@ class Form:
 
     @classmethod
     def of(cls, terms: Mapping[Feature, float]) -> Form:
-        return cls(tuple(sorted((feature, c) for feature, c in terms.items() if _counts(c))))
+        return cls(tuple(sorted((feature, c) for feature, c in terms.items() if _is_nonzero(c))))
 
     def __add__(self, other: Form) -> Form:
         terms = dict(self.terms)
@@ -146,9 +146,9 @@ class Form:
 
     def on(self, stream: Stream) -> Form:
         """The form over a part of the pass; terms that are over a part already are unchanged."""
-        if stream == WHOLE:
+        if stream == WHOLE_PASS:
             return self
-        return total(Form(((f._replace(stream=stream) if f.stream == WHOLE else f, c),)) for f, c in self.terms)
+        return total(Form(((f._replace(stream=stream) if f.stream == WHOLE_PASS else f, c),)) for f, c in self.terms)
 
     def features(self) -> frozenset[Feature]:
         return frozenset(feature for feature, _ in self.terms)
@@ -164,8 +164,8 @@ class Form:
         return total
 
 
-def _counts(coefficient: Num) -> bool:
-    """Whether it is not 0, on any of several devices."""
+def _is_nonzero(coefficient: Num) -> bool:
+    """Whether the coefficient is not 0, on any of several devices."""
     return bool(coefficient.any() if isinstance(coefficient, np.ndarray) else coefficient)
 
 
@@ -183,38 +183,40 @@ def evaluate(form: Form, workload: object) -> Num:
     return form({feature: feature.of(workload) for feature in form.features()})
 
 
-def _one(name: str, *arguments: float) -> Form:
+def _feature(name: str, *arguments: float) -> Form:
     return Form(((Feature(name, arguments), 1.0),))
 
 
-ONE = _one("one")
-SEQUENCES = _one("sequences")
-TOKENS = _one("tokens")
-LOGITS = _one("logits")
-WANTED = _one("wanted")
+ONE = _feature("one")
+SEQUENCES = _feature("sequences")
+TOKENS = _feature("tokens")
+LOGITS = _feature("logits")
+WITH_LOGITS = _feature("with_logits")
 
 
 def pairs(window: float = np.inf) -> Form:
     """(query, key) pairs under a causal mask with a window of `window` keys."""
-    return _one("pairs", window)
+    return _feature("pairs", window)
 
 
 def cells(window: float = np.inf) -> Form:
     """(query, key) cells of whole score matrices, masked ones included."""
-    return _one("cells", window)
+    return _feature("cells", window)
 
 
 def kv_tokens(window: float = np.inf) -> Form:
     """Cached positions that a pass attends to, new ones included."""
-    return _one("kv_tokens", window)
+    return _feature("kv_tokens", window)
 
 
 def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
     """Cached positions read if each tile of `tile` queries reads its keys; once, if at most `resident` keys stay."""
-    return _one("kv_streams", tile, resident, window)
+    return _feature("kv_streams", tile, resident, window)
 
 
-STEADY: Final = frozenset(("one", "sequences", "tokens", "logits", "wanted", "table_rows", "distinct_experts"))
+CONTEXT_INDEPENDENT: Final = frozenset(
+    ("one", "sequences", "tokens", "logits", "with_logits", "table_rows", "distinct_experts")
+)
 """Features that are the same in every decode step of a batch, however long its context."""
 
 PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # features that are periodic in their argument
@@ -222,69 +224,69 @@ PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # features that are periodic 
 
 def chunked_pairs(chunk: int) -> Form:
     """(query, key) pairs under a causal mask within the query's chunk of positions."""
-    return _one("chunked_pairs", chunk)
+    return _feature("chunked_pairs", chunk)
 
 
 def chunked_kv(chunk: int) -> Form:
-    """Cached positions that a pass attends to under such a mask."""
-    return _one("chunked_kv", chunk)
+    """Cached positions that a pass attends to under a mask within chunks of positions."""
+    return _feature("chunked_kv", chunk)
 
 
 def chosen_kv(chosen: int) -> Form:
     """Cached positions read if each query attends to at most `chosen` earlier ones."""
-    return _one("chosen_kv", chosen)
+    return _feature("chosen_kv", chosen)
 
 
 def all_pairs() -> Form:
     """(query, key) pairs of whole sequences, without a mask."""
-    return _one("cells", np.inf)
+    return _feature("cells", np.inf)
 
 
 def touched_kv(density: float) -> Form:
     """Cached positions read if queries each read the fraction `density` of them, without overlap."""
-    return _one("touched_kv", density)
+    return _feature("touched_kv", density)
 
 
 def near_pairs(reach: int) -> Form:
     """(query, key) pairs at most `reach` positions apart, before or after."""
-    return _one("near_pairs", reach)
+    return _feature("near_pairs", reach)
 
 
 def cross_pairs() -> Form:
     """(new token of the decoder, token of the encoder) pairs."""
-    return _one("cross_pairs")
+    return _feature("cross_pairs")
 
 
 def source_kv() -> Form:
     """Tokens of the encoder that cross-attention reads, if there is a token to decode."""
-    return _one("source_kv")
+    return _feature("source_kv")
 
 
 def source_tokens() -> Form:
     """Tokens of the encoder whose keys and values are cached."""
-    return _one("source_tokens")
+    return _feature("source_tokens")
 
 
 def chunk_pairs(chunk: int) -> Form:
     """(query, key) pairs within chunks of `chunk` new tokens."""
-    return _one("chunk_pairs", chunk)
+    return _feature("chunk_pairs", chunk)
 
 
 def distinct_experts(experts: int, chosen: int, skew: float = 0) -> Form:
     """Mean number of distinct experts that a pass uses; popularity falls with rank as rank^-skew."""
-    return _one("distinct_experts", experts, chosen, *((skew,) if skew else ()))
+    return _feature("distinct_experts", experts, chosen, *((skew,) if skew else ()))
 
 
 def any_of(share: float) -> Form:
-    """Probability that at least one token needs what each needs with probability `share`."""
-    return _one("distinct_experts", 1, share)
+    """Probability that at least one token uses a weight that each uses with probability `share`."""
+    return _feature("distinct_experts", 1, share)
 
 
 def table_rows(rows: int) -> Form:
     """Distinct rows of a table of `rows` rows read for one look-up per token, at most."""
-    return _one("table_rows", rows)
+    return _feature("table_rows", rows)
 
 
 def fft() -> Form:
     """Sum of n log2 n over sequences, with n points of a Fourier transform, two per new token."""
-    return _one("fft")
+    return _feature("fft")

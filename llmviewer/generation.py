@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from .forms import PERIODIC, STEADY, TARGET, WHOLE, Feature, Num
-from .parallel.layout import ALONE, Layout
+from .forms import CONTEXT_INDEPENDENT, PERIODIC, TARGET, WHOLE_PASS, Feature, Num
+from .parallel.layout import ONE_DEVICE, Layout
 from .records import frozen
 from .roofline import Plan
 from .workload import Workload
@@ -43,7 +43,7 @@ def generation(
     prompt: Num,
     gen: Num,
     images: Num = 0,
-    layout: Layout = ALONE,
+    layout: Layout = ONE_DEVICE,
 ) -> Generation:
     """Times of a generation; step i = 1 .. gen - 1 attends to prompt + i tokens, its own included.
 
@@ -59,23 +59,23 @@ def generation(
     return Generation(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=batch * gen / latency)
 
 
-def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
+def decoding_s(plan: Plan, layout: Layout = ONE_DEVICE, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
     """Time of all decode steps, one per token after the first. [s]"""
     steps = np.asarray(gen) - 1
     last = prompt + np.maximum(steps, 1)
-    share, parts = layout.share(batch), layout.parts(batch)
+    share, parts = layout.micro_batch_size(batch), layout.micro_batch_count(batch)
     lengths = {"first": prompt + 1, "last": last, "prompt": prompt, "images": images}
     decoding = decode_s(plan, batch=share, **lengths)
-    if layout.cuts:  # every lane processes all micro-batches before the next step
+    if layout.splits_batches:  # every lane processes all micro-batches before the next step
         lanes = (decode_s(lane, batch=share, **lengths) for lane in plan.lanes)
         decoding = reduce(np.maximum, (parts * busy for busy in lanes), decoding)
     return np.where(steps > 0, decoding, 0.0)
 
 
-def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, images: Num = 0) -> Num:
+def prefill_s(plan: Plan, layout: Layout = ONE_DEVICE, *, batch: Num, prompt: Num, images: Num = 0) -> Num:
     """Time of the prefill of a batch. [s]"""
-    values = plan.values(Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images))
-    return plan.pipelined_s(values, layout.parts(batch), autoregressive=False)
+    values = plan.values(Workload.prefill(batch=layout.micro_batch_size(batch), prompt=prompt, images=images))
+    return plan.pipelined_s(values, layout.micro_batch_count(batch), autoregressive=False)
 
 
 def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, images: Num = 0) -> Num:
@@ -119,9 +119,9 @@ def _step_by_step(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
 def _bends(features: Iterable[Feature], prompt: Num) -> tuple[list[Num], list[float]]:
     """The lengths at which features bend, and the periods of periodic bends."""
     limits = {(f.stream, f.arguments[-1], f.name) for f in features if f.arguments and f.arguments[-1] < inf}
-    shift = {WHOLE: 0, TARGET: prompt - 1}  # decoder lengths start at the end of the encoder's input
+    shift = {WHOLE_PASS: 0, TARGET: prompt - 1}  # decoder lengths start at the end of the encoder's input
     bends = [limit + shift[stream] for stream, limit, name in limits if stream in shift and name not in PERIODIC]
-    periods = {limit for stream, limit, name in limits if stream == WHOLE and name in PERIODIC}
+    periods = {limit for stream, limit, name in limits if stream == WHOLE_PASS and name in PERIODIC}
     return bends, sorted(periods)
 
 
@@ -132,8 +132,8 @@ def _segment(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
     at_first = plan.values(Workload.decode(kv_len=first, **sequences))
     at_last = plan.values(Workload.decode(kv_len=last, **sequences))
     result: Num = 0.0
-    for forms, launches in plan.alike:
-        if all(feature.name in STEADY for form in forms for feature in form.features()):
+    for forms, launches in plan.equal_launches:
+        if all(feature.name in CONTEXT_INDEPENDENT for form in forms for feature in form.features()):
             each = reduce(np.maximum, (form(at_first) for form in forms))
             result = result + launches * each * (last - first + 1)
             continue

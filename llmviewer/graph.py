@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
-from .forms import TARGET, WHOLE, Stream
-from .operators.base import KEPT, Operator, Tensor
+from .forms import TARGET, WHOLE_PASS, Stream
+from .operators.base import RETAINED_ROLES, Operator, Tensor
 from .records import frozen
 
 
@@ -19,10 +19,10 @@ class Block:
     input   name of the tensor from the block or repetition before; "": starts from token ids
     output  name of the tensor for the next repetition or block
     layers  indices of its layers in the model; empty: no layer, runs once
-    kept    tensors that stay in memory until the block ends
+    live_tensors  tensors that stay in memory until the block ends
     stream  the part of a pass that it processes; not all tokens in encoders and towers
     stage   pipeline stage that runs it
-    given   outputs of earlier blocks that every repetition reads besides its input
+    side_inputs   outputs of earlier blocks that every repetition reads, other than `input`
     """
 
     name: str
@@ -30,9 +30,9 @@ class Block:
     input: str
     output: str
     layers: tuple[int, ...] = ()
-    kept: tuple[str, ...] = ()
-    stream: Stream = WHOLE
-    given: tuple[str, ...] = ()
+    live_tensors: tuple[str, ...] = ()
+    stream: Stream = WHOLE_PASS
+    side_inputs: tuple[str, ...] = ()
     stage: int = 0
 
     @property
@@ -42,8 +42,8 @@ class Block:
 
     @property
     def main(self) -> bool:
-        """Whether it processes the generated sequence, not the input of an encoder or images."""
-        return self.stream in (WHOLE, TARGET) or self.stream.name in ("seeing", "acting", "ending")
+        """Whether the block processes the generated sequence, not the input of an encoder or images."""
+        return self.stream in (WHOLE_PASS, TARGET) or self.stream.name in ("with_images", "denoising", "logit_tokens")
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))
@@ -51,7 +51,7 @@ class Block:
 
 @frozen(kw_only=True)
 class Actions:
-    """The actions of a robot that one inference makes.
+    """Actions of a robot that one inference computes.
 
     count      actions per inference
     steps      tokens generated, or denoising steps
@@ -75,7 +75,7 @@ class Graph:
     are unique within a block.
 
     prediction  multi-token prediction blocks, part of a pass only after predicting()
-    actions     what an inference of a model for robots makes; None for other models
+    actions     actions per inference of a model for robots; None for other models
     """
 
     blocks: tuple[Block, ...]
@@ -123,18 +123,20 @@ class Graph:
         Raises InputError if a size is not positive, as from a config with a wrong field. Raises RuntimeError if a
         tensor is read before it is written, or in another format than written: a bug in an architecture or a transform.
         """
-        left: dict[str, Tensor] = {}  # outputs of blocks
+        block_outputs: dict[str, Tensor] = {}  # outputs of blocks
         for block in self.blocks:
-            known: dict[str, Tensor] = {}
-            for name in block.given:
-                if name not in left:
+            tensors: dict[str, Tensor] = {}
+            for name in block.side_inputs:
+                if name not in block_outputs:
                     raise RuntimeError(f"{block.name} reads {name}, which no block before it writes")
-                known[name] = left[name]
+                tensors[name] = block_outputs[name]
             for op in block.operators:
                 op.check_sizes()
                 for t in op.inputs:
-                    written = known.setdefault(t.name, t) if t.name == block.input or t.role in KEPT else None
-                    written = written or known.get(t.name)
+                    written = (
+                        tensors.setdefault(t.name, t) if t.name == block.input or t.role in RETAINED_ROLES else None
+                    )
+                    written = written or tensors.get(t.name)
                     if written is None:
                         raise RuntimeError(f"{block.name}.{op.name} reads {t.name}, which nothing before it writes")
                     if written.format != t.format:
@@ -142,10 +144,10 @@ class Graph:
                             f"{block.name}.{op.name} reads {t.name} as {t.format}; it was written as {written.format}"
                         )
                 for t in op.outputs:
-                    known[t.name] = t
-            if block.output not in known:
+                    tensors[t.name] = t
+            if block.output not in tensors:
                 raise RuntimeError(f"{block.name} must write its output {block.output}; no operator does")
-            left[block.output] = known[block.output]
+            block_outputs[block.output] = tensors[block.output]
         return self
 
 

@@ -23,14 +23,14 @@ from .techniques import Technique
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
 from .transforms.offload import ON_DEVICE, Offload, offload
-from .transforms.quantize import AS_IT_IS, Quantization, quantize
+from .transforms.quantize import UNQUANTIZED, Quantization, quantize
 from .transforms.skew import skew
 from .transforms.survey import survey
 
 
 @frozen(kw_only=True)
 class Lowering:
-    """Everything that graphs and plans depend on; `techniques` are those that change them."""
+    """All inputs of graphs and plans; `techniques` are those that change either."""
 
     model: Model
     hardware: Hardware
@@ -43,9 +43,9 @@ class Lowering:
     offload: Offload
     techniques: tuple[Technique, ...]
 
-    def remembered(self) -> Lowering:
+    def cached(self) -> Lowering:
         """An equal recent Lowering with its cached graphs and plans, if there is one; else this one."""
-        return _remembered(self)
+        return _cached(self)
 
     @cached_property
     def graph(self) -> Graph:
@@ -57,19 +57,19 @@ class Lowering:
     def decode_graph(self) -> Graph:
         """The graph of a decode step; it differs in latent attention, context parallelism and offloaded caches."""
         absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
-        apart = absorbed and self.mla is Mla.AUTO and not self._has(Indexer)
-        differs = self._placed_apart or self.offload.kv > 0 or apart
+        absorbs_only_decode = absorbed and self.mla is Mla.AUTO and not self._has(Indexer)
+        differs = self._decode_differs or self.offload.kv > 0 or absorbs_only_decode
         return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
 
     @property
-    def _placed_apart(self) -> bool:
+    def _decode_differs(self) -> bool:
         """Whether layout or techniques differ between decode steps and prefills."""
         return self.layout.cp > 1 or any(one.separate_decode_graph for one in self.techniques)
 
     def _has(self, kind: type[Operator]) -> bool:
-        return any(isinstance(op, kind) for _, op in self._changed(decode=False))
+        return any(isinstance(op, kind) for _, op in self._with_techniques(decode=False))
 
-    def _changed(self, *, decode: bool) -> Graph:
+    def _with_techniques(self, *, decode: bool) -> Graph:
         """The model's graph with techniques, before all other lowering."""
         return self.model.graph.then(*(partial(one.network, decode=decode) for one in self.techniques))
 
@@ -102,29 +102,31 @@ class Lowering:
         """The lowered graph."""
         latent = (absorb,) if absorbed else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is AttentionMode.FLASH else ()
-        away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
+        offloading = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
         if self.accounting is Accounting.SURVEY:
             self._check_one_precision()
-            return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *away)
-        joined = (overlapped,) if self.layout.overlap else ()
-        ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
-        apart = decode and self._placed_apart
-        return (self._stored(decode=True) if apart else self._quantized).then(*latent, *flash, *ours, *away, *joined)
+            return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *offloading)
+        overlap = (overlapped,) if self.layout.overlap else ()
+        from_techniques = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
+        decode_differs = decode and self._decode_differs
+        return (self._stored(decode=True) if decode_differs else self._quantized).then(
+            *latent, *flash, *from_techniques, *offloading, *overlap
+        )
 
     def _check_one_precision(self) -> None:
         """Raises InputError for several precisions, which survey accounting does not support."""
-        asked, must = self.quantization, "accounting survey has one precision for all operators"
-        if asked.overrides and asked == self.model.quantization:
+        quantization, must = self.quantization, "accounting survey has one precision for all operators"
+        if quantization.overrides and quantization == self.model.quantization:
             hint = "give one with --quant, such as W16A16"
             raise InputError(f"{must}, and {self.model.name} is published in several", hint=hint)
-        if asked.mixture:
-            raise InputError(f"{must}, and {asked.mixture.name} several", hint="try W4A16")
-        if asked.overrides:
+        if quantization.mixture:
+            raise InputError(f"{must}, and {quantization.mixture.name} several", hint="try W4A16")
+        if quantization.overrides:
             raise InputError(must, hint="drop the overrides of --quant")
 
     @cached_property
     def _quantized(self) -> Graph:
-        """The quantized graph of a prefill, and of a decode step unless _placed_apart."""
+        """The quantized graph of a prefill, and of a decode step unless _decode_differs."""
         return self._stored(decode=False)
 
     def _stored(self, *, decode: bool) -> Graph:
@@ -134,29 +136,29 @@ class Lowering:
         """The graph of one device, with techniques and layout, before quantization."""
         base = replace(
             self,
-            quantization=AS_IT_IS,
+            quantization=UNQUANTIZED,
             attention=AttentionMode.FLASH,
             accounting=Accounting.FAITHFUL,
             mla=Mla.AUTO,
             offload=ON_DEVICE,
-        ).remembered()
-        return base.decode_part if decode else base.part
+        ).cached()
+        return base.device_decode_graph if decode else base.device_graph
 
     @cached_property
-    def part(self) -> Graph:
+    def device_graph(self) -> Graph:
         """The graph of one device in a prefill, before formats and kernels are chosen."""
-        return self._shared_out(decode=False)
+        return self._divided(decode=False)
 
     @cached_property
-    def decode_part(self) -> Graph:
+    def device_decode_graph(self) -> Graph:
         """The graph of one device in a decode step, before formats and kernels are chosen."""
-        return self._shared_out(decode=True)
+        return self._divided(decode=True)
 
-    def _shared_out(self, *, decode: bool) -> Graph:
+    def _divided(self, *, decode: bool) -> Graph:
         shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
-        return self._changed(decode=decode).then(skew(self.expert_skew), *shared)
+        return self._with_techniques(decode=decode).then(skew(self.expert_skew), *shared)
 
 
 @lru_cache(maxsize=128)
-def _remembered(lowering: Lowering) -> Lowering:
+def _cached(lowering: Lowering) -> Lowering:
     return lowering

@@ -12,7 +12,7 @@ from .forms import Form, Num, evaluate, total
 from .graph import Block, Graph
 from .model import kv_cache, offloaded_kv_cache
 from .operators.base import Role
-from .parallel.layout import ALONE, Layout
+from .parallel.layout import ONE_DEVICE, Layout
 from .records import frozen
 from .transforms.offload import HOST, ON_DEVICE, STORAGE, Offload
 from .workload import Workload
@@ -47,7 +47,7 @@ class Memory:
 
 def weight_bytes(graph: Graph) -> float:
     """Bytes of all weights; shared ones count once. [B]"""
-    return sum(block.repeat * sum(w.stored_bytes for w in op.weights) for block, op in graph)
+    return sum(block.repeat * sum(w.device_bytes for w in op.weights) for block, op in graph)
 
 
 def live_bytes(block: Block) -> tuple[Form, ...]:
@@ -67,8 +67,8 @@ def live_bytes(block: Block) -> tuple[Form, ...]:
                 first.setdefault(t.name, index)
                 last[t.name] = index
     end = len(block.operators) - 1
-    first.update(dict.fromkeys(first.keys() & {block.input, *block.given}, 0))
-    last.update(dict.fromkeys(last.keys() & {block.output, *block.kept, *block.given}, end))
+    first.update(dict.fromkeys(first.keys() & {block.input, *block.side_inputs}, 0))
+    last.update(dict.fromkeys(last.keys() & {block.output, *block.live_tensors, *block.side_inputs}, end))
     return tuple(
         total(form for name, form in size.items() if first[name] <= index <= last[name]).on(block.stream)
         for index in range(len(block.operators))
@@ -115,7 +115,7 @@ class _Stage:
             live=live,
             decode_live=decode_live,
             offloaded_weights=sum(
-                block.repeat * sum(w.offloaded * w.kept_bytes for w in op.weights) for block, op in graph
+                block.repeat * sum(w.offloaded * w.stored_bytes for w in op.weights) for block, op in graph
             ),
             offloaded_cache=offloaded_kv_cache(graph),
         )
@@ -142,7 +142,7 @@ class Footprint:
     """
 
     stages: tuple[_Stage, ...]
-    layout: Layout = ALONE
+    layout: Layout = ONE_DEVICE
     offload: Offload = ON_DEVICE
     shapes: Shapes = Shapes()
     beside: tuple[Footprint, ...] = ()
@@ -152,7 +152,7 @@ class Footprint:
         cls,
         graph: Graph,
         decode_graph: Graph | None = None,
-        layout: Layout = ALONE,
+        layout: Layout = ONE_DEVICE,
         offload: Offload = ON_DEVICE,
     ) -> Footprint:
         """The footprint of a graph; `decode_graph` is that of decode steps, None: `graph`."""
@@ -183,7 +183,7 @@ class Footprint:
 
         Activations are the larger of those of the prefill, with `images` per prompt, and of the last decode step.
         """
-        local, share = self.layout.local(batch), self.layout.alive(batch)
+        local, share = self.layout.rank_batch(batch), self.layout.live_sequences(batch)
         last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
         full = self.shapes.kept(Workload.decode(batch=local, **last))
         prefill = self.shapes.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))
@@ -206,7 +206,7 @@ class Footprint:
     def offloaded_bytes(self, place: str, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
         """Weights and cache offloaded to `place`; in a pipeline, of the stage with the most. [B]"""
         last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
-        full = self.shapes.kept(Workload.decode(batch=self.layout.local(batch), **last))
+        full = self.shapes.kept(Workload.decode(batch=self.layout.rank_batch(batch), **last))
         each = (
             self.offload.offloaded_bytes(
                 place, weights=stage.offloaded_weights, kv=evaluate(stage.offloaded_cache, full)

@@ -16,11 +16,11 @@ from .operators.base import Role, Tensor
 from .operators.convolution import Conv1d
 from .operators.embedding import Embedding
 from .operators.linear import LatentExpansion, LMHead
-from .operators.masks import Across, Mask
+from .operators.masks import Cross, Mask
 from .operators.pictures import Patches, Place
 from .precision import Format
 from .records import frozen
-from .transforms.quantize import AS_IT_IS, Quantization, quantize
+from .transforms.quantize import UNQUANTIZED, Quantization, quantize
 from .workload import Workload
 
 
@@ -33,9 +33,10 @@ class Model:
     max_context  longest context; 0: unknown
     max_answer   longest context of the decoder, if it differs
     notes        notes for the report, such as config fields that were not read
-    unknown      unsupported settings of its quantization, so that its weights may have another size; "": none
-    predicting   the model with its multi-token prediction layers; None if it has none
-    left_out     multi-token prediction layers of its config whose structure is not known
+    unsupported_quantization  settings of its quantization that are not supported, so that the size of its weights is
+                 unknown; "": none
+    with_prediction  the model with its multi-token prediction layers; None if it has none
+    unknown_prediction_layers  multi-token prediction layers of its config whose structure is not known
     actions      actions that one inference makes; None if it is no model for robots
     """
 
@@ -49,10 +50,10 @@ class Model:
     aliases: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
-    quantization: Quantization = AS_IT_IS
-    unknown: str = ""
-    predicting: Model | None = field(default=None, repr=False)
-    left_out: int = 0
+    quantization: Quantization = UNQUANTIZED
+    unsupported_quantization: str = ""
+    with_prediction: Model | None = field(default=None, repr=False)
+    unknown_prediction_layers: int = 0
     actions: Actions | None = None
 
     def __hash__(self) -> int:
@@ -66,7 +67,7 @@ class Model:
     @cached_property
     def published(self) -> Graph:
         """The graph in its published formats."""
-        return self.graph if self.quantization == AS_IT_IS else self.graph.then(quantize(self.quantization))
+        return self.graph if self.quantization == UNQUANTIZED else self.graph.then(quantize(self.quantization))
 
     @cached_property
     def parameters(self) -> int:
@@ -74,89 +75,90 @@ class Model:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters used per token, with embedding tables and head; of experts, only the chosen ones."""
+        """Parameters used per token, with embedding tables and head; of experts, only the top_k."""
         return round(self.graph.active_parameters)
 
     @cached_property
     def looked_up_parameters(self) -> int:
-        """Of these, the parameters of tables of which a token reads one row, as no head shares them."""
+        """Parameters of embedding tables that no head shares, of which a token reads one row."""
         tied = {w.shape for _, op in self.graph for w in op.weights if w.tied}
         tables = (w for _, op in self.graph if isinstance(op, Embedding) for w in op.weights)
         return sum(w.numel for w in tables if w.shape not in tied)
 
     @cached_property
     def attention(self) -> str:
-        """Its kinds of attention with their windows, and "state" if some layers have one."""
+        """Kinds of attention with their masks, such as "GQA window 4096"; "state" is a recurrent state."""
         kinds = [f"{kind} {mask}".rstrip() for kind, mask in self._heads]
         return ", ".join((*dict.fromkeys(kinds), *self._recurrent))
 
     @cached_property
     def attention_kinds(self) -> tuple[str, ...]:
-        """Its kinds of attention: MHA, GQA, MQA, MLA, state."""
+        """Kinds of attention without masks: MHA, GQA, MQA, MLA, state."""
         return (*dict.fromkeys(kind for kind, _ in self._heads), *self._recurrent)
 
     @cached_property
     def _heads(self) -> list[tuple[str, Mask]]:
         """(kind of attention, mask) of every product of queries and keys."""
-        found = []
+        heads = []
         for block in self.graph.blocks:
             latent = any(isinstance(op, LatentExpansion) for op in block.operators)
-            heads = (op.heads for op in block.operators if isinstance(op, QK))
-            found += [("MLA" if latent else h.kind, h.mask) for h in heads]
-        return found
+            block_heads = (op.heads for op in block.operators if isinstance(op, QK))
+            heads += [("MLA" if latent else h.kind, h.mask) for h in block_heads]
+        return heads
 
     @cached_property
     def _recurrent(self) -> tuple[str, ...]:
-        kept = any(t.role is Role.STATE for _, op in self.graph for t in op.inputs)
-        return ("state",) if kept else ()
+        has_state = any(t.role is Role.STATE for _, op in self.graph for t in op.inputs)
+        return ("state",) if has_state else ()
 
     @cached_property
     def generates(self) -> bool:
-        """Whether it generates token by token, with a cache or state, or denoises step by step; encoders do not."""
+        """Whether the model generates token by token or denoises step by step; encoders do neither."""
         states = (t for block, op in self.graph if block.main for t in op.state())
-        return bool(self.actions) or any(t.held is None or t.held for t in states)
+        return bool(self.actions) or any(t.retained_rows is None or t.retained_rows for t in states)
 
     @cached_property
     def image_tokens(self) -> int:
-        """Tokens per image in the prompt; 0 if it takes no images."""
+        """Tokens per image in the prompt; 0 without image input."""
         one = Workload.prefill(batch=1, prompt=1, images=1)
         rows = (evaluate(op.features.rows, one) for _, op in self.graph if isinstance(op, Place) and not op.adds)
         return int(next(rows, 0))
 
     @cached_property
-    def sees(self) -> bool:
-        """Whether it has an image or audio tower."""
+    def has_tower(self) -> bool:
+        """Whether the model has an image or audio tower."""
         return any(block.stream.name == "images" for block in self.graph.blocks)
 
     @cached_property
-    def hears(self) -> bool:
-        """Whether its tower is for audio."""
+    def has_audio_tower(self) -> bool:
+        """Whether the tower encodes audio."""
         towers = ((block, op) for block, op in self.graph if block.stream.name == "images")
         return any(isinstance(op, Conv1d) or block.name.startswith("audio_") for block, op in towers)
 
     @cached_property
-    def picture(self) -> int:
-        """Tokens per image, if images are its only input; 0 if it processes a prompt."""
+    def image_input_tokens(self) -> int:
+        """Tokens per image, if images are the only input; 0 if the model processes a prompt."""
         return next((op.tokens for block, op in self.graph if isinstance(op, Patches) and block.main), 0)
 
     @cached_property
-    def encodes(self) -> bool:
-        """Whether it is an encoder-decoder model."""
-        return any(block.stream == TARGET or block.stream.name == "acting" for block in self.graph.blocks)
+    def is_encoder_decoder(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return any(block.stream == TARGET or block.stream.name == "denoising" for block in self.graph.blocks)
 
     @cached_property
-    def crosses(self) -> bool:
-        """Whether it has cross-attention to an encoder or to images."""
-        return any(isinstance(mask, Across) for _, mask in self._heads)
+    def has_cross_attention(self) -> bool:
+        """Whether the model has cross-attention to an encoder or to images."""
+        return any(isinstance(mask, Cross) for _, mask in self._heads)
 
     @property
-    def why_not_predicting(self) -> str:
-        """Why it runs no multi-token prediction layers; "" if it does."""
-        if self.predicting:
+    def no_prediction_reason(self) -> str:
+        """Reason why no multi-token prediction layers can run; "" if they can."""
+        if self.with_prediction:
             return ""
-        if not self.left_out:
+        if not self.unknown_prediction_layers:
             return f"{self.name} has no known multi-token prediction layers"
-        return f"{self.name} has multi-token prediction layers ({self.left_out}) of a structure that is not known"
+        layers = f"{self.name} has multi-token prediction layers ({self.unknown_prediction_layers})"
+        return f"{layers} of a structure that is not known"
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -170,7 +172,7 @@ class Model:
         return self._cache_growth(max((bound for bound in bounds if bound < inf), default=0.0) + 1)
 
     def _cache_growth(self, context: float) -> float:
-        """Bytes that the cache of a sequence of `context` tokens gains by one more, of the prompt if it denoises."""
+        """Bytes that one more token adds to the cache of `context` tokens, of the prompt if the model denoises."""
         lengths = np.array([context, context + 1])
         prompt = lengths if self.actions and self.actions.denoising else 0
         cache = kv_cache_bytes(self.published, batch=1, context=lengths, prompt=prompt)
@@ -179,15 +181,18 @@ class Model:
 
 def kv_cache(graph: Graph) -> Form:
     """The KV cache of the sequences of a decode step; layers with a window keep its last tokens. [B]"""
-    return total(block.repeat * tensor.held_bytes.on(block.stream) for block, tensor in _kept(graph))
+    return total(block.repeat * tensor.device_bytes.on(block.stream) for block, tensor in _retained_tensors(graph))
 
 
 def offloaded_kv_cache(graph: Graph) -> Form:
     """The offloaded part of the KV cache. [B]"""
-    return total(block.repeat * tensor.offloaded * tensor.kept_bytes.on(block.stream) for block, tensor in _kept(graph))
+    return total(
+        block.repeat * tensor.offloaded * tensor.retained_bytes.on(block.stream)
+        for block, tensor in _retained_tensors(graph)
+    )
 
 
-def _kept(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
+def _retained_tensors(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
     return {(id(block), t.name): (block, t) for block, op in graph for t in op.state()}.values()
 
 

@@ -32,14 +32,14 @@ from .memory import weight_bytes
 from .model import Model
 from .model_index import ModelFacts, index
 from .precision import BF16, FP16, FP32, Format
-from .transforms.quantize import AS_IT_IS, Quantization
+from .transforms.quantize import UNQUANTIZED, Quantization
 from .units import counted
 
 if TYPE_CHECKING:
     from .stored.checkpoints import Checkpoint
     from .stored.formats import Stored
 
-_FEW: Final = 3  # names in a note
+_MAX_NAMES_IN_NOTE: Final = 3  # names in a note
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODELOPT: Final = "hf_quant_config.json"  # modelopt's quantization settings
@@ -97,15 +97,15 @@ def load_model(name: str) -> Model:
     """
     if not isinstance(name, str):
         raise InputError(f"model must be text; got {name!r}")
-    folder, known, wanted = data_dir("models"), model_names(), name.lower()
-    if wanted in known:
-        return _shipped(folder / f"{wanted}.yaml")
+    folder, shipped_names, lower_name = data_dir("models"), model_names(), name.lower()
+    if lower_name in shipped_names:
+        return _shipped(folder / f"{lower_name}.yaml")
     if local := _from_path(name):
         return local
     file, colon, named = name.partition(".py:")
     if colon or (name.endswith(".py") and path_exists(name)):
-        own = f"{Path(file).name.removesuffix('.py')}:{named or 'CALLABLE'}"
-        raise InputError(f"{name}: must be importable by name; in the folder of the file give {own}")
+        callable_name = f"{Path(file).name.removesuffix('.py')}:{named or 'CALLABLE'}"
+        raise InputError(f"{name}: must be importable by name; in the folder of the file give {callable_name}")
     if names_code(name):
         from .tracing import load_traced
 
@@ -121,7 +121,7 @@ def load_model(name: str) -> Model:
         raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")
     if known_file(name):
         raise InputError(f"no model {name!r}: that is a device; a model comes first (`llmviewer models` lists all)")
-    nearest = suggest(name, (*known, *(alias for aliases in _aliases().values() for alias in aliases)))
+    nearest = suggest(name, (*shipped_names, *(alias for aliases in _aliases().values() for alias in aliases)))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")
     hint = "`llmviewer models` lists all; the path of a config.json works too"
@@ -129,7 +129,7 @@ def load_model(name: str) -> Model:
 
 
 def names_code(name: str) -> bool:
-    """Whether `name` is package.module:callable, which imports and runs it: files must not name models so."""
+    """Whether `name` is package.module:callable. Loading it runs code, so files must not name models this way."""
     return _CALLABLE.fullmatch(name) is not None
 
 
@@ -148,7 +148,7 @@ def parse_model(text: str, name: str, *, source: str = "") -> Model:
 
 
 def unread_fields(config: Section) -> tuple[list[str], Mapping[str, Any]]:
-    """Fields of a config.json that nothing reads, and values that its class in transformers has for others."""
+    """Unread fields of a config.json, and defaults of its class in transformers for fields that it leaves out."""
     _of_config(config, "")
     return config.unread(_IGNORED | {"quantization_config"}), config.assumed
 
@@ -156,16 +156,16 @@ def unread_fields(config: Section) -> tuple[list[str], Mapping[str, Any]]:
 @cache
 def _aliases() -> Mapping[str, tuple[str, ...]]:
     """Other names of each shipped model, in small letters."""
-    found = {}
+    aliases_by_name = {}
     for path in sorted(data_dir("models").glob("*.yaml")):
-        known = index().get(path.stem)
-        aliases = known.aliases if known else read_yaml(path).texts("aliases")
-        found[path.stem] = tuple(map(str.lower, aliases))
-    return found
+        facts = index().get(path.stem)
+        aliases = facts.aliases if facts else read_yaml(path).texts("aliases")
+        aliases_by_name[path.stem] = tuple(map(str.lower, aliases))
+    return aliases_by_name
 
 
 def model_facts(model: Model) -> ModelFacts:
-    """What lists say of a model."""
+    """Facts of a model that listings show."""
     return ModelFacts(
         name=model.name,
         title=model.title,
@@ -180,10 +180,10 @@ def model_facts(model: Model) -> ModelFacts:
         dtype=model.format.name,
         precision=(model.quantization.scheme.weight or model.format).name.partition("_")[0],
         quantization=str(model.quantization),
-        weight_bytes=_whole(weight_bytes(model.published)),
-        unknown=model.unknown,
-        kv_bytes_per_token=_whole(model.kv_bytes_per_token),
-        kv_bytes_per_token_beyond_windows=_whole(model.kv_bytes_per_token_beyond_windows),
+        weight_bytes=_int_if_whole(weight_bytes(model.published)),
+        unsupported_quantization=model.unsupported_quantization,
+        kv_bytes_per_token=_int_if_whole(model.kv_bytes_per_token),
+        kv_bytes_per_token_beyond_windows=_int_if_whole(model.kv_bytes_per_token_beyond_windows),
         image_tokens=model.image_tokens,
         max_context=model.max_context,
         source=model.source,
@@ -191,7 +191,7 @@ def model_facts(model: Model) -> ModelFacts:
     )
 
 
-def _whole(value: float) -> float | int:
+def _int_if_whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
@@ -222,7 +222,7 @@ def _from_json(path: Path) -> Model:
     config, notes = read_json(path), tuple[str, ...]()
     if path.name == "config.json" and (modules := path.parent / _MODULES).is_file():
         config, notes = _as_embedder(config, modules, str(modules))
-    model = _of_config(config, name, beside=_beside(path.parent))
+    model = _of_config(config, name, modelopt=_modelopt_config(path.parent))
     return replace(model, notes=(*model.notes, *notes))
 
 
@@ -245,34 +245,36 @@ def _as_embedder(config: Section, modules: Path, where: str) -> tuple[Section, t
     return config.with_data({**config.data, "architectures": [f"{name.removesuffix(_CAUSAL)}Model"]}), tuple(notes)
 
 
-def _of_config(config: Section, name: str, beside: Section | None = None) -> Model:
+def _of_config(config: Section, name: str, modelopt: Section | None = None) -> Model:
     """The model of a config.json, which must not be that of an adapter."""
     if "peft_type" in config:
-        raise _is_adapter(config, config.file)
-    return _from_config(config, name=name, beside=beside)
+        raise _adapter_error(config, config.file)
+    return _from_config(config, name=name, modelopt=modelopt)
 
 
-def _check_adapter(folder: Path, given: str) -> None:
+def _check_adapter(folder: Path, source: str) -> None:
     """Raises InputError if a folder holds an adapter and no model."""
     if (folder / _ADAPTER).is_file() and not (folder / "config.json").is_file():
-        raise _is_adapter(read_json(folder / _ADAPTER), given)
+        raise _adapter_error(read_json(folder / _ADAPTER), source)
 
 
-def _is_adapter(config: Section, given: str) -> InputError:
+def _adapter_error(config: Section, source: str) -> InputError:
     """The error for an adapter, with the model to give instead."""
     kind, base = config.text("peft_type", "LORA"), config.text("base_model_name_or_path", "")
     instead = f"give its base model{f', {base}' if base and base.isprintable() else ''}"
     if kind != "LORA":
-        return InputError(f"{given}: is an adapter, not a model, of a kind that nothing here counts; {instead}")
+        return InputError(f"{source}: is an adapter, not a model, of a kind that nothing here counts; {instead}")
     modules = config.get("target_modules")
     texts = () if isinstance(modules, str) else config.texts("target_modules")  # a single text is a regular expression
     targets = "+".join(dict.fromkeys(text.rpartition(".")[2] for text in texts))
     ranked = f"rank={config.integer('r')}" if config.get("r") is not None else ""
-    told = ",".join(filter(None, (ranked, targets and f"targets={targets}")))
-    return InputError(f"{given}: is a LoRA adapter, not a model; {instead}, --with lora{told and f':{told}'}")
+    lora_options = ",".join(filter(None, (ranked, targets and f"targets={targets}")))
+    return InputError(
+        f"{source}: is a LoRA adapter, not a model; {instead}, --with lora{lora_options and f':{lora_options}'}"
+    )
 
 
-def _beside(folder: Path) -> Section | None:
+def _modelopt_config(folder: Path) -> Section | None:
     path = folder / _MODELOPT
     return read_json(path) if path.is_file() else None
 
@@ -297,7 +299,7 @@ def _from_folder(folder: Path) -> Model:
     from .stored.safetensors_files import read_folder
     from .stored.safetensors_modules import safetensors_checkpoint
 
-    stored = read_published(config, _beside(folder))
+    stored = read_published(config, _modelopt_config(folder))
     checkpoint = safetensors_checkpoint(
         read_folder(folder),
         model.graph,
@@ -318,7 +320,7 @@ def _from_gguf(path: Path) -> Model:
     config = gguf_config(file)
     named = file.metadata.get("general.name")
     title = " ".join(named.split()) if isinstance(named, str) and named.isprintable() else ""
-    plain = _from_config(config, name=path.stem.lower(), title=title, classed=False)
+    plain = _from_config(config, name=path.stem.lower(), title=title, use_class_defaults=False)
     checkpoint = gguf_checkpoint(file.tensors, plain.graph, own=_format(config)[0], file=str(path))
     return _with_checkpoint(plain, checkpoint)
 
@@ -328,9 +330,11 @@ def _with_checkpoint(model: Model, checkpoint: Checkpoint) -> Model:
 
     graph = checkpoint.applied(model.graph).check()
     quantization = quantization_of(checkpoint, graph, model.format)
-    said = f"{model.unknown}: sizes are those of the file, products are in {model.format}"
-    notes = (*model.notes, *([said] if model.unknown else []), *checkpoint.notes)
-    return replace(model, graph=graph, quantization=quantization, notes=notes, unknown="", predicting=None)
+    size_note = f"{model.unsupported_quantization}: sizes are those of the file, products are in {model.format}"
+    notes = (*model.notes, *([size_note] if model.unsupported_quantization else []), *checkpoint.notes)
+    return replace(
+        model, graph=graph, quantization=quantization, notes=notes, unsupported_quantization="", with_prediction=None
+    )
 
 
 def _from_hub(name: str, nearest: str) -> Model:
@@ -344,17 +348,17 @@ def _from_hub(name: str, nearest: str) -> Model:
         except InputError:  # of an optional file
             adapter = None
         if adapter:
-            raise _is_adapter(_fetched(adapter, f"{name} {_ADAPTER}"), name)
+            raise _adapter_error(_fetched(adapter, f"{name} {_ADAPTER}"), name)
         raise InputError(f"{name}: has no config.json on the hub, which a model for transformers has; {nearest}")
     config = _fetched(path, f"{name} config.json")
-    beside: Section | None = None
+    modelopt: Section | None = None
     notes: tuple[str, ...] = ()
     if not _says_quantization(config) or _by_modelopt(config):
         try:
             path = fetch(name, _MODELOPT)
         except InputError as error:
             path, notes = None, (f"whether it is quantized is not known: {error}",)
-        beside = _fetched(path, f"{name} {_MODELOPT}") if path else None
+        modelopt = _fetched(path, f"{name} {_MODELOPT}") if path else None
     named = config.data.get("architectures")
     if isinstance(named, list) and named and str(named[0]).endswith(_CAUSAL):
         try:
@@ -364,8 +368,8 @@ def _from_hub(name: str, nearest: str) -> Model:
         if modules:
             config, pooled = _as_embedder(config, modules, f"{name} {_MODULES}")
             notes = (*notes, *pooled)
-    short = name.partition("@")[0].rpartition("/")[2].lower()
-    model = _from_config(config, name=short, title=name, beside=beside)
+    model_name = name.partition("@")[0].rpartition("/")[2].lower()
+    model = _from_config(config, name=model_name, title=name, modelopt=modelopt)
     return replace(model, notes=(*model.notes, *notes))
 
 
@@ -410,21 +414,21 @@ def _from_config(
     title: str = "",
     aliases: tuple[str, ...] = (),
     source: str = "",
-    beside: Section | None = None,
-    classed: bool = True,
+    modelopt: Section | None = None,
+    use_class_defaults: bool = True,
 ) -> Model:
     """The model of a config; where `classed`, defaults of its class in transformers hold for what it leaves out."""
-    config, told = _typed(config)
+    config, type_notes = _typed(config)
     towers: Collection[str] = ()
-    if classed:
+    if use_class_defaults:
         defaults = ClassDefaults(config.text("model_type"))
         towers = defaults.towers(config.data)
         config.set_defaults(defaults)
         if not _of_text(config):
             config, towers = _with_towers(config, towers), ()
-    fmt, guessed = _format(config)
-    graph, classed_as = _graph(config, fmt)
-    stored = _published(config, beside)
+    fmt, format_notes = _format(config)
+    graph, class_notes = _graph(config, fmt)
+    stored = _published(config, modelopt)
     graph = stored.applied(graph) if stored else graph
     quantization = _quantization(stored, graph, fmt)
     unread = config.unread(_IGNORED | {"quantization_config"})  # _published reports what is not supported
@@ -444,20 +448,28 @@ def _from_config(
         max_answer=_longest(_text(config), "max_target_positions"),
         aliases=aliases,
         source=source or config.file,
-        notes=(*told, *classed_as, *guessed, *notes, *(_stored_notes(config, stored, graph) if stored else ())),
+        notes=(
+            *type_notes,
+            *class_notes,
+            *format_notes,
+            *notes,
+            *(_stored_notes(config, stored, graph) if stored else ()),
+        ),
         quantization=quantization,
-        unknown=stored.unknown if stored else "",
+        unsupported_quantization=stored.unknown if stored else "",
         actions=graph.actions,
     )
     if not graph.prediction:
-        return replace(model, left_out=_text(config).integer(_text(config).first(*_PREDICTING), 0, least=0))
-    whole = graph.predicting().check()
-    quantization = _quantization(stored, whole, fmt)
-    return replace(model, predicting=replace(model, graph=whole, quantization=quantization))
+        return replace(
+            model, unknown_prediction_layers=_text(config).integer(_text(config).first(*_PREDICTING), 0, least=0)
+        )
+    with_prediction = graph.predicting().check()
+    quantization = _quantization(stored, with_prediction, fmt)
+    return replace(model, with_prediction=replace(model, graph=with_prediction, quantization=quantization))
 
 
 def _of_text(config: Section) -> bool:
-    """Whether the class that a config names is a language model alone, whatever its model_type has beside."""
+    """Whether the class that a config names is a language model without towers, even if its model_type has some."""
     named = config.data.get("architectures")
     return bool(isinstance(named, list) and named and str(named[0]).endswith(("ForCausalLM", "TextModel")))
 
@@ -498,13 +510,13 @@ def _graph(config: Section, fmt: Format) -> tuple[Graph, tuple[str, ...]]:
         raise InputError(f"{where}: its fields contradict each other: no graph can be built ({problem})") from error
 
 
-def _not_positive(data: Mapping[str, object], at: str = "") -> Iterator[str]:
+def _not_positive(data: Mapping[str, object], prefix: str = "") -> Iterator[str]:
     """Names of the numeric fields of a config, and of sections in it, that are 0 or negative."""
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _not_positive(value, f"{at}{key}.")
+            yield from _not_positive(value, f"{prefix}{key}.")
         elif type(value) is int and value <= 0:
-            yield f"{at}{key}"
+            yield f"{prefix}{key}"
 
 
 def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
@@ -519,11 +531,11 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
         return _of_diffusers(config), ()
     from .architectures import types_of_class
 
-    found = types_of_class(config)
-    if len(found) != 1:
+    model_types = types_of_class(config)
+    if len(model_types) != 1:
         return config, ()
-    note = f"no model_type in its config: counts as {found[0]}, as its class is named"
-    return Section({**config.data, "model_type": found[0]}, config.file, config.prefix), (note,)
+    note = f"no model_type in its config: counts as {model_types[0]}, as its class is named"
+    return Section({**config.data, "model_type": model_types[0]}, config.file, config.prefix), (note,)
 
 
 def _of_diffusers(config: Section) -> Section:
@@ -546,33 +558,36 @@ def _says_quantization(config: Section) -> bool:
 
 
 def _by_modelopt(config: Section) -> bool:
-    """Whether ModelOpt wrote its quantization; the format of the cache is then only in a file beside it."""
+    """Whether ModelOpt wrote the quantization; the cache format is then only in hf_quant_config.json."""
     places = [section.get("quantization_config") for section in (config, _text(config))]
     return any(isinstance(place, Mapping) and place.get("quant_method") == "modelopt" for place in places)
 
 
-def _published(config: Section, beside: Section | None) -> Stored | None:
+def _published(config: Section, modelopt: Section | None) -> Stored | None:
     """The published quantization of a model; None if the config has none."""
-    if beside is None and not _says_quantization(config):
+    if modelopt is None and not _says_quantization(config):
         return None
     from .stored.quantization_config import read_published
 
-    return read_published(config, beside)
+    return read_published(config, modelopt)
 
 
 def _stored_notes(config: Section, stored: Stored, graph: Graph) -> tuple[str, ...]:
     """The notes of a published quantization, with one on entries of its lists that name no module."""
-    left = stored.unmatched(graph.predicting())
-    if not left:
+    unmatched = stored.unmatched(graph.predicting())
+    if not unmatched:
         return stored.notes
-    more = f" and {len(left) - _FEW} more" if len(left) > _FEW else ""
+    rest_note = f" and {len(unmatched) - _MAX_NAMES_IN_NOTE} more" if len(unmatched) > _MAX_NAMES_IN_NOTE else ""
     where = f"{config.file}: quantization_config"
-    return (*stored.notes, f"{where}: names no module of the model: {', '.join(left[:_FEW])}{more}")
+    return (
+        *stored.notes,
+        f"{where}: names no module of the model: {', '.join(unmatched[:_MAX_NAMES_IN_NOTE])}{rest_note}",
+    )
 
 
 def _quantization(stored: Stored | None, graph: Graph, fmt: Format) -> Quantization:
     if stored is None:
-        return AS_IT_IS
+        return UNQUANTIZED
     from .stored.formats import quantization_of
 
     return quantization_of(stored, graph, fmt)

@@ -1,4 +1,4 @@
-"""models/index.json: what lists say of the models that ship, whose graphs take seconds to build.
+"""models/index.json: facts of the shipped models for listings, as building their graphs takes seconds.
 
 `python tests/test_model_index.py` remakes it from the models, which are the truth: the test compares all, and one whose
 file has another size than the index knows is built instead.
@@ -21,12 +21,12 @@ PATH: Final = data_dir("models") / "index.json"
 
 @frozen(kw_only=True)
 class ModelFacts:
-    """What lists say of a model.
+    """Facts of a model that listings show.
 
     attention_kinds  without windows
     precision        format of most weights, as published
     weight_bytes     as published [B]
-    unknown          why their size may be another; "": it is known
+    unsupported_quantization  reason why weight_bytes is unknown; "": known
     max_context      0: unknown
     kv_bytes_per_token                 growth of the cache within all windows [B]
     kv_bytes_per_token_beyond_windows  growth of the cache of a sequence that is longer than all windows [B]
@@ -46,7 +46,7 @@ class ModelFacts:
     precision: str
     quantization: str
     weight_bytes: float
-    unknown: str
+    unsupported_quantization: str
     kv_bytes_per_token: float
     kv_bytes_per_token_beyond_windows: float
     image_tokens: int
@@ -55,17 +55,17 @@ class ModelFacts:
     aliases: tuple[str, ...]
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> ModelFacts:
-        """From JSON."""
-        lists: dict[str, Any] = {key: tuple(said[key]) for key in ("attention_kinds", "aliases")}
-        return cls(**{**said, **lists})
+    def of(cls, document: Mapping[str, Any]) -> ModelFacts:
+        """The facts of a JSON object."""
+        lists: dict[str, Any] = {key: tuple(document[key]) for key in ("attention_kinds", "aliases")}
+        return cls(**{**document, **lists})
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        left_out = ("attention_kinds", "precision", "unknown")
-        found = {key: value for key, value in asdict(self).items() if key not in left_out}
-        return found | {
-            "weight_bytes": None if self.unknown else self.weight_bytes,
+        """JSON object of the facts, as `llmviewer models --format json` has it."""
+        unlisted_fields = ("attention_kinds", "precision", "unsupported_quantization")
+        document = {key: value for key, value in asdict(self).items() if key not in unlisted_fields}
+        return document | {
+            "weight_bytes": None if self.unsupported_quantization else self.weight_bytes,
             "max_context": self.max_context or None,
             "aliases": list(self.aliases),
         }
@@ -73,16 +73,16 @@ class ModelFacts:
 
 @cache
 def index() -> Mapping[str, ModelFacts]:
-    """Shipped models by name, except those that are not as they were when the index was made."""
+    """Facts of shipped models by name, without those whose file has changed since the index was made."""
     if not PATH.is_file():
         return {}
-    found = json.loads(PATH.read_text(encoding="utf-8"))
+    records = json.loads(PATH.read_text(encoding="utf-8"))
     sizes = _sizes()
-    return {name: ModelFacts.of(found[name]["facts"]) for name in found if found[name]["size"] == sizes.get(name)}
+    return {name: ModelFacts.of(records[name]["facts"]) for name in records if records[name]["size"] == sizes.get(name)}
 
 
-def every(build: Callable[[str], ModelFacts]) -> list[ModelFacts]:
-    """All models that ship, those that the index does not know as `build` makes them."""
+def all_facts(build: Callable[[str], ModelFacts]) -> list[ModelFacts]:
+    """Facts of all shipped models; `build` makes those that the index lacks."""
     return [index().get(name) or build(name) for name in sorted(_sizes())]
 
 

@@ -47,16 +47,16 @@ def add_model(
         "parameters": parameters,
         "config": fields,
     })  # fmt: skip
-    found = parse_model(text, f"{name}.yaml", source=str(path)).parameters
-    if found != parameters:
-        raise InputError(f"{source}: has {found:,} parameters by its graph; --parameters must be the same; "
-                         f"got {parameters:,}")  # fmt: skip
+    counted_parameters = parse_model(text, f"{name}.yaml", source=str(path)).parameters
+    if counted_parameters != parameters:
+        raise InputError(f"{source}: has {counted_parameters:,} parameters by its graph; --parameters must be the "
+                         f"same; got {parameters:,}")  # fmt: skip
     record = data_dir("models") / f"{name}.yaml"
     write_text(record, f"# {title or name}.\n{text}")
     model_names.cache_clear()
     model_index.index.cache_clear()
     write_text(data_dir("models") / "parsed.json", parsed_folder(data_dir("models")))
-    write_text(model_index.PATH, model_index.to_json(model_index.every(lambda one: model_facts(load_model(one)))))
+    write_text(model_index.PATH, model_index.to_json(model_index.all_facts(lambda one: model_facts(load_model(one)))))
     model_index.index.cache_clear()
     return record, tuple(unread)
 
@@ -64,10 +64,10 @@ def add_model(
 def _config_file(source: str, repository: str) -> tuple[Path, str]:
     """The config.json of a source, and where it is published."""
     if is_repository(source) and not Path(source).exists():
-        found = fetch(source, "config.json")
-        if found is None:
+        config_path = fetch(source, "config.json")
+        if config_path is None:
             raise InputError(f"{source}: has no config.json on the hub")
-        return found, repository or source
+        return config_path, repository or source
     if not repository:
         raise InputError(f"{source}: a record names where its config is published; give --repository org/name")
     path = Path(source)
@@ -83,13 +83,17 @@ def _completed(config: Section, unread: Collection[str], assumed: Mapping[str, A
     if towers:
         raise config.error(towers[0], "must be given: a record states all its towers")
 
-    def kept(data: Mapping[str, Any], at: str) -> dict[str, Any]:
-        inside = {key: kept(value, f"{at}{key}.") if isinstance(value, Mapping) else value
-                  for key, value in data.items() if f"{at}{key}" not in unread}  # fmt: skip
-        own = {place.removeprefix(at): value for place, value in assumed.items() if place.rpartition(".")[0] == at[:-1]}
-        return inside | own
+    def complete_section(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        read_fields = {key: complete_section(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+                  for key, value in data.items() if f"{prefix}{key}" not in unread}  # fmt: skip
+        class_defaults = {
+            place.removeprefix(prefix): value
+            for place, value in assumed.items()
+            if place.rpartition(".")[0] == prefix[:-1]
+        }
+        return read_fields | class_defaults
 
-    return kept(config.data, "")
+    return complete_section(config.data, "")
 
 
 def _yaml(document: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ class Format:
         return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
 
     def __str__(self) -> str:
-        return f"{self.name} g{self.group}" if self.group != own_group(self) else self.name
+        return f"{self.name} g{self.group}" if self.group != default_group(self) else self.name
 
 
 # Types that represent all values of the key, narrowest first; fp16 and bf16 count as interchangeable, as is common.
@@ -76,17 +76,17 @@ NAMED: Final[dict[str, Format]] = {
     )
 }
 _SYNONYMS: Final = {"fp8": "fp8_e4m3", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "half": "fp16"}
-_ALONE: Final = {  # operands of a format named without W, A or KV, by common usage
+_OPERANDS_OF_BARE_FORMAT: Final = {  # operands of a format named without W, A or KV, by common usage
     "fp16": "WA", "bf16": "WA", "fp32": "WA", "fp8_e4m3": "WA", "fp8_e5m2": "WA", "int8": "WA", "int4": "W",
     "nf4": "W", "nf4dq": "W", "mxfp8": "WA", "mxfp6": "W", "mxfp4": "W", "nvfp4": "WA",
 }  # fmt: skip
 
 
-def resolved(fmt: Format, own: Format) -> Format:
+def resolved(fmt: Format, model_format: Format) -> Format:
     """`fmt`, or for HALF the 16-bit format of a model whose format is `own`."""
     if fmt != HALF:
         return fmt
-    return own if own.bits == HALF.bits else FP16
+    return model_format if model_format.bits == HALF.bits else FP16
 
 
 @cache
@@ -97,8 +97,8 @@ def product(a: Format, b: Format) -> str:
     """
     holds = [{f.compute, *WIDER[f.compute]} - {"table"} for f in (a, b)]
     common = holds[0] & holds[1]
-    own = common & {a.compute, b.compute}
-    return min(own or common, key=tuple(WIDER).index)
+    operand_types = common & {a.compute, b.compute}
+    return min(operand_types or common, key=tuple(WIDER).index)
 
 
 @frozen(kw_only=True)
@@ -146,14 +146,14 @@ _BLOCKS: Final = {  # llama.cpp's --cache-type-k: blocks of 32 elements, by thei
 _PART: Final = re.compile(
     rf"(kv|w|a)({_NUMBER}|{_NAME}|(?<=kv)(?:{'|'.join(_BLOCKS)}))(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE
 )
-_WHOLE: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format, perhaps with a cache format after it
+_BARE_FORMAT: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format, perhaps with a cache format after it
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
-    f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_ALONE, 'fp8')))} "
+    f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_OPERANDS_OF_BARE_FORMAT, 'fp8')))} "
     "alone or before that of the cache, as in fp8KV8 and KVq8_0 "
     "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
 )
-_MEANT: Final = {  # by what others call them
+_FOREIGN_NAMES: Final = {  # by what others call them
     "awq": "W4A16g128", "gptq": "W4A16g128", "4bit": "W4A16 or W4A16g128", "4-bit": "W4A16 or W4A16g128",
     "8bit": "W8A16 or W8A8", "8-bit": "W8A16 or W8A8", "fp4": "nvfp4 or mxfp4", "bnb": "Wnf4A16",
     "bitsandbytes": "Wnf4A16",
@@ -167,29 +167,31 @@ def parse_scheme(text: str) -> Scheme:
 
     Raises InputError, with the notation, if the text does not parse.
     """
-    whole = text.strip().lower()
-    found: dict[str, Format] = {}
+    notation = text.strip().lower()
+    formats: dict[str, Format] = {}
     position = 0
-    if whole in _MEANT:
-        raise InputError(f"quantization must be written as {_MEANT[whole]}; got {text!r}")
-    if (match := _WHOLE.match(whole)) and (name := _SYNONYMS.get(match[1], match[1])) in _ALONE:
-        found = {use.lower(): NAMED[name] for use in _ALONE[name]}
+    if notation in _FOREIGN_NAMES:
+        raise InputError(f"quantization must be written as {_FOREIGN_NAMES[notation]}; got {text!r}")
+    if (match := _BARE_FORMAT.match(notation)) and (
+        name := _SYNONYMS.get(match[1], match[1])
+    ) in _OPERANDS_OF_BARE_FORMAT:
+        formats = {use.lower(): NAMED[name] for use in _OPERANDS_OF_BARE_FORMAT[name]}
         position = match.end()
-    while position < len(whole):
-        match = _PART.match(whole, position)
-        if not match or match[1] in found:
+    while position < len(notation):
+        match = _PART.match(notation, position)
+        if not match or match[1] in formats:
             raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
         group = int(match[3]) if match[3] else 0
         if match[3] and not group:
             raise InputError(f"quantization {text!r}: a group must have at least one value; got g{match[3]}")
-        if group and match[1] == "a" and "w" in found and not found["w"].group:
-            found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is that of the weights
+        if group and match[1] == "a" and "w" in formats and not formats["w"].group:
+            formats["w"] = _grouped(formats["w"], group, text)  # W4A16g128: the group is that of the weights
             group = 0
-        found[match[1]] = _grouped(_format(match[2], text), group, text)
+        formats[match[1]] = _grouped(_format(match[2], text), group, text)
         position = match.end()
-    if not found:
+    if not formats:
         raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
-    return Scheme(text=text, weight=found.get("w"), activation=found.get("a"), kv_cache=found.get("kv"))
+    return Scheme(text=text, weight=formats.get("w"), activation=formats.get("a"), kv_cache=formats.get("kv"))
 
 
 def notation(scheme: Scheme) -> str:
@@ -198,7 +200,7 @@ def notation(scheme: Scheme) -> str:
     if weight and weight == activation == NAMED.get(weight.name) and not cache and not weight.name.startswith("int"):
         return _name(weight)
     uses = [("W", weight), ("A", activation), ("KV", cache)]
-    groups = {use: f"g{fmt.group}" if fmt and fmt.group != own_group(fmt) else "" for use, fmt in uses}
+    groups = {use: f"g{fmt.group}" if fmt and fmt.group != default_group(fmt) else "" for use, fmt in uses}
     if groups["A"]:  # before the weights: a group after both would be theirs
         uses[:2] = reversed(uses[:2])
     elif activation:  # W4A16g128
@@ -213,7 +215,7 @@ def _name(fmt: Format) -> str:
     return "fp8" if fmt.name == _SYNONYMS["fp8"] else fmt.name
 
 
-def own_group(fmt: Format) -> int:
+def default_group(fmt: Format) -> int:
     """The group size that the name implies."""
     return NAMED[fmt.name].group if fmt.name in NAMED else 0
 

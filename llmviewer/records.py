@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Nothing:
-    """A frozen dataclass, whose `__dataclass_params__` let dataclasses inherit from ours."""
+class _PlainDataclass:
+    """Frozen dataclass, the source of `__dataclass_params__` with which dataclasses inherit from `frozen` classes."""
 
 
 @overload
@@ -33,7 +33,7 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False, eq: bool = T
     repr     whether the text of an instance lists its fields, and else is that of a base class
     """
     if cls is None:
-        return lambda made: _frozen(made, kw_only=kw_only, eq=eq, described=repr)
+        return lambda decorated: _frozen(decorated, kw_only=kw_only, eq=eq, described=repr)
     return _frozen(cls, kw_only=kw_only, eq=eq, described=repr)
 
 
@@ -58,7 +58,7 @@ def _frozen(cls: type[T], *, kw_only: bool, eq: bool, described: bool) -> type[T
             setattr(cls, name, method)
     attributes: dict[str, Any] = {
         "__dataclass_fields__": members,
-        "__dataclass_params__": vars(_Nothing)["__dataclass_params__"],
+        "__dataclass_params__": vars(_PlainDataclass)["__dataclass_params__"],
         "__match_args__": tuple(name for name, one in members.items() if not one.kw_only),
     }
     for name, value in attributes.items():
@@ -98,17 +98,17 @@ def _init(members: Mapping[str, Field[Any]], *, post_init: bool) -> Callable[...
     factories = {name: one.default_factory for name, one in members.items() if one.default_factory is not MISSING}
     filled = (members.keys() - refused) | defaults.keys() | factories.keys()
 
-    def init(self: Any, /, *values: object, **given: object) -> None:
+    def init(self: Any, /, *values: object, **arguments: object) -> None:
         if values:
-            given = _named(self, positional, values, given)
+            arguments = _named(self, positional, values, arguments)
         state = self.__dict__
         state.update(defaults)
         for name, factory in factories.items():
-            if name not in given:
+            if name not in arguments:
                 state[name] = factory()
-        state.update(given)
-        if state.keys() != filled or not refused.isdisjoint(given):
-            _refuse_arguments(self, members, given)
+        state.update(arguments)
+        if state.keys() != filled or not refused.isdisjoint(arguments):
+            _refuse_arguments(self, members, arguments)
         if post_init:
             self.__post_init__()
 
@@ -116,7 +116,7 @@ def _init(members: Mapping[str, Field[Any]], *, post_init: bool) -> Callable[...
 
 
 def _named(
-    self: object, names: tuple[str, ...], values: tuple[object, ...], given: dict[str, object]
+    self: object, names: tuple[str, ...], values: tuple[object, ...], keywords: dict[str, object]
 ) -> dict[str, object]:
     """Arguments by name.
 
@@ -125,14 +125,14 @@ def _named(
     if len(values) > len(names):
         raise TypeError(f"{type(self).__name__} takes {len(names)} positional arguments; got {len(values)}")
     by_place = dict(zip(names, values, strict=False))
-    if twice := by_place.keys() & given.keys():
+    if twice := by_place.keys() & keywords.keys():
         raise TypeError(f"{type(self).__name__} got multiple values for {', '.join(sorted(twice))}")
-    return by_place | given
+    return by_place | keywords
 
 
-def _refuse_arguments(self: object, members: Mapping[str, Field[Any]], given: Mapping[str, object]) -> NoReturn:
+def _refuse_arguments(self: object, members: Mapping[str, Field[Any]], arguments: Mapping[str, object]) -> NoReturn:
     """Raises TypeError for arguments that are missing or unknown."""
-    unknown = [name for name in given if name not in members or not members[name].init]
+    unknown = [name for name in arguments if name not in members or not members[name].init]
     missing = [name for name in members if name not in vars(self)]
     problem, names = ("unexpected keyword arguments", unknown) if unknown else ("missing arguments", missing)
     raise TypeError(f"{type(self).__name__}: {problem} {', '.join(names)}")
@@ -162,10 +162,10 @@ def _getter(names: list[str]) -> Callable[[object], object]:
 
 def _repr(members: Mapping[str, Field[Any]]) -> Callable[[object], str]:
     """`__repr__` as a call with keyword arguments."""
-    shown = [name for name, one in members.items() if one.repr]
+    names = [name for name, one in members.items() if one.repr]
 
     def text(self: object) -> str:
-        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     return text
 

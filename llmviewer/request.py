@@ -88,7 +88,7 @@ def _kv_len_of(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
         if checked_kv_len:
             raise InputError(f"kv_len is for decode steps, and {model.name} does not generate; leave it out")
         return None
-    if checked_kv_len and model.encodes and checked_kv_len <= prompt:
+    if checked_kv_len and model.is_encoder_decoder and checked_kv_len <= prompt:
         must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
         raise InputError(f"{must}; got {checked_kv_len}")
     return checked_kv_len or prompt + 1

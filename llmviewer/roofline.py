@@ -46,7 +46,7 @@ def lane(row: PlannedOperator | OperatorEstimate) -> Lane:
 
 @frozen(kw_only=True)
 class OperatorEstimate:
-    """One of `repeat` launches of an operator in a pass; numbers, or arrays over the workload."""
+    """Lower bound of one launch of an operator, which a pass repeats `repeat` times. Fields are numbers or arrays."""
 
     operator: Operator
     block: Block
@@ -57,7 +57,7 @@ class OperatorEstimate:
     kv_bytes: Num  # [B]
     link_bytes: Num  # [B]
     busy_s: Mapping[Resource, Num]  # busy time of each resource [s]
-    wanted: Resource  # unit and data type of the operands
+    operand_unit: Resource  # unit and data type of the operands
     compute: Resource  # unit and data type that do it on the device
     fetch_s: Mapping[Resource, Num] = field(default_factory=dict)  # of links, for its offloaded data [s]
 
@@ -77,11 +77,11 @@ class OperatorEstimate:
 
     @property
     def unprefetched_s(self) -> Num:
-        """The bound of a launch during which its offloaded data arrives, as engines without prefetching have it. [s]"""
+        """The bound of a launch that fetches its offloaded data itself, as in engines without prefetching. [s]"""
         return reduce(np.maximum, self.fetch_s.values(), self.time_s)
 
     def repeated_s(self, hardware: Hardware) -> Num:
-        """The bound of a launch that finds in the last cache what that holds of its tensors. [s]"""
+        """The bound of a repeated launch, whose tensors stay in the last-level cache as far as they fit. [s]"""
         level, capacity = hardware.last_cache
         near = self.bytes / hardware.numbers.get(f"{level.lower()}.bandwidth", inf)
         far = np.maximum(self.bytes - capacity, 0) / hardware.bandwidth()
@@ -134,13 +134,13 @@ class Estimate:
         return self.sum("time_s")
 
     @property
-    def waits_s(self) -> dict[str, float]:
+    def seconds_by_bound(self) -> dict[str, float]:
         """Time by bound ("memory", "link" or "compute"), of a single workload. [s]"""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for row in self.rows:
             bound = max(row.busy_s, key=row.busy_s.__getitem__).bound
-            found[bound] = found.get(bound, 0.0) + float(row.repeat * row.time_s)
-        return found
+            seconds[bound] = seconds.get(bound, 0.0) + float(row.repeat * row.time_s)
+        return seconds
 
 
 @frozen
@@ -204,7 +204,7 @@ class Plan:
     def launches_s(self, values: Mapping[Feature, Num]) -> Num:
         """Time of all launches, without waits for offloaded data. [s]"""
         result: Num = 0.0
-        for forms, launches in self.alike:
+        for forms, launches in self.equal_launches:
             result = result + launches * reduce(np.maximum, (form(values) for form in forms))
         return result
 
@@ -220,11 +220,11 @@ class Plan:
     @cached_property
     def fetch_s(self) -> Mapping[Resource, Form]:
         """Busy time of links for offloaded data. [s]"""
-        found: dict[Resource, Form] = {}
+        busy: dict[Resource, Form] = {}
         for row in self.operators:
             for resource, form in row.fetch_s.items():
-                found[resource] = found.get(resource, Form()) + row.block.repeat * form
-        return found
+                busy[resource] = busy.get(resource, Form()) + row.block.repeat * form
+        return busy
 
     @cached_property
     def _fetching(self) -> tuple[Plan, ...]:
@@ -242,18 +242,18 @@ class Plan:
         In a pipeline: all stages for the first micro-batch, and the slowest stage for each further one. Two overlapping
         batches alternate in every layer, so computation or communication is busy with both.
 
-        turns  whether the next pass waits for this one, as decode steps do: the time between passes is then the longer
-               of all stages for one micro-batch and the slowest stage for all micro-batches
+        autoregressive  whether the next pass waits for this one, as decode steps do: the time between passes is then
+                        the longer of all stages for one micro-batch and the slowest stage for all micro-batches
         """
-        through = self.seconds(values)
+        latency = self.seconds(values)
         if len(self._lanes) < 2:
-            return parts * through
+            return parts * latency
         slowest = reduce(np.maximum, (one.seconds(values) for one in self.lanes))
-        return pipelined_s(through, slowest, parts, autoregressive=autoregressive or overlapping(self._lanes))
+        return pipelined_s(latency, slowest, parts, autoregressive=autoregressive or overlapping(self._lanes))
 
     @cached_property
-    def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
-        """Distinct sets of busy times, with their numbers of launches."""
+    def equal_launches(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
+        """Distinct sets of busy times, each with its number of launches."""
         launches: dict[tuple[Form, ...], int] = {}
         for row in self.operators:
             forms = tuple(row.busy_s.values())
@@ -262,13 +262,13 @@ class Plan:
 
 
 def overlapping(lanes: Iterable[Lane]) -> bool:
-    """Whether the lanes are those of two overlapping batches."""
-    return any(overlapped for _, overlapped in lanes)
+    """Whether the lanes belong to two overlapping batches."""
+    return any(communicates for _, communicates in lanes)
 
 
-def pipelined_s(through: Num, slowest: Num, parts: Num, *, autoregressive: bool) -> Num:
-    """Plan.in_parts() for a micro-batch that takes `through` in all lanes and `slowest` in the slowest lane. [s]"""
-    return np.maximum(through, parts * slowest) if autoregressive else through + (parts - 1) * slowest
+def pipelined_s(latency: Num, slowest: Num, parts: Num, *, autoregressive: bool) -> Num:
+    """Plan.pipelined_s() for a micro-batch that takes `latency` in all lanes and `slowest` in the slowest lane. [s]"""
+    return np.maximum(latency, parts * slowest) if autoregressive else latency + (parts - 1) * slowest
 
 
 def plan(graph: Graph, hardware: Hardware) -> Plan:
@@ -276,11 +276,11 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
 
     Raises InputError if the hardware has no unit for the data type of an operator.
     """
-    worked: dict[tuple[Operator, Stream], PlannedOperator] = {}  # many operators are equal
+    planned_by_operator: dict[tuple[Operator, Stream], PlannedOperator] = {}  # many operators are equal
     planned = []
     for block, op in graph:
-        one = worked.get((op, block.stream)) or _planned(op, block, hardware)
-        worked[op, block.stream] = one
+        one = planned_by_operator.get((op, block.stream)) or _planned(op, block, hardware)
+        planned_by_operator[op, block.stream] = one
         planned.append(replace(one, operator=op, block=block))
     return Plan(tuple(planned))
 
@@ -288,30 +288,30 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
 def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
     work = op.work().on(block.stream)
     busy: dict[Resource, Form] = {}
-    for wanted, form in work.amounts:
+    for needed, form in work.amounts:
         if form:
-            supplied = hardware.supply(wanted)
-            held_up = kept_busy(supplied, busy)
-            busy[held_up] = busy.get(held_up, Form()) + form / hardware.limit(supplied)
-    fetch = {resource: form / hardware.limit(resource) for resource, form in work.fetched}
-    compute = hardware.supply(work.wanted)
+            supplied = hardware.supply(needed)
+            occupied = occupied_resource(supplied, busy)
+            busy[occupied] = busy.get(occupied, Form()) + form / hardware.limit(supplied)
+    fetch = {resource: form / hardware.limit(resource) for resource, form in work.fetch_bytes}
+    compute = hardware.supply(work.operand_unit)
     return PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute, fetch_s=fetch)
 
 
 def _exposed(stage: Plan, values: Mapping[Feature, Num]) -> OperatorEstimate:
     """The wait of a pipeline stage for transfers that take longer than its launches."""
     launches_s = stage.launches_s(values)
-    waits = {link: np.maximum(form(values) - launches_s, 0.0) for link, form in stage.fetch_s.items()}
+    exposed_s = {link: np.maximum(form(values) - launches_s, 0.0) for link, form in stage.fetch_s.items()}
     first = stage.operators[0].block
     block = replace(first, name=f"stage_{first.stage}", operators=(EXPOSED,), layers=())
     unit = vector("fp32")
     return OperatorEstimate(
         operator=EXPOSED, block=block, ops=0.0, conversion_ops=0.0, weight_bytes=0.0, activation_bytes=0.0,
-        kv_bytes=0.0, link_bytes=0.0, busy_s=waits, wanted=unit, compute=unit,
+        kv_bytes=0.0, link_bytes=0.0, busy_s=exposed_s, operand_unit=unit, compute=unit,
     )  # fmt: skip
 
 
-def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:
+def occupied_resource(supplied: Resource, busy: Iterable[Resource]) -> Resource:
     """The resource that a launch occupies by using `supplied`: one of `busy` if that is the same hardware.
 
     Work of a unit in several data types adds up, under the first data type; latencies of messages occupy their link.
@@ -335,7 +335,7 @@ def _ratio(amount: Num, per: Num) -> Num:
 
 
 def _amounts(row: PlannedOperator, values: Mapping[Feature, Num]) -> dict[str, Any]:
-    """What an OperatorEstimate has of a work."""
+    """Fields of OperatorEstimate that depend only on the work, the device and the workload."""
     work = row.work
     return {
         "ops": work.ops(values),
@@ -346,6 +346,6 @@ def _amounts(row: PlannedOperator, values: Mapping[Feature, Num]) -> dict[str, A
         "link_bytes": work.link_bytes(values),
         "busy_s": {resource: form(values) for resource, form in row.busy_s.items()},
         "fetch_s": {resource: form(values) for resource, form in row.fetch_s.items()},
-        "wanted": work.wanted,
+        "operand_unit": work.operand_unit,
         "compute": row.compute,
     }

@@ -28,9 +28,9 @@ from .model import Model
 from .model_files import load_model
 from .operators.linear import Linear
 from .options import LayoutOptions, PassOptions, SettingOptions
-from .parallel.layout import ALONE, Layout, parse_layout
+from .parallel.layout import ONE_DEVICE, Layout, parse_layout
 from .parameters import Accounting, Algorithm, AttentionMode, Mla
-from .precision import own_group
+from .precision import default_group
 from .records import frozen
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, overrides, parse_techniques
@@ -63,7 +63,7 @@ class Setting:
     accounting: Accounting
     mla: Mla = Mla.AUTO
     expert_skew: float = 0
-    layout: Layout = ALONE
+    layout: Layout = ONE_DEVICE
     offload: Offload = ON_DEVICE
     decodes_only: bool = False  # whether prefills run on other devices
     techniques: tuple[Technique, ...] = ()
@@ -97,8 +97,10 @@ class Setting:
         network = _with_mtp_layers(network, techniques) if values["mtp"] else network
         quant = _quant_of(values["quant"], techniques)
         quantization = _precision(quant, network, engine, device)
-        if network.unknown and not quantization.scheme.weight:
-            raise InputError(f"{network.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
+        if network.unsupported_quantization and not quantization.scheme.weight:
+            raise InputError(
+                f"{network.unsupported_quantization}: its weights may be of any size; give --quant, such as W4A16g128"
+            )
         return cls(
             model=network,
             hardware=device,
@@ -164,7 +166,7 @@ class Setting:
         graph_techniques = (
             one for one in self.techniques if overrides(one, "network", "lowered") or one.separate_decode_graph
         )
-        return Lowering(**(inherited_fields | {"techniques": tuple(graph_techniques)})).remembered()
+        return Lowering(**(inherited_fields | {"techniques": tuple(graph_techniques)})).cached()
 
     @property
     def graph(self) -> Graph:
@@ -198,7 +200,9 @@ class Setting:
     def time_s(self, phase: str, workload: Workload, batch: Num) -> Num:
         """The bound of a phase for a batch of all devices, whose micro-batches are `workload`. [s]"""
         plan = self.plan_of(phase)
-        return plan.pipelined_s(plan.values(workload), self.layout.parts(batch), autoregressive=phase == "decode")
+        return plan.pipelined_s(
+            plan.values(workload), self.layout.micro_batch_count(batch), autoregressive=phase == "decode"
+        )
 
     def expected_time(self, phase: str, workload: Workload, batch: Num) -> Interval | None:
         """The expected time of a phase, as in time_s(); None if only the bound is known. [s]"""
@@ -207,7 +211,7 @@ class Setting:
 
     def expected(self, phase: str, one_micro_batch: ExpectedPass, batch: Num) -> Interval:
         """The expected time of a phase, from that of one micro-batch. [s]"""
-        return one_micro_batch.pipelined_s(self.layout.parts(batch), autoregressive=phase == "decode")
+        return one_micro_batch.pipelined_s(self.layout.micro_batch_count(batch), autoregressive=phase == "decode")
 
     def expected_pass(self, phase: str, workload: Workload) -> ExpectedPass | None:
         """The expected pass of a micro-batch; None if only its bound is known."""
@@ -260,7 +264,7 @@ class Setting:
         """
         if gen > _MOST_STEPS:
             raise InputError(f"gen must be at most {_MOST_STEPS}, because steps are computed one by one; got {gen}")
-        share, parts = self.layout.share(batch), self.layout.parts(batch)
+        share, parts = self.layout.micro_batch_size(batch), self.layout.micro_batch_count(batch)
         first = Workload.prefill(batch=share, prompt=prompt, images=images)
         steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt, images=images)
         plain = Schedule(
@@ -329,7 +333,7 @@ def changes_passes(techniques: Iterable[Technique]) -> bool:
 
 def check_images(model: Model, *, prompt: int, images: int) -> None:
     """Raises InputError if the model takes no images, or the prompt is too short for them."""
-    if images and not model.sees:
+    if images and not model.has_tower:
         raise InputError(f"images must be 0: {model.name} has no tower for pictures; got {images}")
     if prompt < images * model.image_tokens:
         each = f"the {model.image_tokens} tokens of each of {images} pictures of {model.name}"
@@ -380,8 +384,8 @@ def layout_of(options: LayoutOptions) -> Layout:
     layout = options.get("layout", "")
     parsed_layout = parse_layout(layout) if isinstance(layout, str) else layout
     degrees: dict[str, Any] = {f.name: options.get(f.name, f.default) for f in fields(Layout)}
-    changed_degree = next((name for name, value in degrees.items() if value != getattr(ALONE, name)), "")
-    if changed_degree and layout not in ("", ALONE):
+    changed_degree = next((name for name, value in degrees.items() if value != getattr(ONE_DEVICE, name)), "")
+    if changed_degree and layout not in ("", ONE_DEVICE):
         raise InputError(f"layout must be left out beside {changed_degree}, which it sets too; give one of them")
     degrees["collective"] = arguments.enum_member("collective", degrees["collective"], Algorithm)
     return Layout(**degrees) if changed_degree else parsed_layout
@@ -395,7 +399,7 @@ def offload_of(options: PassOptions) -> Offload:
     offload, synchronous = options["offload"], options["offload_sync"]
     if isinstance(offload, str):
         return parse_offload(f"{offload} sync" if synchronous else offload)
-    return replace(offload, waits=True) if synchronous else offload
+    return replace(offload, synchronous=True) if synchronous else offload
 
 
 def _default_attention(accounting: Accounting) -> AttentionMode:
@@ -411,9 +415,9 @@ def _with_mtp_layers(model: Model, techniques: Sequence[Technique]) -> Model:
         if one.runs_mtp_layers:
             layers = f"the layers that --with {one.name} drafts with between passes"
             raise InputError(f"mtp: runs in every pass {layers}; leave one out")
-    if model.predicting is None:
-        raise InputError(f"mtp: {model.why_not_predicting}")
-    return model.predicting
+    if model.with_prediction is None:
+        raise InputError(f"mtp: {model.no_prediction_reason}")
+    return model.with_prediction
 
 
 @lru_cache(maxsize=16)
@@ -465,7 +469,7 @@ def _check_groups(quantization: Quantization, model: Model) -> None:
     Rows that are shorter than a group have one scale each.
     """
     weight = quantization.scheme.weight
-    if weight is None or weight.group == own_group(weight):
+    if weight is None or weight.group == default_group(weight):
         return
     linears = (op for _, op in model.graph if isinstance(op, Linear) and not op.left_as_published)
     rows = sorted({op.weight.shape[-1] for op in linears})

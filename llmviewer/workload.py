@@ -23,7 +23,7 @@ class Spans:
     logits  positions per sequence that need logits
     source  tokens of kv_len that are the encoder's, in encoder-decoder models
     images  images per sequence that a tower processes in this pass
-    seen    images per sequence processed so far, for models with a separate cache for images
+    total_images  images per sequence processed so far, for models with a separate cache for images
     """
 
     batch: Num
@@ -32,7 +32,7 @@ class Spans:
     logits: Num = 1
     source: Num = 0
     images: Num = 0
-    seen: Num = 0
+    total_images: Num = 0
 
     @property
     def past(self) -> Num:
@@ -63,19 +63,19 @@ class Spans:
         """An image tower's part: tiles as sequences of `patches` patches."""
         return Spans(batch=self.batch * self.images * tiles, q_len=patches, kv_len=patches, logits=0)
 
-    def of_texts(self, tokens: float) -> Spans:
+    def of_text_tokens(self, tokens: float) -> Spans:
         """The new tokens without the `tokens` of each image."""
         new = np.maximum(self.q_len - self.images * tokens, 0)
         return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=self.logits)
 
-    def of_acting(self, tokens: float) -> Spans:
+    def of_denoising(self, tokens: float) -> Spans:
         """The passes of a decoder over `tokens` tokens, each of which sees all of the encoder's."""
         steps = self.of_target()
         return Spans(batch=self.batch * steps.q_len, q_len=tokens, kv_len=tokens, logits=0, source=steps.source)
 
-    def of_seen(self, tokens: float) -> Spans:
+    def of_image_readers(self, tokens: float) -> Spans:
         """The part of cross-attention to `tokens` per image; empty if there are no images."""
-        new, read = self.q_len * np.minimum(self.seen, 1), self.seen * tokens
+        new, read = self.q_len * np.minimum(self.total_images, 1), self.total_images * tokens
         return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=0, source=read)
 
     def kv_tokens(self, window: float) -> Num:
@@ -83,9 +83,11 @@ class Spans:
 
     def pairs(self, window: float) -> Num:
         past = self.past
-        most = np.minimum(self.kv_len, window)  # keys the last query sees
-        growing: Num = np.minimum(np.maximum(most - past, 0), self.q_len)  # queries that see every key before them
-        return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * most
+        keys_of_last = np.minimum(self.kv_len, window)  # keys the last query sees
+        growing: Num = np.minimum(
+            np.maximum(keys_of_last - past, 0), self.q_len
+        )  # queries that see every key before them
+        return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * keys_of_last
 
     def chunked_pairs(self, chunk: float) -> Num:
         new: Num = _triangles(self.kv_len, chunk) - _triangles(self.past, chunk)
@@ -103,18 +105,20 @@ class Spans:
         return _triangles(self.q_len, chunk)
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
-        held = self.kv_tokens(window)
-        stays = np.less_equal(held, resident)
-        return held if stays.all() else np.where(stays, held, self._kv_tiled(tile, window))
+        keys = self.kv_tokens(window)
+        stays_on_chip = np.less_equal(keys, resident)
+        return keys if stays_on_chip.all() else np.where(stays_on_chip, keys, self._kv_tiled(tile, window))
 
     def _kv_tiled(self, tile: float, window: float) -> Num:
         past = self.past
         full = np.floor_divide(self.q_len, tile)
         rest = self.q_len - full * tile
-        most = window - 1 + tile  # keys that a full tile sees once the window is full
-        growing = np.clip(np.floor((most - past) / tile), 0, full)  # full tiles that see every key before them
+        keys_of_full_tile = window - 1 + tile  # keys that a full tile sees once the window is full
+        growing = np.clip(
+            np.floor((keys_of_full_tile - past) / tile), 0, full
+        )  # full tiles that see every key before them
         keys: Num = growing * past + tile * growing * (growing + 1) / 2
-        keys = keys + np.where(full > growing, (full - growing) * np.minimum(most, self.kv_len), 0)
+        keys = keys + np.where(full > growing, (full - growing) * np.minimum(keys_of_full_tile, self.kv_len), 0)
         last: Num = np.where(rest > 0, np.minimum(self.kv_len, window - 1 + rest), 0)
         return keys + last
 
@@ -133,7 +137,7 @@ class Sequences(Spans):
     def __post_init__(self) -> None:
         for name in ("batch", "q_len"):
             if not np.greater_equal(getattr(self, name), 1).all():
-                raise InputError(f"{name} must be at least 1; got {_least(getattr(self, name))}")
+                raise InputError(f"{name} must be at least 1; got {_minimum(getattr(self, name))}")
         if not np.greater_equal(self.kv_len, self.q_len).all():
             raise InputError(
                 "kv_len must be >= q_len, as new tokens attend to themselves; "
@@ -151,7 +155,7 @@ class Sequences(Spans):
 
 @frozen(kw_only=True)
 class Thinned(Spans):
-    """Spans of which only the fraction `share` of all tokens, new and cached, takes part."""
+    """Spans of which only the fraction `share` of all tokens, new and cached, attend to each other."""
 
     share: float
 
@@ -171,7 +175,7 @@ class Thinned(Spans):
 
 @frozen
 class Workload:
-    """One forward pass. Operators use the features below and never a phase, so each needs one formula.
+    """A forward pass. Operators use the features below and never a phase, so each needs one formula.
 
     Prefill, decode, chunked prefill, speculative verification and mixed batches differ only in q_len and kv_len.
     """
@@ -181,16 +185,18 @@ class Workload:
     @classmethod
     def prefill(cls, *, batch: Num, prompt: Num, images: Num = 0) -> Workload:
         """A whole prompt in one pass, with its images."""
-        return cls((Sequences(batch=batch, q_len=prompt, kv_len=prompt, source=prompt, images=images, seen=images),))
+        return cls(
+            (Sequences(batch=batch, q_len=prompt, kv_len=prompt, source=prompt, images=images, total_images=images),)
+        )
 
     @classmethod
     def decode(cls, *, batch: Num, kv_len: Num, prompt: Num = 0, images: Num = 0) -> Workload:
-        """One new token per sequence that attends to `kv_len` tokens, itself included.
+        """A decode step: one new token per sequence, which attends to `kv_len` tokens, itself included.
 
         prompt  tokens that were the encoder's input, if the model has one
         images  images per prompt
         """
-        return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len, source=prompt, seen=images),))
+        return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len, source=prompt, total_images=images),))
 
     @classmethod
     def chunk(cls, *, batch: Num, chunk: Num, past: Num) -> Workload:
@@ -224,19 +230,19 @@ class Workload:
         """An image tower's part of the pass: `tiles` per image, `patches` per tile."""
         return _PartialPass(tuple(s.of_images(patches, tiles) for s in self.groups))
 
-    def acting(self, tokens: float) -> Workload:
+    def denoising(self, tokens: float) -> Workload:
         """The decoder's passes over `tokens` tokens, one pass per token generated, after an encoder."""
-        return _Target(tuple(s.of_acting(tokens) for s in self.groups))
+        return _Target(tuple(s.of_denoising(tokens) for s in self.groups))
 
-    def texts(self, tokens: float) -> Workload:
+    def text_tokens(self, tokens: float) -> Workload:
         """The part of the pass without images, of `tokens` new tokens each."""
-        return _PartialPass(tuple(s.of_texts(tokens) for s in self.groups))
+        return _PartialPass(tuple(s.of_text_tokens(tokens) for s in self.groups))
 
-    def seeing(self, tokens: float) -> Workload:
-        """The sequences with images, which attend to `tokens` per image besides their own."""
-        return _Target(tuple(s.of_seen(tokens) for s in self.groups))
+    def with_images(self, tokens: float) -> Workload:
+        """The sequences with images, whose cross-attention reads `tokens` per image."""
+        return _Target(tuple(s.of_image_readers(tokens) for s in self.groups))
 
-    def ending(self) -> Workload:
+    def logit_tokens(self) -> Workload:
         """The last new tokens of each sequence, whose logits are needed; all of a decode step."""
         return _PartialPass(tuple(replace(s, q_len=np.minimum(s.logits, s.q_len)) for s in self.groups))
 
@@ -248,9 +254,9 @@ class Workload:
         """The fraction `share` of the tokens, chosen independently."""
         return _Sampled(tuple(s.times(share) for s in self.groups), share=share)
 
-    def together(self, share: float) -> Workload:
+    def pass_fraction(self, share: float) -> Workload:
         """All tokens in the fraction `share` of such passes, on average."""
-        return _Together(tuple(s.times(share) for s in self.groups), share=share)
+        return _PassFraction(tuple(s.times(share) for s in self.groups), share=share)
 
     def thinned(self, share: float) -> Workload:
         """The fraction `share` of the tokens, which attend only to each other."""
@@ -281,7 +287,7 @@ class Workload:
         """Positions that need logits."""
         return self._sum(lambda s: s.logits)
 
-    def wanted(self) -> Num:
+    def with_logits(self) -> Num:
         """1 if any logits are needed, so that the prediction head runs; else 0."""
         return np.minimum(self.logits(), 1.0)
 
@@ -294,7 +300,7 @@ class Workload:
         return self._sum(lambda s: s.chunked_pairs(chunk))
 
     def chunked_kv(self, chunk: float) -> Num:
-        """Cached positions that a pass attends to under such a mask."""
+        """Cached positions that a pass attends to under a mask within chunks of positions."""
         return self._sum(lambda s: s.chunked_kv(chunk))
 
     def chosen_kv(self, chosen: float) -> Num:
@@ -380,7 +386,7 @@ class _PartialPass(Workload):
 
 @frozen
 class _Sampled(Workload):
-    """Some tokens of a pass; amounts once per pass count with the probability that there is one."""
+    """Pass of a random part of the tokens; amounts per pass count with the probability of at least one token."""
 
     share: float = 1.0
 
@@ -388,15 +394,15 @@ class _Sampled(Workload):
         return 1 - (1 - self.share) ** (self.tokens() / self.share)
 
 
-class _Together(_Sampled):
-    """A fraction of passes, averaged; amounts once per pass count in these."""
+class _PassFraction(_Sampled):
+    """A fraction of passes, averaged; amounts per pass count with that fraction."""
 
     def one(self) -> Num:
         return self.share
 
 
 class _Thinned(_Sampled):
-    """Some tokens of Thinned sequences, whose lengths count all tokens."""
+    """Pass over Thinned spans, whose lengths count all tokens."""
 
     def tokens(self) -> Num:
         return self.share * super().tokens()
@@ -436,11 +442,11 @@ def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
         rest[i] += rest[i + 1] * (rank[i] / rank[i + 1]) ** skew
     share = (chosen - np.arange(experts)) / rest  # if all before it get every token
     full = min(int(np.argmax(share <= 1)), chosen) if np.any(share <= 1) else experts
-    found = np.ones(experts)
+    fractions = np.ones(experts)
     if full < experts:
-        found[full:] = share[full] * (rank[full] / rank[full:]) ** skew
-    return tuple(found.tolist())
+        fractions[full:] = share[full] * (rank[full] / rank[full:]) ** skew
+    return tuple(fractions.tolist())
 
 
-def _least(value: Num) -> Num:
+def _minimum(value: Num) -> Num:
     return value if np.ndim(value) == 0 else np.min(value)

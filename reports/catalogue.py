@@ -8,7 +8,7 @@ from llmviewer.devices.hardware import Hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model import Model
 from llmviewer.resource import Unit
-from llmviewer.transforms.quantize import AS_IT_IS
+from llmviewer.transforms.quantize import UNQUANTIZED
 from llmviewer.units import si
 
 from .columns import WIDTH, columns
@@ -19,7 +19,7 @@ _KEY: Final = 22  # characters of the longest key of a model, and a gap
 
 
 def model_card(model: Model, width: int = WIDTH) -> str:
-    quantized = model.quantization != AS_IT_IS
+    quantized = model.quantization != UNQUANTIZED
     rows = f", {model.looked_up_parameters:,} of them looked up alone" if model.looked_up_parameters else ""
     facts = [
         ("name", model.name),
@@ -32,11 +32,11 @@ def model_card(model: Model, width: int = WIDTH) -> str:
         ("layers", str(model.graph.layers)),
         ("dtype", model.format.name),
         ("quantized", str(model.quantization).removeprefix("published: ") if quantized else "-"),
-        ("weights", "not known" if model.unknown else f"{si(weight_bytes(model.published))}B"),
+        ("weights", "not known" if model.unsupported_quantization else f"{si(weight_bytes(model.published))}B"),
         ("KV cache per token", _cache_per_token(model)),
         ("context", f"{model.max_context:,}" if model.max_context else "-"),
         ("operators", ", ".join(dict.fromkeys(op.name for _, op in model.graph))),
-        *(("note", note) for note in (model.unknown, *model.notes) if note),
+        *(("note", note) for note in (model.unsupported_quantization, *model.notes) if note),
     ]
     lines = (filled(text, width, first=f"{key:<{_KEY}}", others=" " * _KEY) for key, text in facts)
     return "\n".join((model.title, *lines, ""))

@@ -13,7 +13,7 @@ from llmviewer.analyzing.analysis import Analysis, analyze
 from llmviewer.comparing.breakdown import ALL
 from llmviewer.comparing.cells import Cell
 from llmviewer.comparing.comparison import Comparison
-from llmviewer.operators.collectives import OUT, UP
+from llmviewer.operators.collectives import SCALE_OUT, SCALE_UP
 from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds
 
@@ -134,7 +134,7 @@ def of_models(comparison: Comparison) -> Iterator[str]:
     for name, model in {cell.model.name: cell.model for cell in comparison.cells}.items():
         yield from (f"{name}: {note}." for note in model.notes)
         written = comparison.gen if model.generates else 0
-        context = max(comparison.prompt, written) if model.encodes else comparison.prompt + written
+        context = max(comparison.prompt, written) if model.is_encoder_decoder else comparison.prompt + written
         if model.max_context and context > model.max_context:
             yield f"{context:,} tokens are more than the {model.max_context:,} positions of {name}."
 
@@ -144,8 +144,8 @@ def boxes(cells: Sequence[Cell]) -> list[str]:
     names = dict.fromkeys(
         cell.hardware.name
         for cell in cells
-        if cell.layout.devices > 1 and cell.hardware.numbers.get(f"{UP}.devices", 0) < cell.layout.devices
-        if OUT not in cell.tiers
+        if cell.layout.devices > 1 and cell.hardware.numbers.get(f"{SCALE_UP}.devices", 0) < cell.layout.devices
+        if SCALE_OUT not in cell.tiers
     )
     whose = _few(list(names), "kinds of devices")
     return [f"How many share a box is not known of {whose}: all of a layout are taken to."] if names else []
@@ -153,7 +153,7 @@ def boxes(cells: Sequence[Cell]) -> list[str]:
 
 def between(cells: Iterable[Cell]) -> list[str]:
     """Layouts whose expected time is optimistic, as no collective between domains was measured."""
-    names = dict.fromkeys(str(cell.layout) for cell in cells if OUT in cell.tiers and cell.expected)
+    names = dict.fromkeys(str(cell.layout) for cell in cells if SCALE_OUT in cell.tiers and cell.expected)
     why = "collectives between domains of scale-up links were not measured. They are expected to take what their part"
     return [f"{_few(list(names), 'layouts')}: {why} in one does, or their bound, and take longer."] if names else []
 

@@ -30,7 +30,7 @@ def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, O
     before = ""
     for block in graph.blocks:
         given_writers = {
-            name: block_writers[name] for name in block.given if name in block_writers
+            name: block_writers[name] for name in block.side_inputs if name in block_writers
         }  # its block may be left out of a drawing
         writers = given_writers | ({block.input: block_writers[before]} if before else {})
         for op in block.operators:

@@ -183,14 +183,14 @@ def blocks(draw) -> Block:
         operators.append(Add(name=f"op{index}", inputs=tuple(read), outputs=made, ops_per_element=1))
         tensors.extend(made)
     kept = tuple(t.name for t in draw(st.lists(st.sampled_from(tensors), max_size=2, unique=True)))
-    return Block(name="b", operators=tuple(operators), input="in", output=made[0].name, kept=kept)
+    return Block(name="b", operators=tuple(operators), input="in", output=made[0].name, live_tensors=kept)
 
 
 @given(blocks(), st.integers(1, 5))
 def test_live_bytes_are_those_of_an_allocator_that_frees_at_the_last_use(block, tokens):
     w = Workload.chunk(batch=1, chunk=tokens, past=0)
     uses = Counter(t.name for op in block.operators for t in op.inputs)
-    stay = {block.output, *block.kept}
+    stay = {block.output, *block.live_tensors}
     held, most = {}, []
     if "in" in uses:  # what no operator reads was freed by the block before
         held["in"] = next(t for op in block.operators for t in op.inputs if t.name == "in").width * 2 * tokens

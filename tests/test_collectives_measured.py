@@ -87,7 +87,7 @@ def _expected_us(ranks, tokens, *, groups=UNGROUPED, algorithm=Algorithm.AUTO):
     layout = Layout(dp=ranks, ep=ranks, collective=algorithm)
     setting = Setting.of("deepseek-v3", "h800-sxm", layout=layout)
     blocks = [block for block in setting.decode_graph.blocks if any(isinstance(op, AllToAll) for op in block.operators)]
-    choice = ExpertChoice(experts=256, chosen=8, groups=groups)
+    choice = ExpertChoice(experts=256, top_k=8, groups=groups)
     graph = Graph(tuple(blocks[:1])).map(lambda op: replace(op, choice=choice) if isinstance(op, AllToAll) else op)
     found = setting.kernels.expect_plan(setting.planned(graph), Workload.decode(batch=tokens, kv_len=2))
     rows = zip(found.operators, found.launches, strict=True)
@@ -107,7 +107,7 @@ def test_many_tokens_take_about_as_long_as_deepep_measured(ranks):
     """
     nodes = ranks // 8
     groups = Groups(nodes, 4) if nodes > 4 else UNGROUPED
-    copies = sum(ExpertChoice(experts=256, chosen=8, groups=groups).needed(1 if nodes == 1 else 8, of=ranks))
+    copies = sum(ExpertChoice(experts=256, top_k=8, groups=groups).needed(1 if nodes == 1 else 8, ranks=ranks))
     measured = [
         4096 * copies * width / 1e3 / rate for width, rate in zip((7392, 2 * 7168), FORWARDED[ranks], strict=True)
     ]

@@ -58,7 +58,7 @@ def test_ranks_launch_in_a_prefill_what_one_device_does_and_share_it_out(name):
 def test_ranks_hold_equal_parts_of_the_cache_and_have_the_same_of_it_in_both_passes(name):
     one, shared = _pair(name)
     states = {
-        (block.name, t.name): block.repeat * float(evaluate(t.held_bytes, STEP))
+        (block.name, t.name): block.repeat * float(evaluate(t.device_bytes, STEP))
         for block, op in one.graph
         for t in op.state()
         if t.role is Role.STATE
@@ -79,7 +79,7 @@ def test_attention_of_a_prefill_is_one_launch_that_reads_all_keys_after_they_hav
     )
     keys_and_values = 2 * 4096 * 1024 * 2
     assert evaluate(gather.payload(), PROMPT) == keys_and_values
-    assert gather.travel(4, inside=True) == (3 / 4, 1.0)
+    assert gather.traffic(4, inside=True) == (3 / 4, 1.0)
     assert evaluate(attention.work().kv_bytes, PROMPT) == keys_and_values
     assert evaluate(attention.work().activation_bytes, PROMPT) == 2 * 4096 / 4 * 4096 * 2  # queries and results
 

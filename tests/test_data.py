@@ -179,11 +179,11 @@ def test_models_are_as_large_as_their_names_say(name):
 @for_each("name", model_names)
 def test_models_have_the_shapes_of_what_they_do(name):
     model = load_model(name)
-    decoder = model.generates and not model.encodes
+    decoder = model.generates and not model.is_encoder_decoder
     assert (2 if decoder else 4) <= model.graph.layers <= 128  # LLaMA 68M has two, Whisper tiny four
     assert model.max_context >= 1024 or not decoder or "state" in model.attention
     assert (model.kv_bytes_per_token > 0) == model.generates or model.attention == "state"
     sparse = any(op.kind == "experts" for _, op in model.graph)
-    towers = model.sees or model.picture  # they are not run for a token
+    towers = model.has_tower or model.image_input_tokens  # they are not run for a token
     assert model.active_parameters <= model.parameters
     assert (model.active_parameters < model.parameters) == sparse or towers

@@ -210,7 +210,7 @@ def test_experts_are_published_in_four_bits_and_the_rest_in_eight_but_for_compre
 def test_the_mixing_product_is_in_tf32_whatever_the_precision():
     for quant in (None, "W4A16", "fp8"):
         graph = Setting.of("deepseek-v4-flash", "h100-sxm", quant=quant).graph
-        assert {op.work().wanted for _, op in graph if op.name == "attn_hc"} == {matrix("tf32")}
+        assert {op.work().operand_unit for _, op in graph if op.name == "attn_hc"} == {matrix("tf32")}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_what_a_config_cannot_say(changes, message):
 def test_a_mask_of_several_keeps_what_each_keeps():
     mask = Joint((Causal(8), Compressed(4, 6)))
     step = Workload.decode(batch=1, kv_len=100)
-    assert evaluate(mask.held, step) == 8 + 25
+    assert evaluate(mask.keys_cached, step) == 8 + 25
     assert evaluate(mask.read, step) == evaluate(mask.pairs, step) == 8 + 6
     assert str(mask) == "8 and 4 to 1, best 6"
 

@@ -100,7 +100,7 @@ def test_llada_attends_to_all_tokens_and_keeps_none():
     model = load_model("llada-8b")
     d, inner = 4096, 12288
     assert model.parameters == 2 * 126464 * d + 32 * (4 * d * d + 3 * d * inner + 2 * d) + d
-    assert (model.attention, model.generates, model.kv_bytes_per_token) == ("MHA both ways", False, 0)
+    assert (model.attention, model.generates, model.kv_bytes_per_token) == ("MHA bidirectional", False, 0)
 
 
 @pytest.mark.parametrize(("name", "named"), [("dream-7b", "DreamModel"), ("llada-8b", "LLaDAModelLM")])

@@ -185,7 +185,7 @@ def test_layers_of_several_kinds_are_described(described):
     memory = d * (2 * 8192 + 2 * 128 + 128) + (8192 + 256) * 5 + 3 * 128 + 8192 + 8192 * d + d
     last = 2 * d * 8192 + 2 * d
     assert model.parameters == 16 * local + 2 * memory + last + 2 * 32000 * d + d
-    assert model.attention == "GQA 4096, state"
+    assert model.attention == "GQA window 4096, state"
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,10 @@ def test_every_field_of_a_part_is_read_and_explained(kind):
 def test_layers_of_multi_token_prediction_are_described(described):
     text = f"  vocab_size: 100\n  hidden_size: {D}\n  layers: [{{mixer: {PARTS[0][1]}}}]\n"
     joined = 2 * D * D + 3 * D  # projection of hidden state and embedding, their norms, and one before the head
-    explicit = load_model(
-        described(f"{text}  mtp: {{repeat: 2, mixer: {{kind: attention, num_heads: 4, head_dim: 16}}}}\n")
-    )
-    assert explicit.predicting.parameters - explicit.parameters == 2 * (4 * D * D + D + joined)
+    own = load_model(described(f"{text}  mtp: {{repeat: 2, mixer: {{kind: attention, num_heads: 4, head_dim: 16}}}}\n"))
+    assert own.with_prediction.parameters - own.parameters == 2 * (4 * D * D + D + joined)
     like_the_last = load_model(described(f"{text}  mtp: {{}}\n"))
-    assert like_the_last.predicting.parameters - like_the_last.parameters == ATTENTION + D + joined
+    assert like_the_last.with_prediction.parameters - like_the_last.parameters == ATTENTION + D + joined
 
 
 def test_a_layer_of_one_branch_has_its_norm_wherever_norms_are(described):

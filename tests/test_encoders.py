@@ -82,7 +82,7 @@ def operators(graph, name):
 
 
 def _side(name, path):
-    if not load_model(name).encodes:
+    if not load_model(name).is_encoder_decoder:
         return ""
     return "encoder" if re.match(r"(?:model\.)?encoder\.", path) else "decoder"
 
@@ -96,7 +96,7 @@ def encoders():
 
 
 def pairs():
-    return [name for name in MODELS if load_model(name).encodes]
+    return [name for name in MODELS if load_model(name).is_encoder_decoder]
 
 
 def _workload(case):
@@ -295,7 +295,7 @@ def test_layers_of_albert_are_held_once_and_run_each():
         quant: llmviewer.analyze("albert-base-v2", "l4", quant=quant).memory.weight_bytes for quant in ("W8", "W16")
     }
     assert stored["W16"] - stored["W8"] == layer + 2 * 768 * 128  # beside the layer, a projection into it and one out
-    assert not any(w.stored_bytes for op in shared.operators for w in op.weights)
+    assert not any(w.device_bytes for op in shared.operators for w in op.weights)
     groups = built(
         model_type="albert", **{k: v for k, v in BERT.items() if k != "model_type"} | {"num_hidden_layers": 6},
         num_hidden_groups=2, inner_group_num=2,
@@ -551,7 +551,7 @@ def test_lines_of_the_report_begin_as_they_did(capsys, arguments):
 
 def test_heads_that_see_both_ways_keep_no_cache():
     heads = Heads(num_heads=2, num_kv_heads=2, head_dim=4, mask=Bidirectional())
-    assert not heads.mask.keeps
+    assert not heads.mask.is_cached
     assert evaluate(heads.pairs, Workload.prefill(batch=3, prompt=5)) == 2 * 3 * 25
 
 

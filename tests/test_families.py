@@ -89,7 +89,7 @@ def test_ops_of_matrix_products_equal_torchs_to_the_digit(kind):
         ops = block.repeat * Fraction(evaluate(op.work().ops.on(block.stream), w))
         if isinstance(op, QK | SV):
             mask = op.heads.mask
-            cells = CAUSAL.cells if mask.keeps and block.stream != TARGET else mask.cells
+            cells = CAUSAL.cells if mask.is_cached and block.stream != TARGET else mask.cells
             pairs = Fraction(evaluate(mask.pairs.on(block.stream), w))
             found[1] += ops * Fraction(evaluate(cells.on(block.stream), w)) / pairs
         elif isinstance(op, Linear):

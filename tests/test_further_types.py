@@ -80,7 +80,7 @@ def test_blocks_that_phi_3_small_attends_to():
     assert pairs == pytest.approx(counted, rel=0.05)
     step = Workload.decode(batch=1, kv_len=length)
     assert evaluate(mask.read, step) == 1024 + (length - 1024) / 2
-    assert evaluate(mask.held, step) == length
+    assert evaluate(mask.keys_cached, step) == length
     masks = [str(op.heads.mask) for _, op in load_model("phi-3-small-8k").graph if op.kind == "attention"]
     assert set(masks) == {"1024 and 1 in 8", ""}
 

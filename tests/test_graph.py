@@ -108,7 +108,7 @@ def check(name, attention, quant):
 def test_blocks_hand_on_a_stream_of_one_width(name):
     """The output of a block is as wide as the next one's input, except blocks whose result goes to later ones."""
     blocks = load_model(name).graph.blocks
-    given = {name for block in blocks for name in block.given}
+    given = {name for block in blocks for name in block.side_inputs}
     for before, after in itertools.pairwise(block for block in blocks if block.output not in given):
         if after.input in ("", "pixels") or not before.main:  # an embedding of tokens or pictures; a tower's result
             continue

@@ -36,9 +36,9 @@ def test_a_token_goes_to_as_many_places_as_with_the_routers_of_deepseek(router, 
     chosen = routed(router, best)
     for places in (2, 4, 8, 16, 32):
         run = router["experts"] // places
-        choice = ExpertChoice(experts=router["experts"], chosen=router["chosen"], groups=Groups(8, router["reached"]))
+        choice = ExpertChoice(experts=router["experts"], top_k=router["chosen"], groups=Groups(8, router["reached"]))
         visited = np.mean([len(set(row)) for row in (chosen // run).tolist()])
-        assert sum(choice.needed(1, of=places)) == pytest.approx(visited, rel=0.02)
+        assert sum(choice.needed(1, ranks=places)) == pytest.approx(visited, rel=0.02)
 
 
 def test_all_experts_are_as_often_chosen_and_reached_as_without_groups():
@@ -62,23 +62,23 @@ def test_the_chance_is_that_of_all_choices_counted_one_by_one(groups, size, reac
             picks = [{*best, *others} for others in combinations(left, chosen - reached)]
             missed += [sum(not {e // run for e in pick} & {place} for place in range(experts // run)) for pick in picks]
     counted = np.mean(missed) / (experts // run)
-    choice = ExpertChoice(experts=experts, chosen=chosen, groups=Groups(groups, reached))
-    assert choice.needed(1, of=experts // run)[0] == pytest.approx(1 - counted)
+    choice = ExpertChoice(experts=experts, top_k=chosen, groups=Groups(groups, reached))
+    assert choice.needed(1, ranks=experts // run)[0] == pytest.approx(1 - counted)
 
 
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 12))
 def test_one_group_is_a_choice_without_replacement(run, runs, chosen):
     experts = run * runs
     chosen = min(chosen, experts)
-    needed = ExpertChoice(experts=experts, chosen=chosen).needed(1, of=runs)
+    needed = ExpertChoice(experts=experts, top_k=chosen).needed(1, ranks=runs)
     assert needed == pytest.approx([1 - comb(experts - run, chosen) / comb(experts, chosen)] * runs)
 
 
 @given(st.sampled_from([V2, V3]), st.sampled_from([1, 2, 4, 8, 16]), st.floats(0, 1))
 def test_groups_lower_what_is_sent_and_a_skew_does_so_little_by_little(router, members, skew):
     def needed(skew, groups):
-        choice = ExpertChoice(experts=router["experts"], chosen=router["chosen"], groups=groups, skew=skew)
-        return choice.needed(members, of=32)[0]
+        choice = ExpertChoice(experts=router["experts"], top_k=router["chosen"], groups=groups, skew=skew)
+        return choice.needed(members, ranks=32)[0]
 
     own = Groups(router["groups"], router["reached"])
     assert needed(skew, own) <= needed(skew, UNGROUPED) <= 1
@@ -93,7 +93,7 @@ def test_what_goes_between_nodes_of_deepseek_v3():
     dispatch = next(op for _, op in setting.graph if isinstance(op, AllToAll) and op.name == "dispatch")
     nodes = 4 * (1 - comb(6, 4) / comb(8, 4))
     assert nodes == pytest.approx(22 / 7)
-    sent = evaluate(dispatch.sent()[link("scale_out")], Workload.prefill(batch=1, prompt=1000))
+    sent = evaluate(dispatch.link_traffic()[link("scale_out")], Workload.prefill(batch=1, prompt=1000))
     assert sent == pytest.approx(1000 * 7168 * (1 + 4 / 128) * nodes * 3 / 4)
 
 

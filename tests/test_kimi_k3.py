@@ -142,7 +142,7 @@ def test_a_mixture_of_sources_by_hand():
     assert _amount(work.ops, prefill) == tokens * 3 * (8 * 96 + 5)
     assert _amount(work.activation_bytes, prefill) == tokens * (3 + 1) * 96 * 2
     assert _amount(work.weight_bytes, prefill) == 2 * 96 * 2
-    assert work.wanted.unit.value == "vector"
+    assert work.operand_unit.unit.value == "vector"
 
 
 def test_sources_stay_in_memory_while_layers_read_them():

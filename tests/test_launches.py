@@ -238,7 +238,7 @@ def test_collectives_between_domains_take_at_least_what_their_part_in_one_does()
     (sent,) = {float(launch.kernels[0].shapes["bytes"]) for names, launch in made.items() if "dispatch" in names}
     graph = Setting.of("qwen3-30b-a3b", "h100-sxm", layout="dp=16 ep=16").graph
     dispatch = next(op for _, op in graph if op.name == "dispatch")
-    passed = evaluate(dispatch.sent()[link("scale_up")], Workload.decode(batch=4, kv_len=9))
+    passed = evaluate(dispatch.link_traffic()[link("scale_up")], Workload.decode(batch=4, kv_len=9))
     assert sent * 7 / 8 == pytest.approx(passed)  # what stays in the domain, and what comes for others there
 
 
@@ -308,7 +308,7 @@ def test_nothing_is_expected_sooner_than_its_bound(hardware):
     kernels = Kernels(device)
     for name in model_names()[DEVICES.index(hardware) :: len(DEVICES)]:
         setting = Setting.of(name, device)
-        images = int(setting.model.sees and setting.model.image_tokens <= 1500)
+        images = int(setting.model.has_tower and setting.model.image_tokens <= 1500)
         passes = [(setting.plan, Workload.prefill(batch=2, prompt=np.array([1500.0, 3000.0]), images=images))]
         if setting.model.generates:
             lengths = np.array([1600.0, 60000.0])

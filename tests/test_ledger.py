@@ -128,9 +128,9 @@ def test_q_s1_03_hierarchical_all_to_all_takes_fewer_hops_and_twice_the_bytes():
         AllToAll(name="a", inputs=(rows,), outputs=(rows,), group=replace(group, hierarchical=how))
         for how in (False, True)
     )
-    hops = [sum(op.travel(n, inside=inside)[1] for n, inside in ((8, True), (8, False))) for op in (flat, deep)]
+    hops = [sum(op.traffic(n, inside=inside)[1] for n, inside in ((8, True), (8, False))) for op in (flat, deep)]
     assert hops == [7 + 8 * 7, 7 + 7]
-    sent = [sum(op.travel(n, inside=inside)[0] for n, inside in ((8, True), (8, False))) for op in (flat, deep)]
+    sent = [sum(op.traffic(n, inside=inside)[0] for n, inside in ((8, True), (8, False))) for op in (flat, deep)]
     assert 1.7 < sent[1] / sent[0] <= 2
 
 

@@ -15,7 +15,7 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.operators.collectives import AllToAll
 from llmviewer.operators.elementwise import Permute
-from llmviewer.parallel.layout import ALONE, Layout, Network, layouts, nearest_divisors
+from llmviewer.parallel.layout import ONE_DEVICE, Layout, Network, layouts, nearest_divisors
 from llmviewer.parameters import Algorithm
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
@@ -39,7 +39,7 @@ def _unbridged(name: str):
 
 @given(st.integers(1, 5000), st.integers(1, 100), st.sampled_from(["rtx-3090", "h100-sxm", "gb200", "rtx-4090"]))
 def test_a_group_has_as_many_members_in_a_domain_as_divide_it_and_find_room(size, stride, device):
-    network = Network.of(load_hardware(device), ALONE)
+    network = Network.of(load_hardware(device), ONE_DEVICE)
     group = network.members("g", size, stride)
     assert group.size == size
     able = [n for n in range(1, size + 1) if size % n == 0 and n * stride <= network.domain]

@@ -12,7 +12,7 @@ import pytest
 
 from llmviewer import model_index
 from llmviewer.model_files import load_model, model_facts, model_names
-from llmviewer.model_index import PATH, ModelFacts, every, index, to_json
+from llmviewer.model_index import PATH, ModelFacts, all_facts, index, to_json
 
 
 def built(name):
@@ -30,7 +30,7 @@ def test_lists_need_no_graph():
     def build(name):
         raise AssertionError(name)
 
-    assert [one.name for one in every(build)] == list(model_names())
+    assert [one.name for one in all_facts(build)] == list(model_names())
     code = "import sys, llmviewer.cli; llmviewer.cli.main(['models']); print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\nFalse\n")
@@ -58,7 +58,7 @@ def test_models_that_the_index_does_not_know_are_built(copied):
     (copied / "another.yaml").write_text("")
     index.cache_clear()
     asked = []
-    found = every(lambda name: asked.append(name) or built("gpt2"))
+    found = all_facts(lambda name: asked.append(name) or built("gpt2"))
     assert [one.name for one in found] == ["gpt2", "gpt2", "llama-2-7b"]
     assert asked == ["another", "gpt2"]
     (copied / "index.json").unlink()

@@ -44,7 +44,7 @@ MODELS = Path(__file__).parents[1] / "models"
 
 
 def predicting():
-    return [name for name in model_names() if load_model(name).predicting]
+    return [name for name in model_names() if load_model(name).with_prediction]
 
 
 def load_config(name):
@@ -91,7 +91,7 @@ def test_each_has_a_cache_of_its_own():
 
 
 def test_the_last_kind_of_layer_predicts_with_full_attention_in_a_hybrid():
-    ops = [op.name for op in load_model("qwen3.5-35b-a3b").predicting.graph.blocks[-1].operators]
+    ops = [op.name for op in load_model("qwen3.5-35b-a3b").with_prediction.graph.blocks[-1].operators]
     assert "qk_matmul" in ops
     assert "router" in ops
 
@@ -107,18 +107,18 @@ def test_the_last_kind_of_layer_predicts_with_full_attention_in_a_hybrid():
 def test_checkpoints_hold_them_with_embedding_and_head_once_more(name, billions):
     model = load_model(name)
     again = 2 * next(w.numel for _, op in model.graph for w in op.weights if w.name == "embed_tokens.weight")
-    assert round((model.predicting.parameters + again) / 1e9, 1) == billions
+    assert round((model.with_prediction.parameters + again) / 1e9, 1) == billions
 
 
 def test_deepseek_v3_has_eleven_and_a_half_billion_of_its_own():
     model = load_model("deepseek-v3")
-    assert model.predicting.parameters - model.parameters == pytest.approx(11.5e9, rel=0.01)
+    assert model.with_prediction.parameters - model.parameters == pytest.approx(11.5e9, rel=0.01)
 
 
 @for_each("name", predicting)
 def test_every_model_that_has_some_runs_with_them(name):
     model = load_model(name)
-    assert model.predicting.parameters > model.parameters
+    assert model.with_prediction.parameters > model.parameters
     setting = Setting.of(model, "b200", mtp=True)
     plain = Setting.of(model, "b200")
     step = Workload.decode(batch=4, kv_len=1000)
@@ -142,7 +142,7 @@ def test_prediction_layers_are_those_of_public_code():
     """
 
     def each(name):
-        model, further = load_model(name), load_model(name).predicting
+        model, further = load_model(name), load_model(name).with_prediction
         return (further.parameters - model.parameters) / (further.graph.layers - model.graph.layers)
 
     def joined(d):
@@ -178,7 +178,7 @@ def test_nemotron_reads_the_parts_of_its_layer(tmp_path):
     def own(**changes):
         path.write_text(json.dumps(plain | changes), encoding="utf-8")
         model = load_model(str(path))
-        return model.predicting.parameters - model.parameters
+        return model.with_prediction.parameters - model.parameters
 
     words = {"mtp_hybrid_override_pattern": None, "mtp_layers_block_type": ["attention", "moe"]}
     assert own() == own(**words) == own(mtp_hybrid_override_pattern=None)

@@ -19,7 +19,7 @@ from llmviewer.memory import memory, weight_bytes
 from llmviewer.model import kv_cache
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import Attention
-from llmviewer.operators.base import KEPT, Role, Tensor
+from llmviewer.operators.base import RETAINED_ROLES, Role, Tensor
 from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, Collective, Group, Send
 from llmviewer.operators.elementwise import Rope
 from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
@@ -54,7 +54,7 @@ def _matrix_ops(graph, workload):
 
 def step_s(setting, *, batch, kv_len, prompt=0):
     """Between two tokens of a sequence."""
-    workload = Workload.decode(batch=setting.layout.share(batch), kv_len=kv_len, prompt=prompt)
+    workload = Workload.decode(batch=setting.layout.micro_batch_size(batch), kv_len=kv_len, prompt=prompt)
     return float(setting.time_s("decode", workload, batch))
 
 
@@ -198,7 +198,7 @@ def test_mamba_brings_step_and_matrices_together_in_one_message():
     ops = _of(_shared("mamba-2.8b", tp=4), "layer")
     joined = ops["x_proj_all_reduce"]
     assert [t.width for t in joined.inputs] == [160, 2 * 16]
-    assert evaluate(joined.sent()[hop("scale_up")], Workload.decode(batch=1, kv_len=1)) == 1
+    assert evaluate(joined.link_traffic()[hop("scale_up")], Workload.decode(batch=1, kv_len=1)) == 1
     assert evaluate(joined.payload(), Workload.decode(batch=1, kv_len=1)) == 192 * 4  # published in fp32
     assert ops["x_proj"].weight.shape == (192, 1280)
     assert ops["dt_proj"].weight.shape == (1280, 160)
@@ -297,7 +297,9 @@ def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
             for op in a.operators:
                 _is_a_part(op, local[op.name], tp, copies=_fewer(a, tp), streams=(a.stream, b.stream))
             for op in b.operators:  # everybody reads what somebody has written, as wide as it was
-                written = {t.name: t.width for before in b.operators for t in before.outputs if t.role not in KEPT}
+                written = {
+                    t.name: t.width for before in b.operators for t in before.outputs if t.role not in RETAINED_ROLES
+                }
                 assert all(t.width <= written.get(t.name, t.width) for t in op.inputs)
 
 
@@ -381,15 +383,15 @@ def test_a_token_is_sent_once_to_each_rank_that_has_one_of_its_experts():
     dispatch = next(op for _, op in part if isinstance(op, AllToAll))
     nodes = 4  # of 8, each with one of the groups, of which a token chooses its 8 experts from 4: at least one of each
     ranks = 8 * nodes * (1 - (1 - 4 / 32) * comb(4 * 31 - 4, 4) / comb(4 * 31, 4))  # each has 4 experts
-    assert dispatch.parts * 8 == pytest.approx(ranks)
-    assert dispatch.visits * 8 == pytest.approx(nodes)
+    assert dispatch.load_factor * 8 == pytest.approx(ranks)
+    assert dispatch.domain_load_factor * 8 == pytest.approx(nodes)
     row = 10 * 7168 * 2  # of ten tokens
     ways = {
         Algorithm.AUTO: (nodes * 7 / 8, ranks * 7 / 64 + (ranks - nodes) * 7 / 8),  # from where it came, to the others
         Algorithm.RING: (8 * 7 / 8, 8 * 7 / 64),  # a copy for each expert
     }
     for algorithm, (out, up) in ways.items():
-        sent = replace(dispatch, group=replace(dispatch.group, algorithm=algorithm)).sent()
+        sent = replace(dispatch, group=replace(dispatch.group, algorithm=algorithm)).link_traffic()
         step = Workload.decode(batch=10, kv_len=10)
         assert evaluate(sent[link("scale_out")], step) == pytest.approx(row * out)
         assert evaluate(sent[link("scale_up")], step) == pytest.approx(row * up)
@@ -401,14 +403,14 @@ def test_copies_that_pass_on_inside_are_counted_one_by_one(skew):
     points, one apart, hit among the shares of all in any order (systematic sampling).
     """
     shares, random = np.array(popularity(16, 2, skew)), np.random.default_rng(0)
-    choice = ExpertChoice(experts=16, chosen=2, skew=skew)
+    choice = ExpertChoice(experts=16, top_k=2, skew=skew)
     order = np.argsort(random.random((200_000, 16)), axis=1)
     passed = np.floor(np.cumsum(shares[order], axis=1) + random.random((200_000, 1)))
     chosen = order[np.diff(passed, axis=1, prepend=0) > 0]
     assert chosen.size == pytest.approx(400_000, rel=1e-3)
     for members in (1, 4):  # the domain of the most popular, whose rank is its first
         tokens = np.repeat(np.arange(200_000), (np.diff(passed, axis=1, prepend=0) > 0).sum(axis=1))
-        assert choice.needed(members, of=8)[0] == pytest.approx(
+        assert choice.needed(members, ranks=8)[0] == pytest.approx(
             len(set(tokens[chosen % 8 < members])) / 200_000, rel=0.04
         )
 
@@ -452,8 +454,8 @@ def test_the_busiest_rank_takes_turns_at_the_most_popular_experts(degrees, ranks
             if isinstance(two, AllToAll):  # there and back, one of each token that takes any of its experts
                 none, apart = comb(128 - 128 // ranks, 8) / comb(128, 8), (1 - 8 / 128) ** (128 // ranks)
                 once = ranks * (1 - prod(1 - p for p in mine) ** (log(none) / log(apart))) * 5
-                assert evaluate(two.sent()[link("scale_up")], step) == pytest.approx(once * 2048 * 2 * 7 / 8)
-                assert once > one.parts * 8 * 5
+                assert evaluate(two.link_traffic()[link("scale_up")], step) == pytest.approx(once * 2048 * 2 * 7 / 8)
+                assert once > one.load_factor * 8 * 5
 
 
 def test_a_skew_costs_time_where_experts_lie_apart_and_none_where_they_do_not():
@@ -479,7 +481,7 @@ def test_experts_with_as_many_places_each_are_as_busy_as_each_other():
 def _sent(kind, elements=1000, **group):
     t = Tensor(name="x", width=elements, format=FP16)
     op = kind(name="c", inputs=(t,), outputs=(t,), group=Group(name="tp", **group))
-    return {str(r): evaluate(f, Workload.decode(batch=1, kv_len=1)) for r, f in op.sent().items()}
+    return {str(r): evaluate(f, Workload.decode(batch=1, kv_len=1)) for r, f in op.link_traffic().items()}
 
 
 @pytest.mark.parametrize(
@@ -678,7 +680,7 @@ def test_the_fullest_stage_decides_whether_a_model_fits():
 def test_data_parallelism_shares_out_sequences_and_copies_weights():
     one, four = (Setting.of("llama-2-7b", H100, layout=text) for text in ("", "dp=4"))
     assert weight_bytes(four.graph) == weight_bytes(one.graph)
-    assert four.layout.share(10) == ceil(10 / 4)
+    assert four.layout.micro_batch_size(10) == ceil(10 / 4)
     alone, shared = (analyze("llama-2-7b", H100, batch=b, layout=text) for b, text in ((3, ""), (12, "dp=4")))
     assert shared.generation.tpot_s == alone.generation.tpot_s
     assert shared.generation.tokens_per_s == pytest.approx(4 * alone.generation.tokens_per_s)
@@ -830,4 +832,4 @@ def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
 )
 def test_a_batch_that_does_not_divide_takes_no_more_parts_than_it_needs(batch, asked, parts, share):
     layout = Layout(pp=4, micro_batches=asked)
-    assert (layout.parts(batch), layout.share(batch)) == (parts, share)
+    assert (layout.micro_batch_count(batch), layout.micro_batch_size(batch)) == (parts, share)

@@ -40,7 +40,7 @@ def found():
 
 def step_s(setting, *, batch, kv_len):
     """Between two tokens of a sequence."""
-    workload = Workload.decode(batch=setting.layout.share(batch), kv_len=kv_len)
+    workload = Workload.decode(batch=setting.layout.micro_batch_size(batch), kv_len=kv_len)
     return float(setting.time_s("decode", workload, batch))
 
 
@@ -58,7 +58,7 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
         through = read.total.numbers()[0]
         every = read.slowest.numbers()[0] if laid.pp > 1 else through
         lengths = {"kv_len": prompt + gen / 2}
-        decode = ((float(b), Workload.decode(batch=laid.share(float(b)), **lengths)) for b in limits)
+        decode = ((float(b), Workload.decode(batch=laid.micro_batch_size(float(b)), **lengths)) for b in limits)
         steps = [setting.expected_time("decode", step, b).numbers()[0] for b, step in decode]
     else:
         through = float(prefill_s(plans[0], laid, batch=1, prompt=prompt))

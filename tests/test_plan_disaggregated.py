@@ -64,7 +64,9 @@ def readers_by_hand(reads, *, most, travel_s):
 def writers_by_hand(writes):
     """The fewest copies that write within the time, with room for the batch, and that time; None where none do."""
     layout, footprint, length = writes.layout, writes.footprint, GOALS["prompt"] + GOALS["gen"]
-    passes = (Workload.decode(batch=layout.share(float(b)), kv_len=length - GOALS["gen"] / 2) for b in LIMITS)
+    passes = (
+        Workload.decode(batch=layout.micro_batch_size(float(b)), kv_len=length - GOALS["gen"] / 2) for b in LIMITS
+    )
     steps = [float(writes.time_s("decode", each, float(b))) for b, each in zip(LIMITS, passes, strict=True)]
     for copies in range(1, GOALS["max_devices"] // layout.devices + 1):
         begun = GOALS["rate"] / copies * (GOALS["gen"] - 1)  # tokens a second

@@ -196,7 +196,7 @@ def _dtypes(device, quant, operator="up_proj", model="llama-3-8b"):
     """The type that the operands ask for and the one that the device computes in."""
     rows = Setting.of(model, device, quant=quant).plan.operators
     (row,) = (row for row in rows if row.operator.name == operator)
-    return row.work.wanted, row.compute
+    return row.work.operand_unit, row.compute
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_attainable_is_the_roofline_where_one_unit_does_all_the_ops(
             peak = hardware.limit(row.compute)
             roof = min(peak, row.intensity * hardware.bandwidth())
             assert row.attainable == pytest.approx(roof, rel=1e-14)  # three roundings
-        if row.ops and row.wanted.unit is Unit.VECTOR:
+        if row.ops and row.operand_unit.unit is Unit.VECTOR:
             assert row.attainable <= hardware.limit(row.compute) * (1 + 1e-14)
 
 
@@ -226,7 +226,7 @@ def test_a_mixed_batch_reads_weights_once_and_sums_everything_else(
 
 
 @given(graphs(), quants, st.integers(1, 4), st.integers(0, 12), st.integers(0, 60))
-def test_verifying_k_drafted_tokens_is_a_chunk_of_k_plus_1_with_as_many_logits(
+def test_verifying_k_drafted_tokens_is_a_chunk_of_k_plus_1_with_as_mwith_logits(
     graph: Graph, quant: str, batch: int, draft: int, past: int
 ) -> None:
     cut = _graph(graph, quant, flash=True)

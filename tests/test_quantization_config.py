@@ -215,7 +215,9 @@ def test_what_quark_says_of_some_modules_holds_for_them(load):
     assert (formats["q_proj", 0][0], formats["up_proj", 0][0]) == ("bf16", "fp8_e4m3")
     assert str(model.quantization.scheme.kv_cache) == "fp8_e4m3"
     odd = {"quant_method": "quark", "global_quant_config": {"weight": QUARK4 | {"group_size": 16}}}
-    assert load(odd).unknown.endswith("global_quant_config.weight: fp4 in groups of 16 is not supported")
+    assert load(odd).unsupported_quantization.endswith(
+        "global_quant_config.weight: fp4 in groups of 16 is not supported"
+    )
 
 
 def test_activations_have_a_scale_per_block_of_their_own(load):
@@ -339,7 +341,7 @@ def test_layers_that_predict_further_tokens_have_names_of_their_own(load):
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     config = {**MIXTURE, "num_nextn_predict_layers": 1}
     for names, fmt in ((["mtp*"], "bf16"), (["model.layers.3*"], "bf16"), (["model.layers.1*"], "nvfp4")):
-        graph = load({**modelopt, "exclude_modules": names}, of=config).predicting.published
+        graph = load({**modelopt, "exclude_modules": names}, of=config).with_prediction.published
         (block,) = (block for block in graph.blocks if block.name == "mtp")
         found = {str(op.weight.format) for op in block.operators if op.name in ("eh_proj", "o_proj", "expert_up_proj")}
         assert found == {fmt}
@@ -573,7 +575,7 @@ def test_torchao_may_have_a_config_for_each_module(load):
 
 
 def test_torchao_in_unknown_formats_is_told_and_its_head_is_quantized_where_it_says_so(load):
-    unknown = load(_torchao("IntxWeightOnlyConfig")).unknown
+    unknown = load(_torchao("IntxWeightOnlyConfig")).unsupported_quantization
     assert "quant_type.default._type 'IntxWeightOnlyConfig' is not supported" in unknown
     whole = _torchao("Int8WeightOnlyConfig", group_size=None) | {"include_input_output_embeddings": True}
     assert _bits(load(whole))["lm_head"] == {8: [None]}
@@ -590,7 +592,7 @@ def test_torchao_in_unknown_formats_is_told_and_its_head_is_quantized_where_it_s
 def test_a_method_that_is_not_known_is_refused_unless_a_precision_is_given(load, tmp_path, quantization, said):
     model = load(quantization)
     what = f"{tmp_path}/config.json: quantization_config {said}"
-    assert (model.unknown, model.notes) == (what, ())
+    assert (model.unsupported_quantization, model.notes) == (what, ())
     for quant in (None, "KV8"):
         with pytest.raises(InputError) as caught:
             analyze(model, "h100-sxm", quant=quant)
@@ -603,7 +605,7 @@ def test_a_method_that_is_not_known_is_refused_unless_a_precision_is_given(load,
 
 
 def test_an_algorithm_that_is_not_known_is_told(load):
-    unknown = load({"quant_method": "modelopt", "quant_algo": "W3A5"}).unknown
+    unknown = load({"quant_method": "modelopt", "quant_algo": "W3A5"}).unsupported_quantization
     assert "quantization_config.quant_algo 'W3A5' is not supported (FP8, " in unknown
 
 
@@ -617,7 +619,7 @@ def test_a_format_that_is_not_known_is_told(load, tmp_path):
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 5, "type": "float"}}}
     model = load({"quant_method": "compressed-tensors", "config_groups": groups})
     where = f"{tmp_path}/config.json: quantization_config.config_groups.group_0.weights"
-    assert model.unknown == f"{where}: has an unsupported format"
+    assert model.unsupported_quantization == f"{where}: has an unsupported format"
 
 
 def test_weights_without_their_zeros_are_not_known(load, tmp_path):
@@ -625,13 +627,13 @@ def test_weights_without_their_zeros_are_not_known(load, tmp_path):
     fields = {"quant_method": "compressed-tensors", "config_groups": groups}
     where = f"{tmp_path}/config.json: quantization_config"
     sparse = {**fields, "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}
-    assert load(sparse).unknown == (
+    assert load(sparse).unsupported_quantization == (
         f"{where}.sparsity_config.format: 'sparse-24-bitmask' omits zeros, which is not supported"
     )
     packed = load({**fields, "format": "marlin-24"})
-    assert packed.unknown == f"{where}.format: 'marlin-24' omits zeros, which is not supported"
+    assert packed.unsupported_quantization == f"{where}.format: 'marlin-24' omits zeros, which is not supported"
     dense = load({**fields, "sparsity_config": {"format": "dense", "sparsity_structure": "2:4"}})
-    assert (dense.unknown, dense.notes) == ("", ())
+    assert (dense.unsupported_quantization, dense.notes) == ("", ())
 
 
 @pytest.mark.parametrize(

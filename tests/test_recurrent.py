@@ -17,7 +17,7 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
-from llmviewer.operators.base import KEPT, Role
+from llmviewer.operators.base import RETAINED_ROLES, Role
 from llmviewer.operators.linear import ExpertsLinear, Linear
 from llmviewer.operators.state_space import Scan
 from llmviewer.precision import BF16
@@ -286,7 +286,7 @@ def test_latent_attention_of_kimi_linear_rotates_nothing():
     }  # fmt: skip
     ops = {op.name: op for op in blocks["mla_sparse"].operators}
     assert "rope" not in ops
-    assert ops["kv_a_proj"].outputs[1].role in KEPT
+    assert ops["kv_a_proj"].outputs[1].role in RETAINED_ROLES
     assert [t.name for t in ops["qk_matmul"].inputs] == ["q_proj", "k_nope", "rope_cache"]
 
 

@@ -20,7 +20,7 @@ from llmviewer.parameters import Algorithm
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
-V3 = {"experts": 256, "chosen": 8, "groups": Groups(8, 4)}
+V3 = {"experts": 256, "top_k": 8, "groups": Groups(8, 4)}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_no_other_copies_leave_a_smaller_share(loads, redundant):
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.floats(0, 1.5), st.sampled_from([(1, 1), (8, 4)]))
 def test_ranks_have_as_many_experts_and_all_tokens_between_them(nodes, more, skew, groups):
     ranks = 4 * nodes
-    choice = ExpertChoice(experts=64, chosen=6, groups=Groups(*groups), skew=skew, redundant=more * ranks)
+    choice = ExpertChoice(experts=64, top_k=6, groups=Groups(*groups), skew=skew, redundant=more * ranks)
     shares = choice.shares(ranks, nodes)
     assert {len(rank) for rank in shares} == {64 // ranks + more}
     assert sum(map(sum, shares)) == pytest.approx(6)
@@ -58,7 +58,7 @@ def test_who_needs_a_token_is_counted_one_by_one(skew, tolerance):
     """Tokens that choose 4 of 32 experts (systematic sampling), and any copy of each, which 8 ranks in two domains
     hold with 16 copies.
     """
-    choice, random = ExpertChoice(experts=32, chosen=4, skew=skew, redundant=16), np.random.default_rng(0)
+    choice, random = ExpertChoice(experts=32, top_k=4, skew=skew, redundant=16), np.random.default_rng(0)
     tokens, shares = 100_000, np.array(choice.popularity())
     order = np.argsort(random.random((tokens, 32)), axis=1)
     passed = np.floor(np.cumsum(shares[order], axis=1) + random.random((tokens, 1)))
@@ -71,15 +71,15 @@ def test_who_needs_a_token_is_counted_one_by_one(skew, tolerance):
     goes = np.where(taken, np.take_along_axis(goes, order, axis=1), -1)
     for members in (1, 4):
         counted = [np.mean((goes // members == run).any(axis=1)) for run in range(8 // members)]
-        assert choice.needed(members, of=8) == pytest.approx(counted, rel=tolerance)
+        assert choice.needed(members, ranks=8) == pytest.approx(counted, rel=tolerance)
 
 
 def test_copies_stay_in_the_domains_of_their_groups_where_these_divide_them():
     """So a token of DeepSeek-V3 goes to as many of four nodes as without copies, and to more of nine."""
     plain, copied = (ExpertChoice(**V3, redundant=redundant) for redundant in (0, 32))
-    nodes = sum(plain.needed(8, of=32, domains=4))
-    assert sum(copied.needed(8, of=32, domains=4)) == pytest.approx(nodes, rel=1e-9) == pytest.approx(22 / 7)
-    assert sum(copied.needed(8, of=72, domains=9)) == pytest.approx(9 * (1 - (8 / 9) ** 8), rel=0.02)
+    nodes = sum(plain.needed(8, ranks=32, domains=4))
+    assert sum(copied.needed(8, ranks=32, domains=4)) == pytest.approx(nodes, rel=1e-9) == pytest.approx(22 / 7)
+    assert sum(copied.needed(8, ranks=72, domains=9)) == pytest.approx(9 * (1 - (8 / 9) ** 8), rel=0.02)
 
 
 # What a rank runs and holds.
@@ -129,7 +129,7 @@ def test_chance_alone_makes_ranks_little_busier_than_the_mean(ranks, tokens, mor
 
 def _speed(phase, layout, batch, length, skew):
     own = Setting.of("deepseek-v3", "h100-sxm", layout=layout, engine="sglang", expert_skew=skew)
-    share = own.layout.share(batch * layout.dp)
+    share = own.layout.micro_batch_size(batch * layout.dp)
     read = Workload.prefill(batch=share, prompt=length)
     workload = read if phase == "prefill" else Workload.decode(batch=share, kv_len=length)
     return batch / own.expected_time(phase, workload, batch * layout.dp).numbers()[0]

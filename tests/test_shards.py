@@ -338,7 +338,7 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
 
 def test_a_digest_is_of_the_layers_that_predict_too():
     model = llmviewer.load_model("deepseek-v3")
-    other = replace(model, predicting=replace(model.predicting, graph=model.graph))
+    other = replace(model, with_prediction=replace(model.with_prediction, graph=model.graph))
     assert len({digest(one) for one in (model, other, replace(model, predicting=None))}) == 3
 
 

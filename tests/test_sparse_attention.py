@@ -137,7 +137,7 @@ def _indexer(quant):
     indexer = next(op for block, op in graph if block.name == "moe" and op.name == "indexer")
     writer = next(op for block, op in graph if block.name == "moe" and op.name == "index_rope")
     assert writer.outputs[1].format == indexer.inputs[1].format
-    return indexer.work().wanted.dtype, indexer.inputs[1].width * indexer.inputs[1].format.stored_bits / 8
+    return indexer.work().operand_unit.dtype, indexer.inputs[1].width * indexer.inputs[1].format.stored_bits / 8
 
 
 @pytest.mark.parametrize(

@@ -580,7 +580,7 @@ def test_medusa_heads_by_hand():
 def test_an_eagle_layer_is_a_layer_a_projection_and_the_head():
     found = setting("eagle:draft_depth=5,nodes=5,tau=5")
     layer = next(block for block in found.graph.blocks if block.layers)
-    held = sum(w.stored_bytes for op in layer.operators for w in op.weights) + 2 * 2 * 4096 * 4096
+    held = sum(w.device_bytes for op in layer.operators for w in op.weights) + 2 * 2 * 4096 * 4096
     extra = (f.footprint.parts(batch=1, prompt=9, gen=1)[0] for f in (found, setting()))
     assert next(extra) - next(extra) == held
 

@@ -105,8 +105,8 @@ def _counted(blocks, w, *, cells=False, stream=None):
 @for_each("name, case", CASES)
 def test_ops_of_a_tower_equal_torchs_to_the_digit(name, case):
     model, pictures = load_model(name), case["pictures"]
-    if model.picture:
-        blocks, w = model.graph.blocks, Workload.prefill(batch=pictures, prompt=model.picture)
+    if model.image_input_tokens:
+        blocks, w = model.graph.blocks, Workload.prefill(batch=pictures, prompt=model.image_input_tokens)
     else:
         blocks = [block for block in model.graph.blocks if not block.main]
         w = Workload.prefill(batch=1, prompt=max(pictures * model.image_tokens, 1), images=pictures)
@@ -340,7 +340,7 @@ def test_features_of_early_layers_are_added_after_the_first_layers_of_the_langua
     w = Workload.prefill(batch=2, prompt=3000, images=1)
     deep = [block.output for block in model.graph.blocks if block.name.startswith("vision_deepstack")]
     added = [(b, op) for b, op in model.graph if isinstance(op, Place) and op.adds]
-    assert [(b.layers, b.given, op.features.name) for b, op in added] == [
+    assert [(b.layers, b.side_inputs, op.features.name) for b, op in added] == [
         ((place,), (features,), features) for place, features in enumerate(deep)
     ]
     assert len(deep) == 3
@@ -354,8 +354,8 @@ def test_features_of_early_layers_are_added_after_the_first_layers_of_the_langua
 def test_a_tower_leaves_the_layers_that_predict_further_tokens():
     """Together they are as many as the hub counts of the checkpoint."""
     model = load_model("qwen3.5-9b-vision")
-    assert model.predicting.parameters == 9_653_104_368
-    assert model.predicting.parameters - model.parameters == 243_290_624
+    assert model.with_prediction.parameters == 9_653_104_368
+    assert model.with_prediction.parameters - model.parameters == 243_290_624
 
 
 def test_tokens_of_a_picture_see_each_other_both_ways_in_gemma_3():
@@ -495,7 +495,7 @@ def test_the_report_says_what_a_picture_takes():
 def test_towers_by_themselves_read_once(name):
     model = load_model(name)
     assert not model.generates
-    asked = {"prompt": model.picture or 64, "images": 0 if model.picture else 1}
+    asked = {"prompt": model.image_input_tokens or 64, "images": 0 if model.image_input_tokens else 1}
     found = analyze(name, "h100-sxm", **asked)
     assert found.phases.decode is None
     assert found.memory.kv_cache_bytes == 0

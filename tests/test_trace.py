@@ -268,7 +268,7 @@ def test_errors_are_one_line(own, name):
 
 def test_a_window_is_found_in_a_long_pass(own):
     model = load_traced(own + "Windowed")
-    assert model.attention == "MHA 501"
+    assert model.attention == "MHA window 501"
     full, w = load_traced(own + "Own"), Workload.decode(batch=2, kv_len=2000)
     keys = 2 * 2 * 2 * 64 * 2  # OPs of a key: two products, two layers, two sequences
     assert matrix_ops(full.graph, w) - matrix_ops(model.graph, w) == keys * (2000 - 501)

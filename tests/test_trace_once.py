@@ -88,7 +88,7 @@ def pair(request):
         config = transformers.AutoConfig.for_model(**fields)
         module = getattr(transformers, request.param)._from_config(config, dtype=torch.bfloat16).eval()
     ours = _from_config(Section({**fields, "dtype": "bfloat16"}, "config.json"), name=request.param)
-    workload = Workload.prefill(batch=BATCH, prompt=ours.picture or LENGTH)
+    workload = Workload.prefill(batch=BATCH, prompt=ours.image_input_tokens or LENGTH)
     config.pad_token_id = None  # whose look-up among ids needs their values
     return trace(module, name=request.param), ours, counted(module, example(module)), workload
 
@@ -374,7 +374,7 @@ def test_a_language_model_without_a_cache(own, name, pairs):
     model = load_traced(own + name)
     w = Workload.prefill(batch=2, prompt=10)
     assert matrix_ops(model.graph, w) == linear_ops(20) + 3 * 2 * 2 * 2 * 64 * pairs
-    assert model.attention == ("MHA" if pairs == 55 else "MHA both ways")
+    assert model.attention == ("MHA" if pairs == 55 else "MHA bidirectional")
     assert (model.generates, model.graph.layers, len(model.graph.blocks)) == (False, 3, 3)
     heads = [op for _, op in model.graph if isinstance(op, LMHead)]
     assert [str(op.outputs[0].rows) for op in heads] == ["1 tokens"]  # it makes all logits
@@ -408,7 +408,7 @@ def test_layers_of_torch(own):
     w = Workload.prefill(batch=2, prompt=10)
     linear = 2 * 20 * 2 * (4 * 64 * 64 + 2 * 64 * 128)
     assert [matrix_ops(m.graph, w) - linear for m in (both, causal)] == [2 * 2 * 2 * 2 * 64 * n for n in (100, 55)]
-    assert [m.attention for m in (both, causal)] == ["MHA both ways", "MHA"]
+    assert [m.attention for m in (both, causal)] == ["MHA bidirectional", "MHA"]
 
 
 def test_what_nothing_reads_is_left_out(own):

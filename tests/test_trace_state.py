@@ -342,11 +342,11 @@ def test_a_step_that_mixes_sequences_is_told():
 MASKS = {
     "tril": "MHA",
     "buffer": "MHA",
-    "window": "MHA 20",
-    "near": "MHA both ways, 5",
-    "open": "MHA both ways",
-    "share": "MHA both ways",
-    "decides": "MHA both ways",
+    "window": "MHA window 20",
+    "near": "MHA bidirectional within 5",
+    "open": "MHA bidirectional",
+    "share": "MHA bidirectional",
+    "decides": "MHA bidirectional",
 }
 
 
@@ -359,6 +359,10 @@ def test_masks_that_depend_on_lengths_alone_are_worked_out(own, name):
         ["masks that are other bands for other lengths hide nothing of layers.0, layers.1"] if name == "share" else []
     )
     w = Workload.prefill(batch=2, prompt=100)
-    pairs = {"MHA": 100 * 101 / 2, "MHA 20": 20 * 21 / 2 + 80 * 20, "MHA both ways, 5": 100 * 11 - 5 * 6}
+    pairs = {
+        "MHA": 100 * 101 / 2,
+        "MHA window 20": 20 * 21 / 2 + 80 * 20,
+        "MHA bidirectional within 5": 100 * 11 - 5 * 6,
+    }
     products = 2 * 2 * 2 * 64 * 2 * pairs.get(MASKS[name], 100 * 100)
     assert ops(model.graph, w) == 2 * 2 * 200 * (64 * 192 + 64 * 64) + 2 * 200 * 64 * 100 + products

@@ -71,7 +71,7 @@ def lanes(half):
 def test_a_pass_takes_what_the_longer_of_computing_and_sending_does(layout, phase, batch):
     """Both halves, whose launches are those of one batch of half the sequences."""
     own, plain = setting(layout), setting(layout, two=False)
-    half = own.layout.local(batch) / 2
+    half = own.layout.rank_batch(batch) / 2
     workload = (
         Workload.prefill(batch=half, prompt=500) if phase == "prefill" else Workload.decode(batch=half, kv_len=500)
     )
@@ -81,7 +81,7 @@ def test_a_pass_takes_what_the_longer_of_computing_and_sending_does(layout, phas
     taken = sum(cores for *_, cores in each)
     assert own.time_s(phase, workload, batch) == pytest.approx(2 * max(lanes(bounds)))
     assert own.expected_time(phase, workload, batch).numbers()[0] == pytest.approx(2 * max(computing + taken, sending))
-    assert own.layout.parts(batch) == 2
+    assert own.layout.micro_batch_count(batch) == 2
     for times in (bounds, expected):  # a schedule of two streams is no faster, and little slower
         assert 2 * max(lanes(times)) * (1 - 1e-12) <= two_streams(times) <= 1.3 * 2 * max(lanes(times))
 
@@ -133,10 +133,10 @@ def test_what_computes_is_slower_by_the_cores_that_sending_takes(computing, send
 @given(st.integers(1, 3000), st.sampled_from(["prefill", "decode"]))
 def test_time_is_between_what_the_longer_lane_and_what_all_takes(batch, phase):
     own, plain = setting(PLAIN, bound=True), setting(PLAIN, two=False, bound=True)
-    one = {"prefill": Workload.prefill(batch=own.layout.share(batch), prompt=100)}
-    workload = one.get(phase) or Workload.decode(batch=own.layout.share(batch), kv_len=100)
+    one = {"prefill": Workload.prefill(batch=own.layout.micro_batch_size(batch), prompt=100)}
+    workload = one.get(phase) or Workload.decode(batch=own.layout.micro_batch_size(batch), kv_len=100)
     through = plain.plan_of(phase).time_s(workload)
-    parts, time_s = own.layout.parts(batch), own.time_s(phase, workload, batch)
+    parts, time_s = own.layout.micro_batch_count(batch), own.time_s(phase, workload, batch)
     assert parts == (1 if batch <= 16 else 2)
     assert max(through, parts * through / 2) <= time_s * (1 + 1e-12)
     assert time_s <= parts * through
@@ -269,7 +269,7 @@ def gain(phase, layout, batch, length):
     found = []
     for two in (True, False):
         own = Setting.of("deepseek-v3", "h100-sxm", layout=replace(layout, two_batch_overlap=two), engine="sglang")
-        share = own.layout.share(batch * layout.dp)
+        share = own.layout.micro_batch_size(batch * layout.dp)
         read = Workload.prefill(batch=share, prompt=length)
         workload = read if phase == "prefill" else Workload.decode(batch=share, kv_len=length)
         found.append(own.expected_time(phase, workload, batch * layout.dp).numbers()[0])

@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmviewer.errors import InputError
 from llmviewer.precision import Format, parse_scheme
 from llmviewer.transforms.mixtures import MIXTURES
-from llmviewer.transforms.quantize import AS_IT_IS, as_typed, parse_quantization
+from llmviewer.transforms.quantize import UNQUANTIZED, as_typed, parse_quantization
 
 from .state import KINDS, Fraction, Number, State
 from .words import CONTROLS
@@ -98,9 +98,9 @@ def _formats(letter: str) -> dict[str, Format | None]:
 def precision_of(parts: Mapping[str, str], quant: str = "") -> str:
     """The notation for parts by their letters, and for what else `quant` says, as far as that can be read."""
     try:
-        stored = parse_quantization(quant) if quant else AS_IT_IS
+        stored = parse_quantization(quant) if quant else UNQUANTIZED
     except InputError:
-        stored = AS_IT_IS
+        stored = UNQUANTIZED
     asked: dict[str, Any] = {_STORED[letter]: _formats(letter).get(short) for letter, short in parts.items()}
     mixture = MIXTURES.get(parts["W"]) if "W" in parts else stored.mixture
     whole = as_typed(replace(stored.scheme, **asked), mixture)

@@ -33,7 +33,7 @@ def advice(
     fixes      computes memory_fixes(); None if the request fits
     """
     setting, estimate = base.setting, base.estimate(phase)
-    time_s, waits = float(estimate.time_s), estimate.waits_s
+    time_s, waits = float(estimate.time_s), estimate.seconds_by_bound
     bound = max(waits, key=waits.__getitem__)
     why, changes = _cause(setting, estimate, bound, waits[bound] / time_s)
     offers = _Offers()

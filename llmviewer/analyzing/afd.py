@@ -31,7 +31,7 @@ from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
 from ..options import ExpertOptions, document_options
 from ..parallel import expert_places
-from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
+from ..parallel.layout import ONE_DEVICE, Layout, Network, nearest_divisors, parse_layout
 from ..parameters import KvLink
 from ..records import frozen
 from ..rows import Rows
@@ -232,7 +232,7 @@ def afd(
     attention_hardware: str | Hardware,
     expert_hardware: str | Hardware,
     *,
-    attention_layout: str | Layout = ALONE,
+    attention_layout: str | Layout = ONE_DEVICE,
     expert_devices: int = 1,
     batch: int | Sequence[int] = 1,
     kv_len: int = 4096,
@@ -347,7 +347,7 @@ class _Crossing:
             layers=block.repeat,
             there_bytes=_row_bytes(first.inputs[0]),
             back_bytes=_row_bytes(own[-1].result),
-            reached=places.choice.needed(1, of=devices, domains=places.group.outer),
+            reached=places.choice.needed(1, ranks=devices, domains=places.group.outer),
         )
 
 
@@ -360,7 +360,7 @@ class _Sides:
 
     def __init__(self, attention: Setting, experts: Setting, link: KvLink, kv_len: int) -> None:
         self._attention, self._experts, self._kv_len = attention, experts, kv_len
-        blocks = replace(experts, layout=ALONE).decode_graph.blocks
+        blocks = replace(experts, layout=ONE_DEVICE).decode_graph.blocks
         crossings = [_Crossing.of(block, own, experts) for block in blocks if (own := expert_operators(block))]
         if not crossings:
             raise InputError(f"{experts.model.name} has no experts that could be on devices of their own")
@@ -389,7 +389,7 @@ class _Sides:
     def _workloads(self, parts: Array, batch: Array) -> tuple[Workload, ...]:
         """The share of one micro-batch of a device, for each side."""
         size = np.ceil(batch / parts)
-        return tuple(Workload.decode(batch=one.layout.share(size), kv_len=self._kv_len) for one in self)
+        return tuple(Workload.decode(batch=one.layout.micro_batch_size(size), kv_len=self._kv_len) for one in self)
 
     def bound(self, parts: Array, batch: Array) -> Busy:
         each = zip(self._plans, self._workloads(parts, batch), strict=True)
@@ -425,7 +425,7 @@ class _Sides:
         except InputError:
             return None
         share = np.ceil(batch * devices / (devices + self._experts.layout.devices))
-        workload = Workload.decode(batch=both.layout.share(share), kv_len=self._kv_len)
+        workload = Workload.decode(batch=both.layout.micro_batch_size(share), kv_len=self._kv_len)
         likely = both.expected_time("decode", workload, share)
         step = likely.expected if likely else both.time_s("decode", workload, share)
         held = both.footprint.total_bytes(batch=share, prompt=self._kv_len, gen=0)

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..model import Model, kv_cache_bytes
 from ..model_files import load_model
 from ..options import DisaggregatedOptions, document_options
-from ..parallel.layout import ALONE, Layout
+from ..parallel.layout import ONE_DEVICE, Layout
 from ..parameters import KvLink, KvTransfer
 from ..records import frozen
 from ..request import Request
@@ -152,8 +152,8 @@ def disaggregate(
     prefill_hardware: str | Hardware,
     decode_hardware: str | Hardware,
     *,
-    prefill_layout: str | Layout = ALONE,
-    decode_layout: str | Layout = ALONE,
+    prefill_layout: str | Layout = ONE_DEVICE,
+    decode_layout: str | Layout = ONE_DEVICE,
     kv_transfer: str = "after",
     kv_link: str = "scale-out",
     batch: int = 1,
@@ -191,7 +191,7 @@ def disaggregate(
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images}
     prefill = analyze(reads, Request(gen=1, **request))
     decode = analyze(writes, Request(gen=gen, kv_len=kv_len, **request))
-    whole = replace(writes, layout=ALONE, offload=ON_DEVICE).graph
+    whole = replace(writes, layout=ONE_DEVICE, offload=ON_DEVICE).graph
     return Disaggregated(
         prefill=prefill,
         decode=decode,
@@ -206,7 +206,7 @@ def disaggregate(
 
 def _cached(model: Model, prompt: int) -> int:
     """Tokens in the KV cache after the prefill; in encoder-decoder models the decoder has read one more."""
-    return prompt + 1 if model.encodes else prompt
+    return prompt + 1 if model.is_encoder_decoder else prompt
 
 
 def transfer_bytes_per_s(reads: Setting, writes: Setting, link: KvLink) -> float:

@@ -19,7 +19,7 @@ from ..model import Model
 from ..operators.attention import Indexer
 from ..operators.base import Operator
 from ..operators.block_sparse import BlockIndexer
-from ..operators.collectives import OUT, UP
+from ..operators.collectives import SCALE_OUT, SCALE_UP
 from ..operators.fused import Fused
 from ..operators.linear import ExpertsLinear, LatentExpansion, Linear, Router
 from ..parallel import busiest
@@ -30,7 +30,7 @@ from ..precision import NAMED, Format
 from ..resource import Unit, link
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
-from ..transforms.skew import chooses, skew
+from ..transforms.skew import has_experts, skew
 from ..units import counted, seconds, si
 from ..variants.evaluation import Evaluation
 from ..workload import Workload
@@ -53,24 +53,28 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
     setting, batch, prompt, images = evaluation.setting, int(evaluation.batch), evaluation.prompt, evaluation.images
     model = setting.model
     technique_notes = (note for one in setting.techniques for note in one.notes(setting))
-    unknown = [f"{model.unknown}: weights are counted in the format of --quant"] if model.unknown else []
+    unknown = (
+        [f"{model.unsupported_quantization}: weights are counted in the format of --quant"]
+        if model.unsupported_quantization
+        else []
+    )
     sentences = [*unknown, *model.notes, *technique_notes, *_conversions(setting), *_substitutions(setting)]
     sentences += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
     sentences += [*_to_mxfp8(setting), *_other_libraries(evaluation), *_other_types(evaluation)]
     sentences += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
     sentences += _fits_in_cache(setting, batch=batch, prompt=prompt, generated=generated)
-    if model.picture and prompt != model.picture:
+    if model.image_input_tokens and prompt != model.image_input_tokens:
         sentences.append(
-            f"{model.name} encodes an image as {model.picture} tokens: --prompt {model.picture} counts one image"
+            f"{model.name} encodes an image as {model.image_input_tokens} tokens: --prompt {model.image_input_tokens} counts one image"
         )
-    if model.sees and not images:
+    if model.has_tower and not images:
         adds = f"; each adds {model.image_tokens} tokens to the prompt" if model.image_tokens else ""
-        inputs = "audio clips of 30 s and their encoder" if model.hears else "images and their encoder"
+        inputs = "audio clips of 30 s and their encoder" if model.has_audio_tower else "images and their encoder"
         sentences.append(f"text only: to count {inputs}, give --images{adds}")
     if not model.generates and not any(one.one_pass for one in setting.techniques):
         sentences.append(f"{model.name} does not generate: it runs one pass over the prompt and no decode steps")
     # An encoder and a decoder have positions of their own.
-    context = max(prompt, generated) if model.encodes else prompt + generated
+    context = max(prompt, generated) if model.is_encoder_decoder else prompt + generated
     if model.max_context and context > model.max_context:
         sentences.append(f"{context:,} tokens are more than the {model.max_context:,} positions of {model.name}")
     if model.max_answer and generated > model.max_answer:
@@ -78,7 +82,7 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
             f"{generated:,} generated tokens are more than the {model.max_answer:,} positions of its decoder"
         )
     sentences.extend(_what_ifs(setting))
-    routed = chooses(model.graph)
+    routed = has_experts(model.graph)
     if setting.expert_skew:
         skew_text = f"expert skew {setting.expert_skew:g}"
         popularity = f"{skew_text}: the n-th most popular expert is chosen in proportion to n^-{setting.expert_skew:g}"
@@ -159,7 +163,7 @@ def _what_ifs(setting: Setting) -> list[str]:
             f"{', '.join(capacity_changes)}: on-chip capacities affect only the tile sizes of attention and, for the "
             "last-level cache, expected times"
         )
-    link_changes = [change for change in hardware.changes if change.startswith(f"{UP}.")]
+    link_changes = [change for change in hardware.changes if change.startswith(f"{SCALE_UP}.")]
     if link_changes and setting.layout.devices == 1:
         sentences.append(
             f"{', '.join(link_changes)}: has no effect on one device; use it with --tp or another degree of parallelism"
@@ -181,14 +185,14 @@ def _links(setting: Setting) -> list[str]:
     def others(tier_name: str) -> str:
         return f"{tier_name.replace('_', '-')} links ({si(linked.rates[link(tier_name)])}B/s each)"
 
-    if network.inside != UP and network.inside in used:
+    if network.inside != SCALE_UP and network.inside in used:
         sentences.append(f"{hardware.name} has no scale-up link: devices communicate over {others(network.inside)}")
-    elif layout.devices > network.domain and network.outside != OUT and network.outside in used:
+    elif layout.devices > network.domain and network.outside != SCALE_OUT and network.outside in used:
         joined = f"scale-up links of {hardware.name} connect at most {network.domain:.0f} devices"
         sentences.append(f"{joined}: traffic between such groups goes over {others(network.outside)}")
-    elif UP in used and f"{UP}.devices" not in hardware.numbers:
+    elif SCALE_UP in used and f"{SCALE_UP}.devices" not in hardware.numbers:
         sentences.append(
-            f"the file of {hardware.name} does not give {UP}.devices: its {UP} links are assumed to connect all devices"
+            f"the file of {hardware.name} does not give {SCALE_UP}.devices: its {SCALE_UP} links are assumed to connect all devices"
         )
     sentences.extend(
         f"{r.dtype}.latency of {hardware.name} is unknown and counts as 0; set it by "
@@ -207,14 +211,14 @@ def _idle_replicas(setting: Setting, batch: int) -> list[str]:
         return []
     each = layout.devices // layout.dp
     devices = f"{idle * each} of {layout.devices} devices"
-    busy = " but for their experts" if layout.ep > layout.tp and chooses(setting.model.graph) else ""
+    busy = " but for their experts" if layout.ep > layout.tp and has_experts(setting.model.graph) else ""
     return [f"batch {batch} is less than dp={layout.dp}: {devices} have no sequence and are idle{busy}"]
 
 
 def _two_batches(setting: Setting, *, batch: int, prompt: int) -> list[str]:
     """Phases in which two-batch overlap is slower: each half-batch reads all weights, and small kernels are slow."""
     layout = setting.layout
-    if layout.parts(batch) == 1:
+    if layout.micro_batch_count(batch) == 1:
         return [f"batch {batch} gives each device of {layout} one sequence, so there is no two-batch overlap"]
     plain = replace(setting, layout=replace(layout, two_batch_overlap=False))
     sentences = []
@@ -228,7 +232,7 @@ def _two_batches(setting: Setting, *, batch: int, prompt: int) -> list[str]:
 
 def _pass_s(setting: Setting, phase: str, *, batch: int, prompt: int) -> float:
     """The expected time of a pass, or its bound if none is known. [s]"""
-    share = setting.layout.share(batch)
+    share = setting.layout.micro_batch_size(batch)
     if phase == "decode":
         workload = setting.step(Workload.decode(batch=share, kv_len=prompt + 1, prompt=prompt))
     else:
@@ -355,7 +359,7 @@ def _conversions(setting: Setting) -> list[str]:
     """Matrix products whose weights are converted to another type before they are multiplied."""
     names_by_formats: dict[tuple[Format, str, Format], dict[str, None]] = {}
     for _, op in setting.graph:
-        if isinstance(op, Linear) and op.weight.format.compute != (dtype := op.work().wanted.dtype):
+        if isinstance(op, Linear) and op.weight.format.compute != (dtype := op.work().operand_unit.dtype):
             names_by_formats.setdefault((op.weight.format, dtype, op.inputs[0].format), {})[op.name] = None
     return [
         f"weights of {_first_names(list(names))} in {_format_text(weight)} are converted and multiplied in {dtype}: "
@@ -441,7 +445,7 @@ def _substitutions(setting: Setting) -> list[str]:
     sentences: dict[str, None] = {}
     hardware = setting.hardware
     for row in (*setting.plan.operators, *setting.decode_plan.operators):
-        operand, compute = row.work.wanted, row.compute
+        operand, compute = row.work.operand_unit, row.compute
         if operand.unit is Unit.MATRIX and operand != compute:
             sentences[
                 f"{hardware.name} has no {operand.dtype} matrix units: {operand.dtype} matrix products are computed in "

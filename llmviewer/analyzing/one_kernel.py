@@ -266,7 +266,7 @@ def _times(expected_pass: ExpectedPass | None, count: int) -> tuple[Num, Num, Nu
 def _fused(graph: Graph) -> Graph:
     """All that a block does as one launch, which keeps on the chip what is between."""
     (block,) = graph.blocks
-    fused = Fused.of(block.operators, read={block.output})
+    fused = Fused.of(block.operators, kept_outputs={block.output})
     return Graph((replace(block, operators=(fused,)),))
 
 

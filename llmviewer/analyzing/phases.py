@@ -175,7 +175,7 @@ def phase(evaluation: Evaluation, name: str, compute_advice: Callable[[], str]) 
         devices=setting.layout.devices,
         stages=setting.layout.pp,
         batch=int(sequences.batch),
-        micro_batches=int(setting.layout.parts(evaluation.batch)),
+        micro_batches=int(setting.layout.micro_batch_count(evaluation.batch)),
         time_s=float(evaluation.pass_s(name)),
         **_interval_fields(evaluation.expected_pass_s(name)),
         q_len=int(sequences.q_len),
@@ -209,7 +209,7 @@ def _operator(row: OperatorEstimate, launch: ExpectedLaunch | None, phase: Total
         limited_by=str(limiting),
         compute_unit=str(row.compute.unit),
         compute_dtype=row.compute.dtype,
-        operand_dtype=row.wanted.dtype,
+        operand_dtype=row.operand_unit.dtype,
         bound_time_s=float(n * row.time_s),
         expected_time_s=float(n * expectation.expected[0]) if expectation else None,
         expected_low_s=float(n * expectation.low[0]) if expectation else None,
@@ -229,7 +229,7 @@ def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
 
 def _total(estimate: Estimate, expected_pass: ExpectedPass | None, why_not: str) -> Total:
     """`why_not`: the source if there are no expected times."""
-    by_bound = estimate.waits_s
+    by_bound = estimate.seconds_by_bound
     by_regime: dict[str, float] = {}
     modelled_pass = expected_pass if expected_pass and expected_pass.modelled else None
     for row, each in zip(

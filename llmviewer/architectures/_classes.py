@@ -175,7 +175,7 @@ def _unkept(mask: Mask) -> Mask:
 
 def _seen_both_ways(mask: Mask, *, halved: bool) -> Mask | None:
     """A causal mask without its direction; None if it is not causal. Everything() has what is seen to either side."""
-    if not mask.keeps:
+    if not mask.is_cached:
         return mask
     if type(mask) is not Causal:
         return None
@@ -195,7 +195,7 @@ def _one_pass(block: Block, *, config: Section, mask: Callable[[Mask], Mask | No
         if seen is None:
             raise config.error("is_causal", f"must be true: attention to {op.heads.mask} is not known both ways")
         made: Operator = replace(op, heads=replace(op.heads, mask=seen))
-        return made.with_tensors(partial(_dropped, written=written, read=seen.read))
+        return made.with_tensors(partial(_dropped, written=written, read=seen.keys_read))
 
     return block.map(changed)
 
@@ -203,10 +203,10 @@ def _one_pass(block: Block, *, config: Section, mask: Callable[[Mask], Mask | No
 def _dropped(tensor: Tensor, written: frozenset[str], read: Form | None) -> Tensor:
     """`tensor` without rows that stay; keys and values are of this pass, or of a block before it if not `written`."""
     if tensor.role is Role.STATE:
-        return replace(tensor, held=Form())
+        return replace(tensor, retained_rows=Form())
     if tensor.role is not Role.KV_CACHE:
         return tensor
-    rows = tensor.rows if read is None or tensor.held is None else read
+    rows = tensor.rows if read is None or tensor.retained_rows is None else read
     if tensor.name not in written:
-        return replace(tensor, held=Form(), rows=rows)
-    return replace(tensor, role=Role.ACTIVATION, held=None, rows=rows)
+        return replace(tensor, retained_rows=Form(), rows=rows)
+    return replace(tensor, role=Role.ACTIVATION, retained_rows=None, rows=rows)

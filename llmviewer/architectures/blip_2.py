@@ -157,7 +157,7 @@ def _instructed(parts: Parts, config: Section, tower: Tower, queries: int, words
         for layer in qformer_layers(config, tower.tokens, attending=queries)
     ]
     blocks = stack(parts, layers, hidden, stream=stream)
-    return (first, *(replace(block, name=f"qformer_{block.name}", given=(FEATURES,)) for block in blocks))
+    return (first, *(replace(block, name=f"qformer_{block.name}", side_inputs=(FEATURES,)) for block in blocks))
 
 
 def _instructed_layer(layer: Layer, queries: int, words: int, reading: Named) -> InstructedLayer:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import SEQUENCES, WHOLE
+from ..forms import SEQUENCES, WHOLE_PASS
 from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..operators.masks import UncachedCausal
@@ -68,7 +68,7 @@ def _classifier(config: Section, fmt: Format) -> Graph:
 def build_pictures(config: Section, fmt: Format) -> Graph:
     config.ignore(*_IGNORED)
     tower = clip_tower(config, post_norm=False)
-    return Graph((*tower.blocks(fmt, WHOLE), _pooled(tower, fmt, _projection(config))))
+    return Graph((*tower.blocks(fmt, WHOLE_PASS), _pooled(tower, fmt, _projection(config))))
 
 
 @architecture("clip_text_model", "metaclip_2_text_model")

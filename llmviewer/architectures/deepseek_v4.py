@@ -63,7 +63,7 @@ class HashedExperts:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         made = self.experts.operators(parts, x)
-        return tuple(replace(op, chosen=0) if isinstance(op, Route) else op for op in made)
+        return tuple(replace(op, top_k=0) if isinstance(op, Route) else op for op in made)
 
 
 def _layer_types(config: Section) -> list[str]:

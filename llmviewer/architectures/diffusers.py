@@ -22,7 +22,7 @@ from ..graph import Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise, Rope
-from ..operators.masks import Beside, Bidirectional, FixedKeys
+from ..operators.masks import Bidirectional, BidirectionalWithExtra, FixedKeys
 from ..precision import Format
 from ..records import frozen
 from . import architecture
@@ -222,7 +222,7 @@ class _Net:
     ) -> Block:
         out = result(operators).name
         return Block(
-            name=name, operators=operators, input=HIDDEN, output=out, layers=tuple(layers), given=more or given
+            name=name, operators=operators, input=HIDDEN, output=out, layers=tuple(layers), side_inputs=more or given
         )
 
     # Blocks before the layers
@@ -417,7 +417,7 @@ class _Net:
         normed = self._modulated("final_norm", self.parts.tensor(HIDDEN, self.hidden), own)
         last = self.parts.project("proj_out", result(normed), out, bias=True)
         return Block(
-            name="head", operators=(*before, *normed, last), input=HIDDEN, output=last.result.name, given=given
+            name="head", operators=(*before, *normed, last), input=HIDDEN, output=last.result.name, side_inputs=given
         )
 
     # Parts of layers
@@ -469,7 +469,7 @@ class _Net:
 
     def _scores(self, q: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         """Attention of image and text to both."""
-        heads = replace(self.heads, mask=Beside(self.text))
+        heads = replace(self.heads, mask=BidirectionalWithExtra(self.text))
         qk, softmax, sv = scored(self.parts, heads, q, keys, values[0])
         out = with_rows(sv.result, self.rows)
         return (qk, softmax, replace(sv, inputs=(*sv.inputs, *values[1:]), outputs=(out,)))

@@ -81,9 +81,9 @@ class _Dit:
                     input=HIDDEN,
                     output=result(layer).name,
                     layers=tuple(range(depth)),
-                    given=(_CONDITION,),
+                    side_inputs=(_CONDITION,),
                 ),
-                Block(name="head", operators=last, input=HIDDEN, output=result(last).name, given=(_CONDITION,)),
+                Block(name="head", operators=last, input=HIDDEN, output=result(last).name, side_inputs=(_CONDITION,)),
             )
         )
 

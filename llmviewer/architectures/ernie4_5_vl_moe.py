@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import ONE, Stream, images, texts
+from ..forms import ONE, Stream, images, text_tokens
 from ..graph import Graph
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Permute
@@ -59,7 +59,7 @@ class TwoKinds:
     seen: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        written = _of(self.text.operators(parts, x), texts(self.seen))
+        written = _of(self.text.operators(parts, x), text_tokens(self.seen))
         others = _called("vision", self.pictures.operators(parts, x), x.name)
         seen = _of([op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.seen))
         shared = self.shared.operators(parts, x, prefix="shared_", act_name="shared_act")

@@ -158,7 +158,7 @@ class Gemma3nDecoder(Gemma4Decoder):
         others = parts.project("altup_projections", x, (self.streams - 1) * self.hidden)
         ops = _MAGNITUDE * (1 - 1 / self.streams)  # the first stream stays as it is
         stack = parts.elementwise("altup_streams", x, others.result, width=self.streams * self.hidden, ops=ops)
-        return Block(name="streams", operators=(others, stack), input="", output=stack.name, given=(EMBEDDED,))
+        return Block(name="streams", operators=(others, stack), input="", output=stack.name, side_inputs=(EMBEDDED,))
 
     def _head(self, parts: Parts) -> Block:
         block = super()._head(parts)

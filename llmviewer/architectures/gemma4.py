@@ -70,7 +70,7 @@ class Gemma4Attention:
             made = (q_proj, *self._own(parts, x, q_norm, q))
         key, value = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
         if self.borrowed:
-            key, value = replace(key, held=Form()), replace(value, held=Form())
+            key, value = replace(key, retained_rows=Form()), replace(value, retained_rows=Form())
         attended = scored(parts, heads, q, (key,), value)
         return (*made, *attended, parts.project("o_proj", result(attended), x.width, bias=self.bias))
 
@@ -161,7 +161,7 @@ class Gemma4Decoder(Decoder):
         blocks = super()._blocks(parts)
         if not self.added:
             return blocks
-        return [self._per_layer(parts), *(replace(block, given=(_PER_LAYER,)) for block in blocks)]
+        return [self._per_layer(parts), *(replace(block, side_inputs=(_PER_LAYER,)) for block in blocks)]
 
     def _per_layer(self, parts: Parts) -> Block:
         """What the tokens are looked up as for each layer, and what their first embedding is projected to, added."""
@@ -172,7 +172,7 @@ class Gemma4Decoder(Decoder):
         norm = parts.norm("per_layer_projection_norm", projection.result, shared=layers)
         both = replace(parts.add(_PER_LAYER, norm.result, looked_up.result), ops_per_element=2)  # and scaled
         operators = (looked_up, projection, norm, both)
-        return Block(name="per_layer", operators=operators, input="", output=_PER_LAYER, given=(EMBEDDED,))
+        return Block(name="per_layer", operators=operators, input="", output=_PER_LAYER, side_inputs=(EMBEDDED,))
 
 
 def _unweighted(parts: Parts, name: str, x: Tensor) -> Norm:

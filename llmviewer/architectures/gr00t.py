@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import ONE, SEQUENCES, SOURCE, acting, table_rows
+from ..forms import ONE, SEQUENCES, SOURCE, denoising, table_rows
 from ..graph import Actions, Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
@@ -81,7 +81,7 @@ def build(config: Section, fmt: Format) -> Graph:
     state, embed = _embedding(head, parts, horizon)
     hidden = head.integer("input_embedding_dim", 1536)
     blocks = (embed, _time(parts, hidden), *_layers(dit, parts, hidden, width), _head(head, dit, parts, hidden))
-    stream = acting(1 + head.integer("num_target_vision_tokens", 32) + horizon)
+    stream = denoising(1 + head.integer("num_target_vision_tokens", 32) + horizon)
     steps = head.integer("num_inference_timesteps", 4)
     return Graph((*vlm, *features, state, *acting_blocks(blocks, stream)), actions=Actions(count=horizon, steps=steps))
 
@@ -167,7 +167,7 @@ def _embedding(config: Section, parts: Parts, horizon: int) -> tuple[Block, Bloc
         operators=(*made, future, join),
         input="actions",
         output=tokens.name,
-        given=(second.result.name,),
+        side_inputs=(second.result.name,),
     )
     return state, embed
 
@@ -216,4 +216,4 @@ def _head(head: Section, config: Section, parts: Parts, hidden: int) -> Block:
     second = _of_robot(parts, "decode_2", act.result, dims, robots)
     step = parts.elementwise("step", second.result, ops=2)
     operators = (*made, norm, scaled, linear, first, act, second, step)
-    return Block(name="head", operators=operators, input=HIDDEN, output=step.name, given=(CONDITION,))
+    return Block(name="head", operators=operators, input=HIDDEN, output=step.name, side_inputs=(CONDITION,))

@@ -133,7 +133,7 @@ class WeighedExperts(Experts):
     def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         router = parts.project("router", x, self.experts + self.always, kind=Router)
         out, scale = parts.tensor("route", self.chosen), (parts.weight("route.scale", 1),)
-        return (router, Route(name="route", inputs=router.outputs, outputs=(out,), weights=scale, chosen=self.chosen))
+        return (router, Route(name="route", inputs=router.outputs, outputs=(out,), weights=scale, top_k=self.chosen))
 
 
 @architecture("inkling_mm_model")

@@ -43,7 +43,7 @@ class MixtureOfAttention:
         heads, width = self.heads, self.heads.kv_width
         router = parts.project("attn_router", x, self.experts, kind=Router)
         weights = parts.tensor("attn_route", self.chosen)
-        route = Route(name="attn_route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
+        route = Route(name="attn_route", inputs=router.outputs, outputs=(weights,), top_k=self.chosen)
         copies = self._moved((x, weights), self._copies("attn_permute", x))
         made = self._linear(parts, "expert_q_proj", copies.result, width)
         q, k = parts.tensor("q", heads.q_width), parts.tensor("k", width)

@@ -14,7 +14,7 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.block_sparse import BlockIndexer
 from ..operators.elementwise import Rope
-from ..operators.masks import Chosen
+from ..operators.masks import TopK
 from ..precision import FP32, Format
 from ..records import frozen
 from . import architecture
@@ -173,7 +173,7 @@ def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
         num_kv_heads=1,
         head_dim=said("sparse_index_dim", "index_head_dim", 128),
     )
-    chosen = replace(attention, heads=replace(attention.heads, mask=Chosen(keys)))
+    chosen = replace(attention, heads=replace(attention.heads, mask=TopK(keys)))
     index = BlockIndex(heads=heads, blocks=blocks, rotary_dim=min(attention.rotary_dim, heads.head_dim))
     return IndexedAttention(attention=chosen, index=index)
 

@@ -66,7 +66,7 @@ class ScaledLatentAttention(LatentAttention):
         chosen = self.index.operators(parts, x, x, self.rope_dim) if self.index else ()
         caches = self._caches(parts)
         if self.borrowed:
-            caches = tuple(replace(t, held=Form()) for t in caches)
+            caches = tuple(replace(t, retained_rows=Form()) for t in caches)
         attended = self._attended(parts, scale.result, *caches)
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
         return (*made, scale, *chosen, *attended, o_proj)

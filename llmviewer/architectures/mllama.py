@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import ONE, images, seeing, table_rows
+from ..forms import ONE, images, table_rows, with_images
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
 from ..operators.elementwise import Add, Permute
@@ -74,7 +74,7 @@ def _language(config: Section, fmt: Format, tokens: int) -> Graph:
 
     def placed(block: Block) -> Block:
         if block.name == other.name:
-            return replace(block, stream=seeing(tokens), given=(_FEATURES,))
+            return replace(block, stream=with_images(tokens), side_inputs=(_FEATURES,))
         return block if block.input else block.map(_with_more_tokens)
 
     return decoder(config, layers).graph(fmt).map_blocks(placed)

@@ -48,6 +48,6 @@ def _sparse(config: Section, plain: SelfAttention, mlp: Mlp) -> Layer:
     mask = Strided(
         window=block * config.count("blocksparse_num_local_blocks", 16),
         stride=stride,
-        read_of=1 if alike else min(group, stride),
+        blocks_read=1 if alike else min(group, stride),
     )
     return Layer(mixer=replace(plain, heads=replace(plain.heads, mask=mask)), feed_forward=mlp)

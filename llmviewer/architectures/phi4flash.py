@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import ceil
 
 from ..documents import Section
-from ..forms import ENDING
+from ..forms import LOGIT_TOKENS
 from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
@@ -112,4 +112,4 @@ def build(config: Section, fmt: Format) -> Graph:
     kinds = ["mamba", "local"] * (half // 2) + ["mamba", "global"] + ["gated", "cross"] * (half // 2 - 1)
     made = [Layer(mixer=mixers[kind], feed_forward=mlp, name=kind) for kind in kinds]
     graph = decoder(config, made, norm=NormKind.LAYER, tied=True).graph(fmt)
-    return graph.map_blocks(lambda b: replace(b, stream=ENDING) if b.name in (*_AFTER, "head") else b)
+    return graph.map_blocks(lambda b: replace(b, stream=LOGIT_TOKENS) if b.name in (*_AFTER, "head") else b)

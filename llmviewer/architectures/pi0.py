@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from ..documents import Section
-from ..forms import SEQUENCES, SOURCE, acting
+from ..forms import SEQUENCES, SOURCE, denoising
 from ..graph import Actions, Block, Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
@@ -80,7 +80,7 @@ def build(config: Section, fmt: Format) -> Graph:
     vlm, expert = _parts_of(config)
     chunk, state_dims = Chunk.of(config), config.integer("max_state_dim", 32)
     count, layers = chunk.count, expert.count("num_hidden_layers")
-    parts, hidden, stream = Parts(format=fmt), expert.integer("hidden_size"), acting(count + 1)
+    parts, hidden, stream = Parts(format=fmt), expert.integer("hidden_size"), denoising(count + 1)
     rows = count * SEQUENCES
     state = project(parts, "state_proj", per_sequence(parts, "state", state_dims), hidden)
     actions = project(parts, "action_in_proj", with_rows(parts.tensor("actions", chunk.dims), rows), hidden)
@@ -96,7 +96,7 @@ def build(config: Section, fmt: Format) -> Graph:
     norm = (parts.norm("final_norm", parts.tensor(HIDDEN, hidden)),)
     first_block, *blocks = chunk.expert(parts, embed, [layer] * layers, norm)
     read = Block(name="state", operators=(state,), input="state", output=state.result.name)
-    every = acting_blocks((read, replace(first_block, given=(read.output,)), *blocks), stream)
+    every = acting_blocks((read, replace(first_block, side_inputs=(read.output,)), *blocks), stream)
     kept = _unused(parts, expert, vocab=expert.integer("vocab_size"))
     steps = config.integer("num_inference_steps", 10)
     return Graph((*prefix(vlm(fmt)), kept, *every), actions=Actions(count=count, steps=steps))
@@ -107,7 +107,7 @@ def build_pi05(config: Section, fmt: Format) -> Graph:
     """The state is part of the prompt's words; the time scales, shifts and gates every branch."""
     vlm, expert = _parts_of(config)
     chunk, layers = Chunk.of(config), expert.count("num_hidden_layers")
-    parts, hidden, stream = Parts(format=fmt), expert.integer("hidden_size"), acting(chunk.count)
+    parts, hidden, stream = Parts(format=fmt), expert.integer("hidden_size"), denoising(chunk.count)
     x = parts.tensor("actions", chunk.dims)
     actions = parts.linear("action_in_proj", x, parts.tensor("tokens", hidden), bias=True)
     attention = ActionAttention(heads=grouped_heads(expert), own=chunk.count**2)
@@ -116,7 +116,7 @@ def build_pi05(config: Section, fmt: Format) -> Graph:
     made, numbers = modulation(parts, "final", hidden, 3 * hidden)
     scaled = parts.elementwise("final_modulated", norm.result, replace(numbers, width=2 * hidden), ops=2)
     first, *blocks = chunk.expert(parts, (actions,), [layer] * layers, (*made, norm, scaled))
-    blocks[-1] = replace(blocks[-1], given=(CONDITION,))
+    blocks[-1] = replace(blocks[-1], side_inputs=(CONDITION,))
     kept = _unused(parts, expert, vocab=_VOCABULARY)
     steps = config.integer("num_inference_steps", 10)
     every = acting_blocks((first, _condition(parts, hidden), *blocks), stream)
@@ -153,7 +153,7 @@ def build_smolvla(config: Section, fmt: Format) -> Graph:
     if count > 0 and count != layers:
         raise config.error("num_expert_layers", f"must be 0 or the {layers} layers of num_vlm_layers; got {count}")
     chunk, state_dims = Chunk.of(config), config.integer("max_state_dim", 32)
-    parts, stream, heads = Parts(format=fmt), acting(chunk.count), grouped_heads(section)
+    parts, stream, heads = Parts(format=fmt), denoising(chunk.count), grouped_heads(section)
     mlp = Mlp(inner=_smol_inner(hidden), act="silu", gated=True)
     both_sides = ActionAttention(heads=heads, own=chunk.count * (chunk.count + 1) // 2)
     prompt_only = ActionAttention(heads=heads, own=0, projected=heads.kv_width)

@@ -18,7 +18,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.compression import Compress, Turn
 from ..operators.elementwise import Elementwise, Norm
 from ..operators.embedding import Embedding
-from ..operators.masks import Chosen, Compressed
+from ..operators.masks import Compressed, TopK
 from ..operators.state_space import CausalConv
 from ..precision import FP32, Format
 from ..records import frozen
@@ -228,7 +228,7 @@ def _indexed(config: Section) -> IndexedAttention:
         pool=pool,
         pools=budget // pool,
     )
-    seen = Chosen(budget + pool // 2)  # of a group that is not full, a query sees half on average
+    seen = TopK(budget + pool // 2)  # of a group that is not full, a query sees half on average
     return IndexedAttention(attention=replace(plain, heads=replace(plain.heads, mask=seen)), index=index)
 
 

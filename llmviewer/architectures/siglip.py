@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import SEQUENCES, WHOLE
+from ..forms import SEQUENCES, WHOLE_PASS
 from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..operators.masks import PoolingMask
@@ -56,7 +56,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def build_pictures(config: Section, fmt: Format) -> Graph:
     config.ignore(*_IGNORED)
     tower = plain_tower(config)
-    return Graph((*tower.blocks(fmt, WHOLE), *pooled_head(config, tower, fmt)))
+    return Graph((*tower.blocks(fmt, WHOLE_PASS), *pooled_head(config, tower, fmt)))
 
 
 @architecture("siglip_text_model")

@@ -128,7 +128,7 @@ class HeardExperts(Experts):
             made = (*made, linear, parts.activate(f"{name}_act", "gelu", linear.result))
         router = parts.project("router", result(made), self.experts + 1, kind=Router)  # the last one is no expert
         weights = parts.tensor("route", self.chosen)
-        return (*made, router, Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen))
+        return (*made, router, Route(name="route", inputs=router.outputs, outputs=(weights,), top_k=self.chosen))
 
 
 class ScaledLayer(Layer):

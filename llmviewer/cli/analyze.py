@@ -137,7 +137,7 @@ def analyze(
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
     """Raises InputError if HARDWARE or the layout has no effect, as prefill and decode have their own."""
     from ..devices.files import load_hardware
-    from ..parallel.layout import ALONE
+    from ..parallel.layout import ONE_DEVICE
 
     side_values = {field: [sides[f"{side}_{field}"] for side in inputs.SIDES if f"{side}_{field}" in sides]
            for field in ("hardware", "layout")}  # fmt: skip
@@ -146,5 +146,5 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
         raise InputError(
             f"HARDWARE {hardware} has no effect beside --prefill-hardware and --decode-hardware; name one of them"
         )
-    if len(side_values["layout"]) > 1 and layout != ALONE:
+    if len(side_values["layout"]) > 1 and layout != ONE_DEVICE:
         raise InputError(f"layout {layout} has no effect beside --prefill-layout and --decode-layout; leave one out")

@@ -51,7 +51,7 @@ def models(
 
     NAME is the name of a model, or what analyze takes as MODEL; or a part of the names of several, such as qwen3.
     """
-    from ..model_index import every
+    from ..model_index import all_facts
 
     def names(model: ModelFacts) -> Sequence[str]:
         return model.name, model.title, *model.aliases
@@ -68,7 +68,7 @@ def models(
 
         shared.emit(render(load_model(name), form, shared.width(output)), output)
         return
-    matches = _find(name, _model, partial(every, lambda each: _facts(_model(each))), names)
+    matches = _find(name, _model, partial(all_facts, lambda each: _facts(_model(each))), names)
     if form == "json":
         facts = [each.to_dict() for each in matches] if isinstance(matches, list) else _facts(matches).to_dict()
         shared.emit(json.dumps(facts, indent=2) + "\n", output)

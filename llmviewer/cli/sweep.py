@@ -145,7 +145,7 @@ def _write_shards(
     """Computes and writes shards of a sweep."""
     from ..devices.files import hardware_names
     from ..model_files import model_names
-    from ..parallel.layout import ALONE, parse_layout
+    from ..parallel.layout import ONE_DEVICE, parse_layout
     from ..setting import layout_of, offload_of
     from ..sweeping.axes import NUMBERS
     from ..sweeping.design import SHARD_POINTS, Design, matching_names, parse_over
@@ -161,7 +161,7 @@ def _write_shards(
         for name, value in sweep_options.items()
         if name not in (*LayoutOptions.__annotations__, "offload", "offload_sync")
     }
-    text = "" if layout == ALONE else str(layout)
+    text = "" if layout == ONE_DEVICE else str(layout)
     if parse_layout(text) != layout:
         option_names = "--micro-batches, --collective, --hierarchical-all-to-all and --overlap"
         raise InputError(f"{option_names} are not for sweeps in a folder")

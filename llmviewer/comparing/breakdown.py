@@ -122,9 +122,9 @@ def waits_of(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: 
     that of the lane that takes longer.
     """
     workload, layout = workload_of(setting, phase, batch=batch, length=length, prompt=prompt), setting.layout
-    if not layout.cuts:
+    if not layout.splits_batches:
         return _by_group(fleet, workload)
-    lanes, parts = [_by_group(lane, workload) for lane in fleet.lanes], layout.parts(batch)
+    lanes, parts = [_by_group(lane, workload) for lane in fleet.lanes], layout.micro_batch_count(batch)
     through, slowest = reduce(partial(_joined, times=1.0), lanes), reduce(_longer, lanes)
     if phase == "prefill" and not layout.two_batch_overlap:
         return _joined(through, slowest, times=parts - 1)
@@ -132,7 +132,7 @@ def waits_of(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: 
 
 
 def workload_of(setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Workload:
-    share = setting.layout.share(batch)
+    share = setting.layout.micro_batch_size(batch)
     if phase == "prefill":
         return setting.prefill(Workload.prefill(batch=share, prompt=length))
     read = np.minimum(prompt, length) if setting.techniques else prompt  # techniques need the answer's start

@@ -350,7 +350,7 @@ def _matrix_launches(fleet: Fleet) -> dict[Resource, int]:
     """Launches of matrix products without the head, by the resource that they need."""
     launches: dict[Resource, int] = {}
     for row in fleet.operators:
-        needed = row.work.wanted
+        needed = row.work.operand_unit
         if needed.unit is Unit.MATRIX and kind_of(row.operator.kind).group is not OperatorGroup.HEAD:
             launches[needed] = launches.get(needed, 0) + row.block.repeat
     return launches

@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..expectation.statistics import rank_correlation
 from ..model import Model
 from ..model_files import load_model
-from ..operators.collectives import OUT, UP
+from ..operators.collectives import SCALE_OUT, SCALE_UP
 from ..options import FleetOptions, document_options
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
@@ -242,7 +242,7 @@ def _cuts(model: Model, device: Hardware, most: int) -> list[int]:
     """Numbers of devices up to `most` that tensor parallelism can divide the model by, on any `device`."""
     found = [1]
     for n in range(2, most + 1):
-        joined = Network(hardware=device, layout=Layout(tp=n), inside=UP, outside=OUT, domain=inf)
+        joined = Network(hardware=device, layout=Layout(tp=n), inside=SCALE_UP, outside=SCALE_OUT, domain=inf)
         try:
             parallel(joined, decode=False)(model.graph)
         except InputError:
@@ -255,7 +255,7 @@ def _spread(cell: Cell) -> bool:
     """Whether its devices span domains, beyond the links that join a few of them."""
     if cell.refused or cell.layout.devices == 1:
         return False
-    return OUT in cell.tiers and len(cell.tiers) > 1
+    return SCALE_OUT in cell.tiers and len(cell.tiers) > 1
 
 
 def _merit(cell: Cell, of: Comparison, by: By) -> float:

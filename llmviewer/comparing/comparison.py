@@ -21,7 +21,7 @@ from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
 from ..options import FleetOptions, document_options
-from ..parallel.layout import ALONE, Layout, parse_layout
+from ..parallel.layout import ONE_DEVICE, Layout, parse_layout
 from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, engine_on, whole_number
@@ -196,7 +196,7 @@ def compare(
     batch: int | str | Sequence[int] = 1,
     prompt: int = 1024,
     gen: int = 128,
-    layout: str | Layout | Sequence[str | Layout] = ALONE,
+    layout: str | Layout | Sequence[str | Layout] = ONE_DEVICE,
     years: float | None = None,
     progress: Callable[[int, int], object] = lambda done, settings: None,
     **options: Unpack[FleetOptions],
@@ -300,7 +300,7 @@ def _able(
 def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Technique]) -> tuple[Setting, str]:
     """`base` with these changes; without techniques, and with the reason, if they are refused."""
     one = base if quant == PUBLISHED else base.having(quant=quant)
-    bare = one if layout == ALONE else replace(one, layout=layout)
+    bare = one if layout == ONE_DEVICE else replace(one, layout=layout)
     if not techniques:
         return bare, ""
     try:

@@ -60,7 +60,7 @@ def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
     longest = cell.model.max_context or _LONGEST
     if phase == "prefill":
         yield "prompt", longest
-    elif not cell.model.encodes:  # with an encoder, the decoder's context starts after the prompt
+    elif not cell.model.is_encoder_decoder:  # with an encoder, the decoder's context starts after the prompt
         yield "context", longest
 
 

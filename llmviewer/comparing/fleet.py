@@ -16,7 +16,7 @@ from ..graph import Graph
 from ..operators.base import Operator, Work
 from ..records import frozen
 from ..resource import Resource, Unit
-from ..roofline import Lane, Plan, PlannedOperator, kept_busy, lane
+from ..roofline import Lane, Plan, PlannedOperator, lane, occupied_resource
 from ..workload import Workload
 
 
@@ -60,7 +60,7 @@ class Fleet(Plan):
         return tuple((row, launches[key]) for key, row in rows.items())
 
     @cached_property
-    def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
+    def equal_launches(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
         return tuple((tuple(row.busy_s.values()), launches) for row, launches in self.distinct)
 
     def waits(self, workload: Workload) -> dict[tuple[str, Unit], Num]:
@@ -169,7 +169,7 @@ class _Row(NamedTuple):
 
 
 def _wanted(work: Work) -> tuple[Resource, ...]:
-    return (work.wanted, *(resource for resource, form in work.amounts if form))
+    return (work.operand_unit, *(resource for resource, form in work.amounts if form))
 
 
 def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardware]) -> Fleet:
@@ -184,7 +184,7 @@ def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardw
     for (block, op), key, works in zip(graph, keys, all_works, strict=True):
         if key not in rows:
             one = _merged(works)
-            rows[key] = one, _busy(one, first, rates), first[one.wanted]
+            rows[key] = one, _busy(one, first, rates), first[one.operand_unit]
         work, busy, compute = rows[key]
         operators.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
     return Fleet(tuple(operators), devices=tuple(place for place, _ in members), keys=tuple(keys))
@@ -196,7 +196,7 @@ def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resourc
     for wanted, form in work.amounts:
         if form:
             supplied = first[wanted]
-            own = terms.setdefault(kept_busy(supplied, terms), {})
+            own = terms.setdefault(occupied_resource(supplied, terms), {})
             for feature, c in form.terms:
                 own[feature] = own.get(feature, 0.0) + c / rates[wanted]
     return {resource: Form(tuple(own.items())) for resource, own in terms.items()}
@@ -230,4 +230,4 @@ def _feature(features: Sequence[Feature]) -> Feature:
     first = features[0]
     if all(feature == first for feature in features):
         return first
-    return first._replace(each=tuple(f.arguments for f in features))
+    return first._replace(device_arguments=tuple(f.arguments for f in features))

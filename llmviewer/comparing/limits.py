@@ -136,5 +136,5 @@ def _unlinked(time_s: float, own: Breakdown, devices: int) -> float:
 def _foreign(cell: Cell) -> tuple[str, ...]:
     """Data types of matrix products that the device's matrix units lack."""
     rates = cell.hardware.rates
-    wanted = (row.work.wanted for row in cell.setting.plan.operators)
+    wanted = (row.work.operand_unit for row in cell.setting.plan.operators)
     return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))

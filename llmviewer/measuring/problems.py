@@ -144,7 +144,7 @@ def _blocks(name: str) -> list[Block]:
 
 
 def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
-    routes = [op.chosen for op in operators if isinstance(op, Route)]
+    routes = [op.top_k for op in operators if isinstance(op, Route)]
     experts = [op.weight.shape for op in operators if isinstance(op, ExpertsLinear)]
     if routes and len(experts) > 1:
         yield from _experts(experts, routes[0], dtype)

@@ -71,8 +71,8 @@ class Attention(Operator):
         return {matrix(product(self.inputs[0].format, b.format)): 2 * width * self.heads.pairs}
 
     def dequantized(self) -> tuple[Form, ...]:
-        wanted = self.inputs[0].format.compute
-        return tuple(t.elements for t in self.reads()[1:] if t.format.compute != wanted)
+        query_dtype = self.inputs[0].format.compute
+        return tuple(t.elements for t in self.reads()[1:] if t.format.compute != query_dtype)
 
 
 class QK(Attention):
@@ -150,8 +150,8 @@ class FlashAttention(Attention):
         if self.tile == inf:
             return self.inputs
         query, *keys_and_values = self.inputs
-        kept = sum(t.width * t.format.stored_bits / 8 for t in keys_and_values)
-        resident = self.on_chip_bytes // (kept / self.heads.num_kv_heads)
+        bytes_per_key = sum(t.width * t.format.stored_bits / 8 for t in keys_and_values)
+        resident = self.on_chip_bytes // (bytes_per_key / self.heads.num_kv_heads)
         rows = self.heads.mask.streamed(self.tile, resident)
         return self.inputs if rows is None else (query, *(replace(t, rows=rows) for t in keys_and_values))
 

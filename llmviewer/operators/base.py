@@ -27,15 +27,15 @@ class Role(StrEnum):
     STATE = "state"  # fixed size per sequence, counted with the KV cache; quantization schemes leave it unchanged
 
 
-KEPT: Final = (Role.KV_CACHE, Role.STATE)  # roles that stay in memory between passes
+RETAINED_ROLES: Final = (Role.KV_CACHE, Role.STATE)  # roles that stay in memory between passes
 
 
 @frozen(kw_only=True)
 class Tensor:
     """tensor[rows, width], as one launch reads or writes it. Tensor names are the edges of the graph.
 
-    held  rows that stay in memory between passes; None: `rows`
-    away  fraction of the kept bytes outside device memory
+    retained_rows  rows that stay in memory between passes; None: `rows`
+    offloaded  fraction of the retained bytes outside device memory
     left_as_published  quantization schemes change its format only if they name its reader
     """
 
@@ -44,7 +44,7 @@ class Tensor:
     format: Format
     rows: Form = TOKENS
     role: Role = Role.ACTIVATION
-    held: Form | None = None
+    retained_rows: Form | None = None
     offloaded: float = 0.0
     left_as_published: bool = False
 
@@ -58,15 +58,15 @@ class Tensor:
         return self.elements * (self.format.stored_bits / 8)
 
     @property
-    def kept_bytes(self) -> Form:
+    def retained_bytes(self) -> Form:
         """Bytes that stay between passes, in any memory. [B]"""
-        rows = self.rows if self.held is None else self.held
+        rows = self.rows if self.retained_rows is None else self.retained_rows
         return self.width * rows * (self.format.stored_bits / 8)
 
     @property
-    def held_bytes(self) -> Form:
+    def device_bytes(self) -> Form:
         """Bytes that stay in device memory between passes. [B]"""
-        return (1 - self.offloaded) * self.kept_bytes
+        return (1 - self.offloaded) * self.retained_bytes
 
 
 @frozen(kw_only=True)
@@ -74,9 +74,9 @@ class Weight:
     """A parameter tensor.
 
     rows    rows that a pass reads; None: all, once
-    tied    whether another operator holds it: it is read but not stored again
+    tied    whether another operator stores it, so that this one only reads it
     active  fraction that one token uses
-    away    fraction outside device memory
+    offloaded  fraction outside device memory
     """
 
     name: str
@@ -102,14 +102,14 @@ class Weight:
         return self.elements * (self.format.stored_bits / 8)
 
     @property
-    def kept_bytes(self) -> float:
+    def stored_bytes(self) -> float:
         """Stored bytes, in any memory. [B]"""
         return 0.0 if self.tied else self.numel * self.format.stored_bits / 8
 
     @property
-    def stored_bytes(self) -> float:
-        """What of it takes device memory. [B]"""
-        return (1 - self.offloaded) * self.kept_bytes
+    def device_bytes(self) -> float:
+        """Bytes in device memory. [B]"""
+        return (1 - self.offloaded) * self.stored_bytes
 
 
 @frozen(kw_only=True)
@@ -121,9 +121,9 @@ class Work:
     weight_bytes: Form
     activation_bytes: Form
     kv_bytes: Form
-    wanted: Resource  # unit and data type of the arithmetic; of the matrix part if there is one
+    operand_unit: Resource  # unit and data type of the operands; of the matrix product if there is one
     amounts: tuple[tuple[Resource, Form], ...]  # OPs per unit and data type, bytes per memory and link
-    fetched: tuple[tuple[Resource, Form], ...] = ()  # bytes per link of offloaded data, which other launches overlap
+    fetch_bytes: tuple[tuple[Resource, Form], ...] = ()  # bytes per link of offloaded data; other launches overlap them
 
     @property
     def nbytes(self) -> Form:
@@ -140,23 +140,23 @@ class Work:
             activation_bytes=self.activation_bytes.on(stream),
             kv_bytes=self.kv_bytes.on(stream),
             amounts=tuple((resource, form.on(stream)) for resource, form in self.amounts),
-            fetched=tuple((resource, form.on(stream)) for resource, form in self.fetched),
+            fetch_bytes=tuple((resource, form.on(stream)) for resource, form in self.fetch_bytes),
         )
 
     @property
     def link_bytes(self) -> Form:
         """Bytes sent over links. [B]"""
-        return total(form for resource, form in (*self.amounts, *self.fetched) if resource.unit is Unit.LINK)
+        return total(form for resource, form in (*self.amounts, *self.fetch_bytes) if resource.unit is Unit.LINK)
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return (self.ops, self.conversion_ops, *(form for _, form in (*self.amounts, *self.fetched)))
+        return (self.ops, self.conversion_ops, *(form for _, form in (*self.amounts, *self.fetch_bytes)))
 
 
 class Sharding(StrEnum):
-    """How tensor parallelism divides an operator among ranks."""
+    """Rule by which tensor parallelism divides an operator among ranks."""
 
-    REPLICATED = "replicated"  # every rank does all of it
+    REPLICATED = "replicated"  # every rank does all the work
     ELEMENTS = "elements"  # a rank has its part of the width of each tensor; see `units` and `cut`
     SUM = "sum"  # by elements, or a sum of summands of several ranks
     HEADS = "heads"  # a rank has some of `heads` with their queries, keys and values
@@ -175,7 +175,7 @@ class Operator:
     """A kernel launch that reads `inputs` and `weights` and writes `outputs`; intermediate results stay on the chip.
 
     transfers  bytes per link to and from offloaded parts of its tensors
-    kind       name declared in kinds.py, by which reports and expectations know it
+    kind       name of its OperatorKind (kinds.py), the key of reports and fitted models
     """
 
     sharding: ClassVar[Sharding] = Sharding.REPLICATED
@@ -195,7 +195,7 @@ class Operator:
 
     @property
     def overlapped(self) -> bool:
-        """Whether it runs concurrently with launches of another micro-batch."""
+        """Whether the operator overlaps with launches of another micro-batch."""
         return False
 
     def check_sizes(self) -> None:
@@ -221,20 +221,20 @@ class Operator:
         """Tensors written to memory: `outputs`, without parts that stay in place."""
         return self.outputs
 
-    def sent(self) -> dict[Resource, Form]:
-        """Bytes per link, and consecutive messages per link, while it runs."""
+    def link_traffic(self) -> dict[Resource, Form]:
+        """Bytes and consecutive messages per link during the launch."""
         return {}
 
-    def fetched(self) -> tuple[tuple[Resource, Form], ...]:
-        """Bytes per link that come before it runs, or go afterwards."""
+    def offload_traffic(self) -> tuple[tuple[Resource, Form], ...]:
+        """Bytes per link of offloaded tensors, fetched before the launch or stored after it."""
         return self.transfers
 
     def state(self) -> tuple[Tensor, ...]:
         """The KV cache or state of the operator, which stays in memory between passes."""
-        return tuple(t for t in self.inputs if t.role in KEPT)
+        return tuple(t for t in self.inputs if t.role in RETAINED_ROLES)
 
     def units(self, t: Tensor) -> int:
-        """Most equal parts of the input `t`, of an operator sharded by elements."""
+        """Maximum number of equal parts of the input `t`, for an operator sharded by elements."""
         return t.width
 
     def cut(self, part: int, width: int) -> Self:  # noqa: ARG002
@@ -265,21 +265,21 @@ class Operator:
         conversion = self.conversion()
         weight_bytes = total(w.nbytes for w in self.weights)
         activation_bytes = total(t.nbytes for t in moved if t.role is Role.ACTIVATION)
-        kv_bytes = total(t.nbytes for t in moved if t.role in KEPT)
+        kv_bytes = total(t.nbytes for t in moved if t.role in RETAINED_ROLES)
         amounts = dict(arithmetic)
         if conversion:
             amounts[vector("fp16")] = amounts.get(vector("fp16"), Form()) + conversion
         amounts[MEMORY] = weight_bytes + activation_bytes + kv_bytes
-        amounts |= self.sent()
+        amounts |= self.link_traffic()
         return Work(
             ops=total(arithmetic.values()),
             conversion_ops=conversion,
             weight_bytes=weight_bytes,
             activation_bytes=activation_bytes,
             kv_bytes=kv_bytes,
-            wanted=min(arithmetic),  # "matrix" sorts before "vector"
+            operand_unit=min(arithmetic),  # "matrix" sorts before "vector"
             amounts=tuple(amounts.items()),
-            fetched=self.fetched(),
+            fetch_bytes=self.offload_traffic(),
         )
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -1,4 +1,4 @@
-"""Collectives. Bytes are those that one device sends over its links; all devices send at once.
+"""Collectives. Byte counts are per device, over its own links; all devices send at once.
 
 A group spans tiers: `inner` members share a domain, and there are `outer` domains. Message sizes are from "Collective
 communication: theory, practice and experience" (doi:10.1002/cpe.1206) and NCCL's ring and tree algorithms. AUTO is a
@@ -18,7 +18,7 @@ from .base import Operator
 from .kinds import OperatorGroup, declare
 from .routing import ExpertChoice
 
-UP, OUT = "scale_up", "scale_out"
+SCALE_UP, SCALE_OUT = "scale_up", "scale_out"
 
 
 # Largest fraction of a device's links that lead to members of a group in the hybrid cube mesh of a DGX-1, by size of
@@ -37,20 +37,20 @@ class Group:
                      forwards it within the domain
     topology         of the links within a domain
     ports            links of a device to different neighbours, without a switch
-    reducing         whether switches within a domain reduce
-    beside           whether its collectives overlap the computation of another micro-batch
+    in_network         whether switches within a domain reduce (NVLink SHARP)
+    overlapped         whether its collectives overlap the computation of another micro-batch
     """
 
     name: str
     inner: int
     outer: int = 1
-    inside: str = UP
-    outside: str = OUT
+    inside: str = SCALE_UP
+    outside: str = SCALE_OUT
     algorithm: Algorithm = Algorithm.AUTO
     hierarchical: bool = False
     topology: str = "switch"
     ports: int = 1
-    reducing: bool = False
+    in_network: bool = False
     overlapped: bool = False
 
     @property
@@ -83,11 +83,11 @@ class Collective(Operator):
         alike = {t.format for t in self.inputs} == {t.format for t in self.outputs}
         return Form() if alike else super().conversion()
 
-    def sent(self) -> dict[Resource, Form]:
+    def link_traffic(self) -> dict[Resource, Form]:
         amounts: dict[Resource, Form] = {}
         for tier, members in self.group.tiers:
             inside = tier == self.group.inside
-            share, hops = self.travel(members, inside=inside)
+            share, hops = self.traffic(members, inside=inside)
             amounts[link(tier)] = share * (self.detour() if inside else 1.0) * self.payload()
             amounts[hop(tier)] = hops * ONE
         return amounts
@@ -100,10 +100,10 @@ class Collective(Operator):
         return group.ports / (group.inner - 1) if group.topology == "mesh" else 1.0
 
     def payload(self) -> Form:
-        """The bytes that `travel` scales: by default those of the inputs."""
+        """The bytes that `traffic` scales: by default those of the inputs."""
         return total(t.nbytes for t in self.inputs)
 
-    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+    def traffic(self, members: int, *, inside: bool) -> tuple[float, float]:
         """(multiple of the payload that a device sends in a tier, consecutive messages)"""
         raise NotImplementedError
 
@@ -115,11 +115,11 @@ class AllReduce(Collective):
     domains each member reduces the part that it has after a reduce-scatter within its domain.
     """
 
-    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+    def traffic(self, members: int, *, inside: bool) -> tuple[float, float]:
         part = 1.0 if inside else 1 / self.group.inner
         halves = 2 * (members - 1) / members
         share, hops = {
-            Algorithm.AUTO: (1.0 if inside and self.group.reducing else halves, 1.0),
+            Algorithm.AUTO: (1.0 if inside and self.group.in_network else halves, 1.0),
             Algorithm.RING: (halves, 2.0 * (members - 1)),
             Algorithm.TREE: (2.0, 2.0 * ceil(log2(members))),
             Algorithm.ONE_SHOT: (members - 1.0, 1.0),
@@ -137,7 +137,7 @@ class AllGather(Collective):
     def payload(self) -> Form:
         return total(t.nbytes for t in self.outputs)
 
-    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+    def traffic(self, members: int, *, inside: bool) -> tuple[float, float]:
         part = 1.0 if inside else 1 / self.group.inner
         return part * (members - 1) / members, members - 1.0 if self.group.algorithm is Algorithm.RING else 1.0
 
@@ -145,7 +145,7 @@ class AllGather(Collective):
 class ReduceScatter(Collective):
     """The sum of all members' tensors, one part on each member: the traffic of an all-gather, reversed."""
 
-    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+    def traffic(self, members: int, *, inside: bool) -> tuple[float, float]:
         part = 1.0 if inside else 1 / self.group.inner
         return part * (members - 1) / members, members - 1.0 if self.group.algorithm is Algorithm.RING else 1.0
 
@@ -165,37 +165,41 @@ class AllToAll(Collective):
     copies: float = 1.0
 
     @property
-    def straight(self) -> bool:
-        """Whether each copy travels by itself, as with DeepEP's low-latency kernels."""
+    def direct(self) -> bool:
+        """Whether each copy is sent directly to its expert, as with DeepEP's low-latency kernels."""
         return self.group.algorithm is not Algorithm.AUTO and not self.group.hierarchical
 
     @property
-    def parts(self) -> float:
-        """Multiple of its own rows that the busiest member receives and any member sends."""
-        return self.group.size * self._needed(1)
+    def load_factor(self) -> float:
+        """Rows that the busiest member receives and any member sends, as a multiple of its own rows."""
+        return self.group.size * self._share_needed(1)
 
     @property
-    def visits(self) -> float:
-        """The same, counting each row once per domain that needs it."""
-        return self.group.outer * self._needed(self.group.inner)
+    def domain_load_factor(self) -> float:
+        """`load_factor` with each row counted once per domain that needs it."""
+        return self.group.outer * self._share_needed(self.group.inner)
 
-    def _needed(self, members: int) -> float:
+    def _share_needed(self, members: int) -> float:
         """Fraction of the rows that at least one of `members` needs."""
         size, domains = self.group.size, self.group.outer
         if self.choice is None:
             return members / size
-        if self.straight:
+        if self.direct:
             return members * max(map(sum, self.choice.shares(size, domains))) / self.copies
-        return max(self.choice.needed(members, of=size, domains=domains)) / self.copies
+        return max(self.choice.needed(members, ranks=size, domains=domains)) / self.copies
 
-    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
-        group, away = self.group, (self.group.outer - 1) / self.group.outer
+    def traffic(self, members: int, *, inside: bool) -> tuple[float, float]:
+        group, remote_share = self.group, (self.group.outer - 1) / self.group.outer
         if group.hierarchical:
-            return (self.parts if inside else self.visits) * (members - 1) / members, members - 1.0
-        own = self.parts * (group.inner - 1) / group.size
-        if self.straight:
-            return own if inside else away * self.parts, float(members - 1 if inside else group.size - group.inner)
-        return own + away * (self.parts - self.visits) if inside else away * self.visits, 1.0
+            return (self.load_factor if inside else self.domain_load_factor) * (members - 1) / members, members - 1.0
+        local_share = self.load_factor * (group.inner - 1) / group.size
+        if self.direct:
+            return local_share if inside else remote_share * self.load_factor, float(
+                members - 1 if inside else group.size - group.inner
+            )
+        return local_share + remote_share * (
+            self.load_factor - self.domain_load_factor
+        ) if inside else remote_share * self.domain_load_factor, 1.0
 
     def detour(self) -> float:
         """Mean links that a row crosses: in a ring or torus a quarter of each side, in a cube two to non-neighbours."""
@@ -210,7 +214,7 @@ class AllToAll(Collective):
 class Send(Collective):
     """Tensors sent from one device to the next."""
 
-    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:  # noqa: ARG002
+    def traffic(self, members: int, *, inside: bool) -> tuple[float, float]:  # noqa: ARG002
         return 1.0, 1.0
 
     def detour(self) -> float:

@@ -33,9 +33,9 @@ class Compress(Operator):
 
     def arithmetic(self) -> dict[Resource, Form]:
         values, entries = self.inputs[0], self.outputs[0]
-        of_entry = 4 * entries.width * self.normed + 3 * self.rotary_dim
+        ops_per_entry = 4 * entries.width * self.normed + 3 * self.rotary_dim
         gated = len(self.inputs) > 2
-        return {vector("fp32"): (8 if gated else 1) * values.elements + of_entry * entries.rows}
+        return {vector("fp32"): (8 if gated else 1) * values.elements + ops_per_entry * entries.rows}
 
 
 @frozen(kw_only=True)

@@ -129,14 +129,14 @@ ACTIVATION_OPS: Final = {  # OPs per element
 
 @frozen(kw_only=True)
 class Route(Operator):
-    """Selects the `chosen` best experts of each token and their weights (arXiv:2101.03961).
+    """Selects the `top_k` best experts of each token and their weights (arXiv:2101.03961).
 
     Vector OPs per logit: five of the softmax and one comparison per chosen expert.
 
     groups  groups of experts that are selected first
     """
 
-    chosen: int
+    top_k: int
     groups: Groups = UNGROUPED
 
     kind: str = declare(
@@ -147,7 +147,7 @@ class Route(Operator):
     )
 
     def arithmetic(self) -> dict[Resource, Form]:
-        return {vector("fp32"): (5 + self.chosen) * self.inputs[0].elements}
+        return {vector("fp32"): (5 + self.top_k) * self.inputs[0].elements}
 
 
 @frozen(kw_only=True)
@@ -174,7 +174,7 @@ class Combine(Operator):
 
     sharding: ClassVar[Sharding] = Sharding.COMBINE
 
-    chosen: int
+    top_k: int
 
     kind: str = declare(
         "combine",
@@ -185,4 +185,4 @@ class Combine(Operator):
     )
 
     def arithmetic(self) -> dict[Resource, Form]:
-        return {vector("fp32"): 2 * self.chosen * self.outputs[0].elements}
+        return {vector("fp32"): 2 * self.top_k * self.outputs[0].elements}

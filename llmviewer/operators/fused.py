@@ -8,7 +8,7 @@ from typing import Self
 from ..forms import Form, total
 from ..records import frozen
 from ..resource import Resource
-from .base import KEPT, Operator, Tensor
+from .base import RETAINED_ROLES, Operator, Tensor
 from .kinds import declare
 
 
@@ -21,13 +21,15 @@ class Fused(Operator):
     kind: str = declare("fused", "Several operators in one launch.")
 
     @classmethod
-    def of(cls, parts: tuple[Operator, ...], *, read: Collection[str]) -> Self:
+    def of(cls, parts: tuple[Operator, ...], *, kept_outputs: Collection[str]) -> Self:
         """`parts` in one launch, which writes only tensors named in `read`, caches and states."""
-        made = {t.name for part in parts for t in part.outputs}
+        intermediates = {t.name for part in parts for t in part.outputs}
         return cls(
             name=" + ".join(part.name for part in parts),
-            inputs=once(t for part in parts for t in part.reads() if t.name not in made),
-            outputs=once(t for part in parts for t in part.writes() if t.name in read or t.role in KEPT),
+            inputs=unique_tensors(t for part in parts for t in part.reads() if t.name not in intermediates),
+            outputs=unique_tensors(
+                t for part in parts for t in part.writes() if t.name in kept_outputs or t.role in RETAINED_ROLES
+            ),
             weights=tuple(weight for part in parts for weight in part.weights),
             parts=parts,
         )
@@ -40,15 +42,15 @@ class Fused(Operator):
         return amounts
 
     def reads(self) -> tuple[Tensor, ...]:
-        made = {t.name for part in self.parts for t in part.outputs}
-        return once(t for part in self.parts for t in part.reads() if t.name not in made)
+        intermediates = {t.name for part in self.parts for t in part.outputs}
+        return unique_tensors(t for part in self.parts for t in part.reads() if t.name not in intermediates)
 
     def writes(self) -> tuple[Tensor, ...]:
-        left = {t.name for t in self.outputs}
-        return once(t for part in self.parts for t in part.writes() if t.name in left)
+        output_names = {t.name for t in self.outputs}
+        return unique_tensors(t for part in self.parts for t in part.writes() if t.name in output_names)
 
-    def sent(self) -> dict[Resource, Form]:
-        sent = [part.sent() for part in self.parts]
+    def link_traffic(self) -> dict[Resource, Form]:
+        sent = [part.link_traffic() for part in self.parts]
         return {link: total(each.get(link, Form()) for each in sent) for one in sent for link in one}
 
     def conversion(self) -> Form:
@@ -58,6 +60,6 @@ class Fused(Operator):
         return tuple(t for part in self.parts for t in part.state())
 
 
-def once(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+def unique_tensors(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """The tensors without duplicates by name, in order of first occurrence."""
     return tuple({t.name: t for t in tensors}.values())

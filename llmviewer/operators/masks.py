@@ -1,4 +1,4 @@
-"""Attention masks: pairs to compute, scores to store, and keys to read and keep."""
+"""Attention masks: pairs to compute, scores to store, and keys to read and cache."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ..records import frozen
 
 @frozen
 class Mask(ABC):
-    """Which keys a query sees, as forms for one query head and one key head.
+    """The keys that each query attends to, as forms for one query head and one key head.
 
-    keeps  whether keys and values are cached for later passes
+    is_cached  whether keys and values are cached for later passes
     """
 
-    keeps: ClassVar[bool] = True
+    is_cached: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -49,13 +49,13 @@ class Mask(ABC):
 
     @property
     @abstractmethod
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         """Distinct keys that a pass reads."""
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         """Keys that stay in the cache."""
-        return self.read
+        return self.keys_read
 
     def streamed(self, tile: float, resident: float) -> Form | None:  # noqa: ARG002
         """Keys read by tiles of `tile` queries if at most `resident` keys stay on the chip; None: each is read once."""
@@ -80,26 +80,26 @@ class Causal(Mask):
         return cells(self.window)
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return kv_tokens(self.window)
 
     def streamed(self, tile: float, resident: float) -> Form | None:
         return kv_streams(tile, resident, self.window)
 
     def __str__(self) -> str:
-        return f"{self.window:g}" if self.window < inf else ""
+        return f"window {self.window:g}" if self.window < inf else ""
 
 
 CAUSAL: Final = Causal()
 
 
 class UncachedCausal(Causal):
-    """Causal attention in one pass over the whole input; keys are not kept."""
+    """Causal attention in one pass over the whole input; keys are not cached."""
 
-    keeps: ClassVar[bool] = False
+    is_cached: ClassVar[bool] = False
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return TOKENS
 
     def streamed(self, tile: float, resident: float) -> None:  # noqa: ARG002
@@ -140,11 +140,11 @@ class Chunked(Mask):
         return cells(self.chunk)
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return chunked_kv(self.chunk)
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens(self.chunk)
 
     def __str__(self) -> str:
@@ -152,8 +152,8 @@ class Chunked(Mask):
 
 
 @frozen
-class Chosen(Mask):
-    """At most `count` earlier keys, chosen by an indexer for each query (arXiv:2512.02556)."""
+class TopK(Mask):
+    """The `count` earlier keys that an indexer scores highest for each query (arXiv:2512.02556)."""
 
     count: int
 
@@ -166,15 +166,15 @@ class Chosen(Mask):
         return pairs(self.count)
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return chosen_kv(self.count)
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens()
 
     def __str__(self) -> str:
-        return f"best {self.count}"
+        return f"top-{self.count}"
 
 
 @frozen
@@ -183,12 +183,12 @@ class Strided(Mask):
 
     Blocks count as fractions, which keeps lengths linear.
 
-    read_of  blocks in `stride` that the query heads of a key head need together
+    blocks_read  blocks in `stride` that the query heads of a key head need together
     """
 
     window: int
     stride: int
-    read_of: int = 1
+    blocks_read: int = 1
 
     @property
     def pairs(self) -> Form:
@@ -199,26 +199,26 @@ class Strided(Mask):
         return cells()
 
     @property
-    def read(self) -> Form:
-        share = self.read_of / self.stride
+    def keys_read(self) -> Form:
+        share = self.blocks_read / self.stride
         return share * kv_tokens() + (1 - share) * kv_tokens(self.window)
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens()
 
     def __str__(self) -> str:
-        return f"{self.window} and 1 in {self.stride}"
+        return f"window {self.window} + every {self.stride}th block"
 
 
 @frozen
 class Bidirectional(Mask):
-    """Attention to the whole sequence, as in encoders; keys are not kept.
+    """Attention to the whole sequence, as in encoders; keys are not cached.
 
-    reach  positions that a query sees to either side
+    reach  positions that a query attends to on either side
     """
 
-    keeps: ClassVar[bool] = False
+    is_cached: ClassVar[bool] = False
 
     reach: float = inf
 
@@ -231,31 +231,31 @@ class Bidirectional(Mask):
         return all_pairs()
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return TOKENS
 
     def __str__(self) -> str:
-        return "both ways" if self.reach == inf else f"both ways, {self.reach:g}"
+        return "bidirectional" if self.reach == inf else f"bidirectional within {self.reach:g}"
 
 
 class WholePrompt(Bidirectional):
-    """Attention to the whole prompt in one pass; keys are kept for a decoder that reads them in every step."""
+    """Attention to the whole prompt in one pass; keys are cached for a decoder that reads them in every step."""
 
-    keeps: ClassVar[bool] = True
+    is_cached: ClassVar[bool] = True
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens()
 
     def __str__(self) -> str:
-        return "prompt both ways"
+        return "bidirectional prompt"
 
 
 @frozen
-class Beside(Mask):
-    """Whole sequences and `tokens` further tokens of another input beside each, all of which see each other."""
+class BidirectionalWithExtra(Mask):
+    """Bidirectional attention over each sequence joined with `tokens` tokens of another input (MMDiT)."""
 
-    keeps: ClassVar[bool] = False
+    is_cached: ClassVar[bool] = False
 
     tokens: int
 
@@ -268,31 +268,34 @@ class Beside(Mask):
         return self.pairs
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return TOKENS + self.tokens * SEQUENCES
 
     def __str__(self) -> str:
-        return f"both ways, with {self.tokens} beside"
+        return f"bidirectional + {self.tokens} tokens"
 
 
 @frozen
 class Tiled(Mask):
-    """Windows of an image whose tokens see each other: `seen` (query, key) pairs per image."""
+    """Attention within windows of an image.
 
-    keeps: ClassVar[bool] = False
+    pairs_per_image  (query, key) pairs per image
+    """
 
-    seen: int
+    is_cached: ClassVar[bool] = False
+
+    pairs_per_image: int
 
     @property
     def pairs(self) -> Form:
-        return self.seen * SEQUENCES
+        return self.pairs_per_image * SEQUENCES
 
     @property
     def cells(self) -> Form:
         return self.pairs
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return TOKENS
 
     def __str__(self) -> str:
@@ -300,9 +303,9 @@ class Tiled(Mask):
 
 
 class PoolingMask(Mask):
-    """Attention pooling: one learned query per sequence sees all of it."""
+    """Attention pooling: one learned query per sequence attends to all its tokens."""
 
-    keeps: ClassVar[bool] = False
+    is_cached: ClassVar[bool] = False
 
     @property
     def pairs(self) -> Form:
@@ -313,7 +316,7 @@ class PoolingMask(Mask):
         return TOKENS
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return TOKENS
 
     def __str__(self) -> str:
@@ -321,10 +324,10 @@ class PoolingMask(Mask):
 
 
 @frozen
-class _AsMany(Mask):
-    """Each query sees `keys` keys, whatever the length of its sequence."""
+class _FixedCount(Mask):
+    """Each query attends to `keys` keys, whatever the length of its sequence."""
 
-    keeps: ClassVar[bool] = False
+    is_cached: ClassVar[bool] = False
 
     keys: int
 
@@ -337,30 +340,30 @@ class _AsMany(Mask):
         return self.keys * TOKENS
 
 
-class FixedKeys(_AsMany):
-    """`keys` features per sequence from another network, seen by every query."""
+class FixedKeys(_FixedCount):
+    """`keys` features per sequence from another network, which every query attends to."""
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return self.keys * SEQUENCES
 
     def __str__(self) -> str:
-        return f"{self.keys} features"
+        return f"{self.keys} fixed keys"
 
 
-class PerQueryKeys(_AsMany):
-    """`keys` keys of each query alone, such as the patches that it averages."""
+class PerQueryKeys(_FixedCount):
+    """`keys` keys of each query alone, such as the patches that a query pools."""
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return self.keys * TOKENS
 
     def __str__(self) -> str:
-        return f"{self.keys} of its own"
+        return f"{self.keys} keys per query"
 
 
-class Across(Mask):
-    """Cross-attention: all tokens of the encoder."""
+class Cross(Mask):
+    """Cross-attention to all tokens of the encoder."""
 
     @property
     def pairs(self) -> Form:
@@ -371,11 +374,11 @@ class Across(Mask):
         return cross_pairs()
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return source_kv()
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return source_tokens()
 
     def __str__(self) -> str:
@@ -384,7 +387,7 @@ class Across(Mask):
 
 @frozen
 class Compressed(Mask):
-    """Compressed entries, one per `ratio` positions, before the query; the best `count` of them.
+    """The `count` best compressed entries before the query; an entry stands for `ratio` positions.
 
     An unfinished group counts as a fraction of an entry, which keeps lengths linear; the error is below one entry.
     """
@@ -401,16 +404,16 @@ class Compressed(Mask):
         return (cells() if self.count == inf else pairs(self.count * self.ratio)) / self.ratio
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return (kv_tokens() if self.count == inf else chosen_kv(int(self.count) * self.ratio)) / self.ratio
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens() / self.ratio
 
     def __str__(self) -> str:
-        best = f", best {self.count:g}" if self.count < inf else ""
-        return f"{self.ratio} to 1{best}"
+        best = f" top-{self.count:g}" if self.count < inf else ""
+        return f"{self.ratio}:1 compressed{best}"
 
 
 @frozen
@@ -429,23 +432,23 @@ class ShardedKeys(Mask):
         return self.mask.cells / self.ranks
 
     @property
-    def read(self) -> Form:
-        return self.mask.read / self.ranks
+    def keys_read(self) -> Form:
+        return self.mask.keys_read / self.ranks
 
     @property
-    def held(self) -> Form:
-        return self.mask.held / self.ranks
+    def keys_cached(self) -> Form:
+        return self.mask.keys_cached / self.ranks
 
     def __str__(self) -> str:
         return str(self.mask)
 
 
 class ShardedQueries(ShardedKeys):
-    """A mask on one of `ranks` devices that divide queries in turn; each query sees the keys of all devices."""
+    """A mask on one of `ranks` devices that divide queries round-robin; each query attends to all keys."""
 
     @property
-    def read(self) -> Form:
-        return self.mask.read
+    def keys_read(self) -> Form:
+        return self.mask.keys_read
 
     def streamed(self, tile: float, resident: float) -> Form | None:
         return self.mask.streamed(tile * self.ranks, resident)
@@ -466,12 +469,12 @@ class Joint(Mask):
         return total(mask.cells for mask in self.masks)
 
     @property
-    def read(self) -> Form:
-        return total(mask.read for mask in self.masks)
+    def keys_read(self) -> Form:
+        return total(mask.keys_read for mask in self.masks)
 
     @property
-    def held(self) -> Form:
-        return total(mask.held for mask in self.masks)
+    def keys_cached(self) -> Form:
+        return total(mask.keys_cached for mask in self.masks)
 
     def __str__(self) -> str:
-        return " and ".join(map(str, self.masks))
+        return " + ".join(map(str, self.masks))

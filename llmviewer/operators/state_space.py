@@ -9,7 +9,7 @@ from ..forms import TOKENS, Form, chunk_pairs
 from ..records import frozen
 from ..resource import Resource, matrix, vector
 from .attention import Heads
-from .base import KEPT, Operator, Sharding, Tensor
+from .base import RETAINED_ROLES, Operator, Sharding, Tensor
 from .kinds import OperatorGroup, declare
 
 
@@ -97,7 +97,7 @@ class Scan(Operator):
     @property
     def depth(self) -> int:
         """Elements of state per element of the result: the width of a key."""
-        state = next(t for t in self.inputs if t.role in KEPT)
+        state = next(t for t in self.inputs if t.role in RETAINED_ROLES)
         return state.width // self.outputs[0].width
 
     @property
@@ -106,9 +106,9 @@ class Scan(Operator):
         return max(self.inputs[0].width - self.outputs[0].width, 0)
 
     def has_part(self, t: Tensor) -> bool:
-        """Whether each head reads an equal part of `t`, without queries and keys of groups."""
-        own = t.width - (self.shared if t == self.inputs[0] else 0)
-        return bool(self.heads) and own % self.heads == 0
+        """Whether `t`, apart from the queries and keys of groups, divides into equal parts per head."""
+        unshared_width = t.width - (self.shared if t == self.inputs[0] else 0)
+        return bool(self.heads) and unshared_width % self.heads == 0
 
     def part(self, ranks: int) -> Self:
         """The scan of one of `ranks` that divide heads, and groups if there are enough; else a rank copies one.
@@ -118,13 +118,13 @@ class Scan(Operator):
         copied = self.shared // min(self.groups, ranks)
         pairs = 2 * self.groups * self.depth if self.chunk else 0
 
-        def own(t: Tensor) -> Tensor:
+        def shard(t: Tensor) -> Tensor:
             if t == self.inputs[0]:
                 return replace(t, width=(t.width - self.shared) // ranks + copied)
             return replace(t, width=t.width // ranks) if self.has_part(t) else t
 
         return replace(
-            self.with_tensors(own),
+            self.with_tensors(shard),
             heads=self.heads // ranks,
             groups=max(self.groups // ranks, 1),
             weights=tuple(replace(w, shape=(w.shape[0] // ranks, *w.shape[1:])) for w in self.weights),

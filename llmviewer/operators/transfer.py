@@ -18,10 +18,10 @@ class Transfer(Operator):
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
 
-    def sent(self) -> dict[Resource, Form]:
+    def link_traffic(self) -> dict[Resource, Form]:
         return dict(self.transfers)
 
-    def fetched(self) -> tuple[tuple[Resource, Form], ...]:
+    def offload_traffic(self) -> tuple[tuple[Resource, Form], ...]:
         return ()
 
 

@@ -63,7 +63,7 @@ def _choice(block: Block, experts: Weight) -> ExpertChoice:
     number = experts.shape[0]
     groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=UNGROUPED)
     chosen = round(experts.active * number)
-    return ExpertChoice(experts=number, chosen=chosen, groups=groups, skew=_skew(block, experts))
+    return ExpertChoice(experts=number, top_k=chosen, groups=groups, skew=_skew(block, experts))
 
 
 def _skew(block: Block, experts: Weight) -> float:

@@ -15,7 +15,7 @@ from math import ceil
 from ..errors import InputError
 from ..graph import Block
 from ..operators.attention import QK, Heads
-from ..operators.base import KEPT, Operator, Role, Sharding, Tensor, Weight
+from ..operators.base import RETAINED_ROLES, Operator, Role, Sharding, Tensor, Weight
 from ..operators.collectives import AllGather, AllReduce, Group
 from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Rope
 from ..operators.linear import ExpertsLinear, Linear
@@ -34,7 +34,7 @@ class _State(StrEnum):
 
 @frozen(kw_only=True)
 class _Split:
-    """How a tensor can be cut into equal parts.
+    """A division of a tensor into equal parts.
 
     units   number of parts
     shared  elements that several parts need, such as B and C of a Mamba-2 scan
@@ -45,14 +45,14 @@ class _Split:
     shared: int = 0
     groups: int = 1
 
-    def width(self, wide: int, ranks: int) -> int:
+    def width(self, full_width: int, ranks: int) -> int:
         """Elements of one rank, of `wide`; with fewer parts or groups than ranks, those of one part or group."""
-        return (wide - self.shared) // min(self.units, ranks) + self.shared // min(self.groups, ranks)
+        return (full_width - self.shared) // min(self.units, ranks) + self.shared // min(self.groups, ranks)
 
-    def takes(self, part: int, wide: int, ranks: int) -> bool:
-        """Whether `part` of `wide` elements is a whole number of units."""
-        own = part - self.shared // min(self.groups, ranks)
-        return self.units % ((wide - self.shared) // own) == 0
+    def takes(self, width: int, full_width: int, ranks: int) -> bool:
+        """Whether a rank with `width` of `full_width` elements has a whole number of units."""
+        unshared_width = width - self.shared // min(self.groups, ranks)
+        return self.units % ((full_width - self.shared) // unshared_width) == 0
 
 
 @frozen(kw_only=True)
@@ -90,8 +90,12 @@ class BlockSharding:
         if t.name == self.block.output or t.name not in self._readers:
             return None
         splits = [self._split_for(op, index, t) for op, index in self._readers[t.name]]
-        found = [split for split in splits if split]
-        return min(found, key=lambda split: (split.units, -split.shared)) if len(found) == len(splits) else None
+        possible_splits = [split for split in splits if split]
+        return (
+            min(possible_splits, key=lambda split: (split.units, -split.shared))
+            if len(possible_splits) == len(splits)
+            else None
+        )
 
     def _split_for(self, op: Operator, index: int, t: Tensor) -> _Split | None:
         """The finest cut of `t`, input number `index` of `op`, that `op` supports; None if there is none."""
@@ -116,12 +120,12 @@ class BlockSharding:
     def _after(self, op: Operator, t: Tensor, units: int) -> _Split | None:
         """The cut of `t` that follows from those of the outputs of `op`, with at most `units` parts."""
         splits = [self._split(out) for out in op.outputs if out.role is not Role.STATE]
-        found = [split for split in splits if split]
-        if len(found) < len(splits):
+        possible_splits = [split for split in splits if split]
+        if len(possible_splits) < len(splits):
             return None
-        least = min(found, key=lambda split: split.units)
+        coarsest = min(possible_splits, key=lambda split: split.units)
         alike = t.width == op.outputs[0].width
-        split = replace(least, units=min(least.units, units), shared=least.shared if alike else 0)
+        split = replace(coarsest, units=min(coarsest.units, units), shared=coarsest.shared if alike else 0)
         return split if (t.width - split.shared) % split.units == 0 else None
 
     def _is_key(self, t: Tensor) -> bool:
@@ -139,15 +143,17 @@ class BlockSharding:
         units, groups = split.units, split.groups
         if units % ranks == 0 and split.shared and groups % ranks and ranks % groups:
             near = nearest_divisors(groups, ranks)
-            what = f"tp={ranks} and the {groups} groups of heads that share a part of {t.name} in {self.block.name}"
-            raise InputError(f"{what} do not divide each other", hint=f"try tp={near}")
+            divided_things = (
+                f"tp={ranks} and the {groups} groups of heads that share a part of {t.name} in {self.block.name}"
+            )
+            raise InputError(f"{divided_things} do not divide each other", hint=f"try tp={near}")
         if units % ranks == 0:
             return replace(t, width=split.width(t.width, ranks))
         if ranks % units == 0 and self._is_key(t):
             return replace(t, width=t.width // units)
-        what = f"{units} heads" if units < t.width else f"{t.width} elements"
+        divided_things = f"{units} heads" if units < t.width else f"{t.width} elements"
         near = nearest_divisors(units, ranks)
-        where = f"the {what} of {t.name} in {self.block.name}"
+        where = f"the {divided_things} of {t.name} in {self.block.name}"
         raise InputError(f"tp={ranks} does not divide {where}", hint=f"try tp={near}")
 
     # The state of tensors on ranks.
@@ -189,11 +195,11 @@ class BlockSharding:
         outputs = tuple(replace(t, name=parts[t.name].name) if t.name in parts else t for t in writer.outputs)
         self.operators[written] = replace(writer, outputs=outputs)
         times = self.group.size if kind is AllGather else 1
-        whole = tuple(replace(part, name=name, width=times * part.width) for name, part in parts.items())
+        whole_tensors = tuple(replace(part, name=name, width=times * part.width) for name, part in parts.items())
         label = names[0] if len(names) == 1 else writer.name
-        collective = kind(name=f"{label}_{verb}", inputs=tuple(parts.values()), outputs=whole, group=self.group)
+        collective = kind(name=f"{label}_{verb}", inputs=tuple(parts.values()), outputs=whole_tensors, group=self.group)
         self.operators.append(collective)
-        for t in whole:
+        for t in whole_tensors:
             self._places[t.name] = _Placed(tensor=t, state=_State.WHOLE)
 
     def _none_partial(self, op: Operator) -> None:
@@ -291,8 +297,8 @@ class BlockSharding:
         else:
             result, *others = op.outputs
             width = result.width * local.num_heads // heads.num_heads
-            kept = tuple(self._borrowed(t, heads, local) for t in others)
-            outputs = (self._put(result, replace(result, width=width)), *kept)
+            caches = tuple(self._borrowed(t, heads, local) for t in others)
+            outputs = (self._put(result, replace(result, width=width)), *caches)
         weights = tuple(_share(w, heads.num_heads, local.num_heads) for w in op.weights)
         self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights, heads=local))  # type: ignore[call-arg]
 
@@ -313,12 +319,12 @@ class BlockSharding:
 
     def _elementwise(self, op: Operator) -> None:
         """Each rank works on its part if an input is cut; of whole inputs beside it, a rank reads the same part."""
-        have = [self._have(t) for t in op.inputs]
-        cut = next((i for i, placed in enumerate(have) if placed.state is _State.CUT), None)
+        placed_inputs = [self._have(t) for t in op.inputs]
+        cut = next((i for i, placed in enumerate(placed_inputs) if placed.state is _State.CUT), None)
         if cut is None:
             wide = part = 1
         else:
-            wide, part = op.inputs[cut].width, have[cut].tensor.width
+            wide, part = op.inputs[cut].width, placed_inputs[cut].tensor.width
             split = self._split_for(op, cut, op.inputs[cut])
             if split is None or not split.takes(part, wide, self.group.size):
                 self._run_whole(op)
@@ -326,12 +332,15 @@ class BlockSharding:
             if isinstance(op, Elementwise) and self._spans_ranks(op):
                 self._sum_of_squares(op)
 
-        def own(t: Tensor) -> Tensor:
+        def shard(t: Tensor) -> Tensor:
             return replace(t, width=t.width * part // wide)
 
-        inputs = tuple(own(p.tensor) if p.tensor.width == wide or p.tensor.role in KEPT else p.tensor for p in have)
-        share, state = have[0].share, _State.WHOLE if cut is None else _State.CUT
-        outputs = tuple(self._put(t, replace(own(t), rows=t.rows * share), state, share) for t in op.outputs)
+        inputs = tuple(
+            shard(p.tensor) if p.tensor.width == wide or p.tensor.role in RETAINED_ROLES else p.tensor
+            for p in placed_inputs
+        )
+        share, state = placed_inputs[0].share, _State.WHOLE if cut is None else _State.CUT
+        outputs = tuple(self._put(t, replace(shard(t), rows=t.rows * share), state, share) for t in op.outputs)
         by_head = isinstance(op, Elementwise)  # weights that heads or groups share are narrower than the output
         weights = tuple(
             w if by_head and w.shape[0] < op.outputs[0].width else _share(w, wide, part) for w in op.weights
@@ -339,7 +348,7 @@ class BlockSharding:
         self.operators.append(replace(op.cut(part, wide), inputs=inputs, outputs=outputs, weights=weights))
 
     def _spans_ranks(self, op: Elementwise) -> bool:
-        """Whether it normalizes over elements of several ranks."""
+        """Whether `op` normalizes over elements of several ranks."""
         if isinstance(op, Norm):
             return not op.group
         return op.normed > self._have(op.inputs[0]).tensor.width
@@ -347,11 +356,15 @@ class BlockSharding:
     def _sum_of_squares(self, op: Elementwise) -> None:
         """Adds an all-reduce of sums of squares, one number per token, for a norm over elements of all ranks."""
         inputs = tuple(self._have(t).tensor for t in op.inputs)
-        own = Tensor(name=f"{op.name}_square", width=1, format=FP32, rows=inputs[0].rows)
-        mean = replace(own, name=f"{op.name}_mean")
-        square = Elementwise(name=own.name, inputs=inputs, outputs=(own,), ops_per_element=2 * inputs[0].width)
+        local_square = Tensor(name=f"{op.name}_square", width=1, format=FP32, rows=inputs[0].rows)
+        mean = replace(local_square, name=f"{op.name}_mean")
+        square = Elementwise(
+            name=local_square.name, inputs=inputs, outputs=(local_square,), ops_per_element=2 * inputs[0].width
+        )
         self.operators.append(square)
-        self.operators.append(AllReduce(name=f"{op.name}_all_reduce", inputs=(own,), outputs=(mean,), group=self.group))
+        self.operators.append(
+            AllReduce(name=f"{op.name}_all_reduce", inputs=(local_square,), outputs=(mean,), group=self.group)
+        )
 
     def _add(self, op: Add) -> None:
         """Partial sums of several branches are added before one all-reduce."""
@@ -382,14 +395,14 @@ class BlockSharding:
         self.operators[-1] = placed
         self.operators.extend(sent)
         out = (sent[-1] if sent else placed).outputs[0]
-        self._put(op.outputs[0], replace(out, name=op.outputs[0].name), share=self.experts.share)
+        self._put(op.outputs[0], replace(out, name=op.outputs[0].name), share=self.experts.expert_share)
 
     def _experts(self, op: ExpertsLinear) -> None:
         x = self._have(op.inputs[0])
-        inner = 1 if self.experts.travels else self.group.size // self.experts.degree
+        inner = 1 if self.experts.sends_tokens else self.group.size // self.experts.degree
 
-        def held(w: Weight, shape: tuple[int, ...]) -> Weight:
-            return self.experts.held(replace(w, shape=shape))
+        def local_experts(w: Weight, shape: tuple[int, ...]) -> Weight:
+            return self.experts.local_weight(replace(w, shape=shape))
 
         if x.state is _State.CUT or (inner > 1 and self._leaves(op)):
             shape = (*op.weight.shape[:2], x.tensor.width)
@@ -399,36 +412,36 @@ class BlockSharding:
             width = op.outputs[0].width // units
             if op.outputs[0].width % units:
                 near = nearest_divisors(op.outputs[0].width, inner)
-                what = f"the {op.outputs[0].width} elements of an expert"
-                raise InputError(f"tp/ep={inner} does not divide {what}", hint=f"try {near}")
+                expert_elements = f"the {op.outputs[0].width} elements of an expert"
+                raise InputError(f"tp/ep={inner} does not divide {expert_elements}", hint=f"try {near}")
             shape = (op.weight.shape[0], width, op.weight.shape[2])
             out = replace(op.outputs[0], width=width)
-            partial = not self.experts.travels and self._leaves(op)
+            partial = not self.experts.sends_tokens and self._leaves(op)
             state = _State.PARTIAL if partial else _State.CUT if units > 1 else _State.WHOLE
-        bias = tuple(held(b, (b.shape[0], shape[1], *b.shape[2:])) for b in op.weights[1:])
+        bias = tuple(local_experts(b, (b.shape[0], shape[1], *b.shape[2:])) for b in op.weights[1:])
         out = replace(out, rows=out.rows * x.share)
-        weights = (held(op.weight, shape), *bias)
+        weights = (local_experts(op.weight, shape), *bias)
         self.operators.append(replace(op, inputs=(x.tensor,), outputs=(out,), weights=weights))
         self._put(op.outputs[0], out, state, x.share)
         if self._leaves(op):
             self.operators.extend(self.experts.combined(out))
 
     def _leaves(self, op: ExpertsLinear) -> bool:
-        """Whether its result is combined over the experts of a token."""
+        """Whether the result of `op` is combined over the experts of a token."""
         return any(isinstance(reader, Combine) for reader, _ in self._readers.get(op.outputs[0].name, []))
 
     def _combine(self, op: Operator) -> None:
         states = [self._have(t).state for t in op.inputs]
         experts, *others = op.inputs
         shared = [t for t in others if t.width == op.outputs[0].width]
-        together = states[0] is _State.PARTIAL and all(self._have(t).state is _State.PARTIAL for t in shared)
+        all_partial = states[0] is _State.PARTIAL and all(self._have(t).state is _State.PARTIAL for t in shared)
         for t in op.inputs:
-            if not (together and (t == experts or t in shared)):
+            if not (all_partial and (t == experts or t in shared)):
                 self._whole(t.name)
-        inputs = self.experts.returned(op.inputs)
+        inputs = self.experts.combine_inputs(op.inputs)
         placed = replace(op, inputs=inputs)
         out = op.outputs[0]
-        if self.experts.travels and self.group.size > 1:  # a share of the tokens on each rank
+        if self.experts.sends_tokens and self.group.size > 1:  # a share of the tokens on each rank
             part = replace(out, name=f"{out.name}_part", rows=out.rows / self.group.size)
             self.operators.append(replace(placed, outputs=(part,)))
             gather = AllGather(name=f"{out.name}_all_gather", inputs=(part,), outputs=(out,), group=self.group)
@@ -436,7 +449,7 @@ class BlockSharding:
             self._put(out, out)
             return
         self.operators.append(placed)
-        self._put(out, out, _State.PARTIAL if together else _State.WHOLE)
+        self._put(out, out, _State.PARTIAL if all_partial else _State.WHOLE)
 
 
 def _heads(op: Operator) -> Heads:

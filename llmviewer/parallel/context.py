@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..forms import LOGITS, WANTED, Form, replicas
+from ..forms import LOGITS, WITH_LOGITS, Form, replicas
 from ..graph import Block, Transform
 from ..operators.attention import QK, SV, Attention, FlashAttention, Indexer, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
@@ -26,21 +26,21 @@ from ..operators.recurrence import LongConv
 from ..operators.state_space import LinearScan, Scan
 from ..precision import FP32
 
-_HEAD = LOGITS.features() | WANTED.features()
+_HEAD = LOGITS.features() | WITH_LOGITS.features()
 
 
 def shared_context(group: Group, *, decode: bool) -> Transform:
     """The transform to one rank's part of a decode step or a prefill. Image encoders are replicated on all ranks."""
-    one = _decoded if decode else _prefilled
+    shard = _decoded if decode else _prefilled
 
     def part(block: Block) -> Block:
-        beside = block.stream.name == "images"
-        return block if beside else replace(block, operators=tuple(one(block, group)))
+        replicated = block.stream.name == "images"
+        return block if replicated else replace(block, operators=tuple(shard(block, group)))
 
     return lambda graph: graph.map_blocks(part)
 
 
-def _seen(op: Operator) -> tuple[Tensor, ...]:
+def _keys_and_values(op: Operator) -> tuple[Tensor, ...]:
     """Keys and values of an operator, or the latents that they are expanded from."""
     match op:
         case Indexer():
@@ -52,8 +52,8 @@ def _seen(op: Operator) -> tuple[Tensor, ...]:
     return ()
 
 
-def _held(t: Tensor) -> Form:
-    return t.rows if t.held is None else t.held
+def _retained_rows(t: Tensor) -> Form:
+    return t.rows if t.retained_rows is None else t.retained_rows
 
 
 def _masked(op: Attention, mask: type[ShardedKeys], ranks: int) -> Attention:
@@ -66,31 +66,35 @@ def _masked(op: Attention, mask: type[ShardedKeys], ranks: int) -> Attention:
 def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
     ranks = group.size
     expanded = {t.name for op in block.operators if isinstance(op, LatentExpansion) for t in op.outputs}
-    coming: dict[str, Tensor] = {}
+    to_gather: dict[str, Tensor] = {}
     for op in block.operators:
-        for t in _seen(op):
+        for t in _keys_and_values(op):
             if t.name not in expanded:
-                coming.setdefault(t.name, t)
+                to_gather.setdefault(t.name, t)
     to_write = [t.name for op in block.operators for t in op.outputs]
 
     def rows(form: Form) -> Form:
         """Rows of new tokens are divided among ranks; rows of logits are not."""
         return form if form.features() <= _HEAD else form / ranks
 
-    def own(t: Tensor) -> Tensor:
+    def shard(t: Tensor) -> Tensor:
         if t.role is Role.STATE:
             return t
-        return replace(t, rows=rows(t.rows), held=_held(t) / ranks if t.role is Role.KV_CACHE else t.held)
+        return replace(
+            t,
+            rows=rows(t.rows),
+            retained_rows=_retained_rows(t) / ranks if t.role is Role.KV_CACHE else t.retained_rows,
+        )
 
     def weight(w: Weight) -> Weight:
         return replace(w, rows=w.rows.on(replicas(1 / ranks))) if w.rows and not w.rows.features() <= _HEAD else w
 
     def placed(op: Operator) -> Operator:
-        seen = _seen(op)
-        inputs = tuple((t if t.name in expanded else _from_all(t)) if t in seen else own(t) for t in op.inputs)
+        gathered = _keys_and_values(op)
+        inputs = tuple((t if t.name in expanded else _gathered(t)) if t in gathered else shard(t) for t in op.inputs)
         if isinstance(op, LatentExpansion):
             return replace(op, inputs=inputs)
-        op = replace(op.with_weights(weight), inputs=inputs, outputs=tuple(map(own, op.outputs)))
+        op = replace(op.with_weights(weight), inputs=inputs, outputs=tuple(map(shard, op.outputs)))
         match op:
             case Attention():
                 return _masked(op, ShardedQueries, ranks)
@@ -103,29 +107,29 @@ def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
         return op
 
     for op in block.operators:
-        if any(t.name in coming for t in _seen(op)):
-            there = [t for t in coming.values() if t.name not in to_write]
+        if any(t.name in to_gather for t in _keys_and_values(op)):
+            ready = [t for t in to_gather.values() if t.name not in to_write]
             yield AllGather(
-                name=f"{there[0].name}_all_gather",
-                inputs=tuple(replace(own(t), rows=_sent(t) / ranks) for t in there),
-                outputs=tuple(replace(_from_all(t), rows=_sent(t)) for t in there),
+                name=f"{ready[0].name}_all_gather",
+                inputs=tuple(replace(shard(t), rows=_rows_to_gather(t) / ranks) for t in ready),
+                outputs=tuple(replace(_gathered(t), rows=_rows_to_gather(t)) for t in ready),
                 group=group,
             )
-            for t in there:
-                del coming[t.name]
+            for t in ready:
+                del to_gather[t.name]
         yield placed(op)
         for t in op.outputs:
             to_write.remove(t.name)
 
 
-def _from_all(t: Tensor) -> Tensor:
+def _gathered(t: Tensor) -> Tensor:
     """The gathered rows of all ranks, which are not stored in the cache."""
-    return replace(t, name=f"{t.name}_all", held=Form() if t.role is Role.KV_CACHE else t.held)
+    return replace(t, name=f"{t.name}_all", retained_rows=Form() if t.role is Role.KV_CACHE else t.retained_rows)
 
 
-def _sent(t: Tensor) -> Form:
+def _rows_to_gather(t: Tensor) -> Form:
     """The rows to gather: those stored in the cache, else those read."""
-    return t.held or t.rows
+    return t.retained_rows or t.rows
 
 
 # In a decode step.
@@ -135,17 +139,23 @@ def _decoded(block: Block, group: Group) -> Iterator[Operator]:
     ranks = group.size
 
     def part(t: Tensor) -> Tensor:
-        return replace(t, rows=t.rows / ranks, held=_held(t) / ranks if t.role is Role.KV_CACHE else t.held)
+        return replace(
+            t,
+            rows=t.rows / ranks,
+            retained_rows=_retained_rows(t) / ranks if t.role is Role.KV_CACHE else t.retained_rows,
+        )
 
     for op in block.operators:
         if isinstance(op, LatentExpansion):
             yield op.with_tensors(part)
             continue
-        if not isinstance(op, Attention) or not op.heads.mask.keeps:
+        if not isinstance(op, Attention) or not op.heads.mask.is_cached:
             yield op
             continue
-        seen, out = _seen(op), op.outputs[0]
-        local = replace(_masked(op, ShardedKeys, ranks), inputs=tuple(part(t) if t in seen else t for t in op.inputs))
+        sharded_inputs, out = _keys_and_values(op), op.outputs[0]
+        local = replace(
+            _masked(op, ShardedKeys, ranks), inputs=tuple(part(t) if t in sharded_inputs else t for t in op.inputs)
+        )
         match local:
             case QK():
                 yield replace(local, outputs=(part(out),))

@@ -24,7 +24,7 @@ from ..operators.routing import ExpertChoice
 from ..records import frozen
 from .layout import nearest_divisors
 
-_NONE: Final = ExpertChoice(experts=0, chosen=0)
+_NO_EXPERTS: Final = ExpertChoice(experts=0, top_k=0)
 
 
 @frozen(kw_only=True)
@@ -38,19 +38,19 @@ class ExpertPlaces:
 
     group: Group
     tensor: int
-    choice: ExpertChoice = _NONE
+    choice: ExpertChoice = _NO_EXPERTS
 
     @property
     def degree(self) -> int:
         return self.group.size
 
     @property
-    def travels(self) -> bool:
-        """Whether tokens are sent to other ranks."""
+    def sends_tokens(self) -> bool:
+        """Whether tokens are sent to the ranks of their experts by all-to-all."""
         return self.degree > self.tensor
 
     def check(self) -> ExpertPlaces:
-        """Itself; raises InputError if experts cannot be divided evenly."""
+        """The placement itself. Raises InputError if experts cannot be divided evenly."""
         experts, redundant, degree = self.choice.experts, self.choice.redundant, self.degree
         if redundant > experts * (degree - 1):
             raise InputError(
@@ -71,26 +71,26 @@ class ExpertPlaces:
 
     @cached_property
     def busiest(self) -> tuple[float, ...]:
-        """For each expert of the busiest rank, the share of all tokens that it gets."""
+        """Fraction of all tokens that each expert of the busiest rank gets."""
         return max(self.choice.shares(self.degree, self.group.outer), key=sum)
 
     @property
     def load(self) -> float:
         """Load of the busiest rank over the mean of all ranks."""
-        return 1.0 if self.choice.even else sum(self.busiest) * self.degree / self.choice.chosen
+        return 1.0 if self.choice.even else sum(self.busiest) * self.degree / self.choice.top_k
 
     @property
-    def own(self) -> float:
+    def combine_share(self) -> float:
         """Share of all copies of tokens that the combine of this rank reads."""
-        return 1 / self.tensor if self.travels else self.load / self.degree
+        return 1 / self.tensor if self.sends_tokens else self.load / self.degree
 
     @property
-    def share(self) -> float:
+    def expert_share(self) -> float:
         """Share of all copies of tokens that the experts of this rank process."""
-        return self.load / (self.tensor if self.travels else self.degree)
+        return self.load / (self.tensor if self.sends_tokens else self.degree)
 
-    def held(self, weight: Weight) -> Weight:
-        """The part of an expert weight on this rank; read are experts that a token of any rank chose."""
+    def local_weight(self, weight: Weight) -> Weight:
+        """The part of an expert weight on this rank; a pass reads the experts that tokens of any rank chose."""
         shape = ((weight.shape[0] + self.choice.redundant) // self.degree, *weight.shape[1:])
         tokens = max(self.degree // self.tensor, 1)  # ranks that have tokens of their own
         rows = self._reached(weight.rows).on(replicas(tokens)) if weight.rows else None
@@ -102,7 +102,7 @@ class ExpertPlaces:
             return rows / self.degree
         return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
 
-    def _way(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
+    def _all_to_all(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
         """The all-to-all between tokens and experts; its inputs have `copies` copies of each token."""
         return AllToAll(
             name=name, inputs=(inputs,), outputs=(outputs,), group=self.group, choice=self.choice, copies=copies
@@ -110,24 +110,24 @@ class ExpertPlaces:
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
         """The permutation of one rank, and the all-to-all to the experts if tokens are sent."""
-        out = replace(op.outputs[0], rows=op.outputs[0].rows * self.share)
-        if not self.travels:
+        out = replace(op.outputs[0], rows=op.outputs[0].rows * self.expert_share)
+        if not self.sends_tokens:
             return replace(op, outputs=(out,)), ()
-        copies = replace(out, name=f"{out.name}_copies", rows=op.outputs[0].rows * self.own)
-        return replace(op, outputs=(copies,)), (self._way("dispatch", copies, out, self.choice.chosen),)
+        copies = replace(out, name=f"{out.name}_copies", rows=op.outputs[0].rows * self.combine_share)
+        return replace(op, outputs=(copies,)), (self._all_to_all("dispatch", copies, out, self.choice.top_k),)
 
     def combined(self, out: Tensor) -> tuple[Operator, ...]:
         """The all-to-all back, if tokens are sent."""
-        if not self.travels:
+        if not self.sends_tokens:
             return ()
         back = replace(out, name=f"{out.name}_back", rows=out.rows / self.load)
-        return (self._way("collect", out, back, self.choice.chosen * self.load),)
+        return (self._all_to_all("collect", out, back, self.choice.top_k * self.load),)
 
-    def returned(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def combine_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Inputs of the combine on one rank."""
         experts, *others = inputs
-        experts = replace(experts, rows=experts.rows * self.own)
-        if self.travels:
+        experts = replace(experts, rows=experts.rows * self.combine_share)
+        if self.sends_tokens:
             experts = replace(experts, name=f"{experts.name}_back")
             others = [replace(t, rows=t.rows / self.tensor) for t in others]
         return (experts, *others)

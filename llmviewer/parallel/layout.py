@@ -16,7 +16,7 @@ import numpy as np
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..forms import Num
-from ..operators.collectives import OUT, UP, Group
+from ..operators.collectives import SCALE_OUT, SCALE_UP, Group
 from ..parameters import DEGREES, MAX_DEGREE, Algorithm
 from ..records import frozen
 from ..resource import hop, link
@@ -62,9 +62,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in DEGREES:
-            _within(name, getattr(self, name), least=1)
-        _within("micro_batches", self.micro_batches, least=0)
-        _within("redundant_experts", self.redundant_experts, least=0)
+            _check_range(name, getattr(self, name), minimum=1)
+        _check_range("micro_batches", self.micro_batches, minimum=0)
+        _check_range("redundant_experts", self.redundant_experts, minimum=0)
         ranks = self.tp * self.dp
         if ranks % self.ep:
             if ranks == 1:
@@ -78,7 +78,7 @@ class Layout:
             )
         if self.ep % self.tp and self.tp % self.ep:
             raise InputError(f"ep must be a divisor or a multiple of tp={self.tp}; got {self.ep}")
-        for name, (used, otherwise) in _WAYS.items():
+        for name, (used, otherwise) in _DEPENDENT_SETTINGS.items():
             if getattr(self, name) != getattr(type(self), name) and not used(self):
                 raise InputError(otherwise)
 
@@ -93,33 +93,33 @@ class Layout:
         return " ".join((*degrees, *ways)) or "one device"
 
     @property
-    def cuts(self) -> bool:
+    def splits_batches(self) -> bool:
         """Whether a batch is cut into micro-batches."""
         return self.pp > 1 or self.two_batch_overlap
 
-    def local(self, batch: Num) -> Num:
+    def rank_batch(self, batch: Num) -> Num:
         """Sequences on the busiest rank of data parallelism."""
         return batch if self.dp == 1 else np.ceil(np.divide(batch, self.dp))
 
-    def parts(self, batch: Num) -> Num:
-        """Micro-batches on that rank; all but the last have share(batch) sequences."""
-        return 1 if not self.cuts else np.ceil(self.local(batch) / self.share(batch))
+    def micro_batch_count(self, batch: Num) -> Num:
+        """Micro-batches on the busiest rank; all but the last have micro_batch_size(batch) sequences."""
+        return 1 if not self.splits_batches else np.ceil(self.rank_batch(batch) / self.micro_batch_size(batch))
 
-    def share(self, batch: Num) -> Num:
+    def micro_batch_size(self, batch: Num) -> Num:
         """Sequences of the largest micro-batch."""
-        local = self.local(batch)
-        wanted = 2 if self.two_batch_overlap else self.micro_batches or self.pp
-        return local if not self.cuts else np.ceil(local / np.minimum(wanted, local))
+        local = self.rank_batch(batch)
+        requested_parts = 2 if self.two_batch_overlap else self.micro_batches or self.pp
+        return local if not self.splits_batches else np.ceil(local / np.minimum(requested_parts, local))
 
-    def alive(self, batch: Num) -> Num:
+    def live_sequences(self, batch: Num) -> Num:
         """Sequences whose activations are live at the same time on the busiest rank."""
-        return self.local(batch) if self.two_batch_overlap else self.share(batch)
+        return self.rank_batch(batch) if self.two_batch_overlap else self.micro_batch_size(batch)
 
 
-def _within(name: str, number: int, *, least: int) -> None:
+def _check_range(name: str, number: int, *, minimum: int) -> None:
     """Raises InputError if `number` is below `least` or above MAX_DEGREE."""
-    if number < least:
-        raise InputError(f"{name} must be at least {least}; got {number}")
+    if number < minimum:
+        raise InputError(f"{name} must be at least {minimum}; got {number}")
     if number > MAX_DEGREE:
         raise InputError(f"{name} must be at most {MAX_DEGREE}; got {number}")
 
@@ -128,7 +128,9 @@ def _shares(layout: Layout) -> bool:
     return layout.tp * layout.cp * layout.ep > 1
 
 
-_WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # (layouts that it affects, error for others)
+_DEPENDENT_SETTINGS: Final[
+    Mapping[str, tuple[Callable[[Layout], bool], str]]
+] = {  # (layouts that it affects, error for others)
     "micro_batches": (lambda layout: layout.pp > 1, "micro_batches need a pipeline; give pp"),
     "collective": (_shares, "an algorithm of collectives needs ranks that share a tensor; give tp, cp or ep"),
     "hierarchical_all_to_all": (
@@ -149,7 +151,7 @@ _WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # (layouts
     ),
 }
 
-ALONE = Layout()
+ONE_DEVICE = Layout()
 
 
 def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
@@ -157,12 +159,15 @@ def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
 
     Raises InputError if one of `ways` affects no layout.
     """
-    found = [Layout(**one) for one in degrees]
+    bare_layouts = [Layout(**one) for one in degrees]
     for name, way in ways.items():
-        used, otherwise = _WAYS[name]
-        if way != getattr(Layout, name) and not any(map(used, found)):
+        used, otherwise = _DEPENDENT_SETTINGS[name]
+        if way != getattr(Layout, name) and not any(map(used, bare_layouts)):
             raise InputError(otherwise)
-    return [replace(one, **{name: way for name, way in ways.items() if _WAYS[name][0](one)}) for one in found]
+    return [
+        replace(one, **{name: way for name, way in ways.items() if _DEPENDENT_SETTINGS[name][0](one)})
+        for one in bare_layouts
+    ]
 
 
 def parse_layout(text: str) -> Layout:
@@ -170,25 +175,25 @@ def parse_layout(text: str) -> Layout:
 
     Raises InputError if it does not parse.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition("=")
         field = name.replace("-", "_")
         flag = part == TWO_BATCHES
         number = name in (*DEGREES, _REDUNDANT) and value.isdecimal() and len(value) <= _DIGITS
-        if field in found or not (flag or number):
+        if field in fields or not (flag or number):
             raise InputError(
                 f"layout {text!r}: must be degrees of {', '.join(DEGREES)}, such as tp=8 pp=2; got {part!r}"
             )
-        found[field] = flag or int(value)
-    return replace(ALONE, **found)
+        fields[field] = flag or int(value)
+    return replace(ONE_DEVICE, **fields)
 
 
-def nearest_divisors(number: int, wanted: int) -> str:
+def nearest_divisors(number: int, target: int) -> str:
     """The nearest divisors of `number` below and above `wanted`, as text."""
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    able = [*small, *(number // n for n in reversed(small))]
-    below, above = [n for n in able if n < wanted], [n for n in able if n > wanted]
+    small_divisors = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    divisors = [*small_divisors, *(number // n for n in reversed(small_divisors))]
+    below, above = [n for n in divisors if n < target], [n for n in divisors if n > target]
     return " or ".join(map(str, (*below[-1:], *above[:1])))
 
 
@@ -213,11 +218,11 @@ class Network:
         Devices communicate over scale-up links within a domain, else over host links, else over scale-out links.
         Domains communicate over scale-out links; bridged cards without them, over host links.
         """
-        known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
-        inside = known[0] if known else UP
-        bridged = "bridge" in str(hardware.file_values.get(f"{UP}.type"))
-        outside = _HOST if bridged and OUT not in known else OUT
-        domain = hardware.numbers.get(f"{UP}.devices", inf) if inside == UP else inf
+        known_tiers = [tier for tier in (SCALE_UP, _HOST, SCALE_OUT) if f"{tier}.bandwidth" in hardware.numbers]
+        inside = known_tiers[0] if known_tiers else SCALE_UP
+        bridged = "bridge" in str(hardware.file_values.get(f"{SCALE_UP}.type"))
+        outside = _HOST if bridged and SCALE_OUT not in known_tiers else SCALE_OUT
+        domain = hardware.numbers.get(f"{SCALE_UP}.devices", inf) if inside == SCALE_UP else inf
         network = cls(hardware=hardware, layout=layout, inside=inside, outside=outside, domain=domain)
         if layout.devices > 1:
             hardware.fact(f"{inside}.bandwidth")
@@ -232,9 +237,9 @@ class Network:
 
     def members(self, name: str, size: int, stride: int) -> Group:
         """The group of `size` ranks at a distance of `stride`, as many per domain as fit."""
-        room = int(min(size, max(self.domain / stride, 1)))
-        inner = next(n for n in range(room, 0, -1) if size % n == 0)
-        topology = str(self.hardware.file_values.get(f"{UP}.topology", "switch"))
+        largest_inner = int(min(size, max(self.domain / stride, 1)))
+        inner = next(n for n in range(largest_inner, 0, -1) if size % n == 0)
+        topology = str(self.hardware.file_values.get(f"{SCALE_UP}.topology", "switch"))
         domain = int(self.domain) if self.domain < inf else size
         return Group(
             name=name,
@@ -244,9 +249,9 @@ class Network:
             outside=self.outside,
             algorithm=self.layout.collective,
             hierarchical=self.layout.hierarchical_all_to_all,
-            topology=topology if self.inside == UP else "switch",
+            topology=topology if self.inside == SCALE_UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
-            reducing=self.inside == UP and f"{UP}.in_network" in self.hardware.file_values,
+            in_network=self.inside == SCALE_UP and f"{SCALE_UP}.in_network" in self.hardware.file_values,
             overlapped=self.layout.two_batch_overlap,
         )
 

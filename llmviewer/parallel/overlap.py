@@ -33,8 +33,8 @@ class Overlapped(Operator):
     def writes(self) -> tuple[Tensor, ...]:
         return (*self.first.writes(), *self.then.writes())
 
-    def sent(self) -> dict[Resource, Form]:
-        sent = (self.first.sent(), self.then.sent())
+    def link_traffic(self) -> dict[Resource, Form]:
+        sent = (self.first.link_traffic(), self.then.link_traffic())
         return {resource: total(each.get(resource, Form()) for each in sent) for one in sent for resource in one}
 
     def conversion(self) -> Form:

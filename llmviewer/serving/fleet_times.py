@@ -202,7 +202,7 @@ class Placement:
             for fleet in part.run.fleets:
                 values, shape = fleet.values(workload), (len(fleet.rows), *part.shape)
                 whole = np.broadcast_to(fleet.seconds(values), shape)
-                slowest = _slowest(fleet, values, shape) if self.layout.cuts else whole
+                slowest = _slowest(fleet, values, shape) if self.layout.splits_batches else whole
                 rows = fleet.estimate(workload).operators if self._differs_alone(part) else ()
                 each = [np.broadcast_to(row.time_s, shape) for row in rows]
                 alone = self._alone(part, rows, each, whole, np.zeros(shape))
@@ -242,7 +242,7 @@ class Placement:
         whole, taken, unmodelled = (
             np.broadcast_to(each, shape) for each in (found.expected_s, found.core_time_s, found.unmodelled_share)
         )
-        slowest = np.broadcast_to(found.slowest_s, shape) if self.layout.cuts else whole
+        slowest = np.broadcast_to(found.slowest_s, shape) if self.layout.splits_batches else whole
         rows = found.operators if self._differs_alone(part) else ()
         each = [np.broadcast_to(one.expected, shape) for one in found.launches[: len(rows)]]
         part.add(times, places, PassTimes(whole, slowest, self._alone(part, rows, each, whole, taken), unmodelled))
@@ -252,7 +252,10 @@ class Placement:
         layout, batches = self.layout, load.limits
         halves = 2 if layout.two_batch_overlap and load.new > 1 else 1
         reads = self._reads(load).times(1 / halves)
-        share, turns = (np.broadcast_to(each, batches.shape) for each in (layout.share(batches), layout.parts(batches)))
+        share, turns = (
+            np.broadcast_to(each, batches.shape)
+            for each in (layout.micro_batch_size(batches), layout.micro_batch_count(batches))
+        )
         for points in self.model.points(reads, load.decoding_group(share)):
             yield _Part(*points, turns, halves, drafting=False)
         if self.drafter and self.drafts:

@@ -165,7 +165,7 @@ def _base(model: str | Model, device: Hardware, made: Engine | None, options: Fl
         model, device, attention=made.attention if made else None, engine=own, library=options["library"],
         profiles=options["profiles"],
     )  # fmt: skip
-    if not bare.model.generates or bare.model.encodes:
+    if not bare.model.generates or bare.model.is_encoder_decoder:
         raise InputError(
             f"{bare.model.name} is not served token by token; plan is of models that continue their prompts"
         )

@@ -10,7 +10,7 @@ from ..analyzing.disaggregation import transfer_bytes_per_s
 from ..errors import InputError
 from ..forms import Num
 from ..model import kv_cache_bytes
-from ..parallel.layout import ALONE
+from ..parallel.layout import ONE_DEVICE
 from ..parameters import KvLink
 from ..records import frozen
 from ..setting import Setting
@@ -76,7 +76,7 @@ def moved_bytes(writes: Setting, prompt: Num) -> Num:
     """KV cache of prompts to send to the decode devices, which hold the shared prefix already. [B]"""
     unsharded = Setting(
         model=writes.model, hardware=writes.hardware, quantization=writes.quantization, attention=writes.attention,
-        accounting=writes.accounting, mla=writes.mla, layout=ALONE, offload=ON_DEVICE,
+        accounting=writes.accounting, mla=writes.mla, layout=ONE_DEVICE, offload=ON_DEVICE,
     )  # fmt: skip
     prompt_tokens = prompt - sum((one.shared_prefix_tokens(prompt) for one in writes.techniques), start=0.0)
     graphs = (unsharded.graph, *(graph for one in writes.techniques for graph in one.auxiliary_graphs(unsharded)))

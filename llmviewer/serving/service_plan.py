@@ -139,7 +139,7 @@ class ServicePlan(Rows):
         """
         asked: dict[str, Any] = {
             "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
-            "policy": POLICY, "max_batch": int(one.layout.local(one.limit)),
+            "policy": POLICY, "max_batch": int(one.layout.rank_batch(one.limit)),
             "quant": None if one.quant == PUBLISHED else one.quant,
             "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
             "tpot": self.goals.tpot_s, **self.common, "hardware_set": one.hardware.changes,

@@ -46,7 +46,7 @@ class Steps:
         model = self.setting.model
         if not model.generates:
             raise InputError(f"{model.name} does not generate, so there is nothing to serve; use llmviewer analyze")
-        if model.encodes:
+        if model.is_encoder_decoder:
             raise InputError(
                 f"{model.name} has an encoder, which steps of prefill and decode do not include; use llmviewer analyze"
             )
@@ -151,7 +151,12 @@ class Steps:
         """
         if last < first:
             return 0.0
-        if not self.expected and not self.setting.layout.cuts and self.running_batches == 1 and self.width == 1:
+        if (
+            not self.expected
+            and not self.setting.layout.splits_batches
+            and self.running_batches == 1
+            and self.width == 1
+        ):
             return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
         kv_len = first - 0.5 + (np.arange(OUTPUT_SAMPLES) + 0.5) * (last - first + 1) / OUTPUT_SAMPLES
         return float(np.mean(self.decode_s(batch=float(batch), kv_len=kv_len))) * steps

@@ -15,7 +15,7 @@ from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, Format, Scheme
 from ..records import frozen
-from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
+from ..transforms.quantize import UNQUANTIZED, Override, Quantization, ranges
 from .module_names import ModuleLayout, ModuleNames, Naming, canonical
 
 _FEW = 6  # operators in a text
@@ -163,7 +163,7 @@ def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
             sizes[scheme] = sizes.get(scheme, 0) + op.weight.numel
     most = max(sizes, key=sizes.__getitem__) if sizes else kept
     if all(scheme is kept for schemes in found.values() for scheme in schemes.values()) and not stored.kv_cache:
-        return AS_IT_IS
+        return UNQUANTIZED
     base = AS_PUBLISHED if most is kept else most
     base = Scheme(text=base.text, weight=base.weight, activation=base.activation, kv_cache=stored.kv_cache)
     usual = {name: kept if name in left else most for name in found}

@@ -68,7 +68,7 @@ def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping
     steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
     if steps and not model.generates:
         raise InputError(f"{steps[0]}: {model.name} has no decode steps; leave it out")
-    if model.encodes and "kv_len" in steps:
+    if model.is_encoder_decoder and "kv_len" in steps:
         prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
         if min(contexts) <= max(prompts):
             must = f"kv_len must exceed the {max(prompts)} prompt tokens, which the encoder processes"

@@ -253,7 +253,9 @@ def matching_names(text: str, names: Sequence[str], *, command: str) -> list[str
 def digest(source: Model | Hardware) -> str:
     """A hash of everything that results depend on."""
     if isinstance(source, Model):
-        run = ((one.graph, one.quantization) for one in (source, source.predicting) if one)  # --mtp runs `predicting`
+        run = (
+            (one.graph, one.quantization) for one in (source, source.with_prediction) if one
+        )  # --mtp runs `predicting`
         return _hash(repr((source.name, *run)))
     return _hash(repr((source, source.numbers)))
 

@@ -277,14 +277,14 @@ def _bound_columns(setting: Setting, numbers: Mapping[str, Num | None]) -> dict[
     }
     columns |= {"kv_len": context} if generates else {}
     columns |= {} if image_count is None else {"images": image_count}
-    layout, share = setting.layout, setting.layout.share(batch)
+    layout, share = setting.layout, setting.layout.micro_batch_size(batch)
     lengths = {"prompt": prompt, "images": images}
     values = plan.values(Workload.prefill(batch=share, **lengths))
-    ttft = plan.pipelined_s(values, layout.parts(batch), autoregressive=False)
+    ttft = plan.pipelined_s(values, layout.micro_batch_count(batch), autoregressive=False)
     columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
     if generates:
         values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, **lengths)))
-        step = decode_plan.pipelined_s(values, layout.parts(batch), autoregressive=True)
+        step = decode_plan.pipelined_s(values, layout.micro_batch_count(batch), autoregressive=True)
         columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
         columns |= {"decode_bytes": decode_plan.bytes(values)}
         columns |= {"decode_tokens_per_s": batch / step}
@@ -363,7 +363,7 @@ def _expected_columns(setting: Setting, numbers: Mapping[str, Num | None]) -> di
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
-    share = setting.layout.share(batch)
+    share = setting.layout.micro_batch_size(batch)
     lengths = {"prompt": prompt, "images": 0 if image_count is None else image_count}
     prefill = setting.prefill(Workload.prefill(batch=share, **lengths))
     columns = _interval_columns("expected_ttft", setting.expected_time("prefill", prefill, batch))

@@ -42,11 +42,11 @@ def _causal_mask(block: Block) -> Causal | None:
 
 
 def _with_mask(block: Block, old: Causal, new: Mask) -> Block:
-    rows = {old.read: new.read, old.cells: new.cells}
+    rows = {old.keys_read: new.keys_read, old.cells: new.cells}
 
     def tensor(t: Tensor) -> Tensor:
-        cached_rows: Form | None = new.held if t.held == old.held else t.held
-        return replace(t, rows=rows.get(t.rows, t.rows), held=cached_rows)
+        cached_rows: Form | None = new.keys_cached if t.retained_rows == old.keys_cached else t.retained_rows
+        return replace(t, rows=rows.get(t.rows, t.rows), retained_rows=cached_rows)
 
     def operator(op: Operator) -> Operator:
         if isinstance(op, LatentExpansion):

@@ -43,8 +43,8 @@ class Allocated(Technique):
     def _paged(self, t: Tensor) -> Tensor:
         if t.role is not Role.KV_CACHE:
             return t
-        cached_rows = t.rows if t.held is None else t.held
-        return replace(t, held=total(c * self._pages(feature) for feature, c in cached_rows.terms))
+        cached_rows = t.rows if t.retained_rows is None else t.retained_rows
+        return replace(t, retained_rows=total(c * self._pages(feature) for feature, c in cached_rows.terms))
 
     def _pages(self, feature: Feature) -> Form:
         if feature.name == "kv_tokens":
@@ -152,15 +152,15 @@ class KvQuant(Technique):
         return op.with_tensors(lambda t: self._stored(t, decode=decode) if t.role is Role.KV_CACHE else t)
 
     def _stored(self, t: Tensor, *, decode: bool) -> Tensor:
-        cached_rows = t.rows if t.held is None else t.held
+        cached_rows = t.rows if t.retained_rows is None else t.retained_rows
         if t.left_as_published:
             return t
         if not cached_rows:  # cached by another layer
             return t if not decode else replace(t, format=self._format(t.format))
         if not decode:
             bits_ratio = self._format(t.format).stored_bits / t.format.stored_bits
-            return replace(t, held=bits_ratio * (cached_rows + self._extra(t.format)))
-        return replace(t, format=self._format(t.format), held=cached_rows + self._extra(t.format))
+            return replace(t, retained_rows=bits_ratio * (cached_rows + self._extra(t.format)))
+        return replace(t, format=self._format(t.format), retained_rows=cached_rows + self._extra(t.format))
 
     def _format(self, plain_format: Format) -> Format:
         compute = "int4" if self.bits <= 4 else "int8"
@@ -243,7 +243,7 @@ def _with_shared_cache(block: Block) -> Block:
             if isinstance(op, Rope):
                 unused.add(op.inputs[1].name)
             op = _with_outputs(op, used)  # noqa: PLW2901
-        operators.append(op.with_tensors(lambda t: replace(t, held=Form()) if t.role is Role.KV_CACHE else t))
+        operators.append(op.with_tensors(lambda t: replace(t, retained_rows=Form()) if t.role is Role.KV_CACHE else t))
     return replace(block, name=f"{block.name}.borrowing", operators=tuple(reversed(operators)))
 
 

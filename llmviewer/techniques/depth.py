@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import floor
 
 from ..devices.hardware import Hardware
-from ..forms import ONE, WHOLE, replicas, sampled, thinned, together
+from ..forms import ONE, WHOLE_PASS, pass_fraction, replicas, sampled, thinned
 from ..graph import Block, Graph
-from ..operators.base import KEPT, Operator, Tensor, Weight
+from ..operators.base import RETAINED_ROLES, Operator, Tensor, Weight
 from ..operators.linear import LMHead
 from ..operators.pictures import Place
 from ..records import frozen
@@ -61,7 +61,7 @@ class EarlyExit(Technique):
         operators = tuple(
             _for_all_tokens(op) if op in filling else op.with_tensors(_with_full_cache) for op in block.operators
         )
-        stream = sampled(self.stay) if self.by == "token" else together(self.stay)
+        stream = sampled(self.stay) if self.by == "token" else pass_fraction(self.stay)
         return replace(block, name=f"{block.name}.beyond", operators=operators, stream=stream)
 
     def _asking(self, graph: Graph) -> Iterator[Block]:
@@ -121,7 +121,7 @@ def _partial_layers_reason(setting: SettingView) -> str:
         operators = (op for op in block.operators if not isinstance(op, Place))  # images are placed only in the prefill
         rows = [t.rows for op in operators for t in (*op.inputs, *op.outputs)]
         parts = {block.stream, *(feature.stream for form in rows for feature, _ in form.terms)}
-        if block.main and block.layers and parts != {WHOLE}:
+        if block.main and block.layers and parts != {WHOLE_PASS}:
             return f"layers of {setting.model.name} already process only a part of the tokens"
     return ""
 
@@ -140,12 +140,12 @@ def split_layers(
 
 def _kv_operators(block: Block) -> tuple[Operator, ...]:
     """The operators that compute keys and values, without those that only queries need."""
-    needed_tensors = {t.name for op in block.operators for t in op.outputs if t.role in KEPT}
+    needed_tensors = {t.name for op in block.operators for t in op.outputs if t.role in RETAINED_ROLES}
     operators: list[Operator] = []
     for op in reversed(block.operators):
         if any(t.name in needed_tensors for t in op.outputs) and not op.name.startswith("q_"):
             operators.append(op)
-            needed_tensors |= {t.name for t in op.inputs if t.role not in KEPT}
+            needed_tensors |= {t.name for t in op.inputs if t.role not in RETAINED_ROLES}
     return tuple(operators)
 
 
@@ -164,4 +164,8 @@ def _for_all_tokens(op: Operator) -> Operator:
 
 def _with_full_cache(t: Tensor) -> Tensor:
     """The tensor `t` with the cache or state of all tokens."""
-    return replace(t, held=(t.rows if t.held is None else t.held).on(_ALL)) if t.role in KEPT else t
+    return (
+        replace(t, retained_rows=(t.rows if t.retained_rows is None else t.retained_rows).on(_ALL))
+        if t.role in RETAINED_ROLES
+        else t
+    )

@@ -178,7 +178,7 @@ class Eagle(Drafting):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.nodes < self.depth:
             return f"a tree of {self.nodes} nodes has no path of {self.depth} tokens; give nodes={self.depth} or more"
-        if setting.model.encodes:
+        if setting.model.is_encoder_decoder:
             return f"{setting.model.name} processes its prompt in an encoder, whose cache a draft layer does not have"
         return super().incompatibility(setting, others)
 
@@ -293,13 +293,13 @@ class Predicting(Drafting):
         return Drafter(name="prediction layer", network=self._layers(setting), widths=(1,) * self.gamma)
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
-        if setting.model.predicting is None:
-            return setting.model.why_not_predicting
+        if setting.model.with_prediction is None:
+            return setting.model.no_prediction_reason
         return super().incompatibility(setting, others)
 
     def _layers(self, setting: SettingView) -> SettingView:
         model = setting.model
-        blocks = model.predicting.graph.blocks if model.predicting else ()
+        blocks = model.with_prediction.graph.blocks if model.with_prediction else ()
         (first, *_) = blocks[len(model.graph.blocks) :]
         return setting.helper(auxiliary_model(model, (replace(first, layers=first.layers[:1]),)), None)
 
@@ -313,4 +313,4 @@ def width(model: Model) -> int:
 
 def auxiliary_model(model: Model, blocks: tuple[Block, ...]) -> Model:
     """A model of `blocks` that shares embedding and head with `model`."""
-    return replace(model, graph=Graph(blocks), predicting=None)
+    return replace(model, graph=Graph(blocks), with_prediction=None)

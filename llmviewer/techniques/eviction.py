@@ -7,7 +7,7 @@ from math import inf
 
 from ..forms import Form, evicted, kv_tokens, pairs, touched_kv
 from ..graph import Graph
-from ..operators.masks import CAUSAL, Chosen, Mask
+from ..operators.masks import CAUSAL, Mask, TopK
 from ..records import frozen
 from . import technique
 from ._masks import causal_masks, replace_masks
@@ -31,11 +31,11 @@ class Budget(Mask):
         return CAUSAL.cells.on(evicted(self.budget))
 
     @property
-    def read(self) -> Form:
-        return CAUSAL.read.on(evicted(self.budget))
+    def keys_read(self) -> Form:
+        return CAUSAL.keys_read.on(evicted(self.budget))
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens(self.budget)
 
     def streamed(self, tile: float, resident: float) -> Form | None:
@@ -61,11 +61,11 @@ class Scattered(Mask):
         return self.density * CAUSAL.cells
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return touched_kv(self.density)
 
     @property
-    def held(self) -> Form:
+    def keys_cached(self) -> Form:
         return kv_tokens()
 
     def __str__(self) -> str:
@@ -160,4 +160,4 @@ class Pattern(_SparseAttention):
 
     @property
     def mask(self) -> Mask:
-        return Chosen(self.local + self.globals + self.random)
+        return TopK(self.local + self.globals + self.random)

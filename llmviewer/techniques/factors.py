@@ -177,7 +177,9 @@ class Lora(_OnLinears):
         n, k = sum(t.width for t in outputs), x.width
         fmt = outputs[0].format if outputs[0].format.bits >= HALF.bits else resolved(HALF, x.format)
         between = rank_tensor(f"{op.name}_lora", self.rank, replace(x, format=fmt))
-        base = tuple(replace(t, name=f"{t.name}_base", format=fmt, role=Role.ACTIVATION, held=None) for t in outputs)
+        base = tuple(
+            replace(t, name=f"{t.name}_base", format=fmt, role=Role.ACTIVATION, retained_rows=None) for t in outputs
+        )
         yield replace(op, outputs=base)
         yield self._thin(f"{op.name}_lora_in", (x,), (between,), (self.rank, k))
         yield self._thin(f"{op.name}_lora_out", (between, *base), outputs, (n, self.rank))

@@ -10,7 +10,7 @@ from ..devices.hardware import Hardware
 from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope
-from ..operators.fused import Fused, once
+from ..operators.fused import Fused, unique_tensors
 from ..operators.linear import Linear, LMHead
 from ..records import frozen
 from ..workload import Workload
@@ -119,8 +119,8 @@ def _fuse(a: Operator, b: Operator) -> Fused:
     return Fused(
         name=f"{_short_name(a)}+{_short_name(b)}",
         kind=a.kind,
-        inputs=once(t for part in parts for t in part.inputs if t.name not in written_names),
-        outputs=once(t for part in parts for t in part.outputs),
+        inputs=unique_tensors(t for part in parts for t in part.inputs if t.name not in written_names),
+        outputs=unique_tensors(t for part in parts for t in part.outputs),
         weights=tuple(w for part in parts for w in part.weights),
         parts=parts,
     )
@@ -141,7 +141,9 @@ def _without_inner_outputs(operators: Sequence[Operator], block: Block) -> list[
         if not isinstance(op, Fused):
             closed.append(op)
             continue
-        others = {block.output, *block.kept}.union(*(names for place, names in enumerate(read) if place != index))
+        others = {block.output, *block.live_tensors}.union(
+            *(names for place, names in enumerate(read) if place != index)
+        )
         inside = {t.name for part in op.parts for t in part.inputs}
         closed.append(replace(op, outputs=tuple(t for t in op.outputs if t.name in others or t.name not in inside)))
     return closed

@@ -109,7 +109,7 @@ class Projected(Mask):
         return pairs(self.rank)
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return kv_tokens(self.rank)
 
     def __str__(self) -> str:

@@ -118,7 +118,7 @@ class PromptLengths(Technique):
         )
         if conflicting:
             return f"{conflicting.name} needs prompts of one length"
-        if setting.model.encodes or setting.model.sees:
+        if setting.model.is_encoder_decoder or setting.model.has_tower:
             return f"prompts of {setting.model.name} must have one length"
         return ""
 

@@ -53,7 +53,7 @@ class LinearAttention(Technique):
                     cached |= {t.name for t in (*qk.inputs, *sv.inputs) if t.role is Role.KV_CACHE}
 
         def used(t: Tensor) -> Tensor:
-            return replace(t, role=Role.ACTIVATION, held=None) if t.name in cached else t
+            return replace(t, role=Role.ACTIVATION, retained_rows=None) if t.name in cached else t
 
         return replace(block, operators=tuple(op.with_tensors(used) for op in operators))
 

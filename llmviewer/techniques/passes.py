@@ -46,7 +46,7 @@ class NoCache(Technique):
         conflicting = next(cached, None) or next((other for other in others if _changes_passes(other)), None)
         if conflicting:
             return f"{conflicting.name} needs a cache"
-        if setting.model.encodes:
+        if setting.model.is_encoder_decoder:
             return f"{setting.model.name} caches the output of its encoder"
         return ""
 
@@ -112,7 +112,7 @@ class Skeleton(Technique):
         )
         if conflicting:
             return f"{conflicting.name} also changes the passes of a generation; give one of the two"
-        if setting.model.encodes:
+        if setting.model.is_encoder_decoder:
             return f"{setting.model.name} processes its prompt in an encoder, to which no outline can be added"
         return ""
 

@@ -193,7 +193,7 @@ class PrefixCaching(Technique):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if self.hit is not None and self.tokens is not None:
             return "give hit (a fraction of each prompt) or tokens (of each prompt), not both"
-        if setting.model.encodes:
+        if setting.model.is_encoder_decoder:
             return f"the encoder of {setting.model.name} is bidirectional: no part of its prompt can be cached"
         return ""
 
@@ -255,6 +255,6 @@ class ChunkedPrefill(Technique):
         return (Finding(key="cache_again", value=chunked_bytes / single_pass_bytes, text=text),)
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if setting.model.encodes:
+        if setting.model.is_encoder_decoder:
             return f"the encoder of {setting.model.name} is bidirectional: its prompt cannot be processed in chunks"
         return ""

@@ -45,7 +45,7 @@ class Several(Technique):
         other = next((other for other in others if isinstance(other, Several)), None)
         if other:
             return f"{other.name} also generates several answers per prompt; give one of the two"
-        if setting.model.crosses and self.prompt != "copied":
+        if setting.model.has_cross_attention and self.prompt != "copied":
             return f"the encoder output of {setting.model.name} is held per answer; give prompt=copied"
         return ""
 

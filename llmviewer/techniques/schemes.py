@@ -277,8 +277,8 @@ def _with_rotations(block: Block) -> Block:
             yield op
             return
         x = op.inputs[0]
-        before = replace(x, name=f"{op.name}_input", role=Role.ACTIVATION, held=None)
-        after = tuple(replace(t, name=f"{t.name}_turned", role=Role.ACTIVATION, held=None) for t in op.outputs)
+        before = replace(x, name=f"{op.name}_input", role=Role.ACTIVATION, retained_rows=None)
+        after = tuple(replace(t, name=f"{t.name}_turned", role=Role.ACTIVATION, retained_rows=None) for t in op.outputs)
         yield _rotation(f"{op.name}_rotation", (x,), (before,))
         yield replace(op, inputs=(before, *op.inputs[1:]), outputs=after)
         yield _rotation(f"{op.name}_rotation_back", after, op.outputs)

@@ -108,7 +108,7 @@ class Structured(Sparse):
         return self.n / self.m * (dense + ceil(log2(self.m)))
 
     def done(self, op: Linear, hardware: Hardware) -> float | None:
-        dense = hardware.supply(op.work().wanted)
+        dense = hardware.supply(op.work().operand_unit)
         rate = hardware.numbers.get(f"sparse.{dense.dtype}")
         if not rate or (self.n, self.m) != _SUPPORTED_N_M:
             return None
@@ -126,7 +126,9 @@ class Structured(Sparse):
             return ()
         sparse_keys = sorted(key for key in setting.hardware.numbers if key.startswith("sparse."))
         units = f"has only 2:4 units ({', '.join(sparse_keys)})" if sparse_keys else "has no sparse matrix units"
-        dtypes = {op.work().wanted.dtype for _, op in graph if isinstance(op, Linear) and not op.left_as_published}
+        dtypes = {
+            op.work().operand_unit.dtype for _, op in graph if isinstance(op, Linear) and not op.left_as_published
+        }
         products = f"{self.n}:{self.m} in {', '.join(sorted(dtypes))}"
         return (f"{setting.hardware.name} {units}: products with {products} are stored and computed as if dense",)
 

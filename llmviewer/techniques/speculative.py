@@ -73,7 +73,7 @@ class Speculative(Drafting):
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
         draft = self.model
-        if not draft.generates or draft.encodes or setting.model.encodes:
+        if not draft.generates or draft.is_encoder_decoder or setting.model.is_encoder_decoder:
             return f"{draft.name} cannot draft for {setting.model.name}: both must be decoders that generate"
         return super().incompatibility(setting, others)
 

@@ -68,7 +68,7 @@ def _heads(first: TracedProduct, middle: Pointwise, second: TracedProduct) -> He
     query, key = first.inputs
     probs, value = second.inputs
     scores = first.result
-    if first.mask.keeps and (key.role, value.role) != (Role.KV_CACHE, Role.KV_CACHE):
+    if first.mask.is_cached and (key.role, value.role) != (Role.KV_CACHE, Role.KV_CACHE):
         return None
     if probs.name != middle.result.name:
         return None
@@ -79,7 +79,7 @@ def _heads(first: TracedProduct, middle: Pointwise, second: TracedProduct) -> He
     if not dim or key.width % dim or (key.width // dim) * out != value.width:
         return None
     made = Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
-    return made if first.mask.keeps else replace(made, mask=first.mask)
+    return made if first.mask.is_cached else replace(made, mask=first.mask)
 
 
 def _scored(heads: Heads, first: TracedProduct, middle: Pointwise, second: TracedProduct) -> list[Operator]:
@@ -94,11 +94,11 @@ def _scored(heads: Heads, first: TracedProduct, middle: Pointwise, second: Trace
     same = made[0].arithmetic() == first.arithmetic() and made[2].arithmetic() == second.arithmetic()
     if not same:
         return [first, middle, second]
-    return [_under(op, first.mask) for op in made] if first.mask.keeps and first.mask != CAUSAL else made
+    return [_under(op, first.mask) for op in made] if first.mask.is_cached and first.mask != CAUSAL else made
 
 
 def _under(op: Operator, mask: Mask) -> Operator:
     """A part of attention that saw all keys, under `mask`."""
-    rows = {CAUSAL.read: mask.read, CAUSAL.cells: mask.cells}
+    rows = {CAUSAL.keys_read: mask.keys_read, CAUSAL.cells: mask.cells}
     masked = op.with_tensors(lambda t: replace(t, rows=rows.get(t.rows, t.rows)))
     return replace(masked, heads=replace(masked.heads, mask=mask)) if isinstance(masked, Attention) else masked

@@ -7,7 +7,7 @@ from math import inf
 
 from ..errors import InputError
 from ..forms import SEQUENCES, TOKENS, Form, distinct_experts, table_rows
-from ..forms import WANTED as WANTED_ROWS
+from ..forms import WITH_LOGITS as WANTED_ROWS
 from ..graph import Block, Graph
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.convolution import Conv1d
@@ -42,7 +42,7 @@ class Builder:
             if not segment.layer:
                 blocks[number] = block
                 continue
-            key = (block.operators, block.input, block.output, block.given)
+            key = (block.operators, block.input, block.output, block.side_inputs)
             known = blocks.get(key, replace(block, name=block.name if not place else f"{block.name}_{place}"))
             blocks[key] = replace(known, layers=(*known.layers, place))
             place += 1
@@ -65,12 +65,17 @@ class Builder:
         first = number == int(self.shared >= 0)
         name = "layer" if segment.layer else "embedding" if first else "head" if head else f"between_{number}"
         given = (SHARED,) if any(t.name == SHARED for op in operators for t in op.inputs) else ()
-        return Block(name=name, operators=operators, input=naming.input, output=naming.output, given=given)
+        return Block(name=name, operators=operators, input=naming.input, output=naming.output, side_inputs=given)
 
     def _refuse_windows(self, segment: Segment, operators: tuple[Operator, ...]) -> None:
         """Raises InputError where a product that is no part of attention sees only a window of the cache."""
         for op in operators:
-            if isinstance(op, TracedProduct) and op.mask.keeps and isinstance(op.mask, Causal) and op.mask.window < inf:
+            if (
+                isinstance(op, TracedProduct)
+                and op.mask.is_cached
+                and isinstance(op.mask, Causal)
+                and op.mask.window < inf
+            ):
                 raise InputError(
                     f"{self.program.name}: {segment.layer}: {op.name} sees the last {op.mask.window} tokens; such "
                     "a window is followed only in attention: a product with keys, a softmax, a product with values"
@@ -139,7 +144,7 @@ class Builder:
             self.words |= {table.shape[0] for table in tables if call.fed}
             return found
         weights = tuple(sorted(weights, key=lambda w: -len(w.shape)))
-        plain = replace(made, ops=masked(made.ops, CAUSAL if made.mask.keeps else made.mask))
+        plain = replace(made, ops=masked(made.ops, CAUSAL if made.mask.is_cached else made.mask))
         if not inputs or not weights or len(weights[0].shape) < 2 or weights[0].rows is not None:
             return plain
         shape = _convolution if call.name == "convolution" else self._linear

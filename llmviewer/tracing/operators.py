@@ -92,7 +92,7 @@ class Sized(Bidirectional):
         return self.pairs
 
     @property
-    def read(self) -> Form:
+    def keys_read(self) -> Form:
         return self.keys * SEQUENCES
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
     latent, (keys, values) = expand.inputs[0], expand.outputs
     query, *positions = (t for t in qk.inputs if t.name != keys.name)
     count, rank, mask = qk.heads.num_heads, latent.width, qk.heads.mask
-    latent = replace(latent, rows=mask.read)
+    latent = replace(latent, rows=mask.keys_read)
     heads = Heads(
         num_heads=count,
         num_kv_heads=1,

@@ -49,12 +49,12 @@ _When: TypeAlias = Callable[[_Seat], bool]
 _Rules: TypeAlias = tuple[tuple[str, _When], ...]  # the first rule that holds gives the type
 
 
-def _always(seat: _Seat) -> bool:  # noqa: ARG001
+def _any_layer(seat: _Seat) -> bool:  # noqa: ARG001
     return True
 
 
-def _more(seat: _Seat) -> bool:
-    """Whether the layer is in the first or last eighth, or every third between them."""
+def _more_bits(seat: _Seat) -> bool:
+    """Whether the layer is in the first or last eighth, or each third one between (`use_more_bits` of llama.cpp)."""
     eighth = seat.n // 8
     return seat.i < eighth or seat.i >= 7 * seat.n // 8 or (seat.i - eighth) % 3 == 2
 
@@ -76,7 +76,7 @@ def _grouped(seat: _Seat) -> bool:
 
 
 def _shared(seat: _Seat) -> bool:
-    """Whether values are few: query heads share them, or there are at least four experts."""
+    """Whether values are a small part of the weights: query heads share them, or there are four or more experts."""
     return seat.facts.grouped or seat.facts.experts >= 4
 
 
@@ -130,8 +130,8 @@ class Mixture:
         if weight != op.weights[0] or not isinstance(op, Linear | Embedding) or isinstance(op, Router):
             return "f32"
         if isinstance(op, LMHead) or (facts.tied and isinstance(op, Embedding)):
-            whole = weight.shape[-1] % BY_NAME[self.base].elements == 0
-            return self.head if whole and self.base != "q8_0" else "q8_0"
+            whole_blocks = weight.shape[-1] % BY_NAME[self.base].elements == 0
+            return self.head if whole_blocks and self.base != "q8_0" else "q8_0"
         if isinstance(op, Embedding):
             return self.table or self.base
         if isinstance(op, ExpertsLinear) and self.experts:
@@ -139,17 +139,17 @@ class Mixture:
         return self._of(_ROLES[op.name], seat) if seat else self.base
 
     def _of(self, role: str, seat: _Seat) -> str:
-        found = next((name for name, holds in getattr(self, role) if holds(seat)), self.base)
+        ruled_type = next((name for name, holds in getattr(self, role) if holds(seat)), self.base)
         eight = seat.facts.experts == 8
         if role == "output" and eight:
             return self.eight or self.base
         if self.low:
-            return "q4_k" if role == "keys" and eight else found
+            return "q4_k" if role == "keys" and eight else ruled_type
         if role in ("values", "keys") and eight:
             return "q8_0"
-        if role == "values" and seat.facts.layers == _LAYERS_OF_70B and found in ("q3_k", "q4_k"):
+        if role == "values" and seat.facts.layers == _LAYERS_OF_70B and ruled_type in ("q3_k", "q4_k"):
             return "q5_k"
-        return found
+        return ruled_type
 
 
 _LAYERS_OF_70B: Final = 80
@@ -163,14 +163,14 @@ _WIDER: Final = {  # types for rows that are no multiple of 256 elements
     "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
 _LOW: Final = Mixture(
-    name="", base="q2_k", values=(("q4_k", _shared), ("q2_k", _always)), down=(("q2_k", _eighth),), table="q2_k",
+    name="", base="q2_k", values=(("q4_k", _shared), ("q2_k", _any_layer)), down=(("q2_k", _eighth),), table="q2_k",
     head="q5_k", eight="q5_k", low=True,
 )  # fmt: skip
-_TWO: Final = replace(
-    _LOW, values=(("q4_k", _shared), ("iq3_s", _always)), down=(("iq3_s", _eighth),), output=(("iq3_s", _always),),
-    table="iq3_s",
+_LOW_IQ2: Final = replace(
+    _LOW, values=(("q4_k", _shared), ("iq3_s", _any_layer)), down=(("iq3_s", _eighth),),
+    output=(("iq3_s", _any_layer),), table="iq3_s",
 )  # fmt: skip
-_MADE: Final = (
+_FILE_TYPES: Final = (
     Mixture(name="Q4_0", base="q4_0"),
     Mixture(name="Q4_1", base="q4_1"),
     Mixture(name="Q5_0", base="q5_0"),
@@ -178,50 +178,51 @@ _MADE: Final = (
     Mixture(name="Q8_0", base="q8_0"),
     Mixture(name="Q6_K", base="q6_k"),
     Mixture(
-        name="Q2_K", base="q2_k", values=(("q4_k", _grouped), ("q3_k", _always)), down=(("q3_k", _always),),
-        output=(("q3_k", _always),), eight="q5_k",
+        name="Q2_K", base="q2_k", values=(("q4_k", _grouped), ("q3_k", _any_layer)), down=(("q3_k", _any_layer),),
+        output=(("q3_k", _any_layer),), eight="q5_k",
     ),
     Mixture(name="Q2_K_S", base="q2_k", values=(("q4_k", _grouped),), down=(("q4_k", _eighth),)),
     Mixture(name="Q3_K_S", base="q3_k", eight="q5_k"),
     Mixture(
-        name="Q3_K_M", base="q3_k", values=(("q5_k", _first(2)), ("q4_k", _always)),
-        down=(("q5_k", _sixteenth), ("q4_k", _always)), output=(("q4_k", _always),), eight="q5_k",
+        name="Q3_K_M", base="q3_k", values=(("q5_k", _first(2)), ("q4_k", _any_layer)),
+        down=(("q5_k", _sixteenth), ("q4_k", _any_layer)), output=(("q4_k", _any_layer),), eight="q5_k",
     ),
     Mixture(
-        name="Q3_K_L", base="q3_k", values=(("q5_k", _always),), down=(("q5_k", _always),), output=(("q5_k", _always),)
+        name="Q3_K_L", base="q3_k", values=(("q5_k", _any_layer),), down=(("q5_k", _any_layer),),
+        output=(("q5_k", _any_layer),),
     ),
     Mixture(name="Q4_K_S", base="q4_k", values=(("q5_k", _first(4)),), down=(("q5_k", _eighth),), eight="q5_k"),
-    Mixture(name="Q4_K_M", base="q4_k", values=(("q6_k", _more),), down=(("q6_k", _more),), eight="q5_k"),
+    Mixture(name="Q4_K_M", base="q4_k", values=(("q6_k", _more_bits),), down=(("q6_k", _more_bits),), eight="q5_k"),
     Mixture(name="Q5_K_S", base="q5_k"),
-    Mixture(name="Q5_K_M", base="q5_k", values=(("q6_k", _more),), down=(("q6_k", _more),)),
+    Mixture(name="Q5_K_M", base="q5_k", values=(("q6_k", _more_bits),), down=(("q6_k", _more_bits),)),
     Mixture(name="IQ4_NL", base="iq4_nl", values=(("q5_k", _grouped),), down=(("q5_k", _eighth),), eight="q5_k"),
     Mixture(name="IQ4_XS", base="iq4_xs", values=(("q5_k", _grouped),), down=(("q5_k", _eighth),), eight="q5_k"),
     Mixture(
-        name="IQ3_M", base="iq3_s", values=(("q4_k", _always),), down=(("q4_k", _eighth),),
-        output=(("q4_k", _always),), eight="q5_k",
+        name="IQ3_M", base="iq3_s", values=(("q4_k", _any_layer),), down=(("q4_k", _eighth),),
+        output=(("q4_k", _any_layer),), eight="q5_k",
     ),
     Mixture(name="IQ3_S", base="iq3_s", values=(("q4_k", _grouped),), eight="q5_k"),
     Mixture(
-        name="IQ3_XS", base="iq3_s", values=(("q4_k", _grouped),), keys=(("iq3_xxs", _always),),
-        queries=(("iq3_xxs", _always),), gate=(("iq3_xxs", _middle),), eight="q5_k",
+        name="IQ3_XS", base="iq3_s", values=(("q4_k", _grouped),), keys=(("iq3_xxs", _any_layer),),
+        queries=(("iq3_xxs", _any_layer),), gate=(("iq3_xxs", _middle),), eight="q5_k",
     ),
     Mixture(
-        name="IQ3_XXS", base="iq3_xxs", values=(("q4_k", _grouped),), keys=(("iq2_s", _always),),
-        queries=(("iq2_s", _always),), output=(("iq3_s", _always),), table="iq3_s", head="q5_k", eight="q5_k",
+        name="IQ3_XXS", base="iq3_xxs", values=(("q4_k", _grouped),), keys=(("iq2_s", _any_layer),),
+        queries=(("iq2_s", _any_layer),), output=(("iq3_s", _any_layer),), table="iq3_s", head="q5_k", eight="q5_k",
     ),
-    replace(_TWO, name="IQ2_M", base="iq2_s"),
-    replace(_TWO, name="IQ2_S", base="iq2_xs"),
+    replace(_LOW_IQ2, name="IQ2_M", base="iq2_s"),
+    replace(_LOW_IQ2, name="IQ2_S", base="iq2_xs"),
     replace(_LOW, name="IQ2_XS", base="iq2_xs"),
     replace(_LOW, name="IQ2_XXS", base="iq2_xxs"),
-    replace(_LOW, name="IQ1_M", base="iq1_m", output=(("iq2_xxs", _always),)),
-    replace(_LOW, name="IQ1_S", base="iq1_s", output=(("iq2_xxs", _always),)),
+    replace(_LOW, name="IQ1_M", base="iq1_m", output=(("iq2_xxs", _any_layer),)),
+    replace(_LOW, name="IQ1_S", base="iq1_s", output=(("iq2_xxs", _any_layer),)),
     Mixture(name="TQ1_0", base="tq1_0", table="q4_k"),
     Mixture(name="TQ2_0", base="tq2_0", table="q4_k"),
     Mixture(name="MXFP4_MOE", base="q8_0", experts="mxfp4"),
 )  # fmt: skip
 _ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_OWN: Final = {one.name: one for one in _MADE}
-MIXTURES: Final = _OWN | {alias: _OWN[name] for alias, name in _ALIASES.items()}
+_BY_NAME: Final = {one.name: one for one in _FILE_TYPES}
+MIXTURES: Final = _BY_NAME | {alias: _BY_NAME[name] for alias, name in _ALIASES.items()}
 
 
 def _facts(graph: Graph) -> _Facts:

@@ -40,7 +40,7 @@ class Override:
     layers: range | frozenset[int] | None = None
 
     def covers(self, block: Block) -> bool:
-        """Whether it applies to the layers of `block`, which are cut so that it applies to all or none."""
+        """Whether the override applies to `block`. Blocks are cut so that it applies to all of their layers or none."""
         return self.layers is None or bool(block.main and block.layers and block.layers[0] in self.layers)
 
 
@@ -64,10 +64,10 @@ class Quantization:
         return self.text or ", ".join((self.scheme.text, *(o.text for o in self.overrides)))
 
     def over(self, published: Quantization) -> Quantization:
-        """Itself if it sets all weights or operands; else `published` with its changes."""
-        if self == AS_IT_IS:
+        """The quantization itself if it sets all weights or operands; else `published` with its changes."""
+        if self == UNQUANTIZED:
             return published
-        if self.scheme.weight or self.scheme.activation or published == AS_IT_IS:
+        if self.scheme.weight or self.scheme.activation or published == UNQUANTIZED:
             return self
         texts = (
             str(published),
@@ -80,7 +80,7 @@ class Quantization:
             text=", ".join(texts),
         )
 
-    def of(self, block: Block, op: Operator) -> Scheme:
+    def scheme_of(self, block: Block, op: Operator) -> Scheme:
         """The scheme for the weight and operands of `op`."""
         left = isinstance(op, Linear) and op.left_as_published
         scheme = AS_PUBLISHED if left else self.scheme
@@ -99,7 +99,7 @@ class Quantization:
         return scheme.kv_cache
 
 
-AS_IT_IS: Final = Quantization()
+UNQUANTIZED: Final = Quantization()
 _FILE_TYPE: Final = re.compile(r"[it]?q\d", re.IGNORECASE)
 PUBLISHED: Final = "published"  # as users write it
 
@@ -194,48 +194,59 @@ def quantize(quantization: Quantization, model: Graph | None = None) -> Transfor
 
     def transform(graph: Graph) -> Graph:
         graph = in_wide(graph)
-        held = mixture.formats(model or graph) if mixture else {}
-        cut = Graph(tuple(piece for block in graph.blocks for piece in _cut(block, quantization.overrides, held)))
+        weight_formats = mixture.formats(model or graph) if mixture else {}
+        cut = Graph(
+            tuple(piece for block in graph.blocks for piece in _cut(block, quantization.overrides, weight_formats))
+        )
         for override in quantization.overrides:
             _must_match(override, cut)
         if mixture:
-            said = replace(quantization, scheme=replace(scheme, weight=None))
-            return cut.map_blocks(lambda block: _quantized(_stored(block, held, mixture.format), said))
+            unmixed = replace(quantization, scheme=replace(scheme, weight=None))
+            return cut.map_blocks(lambda block: _quantized(_stored(block, weight_formats, mixture.format), unmixed))
         return cut.map_blocks(lambda block: _quantized(block, quantization))
 
     return transform
 
 
-def _stored(block: Block, held: Mapping[Place, Format], usual: Format) -> Block:
-    """`block` with weights in the formats `held`, and matrices that files lack in the `usual` format."""
+def _stored(block: Block, weight_formats: Mapping[Place, Format], default_format: Format) -> Block:
+    """`block` with weights in `weight_formats`; matrices that files lack get `default_format`."""
     layer = block.layers[0] if block.layers else None
 
     def store(op: Operator) -> Operator:
-        made = isinstance(op, Linear) and not op.left_as_published
+        is_quantized = isinstance(op, Linear) and not op.left_as_published
         return op.with_weights(
-            lambda w: replace(w, format=held.get((w.name, layer), usual if made and w == op.weights[0] else w.format))
+            lambda w: replace(
+                w,
+                format=weight_formats.get(
+                    (w.name, layer), default_format if is_quantized and w == op.weights[0] else w.format
+                ),
+            )
         )
 
     return block.map(store)
 
 
 def _must_match(override: Override, graph: Graph) -> None:
-    named = [(block, op) for block, op in graph if isinstance(op, Linear) or (override.scheme.activation and _left(op))]
+    operators = [
+        (block, op)
+        for block, op in graph
+        if isinstance(op, Linear) or (override.scheme.activation and _inputs_as_published(op))
+    ]
     if isinstance(override.layers, range) and override.layers.stop > graph.layers:
         raise InputError(f"quantization {override.text!r}: layers must be from 0 to {graph.layers - 1}")
-    names = {op.name for block, op in named if override.covers(block)}
+    names = {op.name for block, op in operators if override.covers(block)}
     if not any(fnmatchcase(name, override.pattern) for name in names):
-        known = suggest(override.pattern, names)
-        raise InputError(f"quantization {override.text!r} matches no matrix product; {known}")
+        suggestion = suggest(override.pattern, names)
+        raise InputError(f"quantization {override.text!r} matches no matrix product; {suggestion}")
 
 
-def _cut(block: Block, overrides: Sequence[Override], held: Mapping[Place, Format]) -> Iterator[Block]:
+def _cut(block: Block, overrides: Sequence[Override], weight_formats: Mapping[Place, Format]) -> Iterator[Block]:
     """`block` cut so that each override covers all layers of a piece or none, and its layers have the same formats."""
-    covered = [o.layers for o in overrides if o.layers is not None]
-    names = [w.name for op in block.operators for w in op.weights] if held else []
+    layer_sets = [o.layers for o in overrides if o.layers is not None]
+    names = [w.name for op in block.operators for w in op.weights] if weight_formats else []
     pieces: dict[tuple[object, ...], list[int]] = {}
     for layer in block.layers if block.main else ():
-        alike = (*(layer in one for one in covered), *(held.get((name, layer)) for name in names))
+        alike = (*(layer in one for one in layer_sets), *(weight_formats.get((name, layer)) for name in names))
         pieces.setdefault(alike, []).append(layer)
     if len(pieces) < 2:
         yield block
@@ -258,43 +269,47 @@ def ranges(numbers: Iterable[int]) -> list[str]:
 
 
 def _quantized(block: Block, quantization: Quantization) -> Block:
-    schemes = {op.name: quantization.of(block, op) for op in block.operators if isinstance(op, Linear)}
+    schemes = {op.name: quantization.scheme_of(block, op) for op in block.operators if isinstance(op, Linear)}
     kv_cache = quantization.kv_cache(block)
     operators = tuple(_with_weight(op, schemes[op.name].weight) if op.name in schemes else op for op in block.operators)
     if kv_cache:
         operators = tuple(
-            op.with_tensors(lambda t: _in(kv_cache, t) if t.role is Role.KV_CACHE and not t.left_as_published else t)
+            op.with_tensors(
+                lambda t: _in_format(kv_cache, t) if t.role is Role.KV_CACHE and not t.left_as_published else t
+            )
             for op in operators
         )
-    left = _named_formats(block, quantization)
-    if left:
-        operators = tuple(op.with_tensors(lambda t: replace(t, format=left.get(t.name, t.format))) for op in operators)
+    named_formats = _named_formats(block, quantization)
+    if named_formats:
+        operators = tuple(
+            op.with_tensors(lambda t: replace(t, format=named_formats.get(t.name, t.format))) for op in operators
+        )
     cached = {
         op.name for op in operators if op.inputs and op.inputs[0].role is Role.KV_CACHE
     }  # cached inputs keep their format
-    wanted = {
+    operand_formats = {
         name: fmt
         for name, scheme in schemes.items()
         if (fmt := scheme.activation) and not _wide(fmt) and name not in cached
     }
-    return replace(block, operators=tuple(_with_operands(block, operators, wanted)))
+    return replace(block, operators=tuple(_with_operands(block, operators, operand_formats)))
 
 
-def _left(op: Operator) -> tuple[str, ...]:
-    """Names of the inputs of `op` that keep a format of their own."""
+def _inputs_as_published(op: Operator) -> tuple[str, ...]:
+    """Names of the inputs of `op` that schemes leave as published."""
     return tuple(t.name for t in op.inputs if t.left_as_published)
 
 
 def _named_formats(block: Block, quantization: Quantization) -> dict[str, Format]:
-    """The formats that overrides set for such inputs by naming their operators."""
-    found: dict[str, Format] = {}
+    """Formats of inputs left as published, by tensor name, where an override names their operator."""
+    formats: dict[str, Format] = {}
     for override in quantization.overrides:
         fmt = override.scheme.activation
         if fmt and override.pattern != "*" and override.covers(block):
             for op in block.operators:
                 if fnmatchcase(op.name, override.pattern):
-                    found |= dict.fromkeys(_left(op), resolved(fmt, op.inputs[-1].format))
-    return found
+                    formats |= dict.fromkeys(_inputs_as_published(op), resolved(fmt, op.inputs[-1].format))
+    return formats
 
 
 def _wide(fmt: Format | None) -> Format | None:
@@ -302,7 +317,7 @@ def _wide(fmt: Format | None) -> Format | None:
     return fmt if fmt and fmt.bits >= HALF.bits else None
 
 
-def _in(fmt: Format, t: Tensor) -> Tensor:
+def _in_format(fmt: Format, t: Tensor) -> Tensor:
     return replace(t, format=resolved(fmt, t.format))
 
 
@@ -320,7 +335,9 @@ def _with_weight(op: Operator, fmt: Format | None) -> Operator:
     return op.with_weights(change)
 
 
-def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[str, Format]) -> Iterator[Operator]:
+def _with_operands(
+    block: Block, operators: tuple[Operator, ...], operand_formats: dict[str, Format]
+) -> Iterator[Operator]:
     """`operators` with first inputs in the formats `wanted`, by operator name.
 
     All-to-alls send tokens in the format that experts want (arXiv:2412.19437, section 3.3.3).
@@ -329,9 +346,15 @@ def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[s
     for op in reversed(operators):
         sent = formats.get(op.result.name, {None}) if isinstance(op, AllToAll) else None
         for t in op.inputs:
-            formats.setdefault(t.name, set()).update(sent or {wanted.get(op.name) if t == op.inputs[0] else None})
+            formats.setdefault(t.name, set()).update(
+                sent or {operand_formats.get(op.name) if t == op.inputs[0] else None}
+            )
     written = {t.name for op in operators for t in op.outputs}
-    at_writer = {name: next(iter(asked)) for name, asked in formats.items() if len(asked) == 1 and name in written}
+    at_writer = {
+        name: next(iter(requested_formats))
+        for name, requested_formats in formats.items()
+        if len(requested_formats) == 1 and name in written
+    }
 
     def fused(t: Tensor) -> Tensor:
         fmt = at_writer.get(t.name)
@@ -339,7 +362,7 @@ def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[s
 
     converted: set[str] = set()
     for op in operators:
-        fmt = wanted.get(op.name)
+        fmt = operand_formats.get(op.name)
         if fmt and not at_writer.get(op.inputs[0].name):
             x = op.inputs[0]
             low = replace(x, name=f"{x.name}_{fmt}".replace(" ", "_"), format=fmt)

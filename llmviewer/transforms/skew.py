@@ -29,19 +29,19 @@ def skew(exponent: float) -> Transform:
     return lambda graph: graph.map(lambda op: op.with_weights(one)) if exponent else graph
 
 
-def chooses(graph: Graph) -> bool:
+def has_experts(graph: Graph) -> bool:
     """Whether `graph` has routed experts."""
     return any(_is_choice(f) for _, op in graph for w in op.weights if w.rows is not None for f in w.rows.features())
 
 
 def _skewed(rows: Form, exponent: float) -> Form:
     return total(
-        coefficient * (_again(feature, exponent) if _is_choice(feature) else Form(((feature, 1.0),)))
+        coefficient * (_skewed_experts(feature, exponent) if _is_choice(feature) else Form(((feature, 1.0),)))
         for feature, coefficient in rows.terms
     )
 
 
-def _again(feature: Feature, exponent: float) -> Form:
+def _skewed_experts(feature: Feature, exponent: float) -> Form:
     experts, chosen = (int(argument) for argument in feature.arguments[:2])
     return distinct_experts(experts, chosen, exponent).on(feature.stream)
 

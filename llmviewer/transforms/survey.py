@@ -78,11 +78,11 @@ def _surveyed(block: Block, formats: _Formats) -> Block:
             block, operators=tuple(replace(op, inputs=(_renamed(op.inputs[0], block.input),)) for op in heads)
         )
 
-    kept = tuple(t.name for op in operators for t in op.outputs if t.role is Role.ACTIVATION)
+    activations = tuple(t.name for op in operators for t in op.outputs if t.role is Role.ACTIVATION)
     operators = tuple(  # a layer's input is the previous layer's output, held once
         op.with_tensors(lambda t: _renamed(t, block.output) if t.name == block.input else t) for op in operators
     )
-    return replace(block, operators=operators, input=block.output, kept=kept)
+    return replace(block, operators=operators, input=block.output, live_tensors=activations)
 
 
 def _renamed(t: Tensor, name: str) -> Tensor:

@@ -244,7 +244,7 @@ def _draft(model: Model) -> str:
     """
     family = _FAMILY.match(model.name)
     names = (name for name in model_names() if family and name.startswith(family[0]))
-    small = (other for other in map(load_model, names) if other.generates and not other.encodes)
+    small = (other for other in map(load_model, names) if other.generates and not other.is_encoder_decoder)
     alike = (other for other in small if vocabulary(other) == vocabulary(model))
     able = [other for other in alike if other.parameters * _DRAFT_RATIO <= model.parameters]
 

@@ -251,7 +251,7 @@ class Evaluation:
 
     def workload(self, phase: str) -> Workload:
         """The pass "prefill", or the decode step shown, as one device runs it for one micro-batch."""
-        share = self.setting.layout.share(self.batch)
+        share = self.setting.layout.micro_batch_size(self.batch)
         share = share if np.ndim(share) else int(share)
         if phase == "prefill":
             return self.setting.prefill(Workload.prefill(batch=share, **self._lengths))
@@ -302,7 +302,7 @@ class Evaluation:
         """Operators and workload of a pass, for its kernels."""
         if name == _STEPS:
             batch, context = self._step_points
-            share = self.setting.layout.share(batch)
+            share = self.setting.layout.micro_batch_size(batch)
             workload = Workload.decode(batch=share, kv_len=context, **self._lengths)
             return self.setting.decode_plan.estimate(workload).operators, workload
         workload = self.workload(name)
@@ -420,5 +420,5 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
 
 def _bound(plan: Plan, workload: Workload) -> str:
     """The bound of most of the time of a pass."""
-    waits = plan.estimate(workload).waits_s
+    waits = plan.estimate(workload).seconds_by_bound
     return max(waits, key=waits.__getitem__)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.operators.base import KEPT, Role, Tensor
+from llmviewer.operators.base import RETAINED_ROLES, Role, Tensor
 from llmviewer.operators.kinds import kind_of
 from llmviewer.operators.transfer import EXPOSED
 from llmviewer.parameters import Accounting
@@ -105,7 +105,7 @@ def _waited_for(answer: Answer, phase: str, result: OperatorResult, workload: Wo
 def asked(answer: Answer, phase: str) -> Workload:
     """The pass that a phase is, as techniques make it."""
     setting, request = answer.setting, answer.analysis.request
-    batch = int(setting.layout.share(request.batch))
+    batch = int(setting.layout.micro_batch_size(request.batch))
     read = {"prompt": request.prompt, "images": request.images}
     if answer.phase_name(phase) == "decode":
         assert request.kv_len is not None
@@ -166,7 +166,7 @@ def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, st
         yield "weight", form, f"{si(float(evaluate(weight.nbytes.on(stream), workload)))}B"
     for direction, tensors in (("reads", op.reads()), ("writes", op.writes())):
         for tensor in tensors:
-            kept = "" if tensor.role is Role.ACTIVATION else " (KV cache)" if tensor.role in KEPT else ""
+            kept = "" if tensor.role is Role.ACTIVATION else " (KV cache)" if tensor.role in RETAINED_ROLES else ""
             yield direction, f"{tensor.name} {shape(tensor)}{kept}", moved(tensor)
 
 
@@ -191,7 +191,7 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
     row = _planned(setting, phase, op)
     batch = larger_batch(request.batch, answer.analysis.memory.max_batch)
     if row and sequences.q_len == 1 and batch > request.batch:
-        more = float(setting.layout.share(batch)) / float(setting.layout.share(request.batch))
+        more = float(setting.layout.micro_batch_size(batch)) / float(setting.layout.micro_batch_size(request.batch))
         many = Workload((replace(sequences, batch=more * sequences.batch),))
         then = op.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
         if (gain := more * op.bound_time_s / then) >= WORTH:

@@ -45,7 +45,7 @@ class SweepCurve:
 
     def pass_(self, phase: str, x: Num) -> Workload:
         """Sequences on one device."""
-        share = self.setting.layout.share(self._batch(x))
+        share = self.setting.layout.micro_batch_size(self._batch(x))
         read = {"prompt": self._prompt(x), "images": self.state.images}
         if phase == "prefill":
             return self.setting.prefill(Workload.prefill(batch=share, **read))

@@ -152,7 +152,7 @@ def _map(one: Answer, state: State) -> PageFigure:
     setting, phase = one.setting, one.phase_name(state.phase)
     lengths = list(_lengths(setting, state))
     batch, length = (grid.ravel() for grid in np.meshgrid(np.asarray(_MAPPED, float), np.asarray(lengths, float)))
-    share = setting.layout.share(batch)
+    share = setting.layout.micro_batch_size(batch)
     if phase == "prefill":
         prompt, gen = length, np.zeros(len(length))
         pass_ = setting.prefill(Workload.prefill(batch=share, prompt=length, images=state.images))
@@ -176,6 +176,6 @@ def _map(one: Answer, state: State) -> PageFigure:
 def _lengths(setting: Setting, state: State) -> Iterator[int]:
     """Powers of two that the model can have; more than a prompt whose pictures or encoder need so many."""
     most = setting.model.max_context or LONGEST
-    least = max(state.images * setting.model.image_tokens, state.prompt if setting.model.encodes else 0)
+    least = max(state.images * setting.model.image_tokens, state.prompt if setting.model.is_encoder_decoder else 0)
     found = [n for n in (2**i for i in range(7, 18)) if least < n <= most]
     yield from found or [max(most, least + 1)]

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ...forms import ONE, SEQUENCES, SOURCE, TOKENS, WHOLE, Form, Stream, source_kv
+from ...forms import ONE, SEQUENCES, SOURCE, TOKENS, WHOLE_PASS, Form, Stream, source_kv
 from ...graph import Block, Graph
 from ...operators.attention import Attention, Heads
 from ...operators.base import Operator, Role, Tensor
 from ...operators.compression import Turn
 from ...operators.elementwise import Elementwise, Permute, Rope
 from ...operators.linear import LMHead
-from ...operators.masks import Across, Causal, Joint, Mask, Tiled, WholePrompt
+from ...operators.masks import Causal, Cross, Joint, Mask, Tiled, WholePrompt
 from ...records import frozen
 from .attention import scored
 from .decoder import FeedForward, Layer, Mixer
@@ -37,7 +37,7 @@ def prefix(vlm: Graph, mask: Mask | None = None) -> tuple[Block, ...]:
 
 
 def _read_once(block: Block, mask: Mask) -> Block:
-    if block.stream != WHOLE:
+    if block.stream != WHOLE_PASS:
         return block
     operators = tuple(_masked(op, mask) for op in block.operators if not isinstance(op, LMHead))
     return replace(block, operators=operators, output=operators[-1].result.name, stream=SOURCE)
@@ -45,8 +45,8 @@ def _read_once(block: Block, mask: Mask) -> Block:
 
 def _masked(op: Operator, mask: Mask) -> Operator:
     def cache(t: Tensor) -> Tensor:
-        kept = mask.keeps or t.role is not Role.KV_CACHE
-        return t if kept else replace(t, role=Role.ACTIVATION, held=None)
+        kept = mask.is_cached or t.role is not Role.KV_CACHE
+        return t if kept else replace(t, role=Role.ACTIVATION, retained_rows=None)
 
     op = op.with_tensors(cache)
     if not isinstance(op, Attention) or not isinstance(op.heads.mask, Causal):
@@ -57,7 +57,7 @@ def _masked(op: Operator, mask: Mask) -> Operator:
             return with_rows(t, mask.cells)
         if t.name not in ("k_cache", "v_cache"):
             return t
-        return replace(t, rows=mask.read, held=mask.held if mask.keeps else None)
+        return replace(t, rows=mask.keys_read, retained_rows=mask.keys_cached if mask.is_cached else None)
 
     return replace(op, heads=replace(op.heads, mask=mask)).with_tensors(rows)
 
@@ -76,8 +76,8 @@ class ActionAttention:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
-        masks = (Across(), Tiled(self.own)) if self.own else (Across(),)
-        heads = replace(heads, mask=Joint(masks) if self.own else Across())
+        masks = (Cross(), Tiled(self.own)) if self.own else (Cross(),)
+        heads = replace(heads, mask=Joint(masks) if self.own else Cross())
         made, q, keys, values = self._own(parts, x)
         name = "cross_" if self.projected else ""
         k, v = (self._cached(parts, f"{name}{kind}_cache") for kind in "kv")
@@ -112,14 +112,14 @@ class ActionAttention:
     def _cached(self, parts: Parts, name: str) -> Tensor:
         """Keys or values of the prompt; those that the vision-language model wrote are held by its blocks."""
         cached = replace(parts.cached(name, self.heads.kv_width), rows=source_kv())
-        return replace(cached, held=Across().held if self.projected else Form())
+        return replace(cached, retained_rows=Cross().keys_cached if self.projected else Form())
 
     def _projected(self, parts: Parts) -> tuple[Operator, ...]:
         """Projections of the prompt's keys and values to those of the expert."""
         rows = TOKENS.on(SOURCE)
         made = []
         for kind in "kv":
-            source = replace(parts.cached(f"{kind}_cache", self.projected), rows=rows, held=Form())
+            source = replace(parts.cached(f"{kind}_cache", self.projected), rows=rows, retained_rows=Form())
             out = with_rows(parts.cached(f"cross_{kind}_cache", self.heads.kv_width), rows)
             linear = parts.linear(f"cross_{kind}_proj", source, out)
             made.append(linear.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(SOURCE))))

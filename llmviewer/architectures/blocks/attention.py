@@ -9,7 +9,7 @@ from ...operators.attention import QK, SV, Heads, Indexer, Softmax
 from ...operators.base import Operator, Tensor
 from ...operators.elementwise import Elementwise, Rope
 from ...operators.linear import LatentExpansion, Router
-from ...operators.masks import CAUSAL, Causal, Chosen
+from ...operators.masks import CAUSAL, Causal, TopK
 from ...precision import FP32, Format
 from ...records import frozen
 from .parts import NormKind, Parts, result
@@ -165,7 +165,7 @@ class LatentAttention:
             num_kv_heads=self.num_heads,
             head_dim=self.nope_dim + self.rope_dim,
             value_dim=self.value_dim,
-            mask=Chosen(chosen) if chosen else self.seen,
+            mask=TopK(chosen) if chosen else self.seen,
         )
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -209,11 +209,11 @@ class LatentAttention:
         """Expands keys and values from the cached `latent`, and attends to them and to the `rotated` part of keys."""
         heads = self.heads
         k, v = (
-            replace(parts.tensor(name, width), rows=self.seen.read)
+            replace(parts.tensor(name, width), rows=self.seen.keys_read)
             for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
         )
         up = parts.linear("kv_b_proj", latent, k, v, kind=LatentExpansion)
-        k, v = (replace(t, rows=heads.mask.read) for t in (k, v))
+        k, v = (replace(t, rows=heads.mask.keys_read) for t in (k, v))
         qk, softmax, sv = scored(parts, heads, q, (k, *rotated), v)
         sinks = (parts.weight("sinks", self.num_heads),) if self.sinks else ()
         return (up, qk, replace(softmax, weights=sinks), sv)
@@ -268,7 +268,7 @@ class Index:
                 rotary_dim=rope_dim,
             )
             made = (q, k, weights, norm, rope)
-        chosen = Tensor(name="index_choice", width=1, rows=Chosen(self.chosen).pairs, format=FP32)
+        chosen = Tensor(name="index_choice", width=1, rows=TopK(self.chosen).pairs, format=FP32)
         index = Indexer(
             name="indexer",
             inputs=(query, self.own(parts.cache("index_cache", self.head_dim)), weights.result),

@@ -72,7 +72,7 @@ class SourcedDecoder(Decoder):
         x = self._hidden(parts)
         seen = mixed(parts, "head_sources", (*given(parts, self.sources, x), x), learned=self.learned)
         logits = self._logits(parts, seen.result, "final_norm", tied=self.tied)
-        return Block(name="head", operators=(seen, *logits), input=HIDDEN, output="logits", given=self.sources)
+        return Block(name="head", operators=(seen, *logits), input=HIDDEN, output="logits", side_inputs=self.sources)
 
 
 def sourced(decoder: Decoder, run: int) -> SourcedDecoder:

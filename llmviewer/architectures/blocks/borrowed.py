@@ -13,7 +13,7 @@ from .parts import Parts, result
 
 def borrowed(parts: Parts, name: str, width: int, mask: Mask) -> Tensor:
     """A cache that an earlier layer holds."""
-    return replace(parts.cache(name, width, mask), held=Form())
+    return replace(parts.cache(name, width, mask), retained_rows=Form())
 
 
 class BorrowedAttention(SelfAttention):

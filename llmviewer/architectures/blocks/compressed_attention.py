@@ -99,7 +99,7 @@ class CompressedAttention:
             name=f"{name}_state",
             width=past,
             rows=Form(),
-            held=SEQUENCES,
+            retained_rows=SEQUENCES,
             role=Role.STATE,
             format=parts.format,
         )

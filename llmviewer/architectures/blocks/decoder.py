@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ...documents import Section
-from ...forms import LOGITS, WANTED
+from ...forms import LOGITS, WITH_LOGITS
 from ...graph import Block, Graph
 from ...operators.base import Operator, Tensor
 from ...operators.linear import LMHead
@@ -115,7 +115,7 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
             input=HIDDEN,
             output=result(operators).name,
             layers=tuple(places[layer]),
-            given=layer.given,
+            side_inputs=layer.given,
         )
         for layer, operators in made.items()
     ]
@@ -219,7 +219,7 @@ class Decoder:
         matrix = parts.weight("lm_head.weight", words, width, tied=tied)
         bias = (parts.weight("lm_head.bias", words),) if self.head_bias else ()
         logits = with_rows(parts.tensor("logits", words), LOGITS)
-        weights = (replace(matrix, rows=words * WANTED), *bias)
+        weights = (replace(matrix, rows=words * WITH_LOGITS), *bias)
         return (*before, LMHead(name="lm_head", inputs=(hidden,), outputs=(logits,), weights=weights))
 
     def _predicting(self, parts: Parts, prediction: Prediction) -> tuple[Block, ...]:

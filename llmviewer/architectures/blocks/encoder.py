@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from ...documents import Section
-from ...forms import LOGITS, ONE, SEQUENCES, SOURCE, TARGET, TOKENS, WANTED, WHOLE, Stream
+from ...forms import LOGITS, ONE, SEQUENCES, SOURCE, TARGET, TOKENS, WHOLE_PASS, WITH_LOGITS, Stream
 from ...graph import Block, Graph
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
 from ...operators.elementwise import Activation, Elementwise
 from ...operators.linear import Linear, LMHead
-from ...operators.masks import Across, Bidirectional
+from ...operators.masks import Bidirectional, Cross
 from ...precision import Format
 from ...records import frozen
 from .attention import scored
@@ -30,7 +30,7 @@ def both_ways(heads: Heads, reach: float | None = None) -> Heads:
 
 
 def stack(
-    parts: Parts, layers: Sequence[Layer], hidden: int, *, stream: Stream = WHOLE, leaves: str = ""
+    parts: Parts, layers: Sequence[Layer], hidden: int, *, stream: Stream = WHOLE_PASS, leaves: str = ""
 ) -> list[Block]:
     """A block for each kind of layer, on `stream`; outputs are named `leaves`, if given."""
     blocks = folded(parts, layers, parts.tensor(HIDDEN, hidden))
@@ -92,7 +92,7 @@ class Head:
     def _words(self, parts: Parts, x: Tensor) -> LMHead:
         matrix = parts.weight("lm_head.weight", self.classes, x.width, tied=self.tied)
         if self.wanted:
-            matrix = replace(matrix, rows=self.classes * WANTED)
+            matrix = replace(matrix, rows=self.classes * WITH_LOGITS)
         bias = (parts.weight("lm_head.bias", self.classes),) if self.bias else ()
         return LMHead(
             name="lm_head",
@@ -206,7 +206,7 @@ class CrossAttention:
     read: Stream = SOURCE
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        heads = replace(self.heads, mask=Across())
+        heads = replace(self.heads, mask=Cross())
         queries: tuple[Operator, ...] = (parts.project("cross_q_proj", x, heads.q_width, bias=self.q_bias),)
         if self.qk_norm:
             norm = parts.norm("cross_q_norm", result(queries), shared=heads.num_heads, kind=self.qk_norm)
@@ -283,7 +283,7 @@ def pair(
         operators = tuple(op.with_weights(shared) for op in block.operators)
         if block.name == "head":
             operators = (holding(operators[0], parts, held or {}), *operators[1:])
-        return replace(block, operators=operators, stream=TARGET, given=(ENCODED,) if block.layers else ())
+        return replace(block, operators=operators, stream=TARGET, side_inputs=(ENCODED,) if block.layers else ())
 
     return Graph((*encoder.beside(fmt, front), *decoder.graph(fmt).map_blocks(beside).blocks))
 

@@ -109,7 +109,7 @@ class Experts:
         router = parts.project("router", x, self.experts + self.zero, bias=self.router_bias, kind=Router)
         weights = parts.tensor("route", self.chosen)
         route = Route(
-            name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen, groups=self.groups
+            name="route", inputs=router.outputs, outputs=(weights,), top_k=self.chosen, groups=self.groups
         )  # fmt: skip
         return (router, route)
 
@@ -119,9 +119,9 @@ class Experts:
         """The weighted sum of the experts' results, projected back from the latent space, plus the shared expert."""
         out, summed = parts.tensor("combine", latent), self.computed + bool(self.zero)
         if not self.latent:
-            return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), chosen=summed),)
+            return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), top_k=summed),)
         made: tuple[Operator, ...] = (
-            Combine(name="combine", inputs=chosen, outputs=(out,), chosen=summed),
+            Combine(name="combine", inputs=chosen, outputs=(out,), top_k=summed),
             *((parts.norm("latent_norm", out),) if self.latent_norm else ()),
         )
         made = (*made, parts.project("fc2_latent_proj", result(made), x.width, bias=self.latent_bias))

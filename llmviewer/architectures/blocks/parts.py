@@ -110,13 +110,13 @@ class Parts:
 
     def kept(self, name: str, width: int, mask: Mask) -> Tensor:
         """The output that attention reads: appended to the KV cache, unless its mask keeps nothing."""
-        return self.cached(name, width) if mask.keeps else self.tensor(name.removesuffix("_cache"), width)
+        return self.cached(name, width) if mask.is_cached else self.tensor(name.removesuffix("_cache"), width)
 
     def cache(self, name: str, width: int, mask: Mask = CAUSAL) -> Tensor:
         """The rows of the KV cache that attention reads, and those that are held."""
-        if not mask.keeps:
-            return replace(self.kept(name, width, mask), rows=mask.read)
-        return replace(self.cached(name, width), rows=mask.read, held=mask.held)
+        if not mask.is_cached:
+            return replace(self.kept(name, width, mask), rows=mask.keys_read)
+        return replace(self.cached(name, width), rows=mask.keys_read, retained_rows=mask.keys_cached)
 
     def weight(self, name: str, *shape: int, tied: bool = False) -> Weight:
         return Weight(name=name, shape=shape, format=self.format, tied=tied)

@@ -61,7 +61,7 @@ class Looking:
             source = out
         k, v = (parts.tensor(f"cross_{name}_proj", heads.kv_width) for name in "kv")
         made = tuple(parts.linear(t.name, source, with_rows(t, rows), bias=self.bias) for t in (k, v))
-        k, v = (with_rows(t, rows if self.attending else heads.mask.read) for t in (k, v))
+        k, v = (with_rows(t, rows if self.attending else heads.mask.keys_read) for t in (k, v))
         attended = scored(parts, heads, q.result, (k,), v)
         named = tuple(replace(op, name=f"cross_{op.name}") for op in attended)
         return (q, *before, *made, *named, parts.project("cross_o_proj", result(named), x.width, bias=self.bias))
@@ -76,4 +76,4 @@ def queried(
     stream = images(queries, tiles)
     first = Block(name="queries", operators=made, input="", output=result(made).name, stream=stream)
     after = stack(parts, layers, width, stream=stream)
-    return (first, *(replace(block, name=f"resampler_{block.name}", given=(FEATURES,)) for block in after))
+    return (first, *(replace(block, name=f"resampler_{block.name}", side_inputs=(FEATURES,)) for block in after))

@@ -22,7 +22,7 @@ def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:
 
 def unfinished(name: str, width: int, parts: Parts) -> Tensor:
     """State of each sequence for tokens whose group is not full. Its occasional reads are not counted."""
-    return replace(kept(name, width, parts), rows=Form(), held=SEQUENCES)
+    return replace(kept(name, width, parts), rows=Form(), retained_rows=SEQUENCES)
 
 
 def convolved(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> CausalConv:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from ...documents import Section
-from ...forms import SEQUENCES, TARGET, TOKENS, WHOLE, Form, Stream, images, table_rows
+from ...forms import SEQUENCES, TARGET, TOKENS, WHOLE_PASS, Form, Stream, images, table_rows
 from ...graph import Block, Graph
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
@@ -371,7 +371,7 @@ def joined(
     deep       each makes features that are added after one of the first layers (arXiv:2406.04334)
     given      what `project` reads besides the tower's result
     """
-    project_block = replace(feature_block("projector", project, projected or tokens), given=given)
+    project_block = replace(feature_block("projector", project, projected or tokens), side_inputs=given)
     features = with_rows(result(project_block.operators), of_pictures(tokens))
     after = [
         _placed(b, features, adds=False) if not b.input and b.stream != TARGET else _given_seen(b, language)
@@ -405,7 +405,7 @@ def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: 
         input="" if given else HIDDEN,
         output=features.name,
         stream=images(tokens),
-        given=(given,) if given else (),
+        side_inputs=(given,) if given else (),
     )
 
 
@@ -427,21 +427,21 @@ def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
     left = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
     out = replace(left, name=_SEEN)
     place = Place(name="place_images", inputs=(left, features), outputs=(out,), adds=adds)
-    given = (*block.given, features.name)
-    return replace(block, operators=(*block.operators, place), output=out.name, given=given)
+    given = (*block.side_inputs, features.name)
+    return replace(block, operators=(*block.operators, place), output=out.name, side_inputs=given)
 
 
 def _given_seen(block: Block, language: Graph) -> Block:
     """`block`, which is given the prompt with pictures in it, where it was given the prompt."""
-    prompts = {first.output for first in language.blocks if not first.input}.intersection(block.given)
+    prompts = {first.output for first in language.blocks if not first.input}.intersection(block.side_inputs)
     if not prompts:
         return block
 
     def seen(t: Tensor) -> Tensor:
         return replace(t, name=_SEEN) if t.name in prompts else t
 
-    given = tuple(_SEEN if name in prompts else name for name in block.given)
-    return replace(block.map(lambda op: op.with_tensors(seen)), given=given)
+    given = tuple(_SEEN if name in prompts else name for name in block.side_inputs)
+    return replace(block.map(lambda op: op.with_tensors(seen)), side_inputs=given)
 
 
 def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:
@@ -455,7 +455,7 @@ def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:
 
 def alone(tower: Tower, fmt: Format, head: Head | None = None) -> Graph:
     """A tower by itself, with what follows its last layer."""
-    blocks = tower.blocks(fmt, WHOLE)
+    blocks = tower.blocks(fmt, WHOLE_PASS)
     if not head:
         return Graph(blocks)
     parts = tower.parts(fmt)

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ...errors import InputError
-from ...operators.collectives import UP
+from ...operators.collectives import SCALE_UP
 from ..device import Device
 from ._family import (
     MICROSECOND,
@@ -153,7 +153,7 @@ def _share(shapes: Shapes, implementation: Implementation) -> Array:
 
 def _switches_reduce(device: Device, implementation: Implementation) -> bool:
     """Whether switches can reduce messages (NVLS)."""
-    able = not device.hosted and any(fact.key == f"{UP}.in_network" for fact in device.hardware.facts)
+    able = not device.hosted and any(fact.key == f"{SCALE_UP}.in_network" for fact in device.hardware.facts)
     return able and implementation.kernel.endswith("all_reduce") and implementation.dtype in _SWITCH_TYPES
 
 

@@ -17,7 +17,7 @@ from ...operators.attention import QK, SV, FlashAttention, Indexer, Softmax
 from ...operators.block_sparse import BlockIndexer
 from ...operators.collectives import Collective
 from ...operators.kinds import kind_of
-from ...operators.masks import Across, Bidirectional, Causal
+from ...operators.masks import Bidirectional, Causal, Cross
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
@@ -128,7 +128,7 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         return by_amounts(place, work)
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
-        is_measured_mask = isinstance(op.heads.mask, Causal | Bidirectional | Across)
+        is_measured_mask = isinstance(op.heads.mask, Causal | Bidirectional | Cross)
         types = _other_types(op)
         remark = ", ".join(filter(None, ("" if is_measured_mask else "no kernel with this mask was measured", types)))
         stand_in_class = "" if not remark else ANOTHER_TYPE if is_measured_mask else ANOTHER_KERNEL

@@ -46,7 +46,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     absorbed = latent and heads.num_kv_heads == 1
     kind = "mla_unabsorbed" if latent and not absorbed else ""
     unsharded = mask.mask if isinstance(mask, ShardedKeys) else mask
-    kind = kind if isinstance(unsharded, Causal) else "encoder_noncausal" if not mask.keeps else ""
+    kind = kind if isinstance(unsharded, Causal) else "encoder_noncausal" if not mask.is_cached else ""
     bits = op.inputs[0].format.bits
     dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else work.half
     is_single_query = np.less_equal(queries, 1)

@@ -52,7 +52,7 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
     if is_across_domains:
         inside = sent
         if isinstance(op, AllToAll) and not group.hierarchical:  # what stays in the domain, or is passed on there
-            share, _ = op.travel(group.inner, inside=True)
+            share, _ = op.traffic(group.inner, inside=True)
             inside = work.of(op.payload()) * (share * group.inner / (group.inner - 1))
         shapes = {"num_gpus": group.inner, "bytes": inside * op.detour()}
     elif min(group.inner, group.outer) > 1 and name not in _POINT_TO_POINT:  # a ring leaves each bridge once
@@ -72,7 +72,7 @@ def sending(op: Collective) -> Sending:
     """Cores and links that a collective occupies."""
     if not isinstance(op, AllToAll):
         return _IN_DOMAIN
-    return STRAIGHT if op.straight else _FORWARDED if op.group.outer > 1 else _IN_DOMAIN
+    return STRAIGHT if op.direct else _FORWARDED if op.group.outer > 1 else _IN_DOMAIN
 
 
 def _ringed(devices: int) -> float:

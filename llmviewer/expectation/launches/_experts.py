@@ -50,7 +50,7 @@ def _expert(op: Operator) -> ExpertsLinear | None:
 def moe(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequence:
     products = [dense for m in members if (dense := _expert(works[m].op))]
     last = [m for m in members if _expert(works[m].op)][-1]
-    chosen = next((op.chosen for m in members if isinstance(op := works[m].op, Combine)), 1)
+    chosen = next((op.top_k for m in members if isinstance(op := works[m].op, Combine)), 1)
     down, run, work = products[-1], works[last].op, works[last]
     count, hidden, inner = down.weight.shape[0], down.weight.shape[1], prod(down.weight.shape[2:])
     up_width = sum(op.weight.numel for op in products[:-1]) / (count * hidden)

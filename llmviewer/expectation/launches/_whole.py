@@ -47,7 +47,7 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
         "rows": rows,
         "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
     }
-    implementation = Implementation(library=work.library, dtype=row.wanted.dtype, kernel=kind)
+    implementation = Implementation(library=work.library, dtype=row.operand_unit.dtype, kernel=kind)
     return KernelSequence(
         members=(place,), kernels=(LibraryKernel(family=AMOUNTS, implementation=implementation, shapes=shapes),)
     )

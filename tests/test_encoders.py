@@ -558,5 +558,5 @@ def test_heads_that_see_both_ways_keep_no_cache():
 @pytest.mark.parametrize(("gen", "told"), [(448, False), (449, True)])
 def test_a_decoder_has_positions_of_its_own(gen, told):
     notes = llmviewer.analyze("whisper-tiny", "h100", prompt=1500, gen=gen).notes
-    assert (f"{gen} tokens written are more than the 448 positions of its decoder" in notes) == told
+    assert (f"{gen} generated tokens are more than the 448 positions of its decoder" in notes) == told
     assert not any("1,500 positions" in note for note in notes)

@@ -813,10 +813,10 @@ def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
     assert "host.latency of t4 is unknown and counts as 0; set it by --hardware-set host.latency=VALUE" in found
     assert not [note for note in found if "every rank" in note]
     lent = analyze("kimi-linear-48b-a3b", bare, layout="tp=2").notes
-    assert "tp=2: f_a_proj, g_a_proj, kv_a_proj are not divided, and run in full on every rank" in lent
+    assert "tp=2: f_a_proj, g_a_proj, kv_a_proj are replicated on every rank" in lent
     chosen = analyze("deepseek-v3.2", "h200-sxm", layout="tp=8")
     assert (
-        "tp=8: q_a_proj, kv_a_proj, index_k_proj, indexer are not divided, and run in full on every rank"
+        "tp=8: q_a_proj, kv_a_proj, index_k_proj, indexer are replicated on every rank"
         in chosen.notes
     )
     indexers = [op for op in chosen.phases.prefill.operators if op.name == "indexer"]

@@ -544,10 +544,10 @@ def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by
     ("arguments", "message"),
     [
         (["--summary", ".", "-o", "found.html"], "found.html: must end in one of .txt, .csv, .json; or give --format"),
-        (["--summary", ".", "llama-2-7b"], "--summary is of what a folder holds; leave out llama-2-7b"),
+        (["--summary", ".", "llama-2-7b"], "--summary reads a folder; leave out llama-2-7b"),
         (
             ["llama-2-7b", "l4", "--over", "batch=1,2", "--format", "json"],
-            "--format is of a --summary; points are written as the name after -o ends, or as CSV",
+            "--format applies to --summary; points are written by the suffix of the output file, or as CSV",
         ),
     ],
 )
@@ -612,9 +612,9 @@ def test_names_are_lists_patterns_or_all():
         ("gpt2 t4,T4 -o DIR/", "hardware t4 and hardware T4 are both called t4; leave one out"),
         (
             "gpt2,opt-125m t4 --over batch=1",
-            "gpt2,opt-125m: several models or devices fill a folder; give one with -o DIR/",
+            "gpt2,opt-125m: several models or devices need a folder; give one with -o DIR/",
         ),
-        ("gpt2 t4 --workers 2", "-o DIR/ must name the folder that --workers, --shard and --dask fill"),
+        ("gpt2 t4 --workers 2", "-o DIR/ must name the folder that --workers, --shard and --dask write to"),
         ("gpt2 t4 -o DIR/ --shard 3/2", "--shard must be I/N with I from 1 to N, such as 3/40; got '3/2'"),
         (
             "gpt2 t4 -o DIR/ --workers 2 --dask tcp://h:1",

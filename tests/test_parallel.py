@@ -815,10 +815,7 @@ def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
     lent = analyze("kimi-linear-48b-a3b", bare, layout="tp=2").notes
     assert "tp=2: f_a_proj, g_a_proj, kv_a_proj are replicated on every rank" in lent
     chosen = analyze("deepseek-v3.2", "h200-sxm", layout="tp=8")
-    assert (
-        "tp=8: q_a_proj, kv_a_proj, index_k_proj, indexer are replicated on every rank"
-        in chosen.notes
-    )
+    assert "tp=8: q_a_proj, kv_a_proj, index_k_proj, indexer are replicated on every rank" in chosen.notes
     indexers = [op for op in chosen.phases.prefill.operators if op.name == "indexer"]
     pairs = 61 * 1024 * 1025 // 2  # of all layers: 64 heads of 128, the weight of each, and 65 to add up and compare
     assert sum(op.ops for op in indexers) == pairs * (64 * 2 * (128 + 1) + 65)

@@ -1066,9 +1066,7 @@ def test_features_in_words(feature, told):
 
 def test_what_makes_it_fit_is_said_in_words_of_controls():
     (answer,) = answers.answers(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
-    assert "does not fit: use tp 16 and technique chunked-prefill, >=" in overview.advice(
-        answer, "decode"
-    )
+    assert "does not fit: use tp 16 and technique chunked-prefill, >=" in overview.advice(answer, "decode")
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 8}, {"pp": 4}])

@@ -552,15 +552,15 @@ def _faults_of_page() -> Iterator[None]:
 
 def store(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: ARG001
     """Values that a browser holds for the page: dropped models, devices, measurements and traces, and its controls."""
-    from llmviewer.webapp.answers import answers, hardware_file, model_file, settled
-    from llmviewer.webapp.asked import asked
+    from llmviewer.webapp.page_state import shown_state
     from llmviewer.webapp.payloads import packed
+    from llmviewer.webapp.results import device_results, nearest_valid, parse_hardware_file, parse_model_file
     from llmviewer.webapp.state import State
-    from llmviewer.webapp.views.timeline import Dropped, found_in
-    from llmviewer.webapp.views.uploads import measured
+    from llmviewer.webapp.views.timeline import DroppedTrace, timeline_of
+    from llmviewer.webapp.views.uploads import scored_measurements
 
     def answered(state: State) -> object:
-        return answers(settled(state)[0])
+        return device_results(nearest_valid(state)[0])
 
     form = random.choice(("files", "pairs", "controls", "table", "trace"))
     if form == "controls":
@@ -569,12 +569,12 @@ def store(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: A
         run: Run = lambda: answered(State.of(given if isinstance(given, dict) else {}))  # noqa: E731
     elif form == "table":
         given = changed_bytes(random, random.choice(MEASURED).encode())
-        run = lambda: measured("rows.csv", given)  # noqa: E731
+        run = lambda: scored_measurements("rows.csv", given)  # noqa: E731
     elif form == "trace":
         text = json.dumps(changed_tree(random, {"traceEvents": _trace()}), skipkeys=True).encode()
         given = changed_bytes(random, text) if random.random() < 0.3 else text
         state = State(model=MODEL)
-        run = lambda: found_in(Dropped("trace.json", given), answers(state)[0], state)  # noqa: E731
+        run = lambda: timeline_of(DroppedTrace("trace.json", given), device_results(state)[0], state)  # noqa: E731
     else:
         name, device = random.choice(_yaml_files("hardware"))
         model = changed_tree(random, random.choice(_configs())) if random.random() < 0.5 else TINY
@@ -582,11 +582,11 @@ def store(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: A
         texts = [["tiny.json", json.dumps(model, skipkeys=True)], [name, yaml.dump(device, allow_unicode=True)]]
         given = texts
         if form == "files":
-            run = lambda: packed([model_file(*texts[0]), hardware_file(*texts[1])])  # noqa: E731
+            run = lambda: packed([parse_model_file(*texts[0]), parse_hardware_file(*texts[1])])  # noqa: E731
         else:
             given = changed_tree(random, texts) if random.random() < 0.5 else texts
             link = f"model=file:tiny.json&on=file:{name}&prompt=64&gen=4"
-            run = lambda: answered(asked(link, given))  # noqa: E731
+            run = lambda: answered(shown_state(link, given))  # noqa: E731
 
     def watched() -> None:
         with _faults_of_page():

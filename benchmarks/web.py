@@ -1,8 +1,8 @@
 """How fast the dashboard is: `python benchmarks/web.py [--check]`.
 
-change  from a control's change to its answer: llama-3.1-70b on three devices, each change one that was not asked
-        before; the least of some times of the processor, since noise only adds
-tab     what each tab takes beside that, and the list of what would change the answer on all three
+change  results after a change of a control: llama-3.1-70b on three devices, deepseek-v3 on one; every change is new;
+        the minimum of several CPU times, since noise only adds
+tab     each tab in addition, and *What would help* on all three devices; for deepseek-v3 as a ratio to its results
 served  in a browser, all that the server does from such a change to the new numbers on the page
 paint   from an empty browser to the page with its controls, and to its first numbers
 
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Flask, g, request
 
-from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
+from llmviewer.webapp.results import device_results
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import TABS
-from llmviewer.webapp.tabs._parts import Tab
+from llmviewer.webapp.tabs._components import Tab
 from llmviewer.webapp.views import changes
 
 if TYPE_CHECKING:
@@ -33,25 +33,35 @@ if TYPE_CHECKING:
 
 CHANGE_LIMIT_S = 0.150
 PAINT_LIMIT_S = 2.0
+LARGE_MODEL_LIMIT_S = 0.100  # results of deepseek-v3 on a device
+HELP_LIMIT = 6.0  # *What would help* for deepseek-v3, over its results
 _ASKED = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"))
+_LARGE_MODEL = State(model="deepseek-v3", on=("h200-sxm",), tp=8)
 _QUANTS = ("W4A16g128", "W8A8", "fp8", "W8A8KV8", "nvfp4", "W3A16", "W4A16", "KV8", "W8A16", "W4A8")
 
 
 def main() -> int:
     create()
-    answers(_ASKED)
-    batch_s = min(spent(answers, replace(_ASKED, batch=batch)) for batch in range(2, 22))
-    quant_s = min(spent(answers, replace(_ASKED, quant=quant)) for quant in _QUANTS)
+    device_results(_ASKED)
+    batch_s = min(spent(device_results, replace(_ASKED, batch=batch)) for batch in range(2, 22))
+    quant_s = min(spent(device_results, replace(_ASKED, quant=quant)) for quant in _QUANTS)
     print(f"change    of the batch {batch_s * 1e3:.0f} ms, of the precision {quant_s * 1e3:.0f} ms")
     limits = [("a change", batch_s, CHANGE_LIMIT_S), ("a change", quant_s, CHANGE_LIMIT_S)]
     several = replace(_ASKED, tab="sweeps", curves="precisions", quants=_QUANTS[:6])
-    looked_at = {tab.name: (tab, _ASKED) for tab in TABS}
+    looked_at = {name: (tab, _ASKED) for name, tab in TABS.items()}
     looked_at["sweeps of 6 precisions"] = looked_at["sweeps"][0], several
     for name, (tab, asked) in looked_at.items():
         tab_s = min(spent(shown, tab, asked) for _ in range(5))
         print(f"tab       {name} {tab_s * 1e3:.0f} ms")
     steps_s = min(spent(stepped, replace(_ASKED, batch=batch)) for batch in (2, 3, 5, 6))
-    print(f"tab       what would change it {steps_s * 1e3:.0f} ms, after the numbers")
+    print(f"tab       what would help {steps_s * 1e3:.0f} ms, after the numbers")
+    device_results(_LARGE_MODEL)
+    batches = range(2, 10)
+    large_s = min(spent(device_results, replace(_LARGE_MODEL, batch=batch)) for batch in batches)
+    help_s = min(spent(stepped, replace(_LARGE_MODEL, batch=batch)) for batch in batches)  # of the same, cached results
+    print(f"change    of deepseek-v3 {large_s * 1e3:.0f} ms; what would help {help_s / large_s:.1f} times that")
+    limits += [("a change of deepseek-v3", large_s, LARGE_MODEL_LIMIT_S)]
+    limits += [("what would help for deepseek-v3", help_s, HELP_LIMIT * large_s)]
     if shutil.which("chromium"):
         from llmviewer.webapp.screenshots import browsing
 
@@ -75,11 +85,11 @@ def spent(work: Any, *given: Any) -> float:
 
 
 def shown(tab: Tab, asked: State) -> None:
-    tab.show(answers(asked), asked).to_plotly_json()
+    tab.show(device_results(asked), asked).to_plotly_json()
 
 
 def stepped(asked: State) -> None:
-    changes.steps(answers(asked), asked, every=False)
+    changes.ranked_changes(device_results(asked), asked, with_techniques=False)
 
 
 @contextmanager
@@ -123,7 +133,7 @@ def paint(browser: Browser, url: str) -> tuple[float, float]:
 
 def served(browser: Browser, url: str, times: list[tuple[str, float]]) -> float:
     """Of the least of some changes: what is asked, and its answer. [s]"""
-    from llmviewer.webapp.screenshots import open_page, settled
+    from llmviewer.webapp.screenshots import open_page, wait_until_loaded
 
     page = browser.new_page()
     open_page(page, f"{url}{_ASKED.link}")
@@ -133,7 +143,7 @@ def served(browser: Browser, url: str, times: list[tuple[str, float]]) -> float:
         page.fill("#batch", str(batch))
         page.press("#batch", "Enter")
         page.wait_for_function(f"document.querySelector('#answer h2').innerText.includes('batch {batch},')")
-        settled(page)
+        wait_until_loaded(page)
         found.append(sum(s for output, s in times if "link.data" in output or output == "answer.children"))
     return min(found)
 

@@ -56,7 +56,7 @@ def curves(
     text    y as text; `place` x as text, at powers of two
     meets   places where two curves cross: (x, y, text)
     limits  upper limits of y by name, in the colors of as many curves, or in ink where there is one
-    at      x of the present setting
+    present_x  x of the present setting
     """
     limits = limits or {}
     styles = [{"color": INK, "dash": "solid"}] if len(named) < len(limits) else lines(len(named))

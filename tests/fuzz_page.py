@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 from llmviewer.techniques import declaration, techniques
 from llmviewer.webapp.app import create
-from llmviewer.webapp.state import KINDS, State
+from llmviewer.webapp.state import FIELD_TYPES, IntegerField, OneOf, RealField, State
 from llmviewer.webapp.words import CONTROLS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -297,12 +297,14 @@ def text(given: str, rng: random.Random) -> str:
 def link(rng: random.Random) -> str:
     """A link with fields of any value, most of which a page could have."""
     said = {}
-    for name in rng.sample([*KINDS], rng.randint(1, 7)):
-        kind = KINDS[name]
-        if hasattr(kind, "most") and hasattr(kind, "least") and not hasattr(kind, "kind"):
-            said[name] = rng.choice((kind.least, kind.most, rng.choice(NUMBERS), 2 ** rng.randint(0, 22)))
-        elif hasattr(kind, "known"):
-            said[name] = rng.choice((*kind.known(), *(["file:tiny.json", "file:own.yaml"] if kind.dropped else [])))
+    for name in rng.sample([*FIELD_TYPES], rng.randint(1, 7)):
+        kind = FIELD_TYPES[name]
+        if isinstance(kind, IntegerField | RealField):
+            said[name] = rng.choice((kind.minimum, kind.maximum, rng.choice(NUMBERS), 2 ** rng.randint(0, 22)))
+        elif isinstance(kind, OneOf):
+            said[name] = rng.choice(
+                (*kind.choices(), *(["file:tiny.json", "file:own.yaml"] if kind.allows_file else []))
+            )
         elif name == "on":
             said[name] = "|".join(
                 rng.sample(

@@ -21,7 +21,7 @@ from llmviewer.cli import cli
 from llmviewer.options import PARAMETERS, LayoutOptions, RequestOptions, SettingOptions, declared
 from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import DEGREES, kind_of
-from llmviewer.webapp.state import KINDS, State
+from llmviewer.webapp.state import FIELD_TYPES, State
 
 
 def test_declarations_import_nothing_heavy():
@@ -195,7 +195,7 @@ def table(options):
             kind_of(options.__annotations__[name]), "text"
         )
         option = each.flag or f"--{name.replace('_', '-')}"
-        link = f"`{key}`" if key in KINDS else ""
+        link = f"`{key}`" if key in FIELD_TYPES else ""
         rows.append((f"`{name}`", f"`{option}`", link, each.unit, values, default, each.help))
     return "".join(f"| {' | '.join(cell.replace('|', ' or ') for cell in row)} |\n" for row in rows)
 
@@ -224,7 +224,7 @@ def test_the_page_has_every_option_under_its_name_with_its_default():
     for name, each in (PARAMETERS | declared(RequestOptions)).items():
         key = each.link or name
         if name in NOT_ON_THE_PAGE:
-            assert key not in KINDS
+            assert key not in FIELD_TYPES
         elif each.default not in (None, (), ""):
             assert getattr(State(), key) == each.default, name
             assert each.label, name

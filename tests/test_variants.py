@@ -18,7 +18,7 @@ from llmviewer.variants.changes import CACHES, PRECISIONS, larger_batches, more_
 from llmviewer.variants.evaluation import Evaluation, Objective
 from llmviewer.variants.libraries import faster_libraries
 from llmviewer.variants.variant import evaluate
-from llmviewer.webapp import answers
+from llmviewer.webapp import results
 from llmviewer.webapp.state import State
 from llmviewer.webapp.views import changes as page
 
@@ -35,7 +35,8 @@ def test_a_change_gains_the_same_whoever_evaluates_it(model, device, batch):
     lines = {one.name: one for one in (*advised.alone, *advised.idle, *advised.large)}
     state = State(model=model, on=(device,), **request)
     steps = {
-        step.offer.name: step.variants[device] for step in page.steps(answers.answers(state), state, every=False)[0]
+        step.candidate.name: step.variants[device]
+        for step in page.ranked_changes(results.device_results(state), state, with_techniques=False)[0]
     }
     without, *cells = compare(model, device, quants=["published", *TEXTS], **request).cells
     told = {quant: gains for quant, *gains in _ADVISED.findall(base.phases.decode.advice)}

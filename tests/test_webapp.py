@@ -38,14 +38,14 @@ pytest.importorskip("dash")
 
 from dash import dcc
 
-from llmviewer.webapp import answers, controls, fields, options, state, tabs
+from llmviewer.webapp import controls, fields, options, results, state, tabs
 from llmviewer.webapp import page as pages
 from llmviewer.webapp.app import create
-from llmviewer.webapp.state import KINDS, FieldError, File, Number, State
+from llmviewer.webapp.state import FIELD_TYPES, FieldError, File, IntegerField, State
 from llmviewer.webapp.tabs import TABS
 from llmviewer.webapp.tabs import changes as tabs_changes
 from llmviewer.webapp.views import changes, formulas, inspector, memory, network, overview
-from llmviewer.webapp.words import CONTROLS, GLOSSARY
+from llmviewer.webapp.words import AT_LEAST, CONTROLS, GLOSSARY
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = (
@@ -68,23 +68,25 @@ def client(app):
 
 
 def _values(kind):
-    if isinstance(kind, Number):
-        return st.integers(kind.least, kind.most)
-    if isinstance(kind, state.Fraction):
-        return st.floats(kind.least, kind.most)
+    if isinstance(kind, IntegerField):
+        return st.integers(kind.minimum, kind.maximum)
+    if isinstance(kind, state.RealField):
+        return st.floats(kind.minimum, kind.maximum)
     if isinstance(kind, state.Flag):
         return st.booleans()
-    if isinstance(kind, state.Word):
-        return st.sampled_from(tuple(kind.known()))
+    if isinstance(kind, state.OneOf):
+        return st.sampled_from(tuple(kind.choices()))
     plain = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="|"), max_size=20)
     if isinstance(kind, state.List):
         inner = plain.filter(bool) if isinstance(kind.kind, state.Text) else _values(kind.kind)
-        return st.lists(inner, min_size=kind.least, max_size=min(kind.most, 4), unique=True)
+        return st.lists(inner, min_size=kind.min_items, max_size=min(kind.max_items, 4), unique=True)
     return plain
 
 
 PINS = st.lists(st.integers(1, 99).map("batch={}".format), max_size=4, unique=True)
-VALUES = st.fixed_dictionaries({**{name: _values(kind) for name, kind in KINDS.items() if name != "set"}, "pins": PINS})
+VALUES = st.fixed_dictionaries(
+    {**{name: _values(kind) for name, kind in FIELD_TYPES.items() if name != "set"}, "pins": PINS}
+)
 
 
 @given(VALUES)
@@ -101,14 +103,15 @@ def test_no_link_is_too_strange(query):
     assert State.of_link(found.link)[0] == found
 
 
-@given(st.sampled_from(tuple(KINDS)), st.text(max_size=40))
+@given(st.sampled_from(tuple(FIELD_TYPES)), st.text(max_size=40))
 def test_a_value_that_cannot_be_used_is_as_usual_with_a_notice(name, text):
     from urllib.parse import quote
 
     found, notices = State.of_link(f"?{name}={quote(text, safe='', errors='replace')}")
-    assert getattr(found, name) == getattr(State(), name) or notices == ()
-    near, _ = answers.settled(found)
-    assert answers.answers(near)
+    defaults = name == "pins" or getattr(found, name) == getattr(State(), name)  # a pin stays, with its own notice
+    assert defaults or notices == ()
+    near, _ = results.nearest_valid(found)
+    assert results.device_results(near)
 
 
 NASTY = (
@@ -120,14 +123,16 @@ NASTY = (
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from((*KINDS, "file", "unknown")), st.sampled_from(NASTY), min_size=1, max_size=5))
+@given(
+    st.dictionaries(st.sampled_from((*FIELD_TYPES, "file", "unknown")), st.sampled_from(NASTY), min_size=1, max_size=5)
+)
 def test_a_hostile_link_shows_a_page_with_a_notice(app, parts):
     browser = Browser(app)
     browser.props["link"]["data"] = None  # as when it is opened
     browser.props["url"]["search"] = "?" + urlencode(parts)
     browser.call("link.data", "url.search")
     shown = State.of_link(browser.props["link"]["data"])[0]
-    assert answers.answers(shown)
+    assert results.device_results(shown)
     if parts.keys() & {"model", "on", "phase", "tab", "sweep", "batch", "unknown"}:  # of which none of those is one
         assert browser.props["notices"]["children"]
     assert browser.call("answer.children", "asked.data")
@@ -141,12 +146,12 @@ def test_a_link_names_only_what_ships(name):
     assert found == State()
     assert notices
     with pytest.raises(InputError):
-        answers.answers(State(model=name))
+        results.device_results(State(model=name))
     with pytest.raises(InputError):
-        answers.answers(State(on=(name,)))
+        results.device_results(State(on=(name,)))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if isinstance(kind, state.Word)])
+@pytest.mark.parametrize("name", [name for name, kind in FIELD_TYPES.items() if isinstance(kind, state.OneOf)])
 def test_only_a_model_or_a_device_may_be_a_file(name):
     found, notices = State.of_link(f"?{name}=file:own.json", [state.File(name="own.json", text="{}")])
     assert getattr(found, name) == ("file:own.json" if name == "model" else getattr(State(), name))
@@ -154,21 +159,23 @@ def test_only_a_model_or_a_device_may_be_a_file(name):
 
 
 def test_a_technique_names_only_models_that_ship():
-    answers.answers(State(model="llama-2-7b", techniques=("speculative:draft=llama-68m,gamma=4,alpha=0.8",)))
+    results.device_results(State(model="llama-2-7b", techniques=("speculative:draft=llama-68m,gamma=4,alpha=0.8",)))
     for draft in ("os:getcwd", "models/gpt2.yaml", "/etc/passwd"):
         with pytest.raises(InputError, match="must be a model that ships"):
-            answers.answers(State(model="llama-2-7b", techniques=(f"speculative:draft={draft},gamma=4,alpha=0.8",)))
-    with pytest.raises(InputError, match="must be a model that ships, and no file"):
-        answers.answers(State(techniques=("lengths: file = /etc/passwd",)))
+            results.device_results(
+                State(model="llama-2-7b", techniques=(f"speculative:draft={draft},gamma=4,alpha=0.8",))
+            )
+    with pytest.raises(InputError, match="must be a model that ships"):
+        results.device_results(State(techniques=("lengths: file = /etc/passwd",)))
     texts = {
         f.name
         for kind in techniques().values()
         for f in dataclasses.fields(kind)
         if "str" in str(f.type) and not declaration(f).choices
     }
-    assert texts >= set(answers.WORDS_OF_TECHNIQUES)
+    assert texts >= set(results.VERBATIM_PARAMETERS)
     assert texts <= {
-        *answers.WORDS_OF_TECHNIQUES,
+        *results.VERBATIM_PARAMETERS,
         "draft",
         "scorer",
         "file",
@@ -188,15 +195,15 @@ def test_a_field_with_a_number_out_of_its_range_gives_none(name, said):
 def test_a_pipeline_does_not_hold_up_others_either():
     found, notices = State.of_link("?model=llama-3.1-405b&pp=126")
     assert found.pp == 1
-    assert notices == ("link: pp: must be a whole number from 1 to 16; got 126; the usual one is shown",)
+    assert notices == ("link: pp: must be a whole number from 1 to 16; got 126; the default is used",)
 
 
 def test_what_a_link_says_wrongly_is_told_in_the_words_of_the_page():
     _, notices = State.of_link("?batch=abc&skew=x&set=l4:memory.bandwidth=2x")
     assert notices == (
-        "link: batch: must be a whole number from 1 to 65,536; got 'abc'; the usual one is shown",
-        "link: skew: must be a number from 0 to 10; got 'x'; the usual one is shown",
-        "link: set: 'l4:memory.bandwidth=2x' is of no device that is chosen",
+        "link: batch: must be a whole number from 1 to 65,536; got 'abc'; the default is used",
+        "link: skew: must be a number from 0 to 10; got 'x'; the default is used",
+        "link: set: 'l4:memory.bandwidth=2x' belongs to no selected device",
     )
 
 
@@ -217,7 +224,7 @@ def test_what_a_link_says_wrongly_is_told_in_the_words_of_the_page():
 )  # fmt: skip
 def test_a_field_of_a_link_that_cannot_be_used_leaves_the_others(query, then, told):
     found, notices = State.of_link(query)
-    shown, more = answers.settled(found)
+    shown, more = results.nearest_valid(found)
     assert shown.link == then
     said = (*notices, *more)
     assert len(said) == len(told)
@@ -235,21 +242,21 @@ def test_a_field_of_a_link_that_cannot_be_used_leaves_the_others(query, then, to
     ],
 )
 def test_a_technique_does_not_hold_up_others(text):
-    why = answers.why_not(State(techniques=(text,)))
+    why = results.problem_of(State(techniques=(text,)))
     assert re.fullmatch(r"[a-z-]+: \w+ must be .*; got .*", why), why
 
 
 def test_a_file_is_in_its_link_and_too_large_a_one_is_not():
-    file = answers.model_file("my model.json", CONFIG)
+    file = results.parse_model_file("my model.json", CONFIG)
     asked = State.of({"model": f"file:{file.name}"}, [file])
     assert State.of_link(asked.link) == (asked, ())
     noise = base64.b64encode(os.urandom(9000)).decode()
     large = File(name="large.json", text=CONFIG[:-1] + f', "_name_or_path": "{noise}"}}')
     asked = State.of({"model": "file:large.json"}, [large])
-    assert len(asked.link) < state.LONGEST_LINK
+    assert len(asked.link) < state.MAX_LINK_CHARACTERS
     found, notices = State.of_link(asked.link)
     assert found == State()
-    assert "drop it in again" in notices[0]
+    assert "upload it again" in notices[0]
     assert State.of_link(asked.link, [large]) == (asked, ())
 
 
@@ -264,24 +271,29 @@ def test_a_file_of_a_link_does_not_swell():
 def test_a_file_of_a_link_has_a_plain_name(name):
     packed = base64.urlsafe_b64encode(zlib.compress(CONFIG.encode())).decode()
     _, notices = State.of_link(f"?file={name}~{packed}")
-    assert "has a name that no file here has" in notices[0]
+    assert "must be a name such as my-model.json" in notices[0]
 
 
 @pytest.mark.parametrize(
     ("make", "name", "text", "message"),
     [
         (
-            answers.model_file,
+            results.parse_model_file,
             "x.json",
             "{",
             "x.json:1:2: is not JSON: Expecting property name enclosed in double quotes",
         ),
-        (answers.model_file, "x.json", '{"model_type": "no"}', "x.json: model_type: "),
-        (answers.model_file, "x.py", "import os", "x.py: must be a config.json, or a YAML of a model; got .py"),
-        (answers.model_file, "x.yaml", "!!python/object/apply:os.getcwd []", "x.yaml:1:1: is not YAML: "),
-        (answers.hardware_file, "x.yaml", "name: ../x", "x.yaml: name: must be lower-case letters, digits, dots and "),
+        (results.parse_model_file, "x.json", '{"model_type": "no"}', "x.json: model_type: "),
+        (results.parse_model_file, "x.py", "import os", "x.py: must be a config.json, or a YAML of a model; got .py"),
+        (results.parse_model_file, "x.yaml", "!!python/object/apply:os.getcwd []", "x.yaml:1:1: is not YAML: "),
         (
-            answers.hardware_file,
+            results.parse_hardware_file,
+            "x.yaml",
+            "name: ../x",
+            "x.yaml: name: must be lower-case letters, digits, dots and ",
+        ),
+        (
+            results.parse_hardware_file,
             "x.yaml",
             "name: x\nvendor: me",
             (
@@ -289,27 +301,32 @@ def test_a_file_of_a_link_has_a_plain_name(name):
                 "memory.bandwidth: are missing"
             ),
         ),
-        (answers.hardware_file, "x.json", "{}", "x.json: must be a YAML like those in hardware/; got .json"),
+        (results.parse_hardware_file, "x.json", "{}", "x.json: must be a YAML like those in hardware/; got .json"),
         (
-            answers.model_file,
+            results.parse_model_file,
             "x.yaml",
             "a: " + "[" * 400_000 + "]" * 400_000,
             "x.yaml: is not readable YAML: nes",
         ),
-        (answers.model_file, "x.json", "[" * 400_000, "x.json: is not readable JSON: nested too deeply"),
+        (results.parse_model_file, "x.json", "[" * 400_000, "x.json: is not readable JSON: nested too deeply"),
         (
-            answers.model_file,
+            results.parse_model_file,
             "x.json",
             '{"hidden_size": ' + "9" * 5000 + "}",
             "x.json: is not readable JSON: a n",
         ),
         (
-            answers.hardware_file,
+            results.parse_hardware_file,
             "x.yaml",
             "name: &a x\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: [*c, *c]",
             "x.yaml: b: unknown key; ",
         ),
-        (answers.model_file, "x.json", " " * 1_000_001, "x.json: must have at most 1,000,000 bytes; got 1,000,001"),
+        (
+            results.parse_model_file,
+            "x.json",
+            " " * 1_000_001,
+            "x.json: must have at most 1,000,000 bytes; got 1,000,001",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(make, name, text, message):
@@ -324,8 +341,8 @@ def test_a_file_is_analyzed_as_from_a_path(tmp_path):
     device = (ROOT / "hardware" / "l4.yaml").read_text()
     own = re.sub(r"(?m)^name: .*$", "name: own", re.sub(r"(?m)^aliases: .*$", "", device))
     (tmp_path / "own.yaml").write_text(own)
-    files = [answers.model_file("tiny.json", CONFIG), answers.hardware_file("any.yaml", own)]
-    (found,) = answers.answers(State.of({"model": "file:tiny.json", "on": ["file:own.yaml"]}, files))
+    files = [results.parse_model_file("tiny.json", CONFIG), results.parse_hardware_file("any.yaml", own)]
+    (found,) = results.device_results(State.of({"model": "file:tiny.json", "on": ["file:own.yaml"]}, files))
     expected = analyze(str(tmp_path / "tiny.json"), str(tmp_path / "own.yaml"))
     assert found.analysis.generation == expected.generation
     assert found.analysis.memory == expected.memory
@@ -349,13 +366,13 @@ ASKED = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
 def test_answers_are_those_of_analyze(asked):
-    found = answers.answers(asked)
+    found = results.device_results(asked)
     for one, name in zip(found, asked.on, strict=True):
         expected = analyze(
             asked.model, name, batch=asked.batch, prompt=asked.prompt, gen=asked.gen,
             kv_len=asked.context or None if one.analysis.model.generates else None, quant=asked.quant or None,
             attention=asked.attention or None, accounting=asked.accounting, mla=asked.mla, expert_skew=asked.skew,
-            layout=asked.layout, offload=asked.offload, hardware_set=asked.changes(name), library=asked.library,
+            layout=asked.layout, offload=asked.offload, hardware_set=asked.what_ifs(name), library=asked.library,
         )  # fmt: skip
         assert one.analysis.generation == expected.generation
         assert one.analysis.phases == expected.phases
@@ -364,29 +381,29 @@ def test_answers_are_those_of_analyze(asked):
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
 def test_every_tab_shows_every_answer(asked):
-    found = answers.answers(asked)
+    found = results.device_results(asked)
     for tab in TABS.values():
         assert json.dumps(tab.show(found, asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
-    for op in overview.names(found, asked.phase):
-        one = inspector.inspect(found[0], asked.phase, op)
+    for op in overview.operator_titles(found, asked.phase):
+        one = inspector.operator_details(found[0], asked.phase, op)
         (result,) = [r for r in found[0].phase(asked.phase).operators if operator_id(r) == op]
-        assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
+        assert one.busy_times[0][1] == pytest.approx(result.per_call.bound_time_s)
         assert one.title.startswith(f"{result.name} ")
         assert one.bound == result.bound
 
 
 def test_operators_that_are_alike_in_several_blocks_are_one():
-    (found,) = answers.answers(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
+    (found,) = results.device_results(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
     phase = found.phase("decode")
-    rows = {row["called"]: row for row in overview.operators([found], "decode")}
+    rows = {row["called"]: row for row in overview.operator_rows([found], "decode")}
     both = [op for op in phase.operators if op.name == "o_proj"]
     assert [op.block for op in both] == ["dense", "moe"]
     assert rows["o_proj"]["repeat"] == sum(op.repeat for op in both) == 61
     assert rows["o_proj"]["time"] == sum(op.bound_time_s for op in both)
     assert rows["o_proj"]["block"] == "dense, moe"
-    titles = {inspector.inspect(found, "decode", operator_id(op)).title for op in both}
+    titles = {inspector.operator_details(found, "decode", operator_id(op)).title for op in both}
     assert titles == {"o_proj \N{MULTIPLICATION SIGN} 61"}
-    named = overview.names([found], "decode")
+    named = overview.operator_titles([found], "decode")
     listed = options.operator_options(named, "moe.o_proj")
     assert {"label": "o_proj", "value": "moe.o_proj"} in listed
     assert len(listed) == len(rows) < len(named)
@@ -398,8 +415,8 @@ def test_a_link_that_a_hand_writes_names_devices_as_it_likes(on):
 
 
 def test_the_operators_of_the_table_sum_up_to_the_phase():
-    found = answers.answers(ASKED[1])
-    rows = overview.operators(found, "prefill")
+    found = results.device_results(ASKED[1])
+    rows = overview.operator_rows(found, "prefill")
     for one in found:
         own = [row for row in rows if row["device"] == one.name]
         assert sum(row["time"] for row in own) == pytest.approx(one.analysis.phases.prefill.total.bound_time_s)
@@ -407,8 +424,8 @@ def test_the_operators_of_the_table_sum_up_to_the_phase():
 
 
 def test_bars_and_points_are_those_of_the_operators():
-    found = answers.answers(State(on=("h100-sxm", "l4")))
-    bars = overview.times(found, "decode").figure
+    found = results.device_results(State(on=("h100-sxm", "l4")))
+    bars = overview.times_figure(found, "decode").figure
     lengths = {}
     for trace in bars.data:
         if trace.type == "bar":
@@ -416,16 +433,16 @@ def test_bars_and_points_are_those_of_the_operators():
                 lengths[row.partition("<br>")[0]] = lengths.get(row.partition("<br>")[0], 0) + length
     for one in found:
         assert lengths[one.name] == pytest.approx(1e3 * one.analysis.phases.decode.total.bound_time_s)
-    assert overview.marked(found, "decode", "layer.up_proj")[0] == [
+    assert overview.selected_points(found, "decode", "layer.up_proj")[0] == [
         op.intensity for one in found for op in one.analysis.phases.decode.operators if op.name == "up_proj"
     ]
-    assert overview.marked(found, "decode", "") == ([], [])
+    assert overview.selected_points(found, "decode", "") == ([], [])
     points = {
-        key for trace in overview.roofline(found[:1], "decode").figure.data if trace.customdata is not None
+        key for trace in overview.roofline_figure(found[:1], "decode").figure.data if trace.customdata is not None
         for key in trace.customdata
     }  # fmt: skip
-    assert points <= set(overview.names(found, "decode"))
-    sizes = memory.bars(found).figure
+    assert points <= set(overview.operator_titles(found, "decode"))
+    sizes = memory.memory_figure(found).figure
     for i, one in enumerate(found):
         total = sum(trace.x[i] for trace in sizes.data if trace.type == "bar")
         assert total == pytest.approx(one.analysis.memory.total_bytes / 1e9)
@@ -441,8 +458,8 @@ def test_bars_and_points_are_those_of_the_operators():
     ],
 )
 def test_the_network_has_every_operator_once_and_lines_between_them(name, tp, phase):
-    (found,) = answers.answers(State(model=name, on=("h200-sxm",), tp=tp))
-    drawn = network.drawing(found, phase)
+    (found,) = results.device_results(State(model=name, on=("h200-sxm",), tp=tp))
+    drawn = network.network_drawing(found, phase)
     nodes = {part["data"]["id"]: part["position"] for part in drawn.elements if part["classes"] == "operator"}
     assert len(nodes) == sum(part["classes"] == "operator" for part in drawn.elements)
     assert {operator_id(op) for op in found.phase(phase).operators} <= set(nodes)
@@ -473,24 +490,24 @@ def test_the_network_has_every_operator_once_and_lines_between_them(name, tp, ph
     ],
 )
 def test_blocks_that_do_not_run_are_named_and_not_drawn(asked, phase, idle):
-    (found,) = answers.answers(asked)
-    drawn = network.drawing(found, phase)
-    assert {name.partition("_")[0] for name in drawn.idle} == ({idle} if idle else set())
+    (found,) = results.device_results(asked)
+    drawn = network.network_drawing(found, phase)
+    assert {name.partition("_")[0] for name in drawn.idle_blocks} == ({idle} if idle else set())
     nodes = {part["data"]["id"].partition(".")[0] for part in drawn.elements if part["classes"] == "operator"}
-    assert not nodes & set(drawn.idle)
+    assert not nodes & set(drawn.idle_blocks)
     assert {operator_id(op).partition(".")[0] for op in found.phase(phase).operators} == nodes
 
 
 def variants_of(answer, asked):
     """The variant of each step on a device by the name of the step, the largest gain first, and its state."""
-    found, refused = changes.evaluated(answer, asked, tuple(changes.offers(answer, asked)))
+    found, refused = changes.evaluated(answer, asked, tuple(changes.candidates(answer, asked)))
     assert not refused
-    return {offer.name: (offer.state, variant) for offer, variant in found}
+    return {candidate.name: (candidate.state, variant) for candidate, variant in found}
 
 
 def test_what_would_change_it_is_what_analyze_says():
     asked = State(model="llama-3-70b")
-    (answer,) = answers.answers(asked)
+    (answer,) = results.device_results(asked)
     by = variants_of(answer, asked)
     before = analyze("llama-3-70b", "h100-sxm").generation
     for name, how in {
@@ -500,21 +517,21 @@ def test_what_would_change_it_is_what_analyze_says():
         after, (state, one) = analyze("llama-3-70b", "h100-sxm", **how), by[name]
         assert one.gain == pytest.approx(before.tpot_s / after.generation.tpot_s)
         assert one.expected_gain == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
-        assert changes.time(one).startswith(f"{seconds(after.generation.tpot_s)} per token; expect ")
+        assert changes.time_text(one).startswith(f"TPOT {AT_LEAST} {seconds(after.generation.tpot_s)}, expected ")
         assert one.mends == after.memory.fits
-        assert answers.answers(state)[0].analysis.generation == after.generation
+        assert results.device_results(state)[0].analysis.generation == after.generation
     _, four_bits = by["W4A16g128"]
-    assert changes.words(four_bits) == f"{four_bits.gain:.3g}x faster"
-    assert changes.helps(four_bits)
-    assert not changes.helps(by["KV8"][1])
+    assert changes.gain_text(four_bits) == f"{four_bits.gain:.3g}x faster"
+    assert changes.is_worthwhile(four_bits)
+    assert not changes.is_worthwhile(by["KV8"][1])
     ranked = [one.likely_gain for _, one in by.values()]
     assert ranked == sorted(ranked, reverse=True)
 
 
 def test_steps_start_from_what_is_asked():
     asked = State(batch=4, quant="W4A16g128KV8", attention="eager", phase="prefill")
-    (answer,) = answers.answers(asked)
-    steps = {offer.name: offer.state for offer in changes.offers(answer, asked)}
+    (answer,) = results.device_results(asked)
+    steps = {candidate.name: candidate.state for candidate in changes.candidates(answer, asked)}
     assert steps["Wfp8Afp8KV8"] == replace(asked, quant="Wfp8Afp8KV8")
     assert "W4A16g128KV8" not in steps
     assert steps["flash attention"].attention == "flash"
@@ -522,11 +539,11 @@ def test_steps_start_from_what_is_asked():
     _, many = variants_of(answer, asked)["batch 64"]
     after = analyze("llama-3.1-8b", "h100-sxm", batch=64, quant="W4A16g128KV8", attention="eager").generation
     assert many.gain == pytest.approx(16 * answer.analysis.generation.ttft_s / after.ttft_s)
-    assert "to the first token" in changes.time(many)
+    assert "TTFT" in changes.time_text(many)
     assert [*steps][-3] == "batch 64"
-    (full,) = answers.answers(replace(asked, techniques=("medusa:heads=3",)))
-    assert "medusa" not in {offer.name for offer in changes.further(full, asked)}
-    assert len(list(changes.further(full, asked))) > 30
+    (full,) = results.device_results(replace(asked, techniques=("medusa:heads=3",)))
+    assert "medusa" not in {candidate.name for candidate in changes.technique_candidates(full, asked)}
+    assert len(list(changes.technique_candidates(full, asked))) > 30
 
 
 @pytest.mark.parametrize(
@@ -539,7 +556,7 @@ def test_steps_start_from_what_is_asked():
 )
 def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, then):
     asked = State(model="llama-3-8b", quant=quant)
-    (answer,) = answers.answers(asked)
+    (answer,) = results.device_results(asked)
     state, variant = variants_of(answer, asked)[then]
     assert state.quant == then
     after = analyze("llama-3-8b", "h100-sxm", quant=then).generation
@@ -549,7 +566,7 @@ def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, th
 
 
 def test_a_step_in_precision_replaces_a_technique_that_sets_one():
-    (answer,) = answers.answers(asked := State(model="llama-3-8b", techniques=("quantized:scheme=awq", "eagle")))
+    (answer,) = results.device_results(asked := State(model="llama-3-8b", techniques=("quantized:scheme=awq", "eagle")))
     state, variant = variants_of(answer, asked)["fp8"]
     assert (state.quant, state.techniques) == ("fp8", ("eagle",))
     assert str(variant.result.setting.quantization) == "fp8"
@@ -557,83 +574,85 @@ def test_a_step_in_precision_replaces_a_technique_that_sets_one():
 
 def test_what_would_change_it_is_said_of_every_device():
     asked = State(model="llama-3-70b", on=("h100-sxm", "v100-sxm2-16gb", "mi300x"), batch=64)
-    found = answers.answers(asked)
-    steps, refused = changes.steps(found, asked, every=False)
+    found = results.device_results(asked)
+    steps, refused = changes.ranked_changes(found, asked, with_techniques=False)
     for answer in found:
-        own, others = changes.evaluated(answer, asked, tuple(changes.offers(answer, asked)))
-        gains = {offer: one.gain for offer, one in own}
-        shown = {step.offer: step.variants[answer.name] for step in steps if answer.name in step.variants}
-        assert {offer: one.gain for offer, one in shown.items()} == gains
-        assert all(any(line.startswith(offer.name) and why in line for line in refused) for offer, why in others)
-    by = {step.offer.name: step for step in steps}
+        own, others = changes.evaluated(answer, asked, tuple(changes.candidates(answer, asked)))
+        gains = {candidate: one.gain for candidate, one in own}
+        shown = {step.candidate: step.variants[answer.name] for step in steps if answer.name in step.variants}
+        assert {candidate: one.gain for candidate, one in shown.items()} == gains
+        assert all(
+            any(line.startswith(candidate.name) and why in line for line in refused) for candidate, why in others
+        )
+    by = {step.candidate.name: step for step in steps}
     assert list(by["W4A16g128"].variants) == list(asked.on)
-    verdicts = [changes.verdict(by["W4A16g128"].variants[name]) for name in asked.on]
+    verdicts = [changes.memory_verdict(by["W4A16g128"].variants[name]) for name in asked.on]
     assert verdicts == ["then fits", "does not fit", "fits"]
-    (largest,) = (step for step in steps if step.offer.name.startswith("batch"))
+    (largest,) = (step for step in steps if step.candidate.name.startswith("batch"))
     assert list(largest.variants) == ["mi300x"]  # on which alone more fit
-    assert [step.most for step in steps] == sorted((step.most for step in steps), reverse=True)
-    what, how = overview.asked(found)
+    assert [step.largest_gain for step in steps] == sorted((step.largest_gain for step in steps), reverse=True)
+    what, how = overview.heading(found)
     assert what == "Llama 3 70B on NVIDIA H100 SXM5 80 GB and 2 more"
     assert how.startswith("batch 64,")
-    assert overview.asked(found[:1])[0] == "Llama 3 70B on NVIDIA H100 SXM5 80 GB"
+    assert overview.heading(found[:1])[0] == "Llama 3 70B on NVIDIA H100 SXM5 80 GB"
 
 
 def test_steps_that_not_all_devices_can_take_are_refused_with_the_names_of_those_that_cannot():
-    heads, no_link = "tp=8 does not divide the 12 heads of q_proj in layer; ", "m5 has no scale_up.bandwidth: "
+    heads, no_link = "tp=8 does not divide the 12 heads of q_proj in layer; ", "m5 has no scale_up.bandwidth in its file; "
     for on, wanted in (
         (("h100-sxm", "mi300x"), [f"8 devices: {heads}"]),
         (("h100-sxm", "mi300x", "m5"),
          [f"8 devices on h100-sxm and mi300x: {heads}", f"2 devices on m5: {no_link}", f"8 devices on m5: {no_link}"]),
     ):  # fmt: skip
         asked = State(model="gpt2", on=on)
-        _, refused = changes.steps(answers.answers(asked), asked, every=False)
+        _, refused = changes.ranked_changes(results.device_results(asked), asked, with_techniques=False)
         assert all(line.startswith(start) for line, start in zip(refused, wanted, strict=True)), refused
 
 
 def test_every_technique_can_be_chosen():
     refused = {}
     for name in (option["value"] for option in options.technique_options()):
-        text = fields.chosen([name], [])
-        assert fields.named([text]) == [name]
-        refused[name] = answers.why_not(State(model="llama-3.1-8b", techniques=(text,)))
+        text = fields.techniques_text([name], [])
+        assert fields.technique_names([text]) == [name]
+        refused[name] = results.problem_of(State(model="llama-3.1-8b", techniques=(text,)))
     assert {name for name, why in refused.items() if why} == {"mtp", "expert-capacity", "denoising"}  # which it has not
     assert techniques().keys() - refused.keys() == {"lengths"}
-    assert fields.chosen(["sparsity", "window"], ["window:size=99", "medusa"]) == "sparsity; window:size=99"
+    assert fields.techniques_text(["sparsity", "window"], ["window:size=99", "medusa"]) == "sparsity; window:size=99"
 
 
 def test_the_inspector_looks_at_the_pass_that_techniques_make():
-    (found,) = answers.answers(State(techniques=("speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7",)))
-    one = inspector.inspect(found, "decode", "layer.down_proj")
+    (found,) = results.device_results(State(techniques=("speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7",)))
+    one = inspector.operator_details(found, "decode", "layer.down_proj")
     (result,) = [op for op in found.analysis.phases.decode.operators if operator_id(op) == "layer.down_proj"]
-    assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
+    assert one.busy_times[0][1] == pytest.approx(result.per_call.bound_time_s)
     assert found.analysis.phases.decode.q_len == 5
     assert {what: value for what, _, value in one.formulas}["OPs"] == f"{si(result.per_call.ops)}OP"
 
 
 def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source():
-    found = answers.answers(State(model="llama-3.1-70b", on=("h100-sxm", "l40s")))
+    found = results.device_results(State(model="llama-3.1-70b", on=("h100-sxm", "l40s")))
     heads, *lines = overview.totals(found, "decode")
     at = [head.value for head in heads].index("time per output token \N{GREATER-THAN OR EQUAL TO}")
     for one, line in zip(found, lines, strict=True):
         whole = one.analysis.generation
         assert line[at].value == seconds(whole.tpot_s)
-        assert line[at].more.startswith(f"expected {seconds(whole.expected_tpot_s)} (")
+        assert line[at].detail.startswith(f"expected {seconds(whole.expected_tpot_s)} (")
         assert one.analysis.phases.decode.total.expectation_source.split(", ")[0] in overview.sources(found)
-    with_others = answers.answers(
+    with_others = results.device_results(
         State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16, quant="fp8")
     )
     assert overview.sources(with_others) == (
         "Expected: h100-sxm: calibrated on h100-sxm trtllm; l40s: calibrated on l40s trtllm (transferred: 11% of "
         "prefill, 1% of decode); mi300x: transferred from mi355x aiter"
     )
-    assert "survey accounting" in overview.sources(answers.answers(State(accounting="survey")))
+    assert "survey accounting" in overview.sources(results.device_results(State(accounting="survey")))
 
 
 def test_what_would_help_an_operator_does():
-    (found,) = answers.answers(State())
-    one = inspector.inspect(found, "decode", "layer.down_proj")
+    (found,) = results.device_results(State())
+    one = inspector.operator_details(found, "decode", "layer.down_proj")
     (now,) = [op for op in found.analysis.phases.decode.operators if operator_id(op) == "layer.down_proj"]
-    (time,) = [time for name, time, _ in one.helps if name == "4-bit weights (W4A16g128)"]
+    (time,) = [time for name, time, _ in one.improvements if name == "4-bit weights (W4A16g128)"]
     changed = analyze("llama-3.1-8b", "h100-sxm", quant="W4g128").phases.decode
     (then,) = [op for op in changed.operators if operator_id(op) == "layer.down_proj"]
     assert time == seconds(then.bound_time_s)
@@ -645,13 +664,13 @@ def test_what_would_help_an_operator_does():
 
 def test_every_field_has_a_control_with_a_line_about_it(app):
     page = json.dumps(app.layout.to_plotly_json(), default=lambda c: c.to_plotly_json())
-    for name in KINDS:
+    for name in FIELD_TYPES:
         assert f'"id": "{name}"' in page
     for name, word in CONTROLS.items():
-        assert name in KINDS
+        assert name in FIELD_TYPES
         assert 10 < len(word.about) <= 100
         assert "\n" not in word.about
-    assert KINDS.keys() - CONTROLS.keys() == {"set", "tab"}
+    assert FIELD_TYPES.keys() - CONTROLS.keys() == {"set", "tab"}
     assert {word.term for word in CONTROLS.values()} <= {term.name for term in GLOSSARY}
     assert [term.name.lower() for term in GLOSSARY] == sorted(term.name.lower() for term in GLOSSARY)
 
@@ -667,18 +686,18 @@ def test_every_tab_is_on_the_page_and_in_its_documentation():
     "text", ["", "W4A16g128", "fp8", "W8A8KV8", "nvfp4", "W1.58A8", "W4A16,down_proj=W8A16", "Q4_K_M"]
 )
 def test_parts_of_a_precision(text):
-    parts = fields.precision_parts(text)
-    again = fields.precision_of(parts)
+    parts = fields.operand_formats(text)
+    again = fields.precision_text(parts)
     if "," not in text:
-        assert fields.precision_parts(again) == parts
-    assert fields.precision_parts("W4A16g128") == {"W": "4g128", "A": "16", "KV": "usual"}
+        assert fields.operand_formats(again) == parts
+    assert fields.operand_formats("W4A16g128") == {"W": "4g128", "A": "16", "KV": "usual"}
 
 
 def test_a_file_type_of_llama_cpp_is_a_part_beside_others():
-    parts = fields.precision_parts("q4_k_m,A8KV8")
+    parts = fields.operand_formats("q4_k_m,A8KV8")
     assert parts == {"W": "Q4_K_M", "A": "8", "KV": "8"}
-    assert fields.precision_of(parts) == "Q4_K_M,A8KV8"
-    assert fields.precision_of({**parts, "W": "4g128"}) == "W4A8g128KV8"
+    assert fields.precision_text(parts) == "Q4_K_M,A8KV8"
+    assert fields.precision_text({**parts, "W": "4g128"}) == "W4A8g128KV8"
 
 
 @pytest.mark.parametrize(
@@ -694,13 +713,13 @@ def test_a_file_type_of_llama_cpp_is_a_part_beside_others():
     ],
 )
 def test_a_part_of_a_precision_leaves_the_others_as_they_are(quant, parts, then):
-    assert fields.precision_of(parts, quant) == then
+    assert fields.precision_text(parts, quant) == then
 
 
 def test_every_part_of_a_precision_can_be_asked_for():
-    for letter, (_, shorts) in fields.PARTS.items():
+    for letter, (_, shorts) in fields.OPERANDS.items():
         for short in shorts:
-            answers.answers(State(quant=fields.precision_of({letter: short})))
+            results.device_results(State(quant=fields.precision_text({letter: short})))
 
 
 def test_the_style_knows_the_colours_that_figures_are_drawn_in():
@@ -789,8 +808,8 @@ def test_a_change_is_answered_and_is_in_the_link(app):
     other = Browser(app)
     other.props["url"]["search"] = browser.props["url"]["search"]
     other.call("link.data", "url.search")
-    assert {name: other.props[name]["value"] for name in KINDS} == {
-        name: browser.props[name]["value"] for name in KINDS
+    assert {name: other.props[name]["value"] for name in FIELD_TYPES} == {
+        name: browser.props[name]["value"] for name in FIELD_TYPES
     }
 
 
@@ -814,29 +833,29 @@ def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
 
 def test_a_fault_of_our_own_is_said_and_what_was_answered_stays(app, monkeypatch, caplog):
     browser = Browser(app)
-    right = answers.analyze
+    right = results.analyze
 
     def wrong(setting, request, **asked):
         if request.batch == 77:
             raise KeyError("oops")
         return right(setting, request, **asked)
 
-    monkeypatch.setattr(answers, "analyze", wrong)
+    monkeypatch.setattr(results, "analyze", wrong)
     browser.set("batch", 77)
-    assert "has a fault" in said(browser, "batch")
+    assert "internal error" in said(browser, "batch")
     assert browser.props["link"]["data"] == ""
     assert "KeyError: 'oops'" in caplog.text
 
 
 def test_a_long_mistake_is_said_in_short_and_opens_to_all_of_it():
-    assert controls.mistake("skew must be a number from 0 to 10") == "skew must be a number from 0 to 10"
+    assert controls.error_text("skew must be a number from 0 to 10") == "skew must be a number from 0 to 10"
     long = f"precision must be {'one or another ' * 20}of these; got 'W4X9'"
-    short, whole = controls.mistake(long).children
+    short, whole = controls.error_text(long).children
     assert (short.title, whole) == (long, long)
     assert short.children.startswith("precision must be one or another")
     assert short.children.endswith(" \N{HORIZONTAL ELLIPSIS} got 'W4X9'")
     assert len(short.children) < 120
-    without = controls.mistake("of something else " * 20).children[0].children
+    without = controls.error_text("of something else " * 20).children[0].children
     assert without.endswith("else of \N{HORIZONTAL ELLIPSIS}")
 
 
@@ -908,16 +927,16 @@ def test_what_was_measured_is_held_against_each_device_and_no_other_setting(app)
         assert f'"{label} "' in answer
         assert one.said.partition(";")[0][:-1] in answer
     shown, _ = State.of_link(browser.props["link"]["data"] + "&on=h100-sxm|l4")
-    told = dict(overview.verdicts(answers.answers(shown)))
+    told = dict(overview.verdicts(results.device_results(shown)))
     assert list(told) == [f"measured {what} on {name}" for name in shown.on for what in ("tpot", "ttft")]
     assert "slower than 90 % of measured kernels" in told["measured tpot on h100-sxm"]
     assert "no kernel beats the bound" in told["measured tpot on l4"]
     assert "--" not in "".join(told.values())
-    found = answers.answers(replace(shown, on=("h100-sxm",)))
-    steps, _ = changes.steps(found, shown, every=True)
+    found = results.device_results(replace(shown, on=("h100-sxm",)))
+    steps, _ = changes.ranked_changes(found, shown, with_techniques=True)
     assert steps
-    assert {one.offer.state.measured for one in steps} == {""}
-    assert "measured" not in shown.pin("l4")
+    assert {one.candidate.state.measured for one in steps} == {""}
+    assert "measured" not in shown.pin_link("l4")
 
 
 def test_steps_are_links_to_the_page_on_which_they_are_taken(app):
@@ -935,7 +954,7 @@ def test_steps_are_links_to_the_page_on_which_they_are_taken(app):
     for link in re.findall(r'"href": "([^"]*)"', whole):
         state_, notices = State.of_link(link)
         assert not notices
-        assert not answers.why_not(state_)
+        assert not results.problem_of(state_)
 
 
 def test_files_are_kept_by_the_browser(app):
@@ -1013,8 +1032,8 @@ def test_many_users_at_once_each_get_their_own_answer(app):
 
 def test_states_that_differ_in_what_is_looked_at_share_an_answer():
     asked = State(batch=7)
-    (first,) = answers.answers(asked)
-    (again,) = answers.answers(replace(asked, phase="prefill", tab="memory", op="layer.q_proj"))
+    (first,) = results.device_results(asked)
+    (again,) = results.device_results(replace(asked, phase="prefill", tab="memory", op="layer.q_proj"))
     assert first is again
 
 
@@ -1053,31 +1072,35 @@ def test_formulas_have_words_for_all_that_a_workload_has():
     [
         (Feature("pairs", (4096,)), "query-key pairs in a window of 4,096"),
         (Feature("pairs", (math.inf,), SOURCE), "query-key pairs of the encoder"),
-        (Feature("distinct_experts", (256, 8), replicas(1)), "experts that some token chose, each 8 of 256"),
+        (Feature("distinct_experts", (256, 8), replicas(1)), "experts selected by any token, 8 of 256 per token"),
         (Feature("distinct_experts", (256, 8), replicas(4)),
-         "experts that some token chose, each 8 of 256 of 4 ranks together"),
-        (Feature("chosen_kv", (2048,)), "cached tokens read, 2,048 chosen for each query"),
-        (Feature("one", (), images(576)), "pass of pictures of 576 patches"),
+         "experts selected by any token, 8 of 256 per token of 4 ranks"),
+        (Feature("chosen_kv", (2048,)), "cached tokens read, 2,048 selected per query"),
+        (Feature("one", (), images(576)), "pass of images of 576 patches"),
     ],
 )  # fmt: skip
 def test_features_in_words(feature, told):
-    assert formulas.words(feature) == told
+    assert formulas.feature_text(feature) == told
 
 
 def test_what_makes_it_fit_is_said_in_words_of_controls():
-    (answer,) = answers.answers(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
-    assert "does not fit: use tp 16 and technique chunked-prefill, >=" in overview.advice(answer, "decode")
+    (answer,) = results.device_results(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
+    assert "use tp 16 and technique chunked-prefill, " in overview.advice(answer, "decode")
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 8}, {"pp": 4}])
 def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
     state = State(model="llama-3.1-8b", on=("h100-sxm",), batch=32, **layout)
-    (found,) = answers.answers(state)
-    (offer,) = [one for one in changes.offers(found, state) if one.name.startswith("batch")]
-    assert f"{offer.name} (" in found.analysis.phases.decode.advice
+    (found,) = results.device_results(state)
+    (candidate,) = [one for one in changes.candidates(found, state) if one.name.startswith("batch")]
+    assert f"{candidate.name} (" in found.analysis.phases.decode.advice
     named = next(operator_id(op) for op in found.analysis.phases.decode.operators if op.name == "down_proj")
-    (gain,) = [gain for name, _, gain in inspector.inspect(found, "decode", named).helps if name == offer.name]
-    before, after = found.analysis.phases.decode, answers.answers(offer.state)[0].analysis.phases.decode
+    (gain,) = [
+        gain
+        for name, _, gain in inspector.operator_details(found, "decode", named).improvements
+        if name == candidate.name
+    ]
+    before, after = found.analysis.phases.decode, results.device_results(candidate.state)[0].analysis.phases.decode
     now_s, then_s = (
         next(op.bound_time_s for op in phase.operators if operator_id(op) == named) for phase in (before, after)
     )
@@ -1087,7 +1110,7 @@ def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
 def test_what_the_server_works_on_stays_to_be_read():
     waiting = [
         each
-        for shown in (pages.layout(), tabs_changes.place(State()))
+        for shown in (pages.layout(), tabs_changes.placeholder(State()))
         for each in shown._traverse()
         if isinstance(each, dcc.Loading)
     ]

@@ -19,8 +19,8 @@ from llmviewer.units import seconds
 
 pytest.importorskip("dash")
 
-from llmviewer.webapp import answers, options
-from llmviewer.webapp.screenshots import open_page, serving, settled
+from llmviewer.webapp import options, results
+from llmviewer.webapp.screenshots import open_page, serving, wait_until_loaded
 from llmviewer.webapp.state import TABS
 
 pytestmark = pytest.mark.slow("draws in a browser")
@@ -85,7 +85,7 @@ def fill(page, name, value):
     page.fill(f"#{name}", value)
     page.press(f"#{name}", "Enter")
     page.wait_for_timeout(300)
-    settled(page)
+    wait_until_loaded(page)
 
 
 def test_a_change_of_bits_gives_the_numbers_of_the_command_line(page, server):
@@ -143,7 +143,7 @@ def test_three_devices_reload_from_the_link(page, server):
     for name in names:
         assert seconds(analyze("llama-3.1-8b", name, batch=4).generation.ttft_s) in shown
     page.reload()
-    settled(page)
+    wait_until_loaded(page)
     assert page.inner_text(".totals") == shown
     assert page.locator("#phase input:checked").get_attribute("value") == "prefill"
     assert page.input_value("#batch") == "4"
@@ -189,7 +189,7 @@ def test_a_config_and_a_broken_one(page, server, tmp_path):
     assert "Llama 3.1 8B" in page.inner_text("#answer h2")
     page.set_input_files("#model-file input", good)
     page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('tiny')")
-    settled(page)
+    wait_until_loaded(page)
     expected = analyze(str(good), "h100-sxm").generation
     assert cards(page)["time per output token"] == seconds(expected.tpot_s)
     other = page.context.new_page()  # where the file has never been: it is in the link
@@ -209,14 +209,14 @@ def test_a_device_of_ones_own_and_a_number_changed(page, server, tmp_path):
     open_page(page, f"{server}{PLAIN}&set=h100-sxm:memory.bandwidth=2x")
     expected = analyze("llama-3.1-8b", "h100-sxm", hardware_set=["memory.bandwidth=2x"])
     assert cards(page)["time per output token"] == seconds(expected.generation.tpot_s)
-    page.click("text=Numbers of the devices")
+    page.click("text=Device numbers and what-ifs")
     cell = page.locator("#numbers .ag-row:has-text('memory.bandwidth') [col-id=value]")
     cell.dblclick()
     page.keyboard.press("Control+a")
     page.keyboard.type("3x")
     page.keyboard.press("Enter")
     page.wait_for_function("location.search.includes('3x')")
-    settled(page)
+    wait_until_loaded(page)
     expected = analyze("llama-3.1-8b", "h100-sxm", hardware_set=["memory.bandwidth=3x"])
     assert cards(page)["time per output token"] == seconds(expected.generation.tpot_s)
 
@@ -272,10 +272,10 @@ def test_nothing_is_wider_than_the_page(page, server, pins):
         page.set_viewport_size({"width": 400, "height": 900})
         page.check(f"#tab input[value={tab}]", force=True)
         page.wait_for_function("tab => tab === 'overview' || location.search.includes(`tab=${tab}`)", arg=tab)
-        settled(page)
+        wait_until_loaded(page)
         for width in (400, 1280):
             page.set_viewport_size({"width": width, "height": 900})
-            settled(page)
+            wait_until_loaded(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (tab, width)
 
 
@@ -355,7 +355,7 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
     page.keyboard.type("llama 3 70b", delay=20)
     page.click(".dash-dropdown-option:has-text('Llama 3 70B') >> nth=0")
     page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('Llama 3 70B')")
-    settled(page)
+    wait_until_loaded(page)
     assert page.inner_text(".card:has-text('time per output token') .badge") == "memory-bound"
     assert page.inner_text("#advice").startswith("Decode is memory-bound: memory bandwidth (")
     page.wait_for_selector("#changes li:has-text('W4A16g128')")
@@ -366,12 +366,12 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
     assert "then fits" in said
     page.click("#changes a:has-text('W4A16g128')")
     page.wait_for_function("document.querySelector('#answer h2').innerText.includes('W4A16g128')")
-    settled(page)
+    wait_until_loaded(page)
     assert cards(page)["time per output token"] == seconds(after)
     assert page.input_value("#quant") == "W4A16g128"
     page.go_back()
     page.wait_for_function("!document.querySelector('#answer h2').innerText.includes('W4A16g128')")
-    settled(page)
+    wait_until_loaded(page)
     assert cards(page)["time per output token"] == seconds(before)
     page.click("#changes li:has-text('W4A16g128') a:has-text('compare')")
     page.wait_for_selector(".compare .said")
@@ -417,7 +417,7 @@ def test_techniques_are_found_by_what_they_do(page, server):
     page.click(".dash-dropdown-option:has-text('speculative')")
     page.keyboard.press("Escape")
     page.wait_for_function("location.search.includes('techniques=speculative')")
-    settled(page)
+    wait_until_loaded(page)
     fill(page, "techniques", "speculative:draft=llama-3.2-1b,gamma=3,alpha=0.8")
     expected = printed("llama-3.1-8b", "h100-sxm", "--with", "speculative:draft=llama-3.2-1b,gamma=3,alpha=0.8")
     assert cards(page)["time per output token"] == seconds(expected["tpot_s"])
@@ -471,14 +471,14 @@ def test_sweeps_follow_their_controls_and_the_link(page, server):
     assert page.locator("#sweep-map-1 .heatmaplayer image").count() == 1
     page.click("#curves >> text=precision")
     page.wait_for_function("location.search.includes('curves=precisions')")
-    settled(page)
+    wait_until_loaded(page)
     fill(page, "quants", "W16A16; W4A16; W17")
     assert "bits must be" in page.inner_text(".sweeps .error")
     names = page.eval_on_selector_all("#sweep-decode .legendtext", "all => all.map(t => t.textContent)")
     assert names[:2] == ["W16A16", "W4A16"]
     shown = page.inner_text(".sweeps table")
     page.reload()
-    settled(page)
+    wait_until_loaded(page)
     assert page.inner_text(".sweeps table") == shown
     with page.expect_download() as download:
         page.click("#sweeps-csv")
@@ -495,7 +495,8 @@ def test_a_setting_is_pinned_compared_and_let_go(page, server):
     fill(page, "quant", "W4A16g128")
     assert "A to now: " in page.inner_text(".said >> nth=1")
     cells = page.eval_on_selector_all(
-        ".compare table >> nth=0 >> tr:has(th:text-is('time per output token')) td", "all => all.map(c => c.innerText)"
+        ".compare table >> nth=0 >> tr:has(th:text-is('TPOT \N{GREATER-THAN OR EQUAL TO}')) td",
+        "all => all.map(c => c.innerText)",
     )
     times = [analyze("llama-3.1-8b", "h100-sxm", quant=quant).generation.tpot_s for quant in (None, "W4A16g128")]
     assert cells == [seconds(times[0]), f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)"]
@@ -585,12 +586,12 @@ def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_
     def recover(batch):
         page.click("#try-again")
         page.locator("#answer h2", has_text=f"batch {batch},").wait_for()
-        settled(page)
+        wait_until_loaded(page)
         page.wait_for_selector("#connection", state="hidden")
         assert not faint("#answer")
         assert not faint("#content")
 
-    right, slow, wrong = answers.analyze, threading.Event(), threading.Event()
+    right, slow, wrong = results.analyze, threading.Event(), threading.Event()
 
     def analyzed(setting, request, **asked):
         if request.batch == 5:
@@ -601,7 +602,7 @@ def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_
         if wrong.is_set():
             raise RuntimeError("of the test")
 
-    monkeypatch.setattr(answers, "analyze", analyzed)
+    monkeypatch.setattr(results, "analyze", analyzed)
     context = browser.new_context()
     page = context.new_page()
     with serving(lambda server: server.before_request(fail)) as url:
@@ -609,20 +610,18 @@ def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_
         assert page.is_hidden("#connection")
         change("5")  # which takes long
         page.wait_for_selector("#connection", state="visible")
-        assert page.inner_text("#connection") == "Working; what is faint is of earlier settings."
+        assert page.inner_text("#connection") == "Working. Faded results are of earlier settings."
         assert "batch 1," in page.inner_text("#answer h2")
         assert faint("#answer")
         assert faint("#content")
         slow.set()
         page.locator("#answer h2", has_text="batch 5,").wait_for()
-        settled(page)
+        wait_until_loaded(page)
         page.wait_for_selector("#connection", state="hidden")
         wrong.set()
         change("6")  # with which the server fails
         page.wait_for_selector("#connection.failed")
-        assert page.inner_text("#connection").startswith(
-            "The server failed (status 500); its log says why. What is faint"
-        )
+        assert page.inner_text("#connection").startswith("Server error (status 500); details are in its log. Faded")
         assert "batch 5," in page.inner_text("#answer h2")
         assert faint("#answer")
         assert faint("#content")
@@ -630,7 +629,7 @@ def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_
         recover(6)
     change("7")  # of a server that is gone
     page.wait_for_selector("#connection.failed")
-    assert page.inner_text("#connection").startswith("The server cannot be reached. What is faint below is of earlier")
+    assert page.inner_text("#connection").startswith("The server cannot be reached. Faded results are of earlier")
     assert page.input_value("#batch") == "7"
     assert "batch 6," in page.inner_text("#answer h2")
     assert faint("#answer")

@@ -15,15 +15,15 @@ from llmviewer.units import seconds, si
 
 pytest.importorskip("dash")
 
-from llmviewer.webapp.answers import answers, model_file
 from llmviewer.webapp.app import create
-from llmviewer.webapp.state import MOST_PINS, State
+from llmviewer.webapp.results import device_results, parse_model_file
+from llmviewer.webapp.state import MAX_PINS, State
 from llmviewer.webapp.tabs import compare as tab
 from llmviewer.webapp.views import compare
 from tests.test_webapp import CONFIG, Browser
 
 FULL = State(model="llama-3.1-70b", on=("mi300x",), batch=16)
-W4 = replace(FULL, quant="W4A16g128", pins=(FULL.pin("mi300x"),))
+W4 = replace(FULL, quant="W4A16g128", pins=(FULL.pin_link("mi300x"),))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def app():
 
 
 def _shown(state):
-    return json.dumps(tab.show(answers(state), state).to_plotly_json(), default=lambda c: c.to_plotly_json())
+    return json.dumps(tab.show(device_results(state), state).to_plotly_json(), default=lambda c: c.to_plotly_json())
 
 
 def test_a_pin_gives_the_question_back():
@@ -41,26 +41,26 @@ def test_a_pin_gives_the_question_back():
         set=("mi300x:memory.bandwidth=2x", "h200-sxm:memory.bandwidth=3x"), op="a.b", sweep="length",
         techniques=("window:size=4096", "skeleton"), pins=("batch=2",), phase="prefill",
     )  # fmt: skip
-    again, notices = State.of_link(asked.pin("mi300x"))
+    again, notices = State.of_link(asked.pin_link("mi300x"))
     assert notices == ()
-    assert again == replace(asked.question, on=("mi300x",), set=("mi300x:memory.bandwidth=2x",))
-    assert State().pin("h100-sxm") == "model=llama-3.1-8b"
-    several = replace(asked, pins=tuple(asked.pin(name) for name in asked.on))
+    assert again == replace(asked.analysis_inputs, on=("mi300x",), set=("mi300x:memory.bandwidth=2x",))
+    assert State().pin_link("h100-sxm") == "model=llama-3.1-8b"
+    several = replace(asked, pins=tuple(asked.pin_link(name) for name in asked.on))
     assert State.of_link(several.link) == (several, ())
 
 
 def test_a_file_that_only_a_pin_names_stays_in_the_link():
-    file = model_file("tiny.json", CONFIG)
-    pin = State.of({"model": "file:tiny.json"}, [file]).pin("h100-sxm")
+    file = parse_model_file("tiny.json", CONFIG)
+    pin = State.of({"model": "file:tiny.json"}, [file]).pin_link("h100-sxm")
     asked = State.of({"pins": [pin]}, [file])
     assert State.of_link(asked.link) == (asked, ())
-    settings, problems = compare.compared(answers(asked), asked)
+    settings, problems = compare.compared_settings(device_results(asked), asked)
     assert problems == ()
-    assert settings[0].answer.analysis.model.name == "tiny"
+    assert settings[0].result.analysis.model.name == "tiny"
     without = replace(asked, files=())
-    settings, problems = compare.compared(answers(without), without)
-    assert [one.short for one in settings] == ["A", "now"]
-    assert "A: file:tiny.json is a file that is not in it: drop it in again" in problems
+    settings, problems = compare.compared_settings(device_results(without), without)
+    assert [one.label for one in settings] == ["A", "now"]
+    assert "A: file:tiny.json is an uploaded file that the link does not contain; upload it again" in problems
 
 
 @given(st.lists(st.text(max_size=80), max_size=8))
@@ -68,9 +68,9 @@ def test_no_pin_is_too_strange(pins):
     from urllib.parse import urlencode
 
     state, _ = State.of_link(urlencode({"pins": "|".join(pins)}))
-    found = answers(State())
-    settings, _ = compare.compared(found, state)
-    assert settings[-1].answer == found[0]
+    found = device_results(State())
+    settings, _ = compare.compared_settings(found, state)
+    assert settings[-1].result == found[0]
     assert tab.show(found, state)
 
 
@@ -79,14 +79,14 @@ def test_no_pin_is_too_strange(pins):
     [
         ("model=../../etc/passwd", "A: model: no '../../etc/passwd'"),
         ("batch=0", "A: batch: must be a whole number"),
-        ("tp=7", "A cannot be answered: tp=7 does not divide"),
-        ("quant=W17", "A cannot be answered: quantization 'W17'"),
+        ("tp=7", "A: tp=7 does not divide"),
+        ("quant=W17", "A: quantization 'W17'"),
         ("pins=pins=pins=batch%3D2", ""),
     ],
 )
 def test_a_pin_that_is_wrong_says_so(pin, message):
     state = State(pins=(pin,))
-    settings, problems = compare.compared(answers(state), state)
+    settings, problems = compare.compared_settings(device_results(state), state)
     assert problems[0].startswith(message) if message else not problems
     assert settings[-1].pin == -1
     assert "Unpin A" in _shown(state)
@@ -106,32 +106,35 @@ def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
     assert state.pins == ("zzz", "batch=0", "batch=8")
     assert notices == (
         "link: pins: no setting 'zzz'; no name is like it",
-        "link: pins: batch: must be a whole number from 1 to 65,536; got 0; the usual one is shown",
+        "link: pins: batch: must be a whole number from 1 to 65,536; got 0; the default is used",
     )
 
 
 def test_of_too_many_pins_the_first_are_shown_and_of_too_long_ones_none():
-    many = [f"batch={i}" for i in range(1, MOST_PINS + 2)]
-    for pins, kept in (("|".join(many), tuple(many[:MOST_PINS])), ("x" * 5000, ())):
+    many = [f"batch={i}" for i in range(1, MAX_PINS + 2)]
+    for pins, kept in (("|".join(many), tuple(many[:MAX_PINS])), ("x" * 5000, ())):
         state, notices = State.of_link(f"?pins={pins.replace('=', '%3D')}")
         assert state.pins == kept
-        assert notices[0].startswith("link: pins: must be ")
+        assert notices[0].startswith("link: pins: must ")
 
 
 def test_numbers_are_those_of_analyze():
-    settings, problems = compare.compared(answers(W4), W4)
+    settings, problems = compare.compared_settings(device_results(W4), W4)
     assert problems == ()
-    heads, *lines = compare.numbers(settings)
+    heads, *lines = compare.numbers_table(settings)
     assert heads == ("", "A: as published", "now: W4A16g128")
     found = {line[0]: line[1:] for line in lines}
     a = analyze("llama-3.1-70b", "mi300x", batch=16)
     b = analyze("llama-3.1-70b", "mi300x", batch=16, quant="W4A16g128")
     times = a.generation.tpot_s, b.generation.tpot_s
-    assert found["time per output token"] == (seconds(times[0]), f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)")
+    assert found["TPOT \N{GREATER-THAN OR EQUAL TO}"] == (
+        seconds(times[0]),
+        f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)",
+    )
     assert found["memory"][0] == f"{si(a.memory.total_bytes)}B"
     assert found["largest batch"][1].startswith(f"{b.memory.max_batch:,} (")
-    assert found["decode is bound by"] == ("memory", "memory")
-    raw = dict(zip(*compare.raw(settings)[:2], strict=True))
+    assert found["decode bound"] == ("memory", "memory")
+    raw = dict(zip(*compare.csv_rows(settings)[:2], strict=True))
     assert raw["ttft_s"] == a.generation.ttft_s
     assert raw["expected_tpot_s"] == a.generation.expected_tpot_s
     assert raw["fits"] is True
@@ -139,10 +142,10 @@ def test_numbers_are_those_of_analyze():
 
 def _said(before, after):
     """The page's comparison of two settings on a device each."""
-    state = replace(after, pins=(before.pin(before.on[0]),))
-    settings, problems = compare.compared(answers(state), state)
+    state = replace(after, pins=(before.pin_link(before.on[0]),))
+    settings, problems = compare.compared_settings(device_results(state), state)
     assert problems == ()
-    return [said.removeprefix("A to now: ") for said in compare.words(settings)]
+    return [said.removeprefix("A to now: ") for said in compare.difference_sentences(settings)]
 
 
 def test_words_say_by_how_much_and_why():
@@ -164,14 +167,18 @@ def test_words_say_by_how_much_and_why():
     [
         ({}, {"on": ("l40s",)}, r"3\.88x slower decode.*: memory bandwidth 0\.258x\."),
         ({}, {"on": ("l40s",)}, r"[\d.]+x slower prefill.*: memory bandwidth 0\.258x, peak 0\.342x.*"),
-        ({}, {"batch": 64}, r".* 64x the sequences\."),
+        ({}, {"batch": 64}, r".* 64x the batch\."),
         ({}, {"batch": 64}, r"1\.64x slower decode.*: KV cache moved 64x, activations moved 64x\."),
         ({"prompt": 16}, {"prompt": 16, "batch": 1024}, r".*memory- to compute-bound\."),
         ({}, {"set": ("h100-sxm:memory.bandwidth=2x",)}, r"2x faster decode.*: memory bandwidth 2x\."),
         ({}, {"set": ("h100-sxm:memory.bandwidth=2x",)}, r"[\d.]+x faster prefill.*: memory bandwidth 2x\."),
-        ({}, {"tp": 8}, r"[\d.]+x faster decode.*: 1 to 8 devices, weights read on each 0\.125x.*"),
+        ({}, {"tp": 8}, r"[\d.]+x faster decode.*: 1 to 8 devices, weights read per device 0\.125x.*"),
         ({}, {"pp": 2}, r"decode as fast: 1 to 2 devices\."),
-        ({}, {"offload": "weights=0.5"}, r".* decode.*: 0% to 96% of the time for links, memory- to link-bound\."),
+        (
+            {},
+            {"offload": "weights=0.5"},
+            r".* decode.*: 0% to 96% of the time in link transfers, memory- to link-bound\.",
+        ),
         ({"batch": 64}, {"model": "mixtral-8x7b", "batch": 64}, r"[\d.]+x slower decode.*: weights read 6\.\d+x.*"),
         (
             {"prompt": 8192},
@@ -190,11 +197,13 @@ def test_words_count_tokens_where_a_pass_yields_several():
     decode, _ = _said(State(), State(techniques=("medusa:tau=2.5",)))
     times = [analyze("llama-3.1-8b", "h100-sxm", techniques=w).generation.tpot_s for w in ((), ("medusa:tau=2.5",))]
     assert decode.startswith(f"{times[0] / times[1]:.3g}x faster decode")
-    assert "1 to 2.5 tokens a pass" in decode
-    state = State(techniques=("medusa:tau=2.5",), pins=(State().pin("h100-sxm"),))
-    assert "more than one token of a sequence" in _shown(state)
-    table = {line[0]: line[1:] for line in compare.numbers(compare.compared(answers(state), state)[0])}
-    assert table["tokens a pass, of each sequence"] == ("-", "2.5")
+    assert "1 to 2.5 tokens per pass" in decode
+    state = State(techniques=("medusa:tau=2.5",), pins=(State().pin_link("h100-sxm"),))
+    assert "more than one token per sequence" in _shown(state)
+    table = {
+        line[0]: line[1:] for line in compare.numbers_table(compare.compared_settings(device_results(state), state)[0])
+    }
+    assert table["tokens per pass and sequence"] == ("-", "2.5")
 
 
 def test_words_are_of_the_step_where_one_is_asked_for():
@@ -218,36 +227,38 @@ def test_words_are_of_the_step_where_one_is_asked_for():
         ),
         ([{"on": ("l4", "t4")}], ["l4", "t4"]),
         ([{}, {"tp": 2}, {"quant": "W4A16"}, {}], ["A: as published, one device", "B: tp=2", "C: W4A16", "now"]),
-        ([{"library": "vllm"}, {}], ["A: vllm", "now: kernels measured most"]),
+        ([{"library": "vllm"}, {}], ["A: vllm", "now: most measured library"]),
         ([{"batch": 4}, {"on": ("h100-sxm", "l4")}], ["A: h100-sxm, batch 4", "h100-sxm, batch 1", "l4, batch 1"]),
     ],
     ids=str,
 )
 def test_names_say_what_sets_settings_apart(changes, names):
     *pinned, now = (State(**one) for one in changes)
-    state = replace(now, pins=tuple(one.pin(one.on[0]) for one in pinned))
-    assert [one.name for one in compare.compared(answers(state), state)[0]] == names
+    state = replace(now, pins=tuple(one.pin_link(one.on[0]) for one in pinned))
+    assert [one.name for one in compare.compared_settings(device_results(state), state)[0]] == names
 
 
 def test_operators_that_move_are_bound_otherwise():
-    state = replace(State(model="llama-3.1-8b", batch=512, on=("h100-sxm", "l40s")), pins=(State().pin("h100-sxm"),))
-    settings, _ = compare.compared(answers(state), state)
-    moved = compare.moves(settings, "decode")
+    state = replace(
+        State(model="llama-3.1-8b", batch=512, on=("h100-sxm", "l40s")), pins=(State().pin_link("h100-sxm"),)
+    )
+    settings, _ = compare.compared_settings(device_results(state), state)
+    moved = compare.bound_differences(settings, "decode")
     assert moved
     for one in moved:
         bounds = set()
-        for place, setting in zip(one.places, settings, strict=True):
-            ops = {f"{op.block}.{op.name}": op for op in setting.answer.phase("decode").operators}
+        for place, setting in zip(one.bounds, settings, strict=True):
+            ops = {f"{op.block}.{op.name}": op for op in setting.result.phase("decode").operators}
             assert place == (ops[one.operator].bound, ops[one.operator].share)
             bounds.add(place[0])
         assert len(bounds) > 1
-    others = {key for s in settings for key in (f"{o.block}.{o.name}" for o in s.answer.phase("decode").operators)}
+    others = {key for s in settings for key in (f"{o.block}.{o.name}" for o in s.result.phase("decode").operators)}
     for key in others - {one.operator for one in moved}:
         bounds = {
-            op.bound for s in settings for op in s.answer.phase("decode").operators if f"{op.block}.{op.name}" == key
+            op.bound for s in settings for op in s.result.phase("decode").operators if f"{op.block}.{op.name}" == key
         }
         assert len(bounds) == 1
-    assert compare.moves(compare.compared(answers(W4), W4)[0], "decode") == []
+    assert compare.bound_differences(compare.compared_settings(device_results(W4), W4)[0], "decode") == []
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ pytest.importorskip("dash")
 
 from llmviewer.errors import InputError
 from llmviewer.webapp import payloads, security, wsgi
-from llmviewer.webapp.answers import why_not
 from llmviewer.webapp.app import create
-from llmviewer.webapp.state import KINDS, LARGEST_FILE, MOST_FILES, File, List, State, Text
+from llmviewer.webapp.results import problem_of
+from llmviewer.webapp.state import FIELD_TYPES, MAX_FILE_BYTES, MAX_FILES, File, List, State, Text
 
 from . import fuzz_page
 from .fuzz_page import CONFIG, UPDATE, Server, Watch, dropped, hostile, hostile_techniques
@@ -107,14 +107,14 @@ def test_no_field_and_no_store_names_a_path_a_module_or_a_repository(server, wat
     before, asking = seen(folder), next(key for key in server.callbacks if "link.data" in key)
     names = hostile(folder)
     for place, name in enumerate(names):
-        values = {(field, "value"): [name] if field in ("on", "set") else name for field in KINDS}
+        values = {(field, "value"): [name] if field in ("on", "set") else name for field in FIELD_TYPES}
         posted(server, watch, [server.body(asking, {("link", "data"): "", **values}, "model.value")])
-        link = fuzz_page.urlencode({**dict.fromkeys(KINDS, name), "file": name})
+        link = fuzz_page.urlencode({**dict.fromkeys(FIELD_TYPES, name), "file": name})
         posted(server, watch, [server.body(asking, {("url", "search"): f"?{link}"}, "url.search")])
         store, link = LINKS[place % len(LINKS)], fuzz_page.urlencode({"model": name, "techniques": name, "pins": name})
         bodies = (one for one in server.with_link("", {(store, "data"): link}) if json.dumps(store) in json.dumps(one))
         posted(server, watch, list(bodies)[place % 2 :: 2])
-    for field in (name for name, kind in KINDS.items() if isinstance(kind, Text | List)):
+    for field in (name for name, kind in FIELD_TYPES.items() if isinstance(kind, Text | List)):
         value = [names[0]] if field in ("on", "set") else names[0]
         posted(server, watch, [server.body(asking, {("link", "data"): "", (field, "value"): value}, f"{field}.value")])
     assert seen(folder) == before
@@ -123,7 +123,7 @@ def test_no_field_and_no_store_names_a_path_a_module_or_a_repository(server, wat
 def test_no_parameter_of_a_technique_names_a_path_a_module_or_a_repository(watch, folder):
     texts = hostile_techniques(folder)
     with watch.watching():
-        assert all(why_not(State(techniques=(text,))) for text in texts)
+        assert all(problem_of(State(techniques=(text,))) for text in texts)
     assert not watch.hits
     assert {text.partition(":")[0] for text in texts} >= {"speculative", "lengths", "prompt-compression"}
 
@@ -137,12 +137,12 @@ def test_names_of_models_and_devices_are_those_that_ship_or_labels_of_files(name
 
 def test_a_file_has_a_label_and_a_size():
     for name in ("../x.json", "/x.json", "x.py", "X.json", "x\0.json", "x/y.yaml", f"{'x' * 70}.json", "x.json\n"):
-        with pytest.raises(InputError, match="has a name that no file here has"):
+        with pytest.raises(InputError, match=r"must be a name such as my-model\.json"):
             File(name=name, text="{}")
     with pytest.raises(InputError, match=r"x\.json: must have at most 1,000,000 bytes; got 1,000,001"):
-        File(name="x.json", text="x" * (LARGEST_FILE + 1))
-    with pytest.raises(InputError, match=f"at most {MOST_FILES}"):
-        payloads.files_of([["x.json", "{}"]] * (MOST_FILES + 1))
+        File(name="x.json", text="x" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(InputError, match=f"at most {MAX_FILES}"):
+        payloads.files_of([["x.json", "{}"]] * (MAX_FILES + 1))
     assert payloads.label("../../etc/passwd") == "passwd"
     assert payloads.label("C:\\temp\\a\nb.csv") == "ab.csv"
     assert payloads.label(None) == "file"
@@ -150,8 +150,8 @@ def test_a_file_has_a_label_and_a_size():
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [("data:,nonsense!", "a.csv: did not arrive whole; drop it in again"),
-     ("data:;base64,\N{SNOWMAN}", "a.csv: did not arrive whole; drop it in again"),
+    [("data:,nonsense!", "a.csv: was not transferred completely; upload it again"),
+     ("data:;base64,\N{SNOWMAN}", "a.csv: was not transferred completely; upload it again"),
      (dropped("x" * 120), "a.csv: must have at most 100 bytes; got 120")],
 )  # fmt: skip
 def test_contents_that_are_damaged_or_too_large(contents, message):
@@ -189,7 +189,7 @@ def test_half_of_a_character_is_refused(server):
 
 
 def test_a_request_has_a_size(server):
-    assert server.post(None, b" " * (security.LARGEST_REQUEST + 1))[0] == 413
+    assert server.post(None, b" " * (security.MAX_REQUEST_BYTES + 1))[0] == 413
     assert server.client.get("/_dash-component-suites/nothing/x.js").status_code == 404
 
 

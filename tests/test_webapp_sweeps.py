@@ -13,11 +13,11 @@ from llmviewer.sweeping.grid import sweep
 
 pytest.importorskip("dash")
 
-from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
+from llmviewer.webapp.results import device_results
 from llmviewer.webapp.state import SWEEPS, State
 from llmviewer.webapp.tabs import sweeps as tab
-from llmviewer.webapp.views import lines, sweeps
+from llmviewer.webapp.views import sweep_curves, sweeps
 
 ASKED = [
     State(model="llama-3.1-70b", on=("h100-sxm", "mi300x"), batch=16),
@@ -36,7 +36,7 @@ def _page(part):
 
 
 def _lines(asked):
-    own, problems = lines.lines(answers(asked), asked)
+    own, problems = sweep_curves.sweep_curves(device_results(asked), asked)
     assert problems == ()
     return own
 
@@ -80,7 +80,7 @@ def test_techniques_change_the_pass_and_leave_throughput_out():
     (line,) = _lines(asked)
     found = analyze("llama-2-7b", "h100-sxm", techniques=["medusa:tau=2.5"]).phases.decode
     assert line.time_s("decode", np.array([1.0]))[0] == pytest.approx(found.time_s)
-    assert set(sweeps.pictures([line], asked)) == {"sweep-decode", "sweep-prefill", "sweep-memory"}
+    assert set(sweeps.curve_figures([line], asked)) == {"sweep-decode", "sweep-prefill", "sweep-memory"}
 
 
 def test_bounds_change_where_they_are_said_to():
@@ -99,10 +99,10 @@ def test_bounds_change_where_they_are_said_to():
 def test_curves_cross_where_they_are_said_to():
     asked = State(model="llama-3.1-8b", on=("a100-sxm-80gb", "l4"), set=("l4:memory.bandwidth=10x",))
     own = {line.name: line for line in _lines(asked)}
-    rows = [row for row in sweeps.crossing_table(list(own.values()), asked)[1:] if "gets faster" in row[2]]
+    rows = [row for row in sweeps.crossing_table(list(own.values()), asked)[1:] if "becomes faster" in row[2]]
     assert rows
     for at, phase, said in rows:
-        faster, slower = (own[name] for name in said.split(" gets faster than "))
+        faster, slower = (own[name] for name in said.split(" becomes faster than "))
         places = np.array([float(at.replace(",", "")) - 1, float(at.replace(",", ""))])
         a, b = (line.time_s(phase.split()[0], places) for line in (faster, slower))
         assert a[0] >= b[0]
@@ -111,18 +111,18 @@ def test_curves_cross_where_they_are_said_to():
 
 def test_precisions_that_cannot_be_had_are_said_and_others_shown():
     asked = State(curves="precisions", quants=("W17", "W4A16", "nonsense"))
-    own, problems = lines.lines(answers(asked), asked)
+    own, problems = sweep_curves.sweep_curves(device_results(asked), asked)
     assert [line.name for line in own] == ["W4A16"]
     assert [problem.partition(":")[0] for problem in problems] == ["W17", "nonsense"]
-    page = _page(tab.show(answers(asked), asked))
+    page = _page(tab.show(device_results(asked), asked))
     assert "bits must be" in page
     none = replace(asked, quants=("W17",))
-    assert tab.show(answers(none), none)
+    assert tab.show(device_results(none), none)
 
 
 def test_a_map_says_what_bounds_and_what_fits():
     asked = State(model="llama-3.1-70b", on=("mi300x",))
-    (found,) = sweeps.maps(answers(asked), asked)
+    (found,) = sweeps.bound_maps(device_results(asked), asked)
     heat, crosses = found.figure.data
     for batch, context in (("1", "1k"), ("1024", "128"), ("256", "2k")):
         length = {"1k": 1024, "128": 128, "2k": 2048}[context]
@@ -140,7 +140,7 @@ def test_a_map_says_what_bounds_and_what_fits():
 @pytest.mark.parametrize("model", ["llama-2-7b", "bert-base-uncased"])
 def test_every_sweep_is_shown_or_says_why_not(name, model):
     asked = State(model=model, on=("rtx-a6000",), sweep=name)
-    page = _page(tab.show(answers(asked), asked))
+    page = _page(tab.show(device_results(asked), asked))
     assert "sweep-" in page or "does not generate" in page
 
 
@@ -148,46 +148,46 @@ def test_every_sweep_is_shown_or_says_why_not(name, model):
 def test_figures_of_the_paper_say_which_and_lead_to_its_setting(name):
     paper, notices = State.of_link(f"{tab._PAPER[name]}&tab=sweeps&sweep={name}")
     assert notices == ()
-    own = _page(tab.show(answers(paper), paper))
+    own = _page(tab.show(device_results(paper), paper))
     assert f'Figure {name[-1]} of \\"LLM Inference Unveiled\\" (arXiv:2402.16363)' in own
-    assert "in the paper's own setting" in own
+    assert "in the setting of the paper" in own
     other = replace(paper, model="gpt2", tp=2)
-    shown = _page(tab.show(answers(other), other))
-    assert "the paper's own setting" in shown
+    shown = _page(tab.show(device_results(other), other))
+    assert "the setting of the paper" in shown
     assert "for gpt2 on rtx-a6000" in shown
-    assert ("Parallelism, offloading and techniques are not in it" in shown) == (name[-1] in "678")
+    assert ("without parallelism, offloading and techniques" in shown) == (name[-1] in "678")
 
 
 def test_figures_7_and_8_have_the_paper_s_numbers():  # of its notebook, on a device of 154.84 rather than 154.8 TOP/s
     for name, column in (("figure-7", {1: 34.5943, 16: 51.4911}), ("figure-8", {16: 33.7631, 100: 35.4532})):
         paper, _ = State.of_link(f"{tab._PAPER[name]}&sweep={name}")
-        curve = sweeps.preset(answers(paper), paper).figure.data[0]
+        curve = sweeps.paper_figure(device_results(paper), paper).figure.data[0]
         found = dict(zip(curve.x, curve.y, strict=True))
         assert {x: found[x] for x in column} == pytest.approx(column, rel=1e-5)
 
 
 def test_memory_that_all_devices_need_is_one_curve_under_each_of_their_limits():
     asked = State(model="llama-3.1-70b", on=("h100-sxm", "mi300x"))
-    figure = sweeps.pictures(_lines(asked), asked)["sweep-memory"].figure
+    figure = sweeps.curve_figures(_lines(asked), asked)["sweep-memory"].figure
     assert [trace.name for trace in figure.data] == ["needed", "h100-sxm: 85.5 GB", "mi300x: 206 GB"]
     limits = [analyze("llama-3.1-70b", name).memory.capacity_bytes for name in asked.on]
     assert [trace.y[0] for trace in figure.data[1:]] == limits
     asked = State(curves="precisions", quants=("W16A16", "W4A16"))
-    figure = sweeps.pictures(_lines(asked), asked)["sweep-memory"].figure
+    figure = sweeps.curve_figures(_lines(asked), asked)["sweep-memory"].figure
     assert [trace.name for trace in figure.data] == ["W16A16", "W4A16", "h100-sxm: 85.5 GB"]
 
 
 def test_ticks_are_round():
     asked = State(model="llama-3.1-70b", on=("h100-sxm", "l40s"))
-    for one in sweeps.pictures(_lines(asked), asked).values():
+    for one in sweeps.curve_figures(_lines(asked), asked).values():
         assert not [text for text in one.figure.layout.yaxis.ticktext if ".0" in text]
         assert list(one.figure.layout.xaxis.ticktext)[-1] == "1024"
 
 
 def test_devices_without_a_map_are_counted():
     names = ("h100-sxm", "l4", "t4", "l40s", "mi300x", "a10")
-    found = answers(State(on=names))
-    assert "Of the first 4 devices; 2 more are chosen." in _page(tab.show(found, State(on=names)))
+    found = device_results(State(on=names))
+    assert "The first 4 of 6 devices." in _page(tab.show(found, State(on=names)))
 
 
 def test_the_link_has_what_is_swept_and_falls_back():

@@ -17,12 +17,12 @@ from dash import no_update
 from dash._callback_context import context_value
 from dash._utils import AttributeDict
 
-from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
+from llmviewer.webapp.results import device_results
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import timeline as tab
 from llmviewer.webapp.views import timeline
-from llmviewer.webapp.views.timeline import Dropped
+from llmviewer.webapp.views.timeline import DroppedTrace
 
 EXAMPLE = ROOT / "reports" / "examples" / "timeline.csv"
 ASKED = State(on=("rtx-4090",), quant="Q4_K_M", prompt=476, phase="prefill")
@@ -32,14 +32,14 @@ def page(part):
     return json.dumps(part, default=lambda c: c.to_plotly_json())
 
 
-@pytest.mark.parametrize("trace", [EXAMPLE, Dropped(EXAMPLE.name, EXAMPLE.read_bytes())], ids=["path", "dropped"])
+@pytest.mark.parametrize("trace", [EXAMPLE, DroppedTrace(EXAMPLE.name, EXAMPLE.read_bytes())], ids=["path", "dropped"])
 def test_what_is_found_is_what_the_command_line_finds(trace):
     analysis = analyze("llama-3.1-8b", "rtx-4090", quant="Q4_K_M", prompt=476)
     expected = compare_trace(EXAMPLE, analysis, phase="prefill")
-    found = timeline.found_in(trace, answers(ASKED)[0], ASKED)
+    found = timeline.timeline_of(trace, device_results(ASKED)[0], ASKED)
     assert REPORT.text(found) == REPORT.text(expected)
     assert found.inputs == expected.inputs | {"file": EXAMPLE.name}
-    drawn = page(tab._shown(found, 1))
+    drawn = page(tab._timeline_content(found, 1))
     cells = [item.text for table in REPORT.tables(expected) for row in table.body for item in row]
     assert len(cells) > 100
     assert all(json.dumps(text) in drawn for text in cells)
@@ -55,34 +55,34 @@ def test_what_is_found_is_what_the_command_line_finds(trace):
         ("a.sqlite", b"SQLite format 3\x00nothing", "a.sqlite: must be a database from `nsys export --type sqlite`"),
         ("a.gz", b"\x1f\x8bnothing at all", "a.gz: cannot be read: "),
         ("a.csv", b"Name,Start,Duration\na,b,c", "a.csv:2: Start and Duration must be numbers; got a,b,c"),
-        ("a.json", b"x" * (timeline.LARGEST + 1), "a.json: must have at most 50,000,000 bytes; got 50,000,001"),
+        ("a.json", b"x" * (timeline.MAX_TRACE_BYTES + 1), "a.json: must have at most 50,000,000 bytes; got 50,000,001"),
     ],
 )
 def test_a_trace_that_cannot_be_used_says_why(name, data, message):
     with pytest.raises(InputError) as error:
-        timeline.found_in(Dropped(name, data), answers(State())[0], State())
+        timeline.timeline_of(DroppedTrace(name, data), device_results(State())[0], State())
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert "/tmp" not in str(error.value)
 
 
 def test_a_trace_does_not_swell(monkeypatch):
-    monkeypatch.setattr(timeline, "LARGEST_UNPACKED", 1000)
+    monkeypatch.setattr(timeline, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(InputError, match=r"^a\.gz: must have at most 1,000 bytes, unpacked$"):
-        timeline.found_in(Dropped("a.gz", gzip.compress(b" " * 1001)), answers(State())[0], State())
+        timeline.timeline_of(DroppedTrace("a.gz", gzip.compress(b" " * 1001)), device_results(State())[0], State())
 
 
 def test_a_path_that_is_gone_and_a_stage_there_is_not(tmp_path):
-    with pytest.raises(InputError, match=r"^t\.json: is no longer there$"):
-        timeline.found_in(tmp_path / "t.json", answers(State())[0], State())
+    with pytest.raises(InputError, match=r"^t\.json: the file no longer exists$"):
+        timeline.timeline_of(tmp_path / "t.json", device_results(State())[0], State())
     asked = State(on=("rtx-4090",), pp=2)
     with pytest.raises(InputError, match=r"^stage must be 1 to 2"):
-        timeline.found_in(EXAMPLE, answers(asked)[0], asked)
+        timeline.timeline_of(EXAMPLE, device_results(asked)[0], asked)
     wrong = State(on=("epyc-9755",))
     with pytest.raises(
         InputError, match=r"^timeline\.csv: has kernels of a GPU; hardware must be the device they ran on"
     ):
-        timeline.found_in(EXAMPLE, answers(wrong)[0], wrong)
+        timeline.timeline_of(EXAMPLE, device_results(wrong)[0], wrong)
 
 
 def test_a_trace_is_read_again_only_where_it_changed(tmp_path, monkeypatch):
@@ -92,10 +92,10 @@ def test_a_trace_is_read_again_only_where_it_changed(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_bytes(EXAMPLE.read_bytes())
     for asked in (ASKED, State(on=("rtx-4090",), phase="prefill")):
-        timeline.found_in(path, answers(asked)[0], asked)
+        timeline.timeline_of(path, device_results(asked)[0], asked)
     assert len(read) == 1
     path.write_bytes(EXAMPLE.read_bytes() + b"\n")
-    timeline.found_in(path, answers(ASKED)[0], ASKED)
+    timeline.timeline_of(path, device_results(ASKED)[0], ASKED)
     assert len(read) == 2
 
 
@@ -111,7 +111,7 @@ def test_a_trace_that_the_page_was_started_with_is_shown_and_saved():
         assert "timeline-parts" in page(shown)
         kept, error = read("data:,nonsense!", ASKED.link, "mine.json", [])
         assert kept is no_update
-        assert error == "mine.json: did not arrive whole; drop it in again"
+        assert error == "mine.json: was not transferred completely; upload it again"
         context_value.set(AttributeDict(triggered_inputs=[{"prop_id": "timeline-csv.n_clicks"}]))
         saved = save(None, 1, None, None, None, ASKED.link, [])
     assert saved["filename"] == "timeline.csv"

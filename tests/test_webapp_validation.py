@@ -19,8 +19,8 @@ pytest.importorskip("dash")
 
 from dash import no_update
 
-from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
+from llmviewer.webapp.results import device_results
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import validation as tab
 from llmviewer.webapp.views import uploads, validation
@@ -44,7 +44,7 @@ def _parquet(frame):
 
 def _unscored(found):
     """Reasons of rows that are not scored."""
-    return [int(line.partition(" row")[0]) for line in validation.skipped(found)]
+    return [int(line.partition(" row")[0]) for line in validation.skipped_reasons(found)]
 
 
 def _page(part):
@@ -52,27 +52,27 @@ def _page(part):
 
 
 def test_errors_are_those_of_the_profiles():
-    found = answers(State(on=("h100-sxm", "l4")))
+    found = device_results(State(on=("h100-sxm", "l4")))
     fits = [kernel_fit for kernel_fit in index().fits if kernel_fit.device == "h100-sxm"]
-    rows = validation.profiles(found)
+    rows = validation.profile_rows(found)
     assert [row["held_out"] for row in rows] == [kernel_fit.held_out.mape for kernel_fit in fits]
     assert {row["device"] for row in rows} == {"h100-sxm"}
-    assert validation.unmeasured(found) == ["l4"]
+    assert validation.unmeasured_devices(found) == ["l4"]
     figure = validation.errors_figure(found).figure
     dots = {trace.name: sorted(trace.x) for trace in figure.data if trace.type == "box"}
     assert dots["h100-sxm"] == sorted(kernel_fit.held_out.mape for kernel_fit in fits)
     for name in ("siblings", "same maker", "others"):
         carried = sorted(error.mape for key, error in index().errors.items() if key[-1] == name)
-        assert dots[f"not measured, from {name}"] == carried
-    assert len(validation.transfers()) == 1 + len(index().errors)
+        assert dots[f"transferred from {name}"] == carried
+    assert len(validation.transfer_table()) == 1 + len(index().errors)
 
 
 def test_what_a_number_rests_on_is_that_of_the_analysis():
-    found = answers(State(on=("h100-sxm", "l4")))
-    lines = validation.rests_on(found)[1:]
+    found = device_results(State(on=("h100-sxm", "l4")))
+    lines = validation.source_table(found)[1:]
     totals = [phase.total for one in found for _, phase in one.analysis.phases]
     assert [line[-1] for line in lines] == [total.expectation_source for total in totals]
-    survey = validation.rests_on(answers(State(accounting="survey")))
+    survey = validation.source_table(device_results(State(accounting="survey")))
     assert {line[3] for line in survey[1:]} == {"-"}
 
 
@@ -81,7 +81,7 @@ def test_what_a_number_rests_on_is_that_of_the_analysis():
 )
 def test_every_answer_is_shown(state):
     state = state if state.model != "resnet-50" else State(model="bert-base-uncased")
-    assert "validation-errors" in _page(tab.show(answers(state), state))
+    assert "validation-errors" in _page(tab.show(device_results(state), state))
 
 
 @pytest.mark.parametrize(("name", "write"), [("mine.csv", _csv), ("mine.parquet", _parquet)])
@@ -89,29 +89,29 @@ def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
     path = tmp_path / "mine.csv"
     GEMM.to_csv(path, index=False)
     expected = validate([predict(read(path), index().fits)])
-    found = uploads.measured(name, write(GEMM))
+    found = uploads.scored_measurements(name, write(GEMM))
     assert repr(found.scores.groups) == repr(expected.groups)  # nan is not equal to itself
     assert sum(_unscored(found)) == sum(expected.skipped.values()) == 2
     assert [row["row"] for row in found.scores.worst] == [row["row"] for row in expected.worst]
-    figure = validation.scatter(found, name).figure
+    figure = validation.scatter_figure(found, name).figure
     assert list(figure.data[0].x) == [14.0, 16.0, 300.0]
     np.testing.assert_allclose(figure.data[0].y, found.predictions.columns["expected_us"][:3])
-    assert validation.scores(found).lines()[1][:5] == ("gemm", "h100-sxm", "bf16", "calibrated", "3")
-    heads, *rows = validation.predicted(found)
+    assert validation.score_table(found).lines()[1][:5] == ("gemm", "h100-sxm", "bf16", "calibrated", "3")
+    heads, *rows = validation.prediction_rows(found)
     assert [row[0] for row in rows] == [1, 2, 3, 4]
     assert "remark" not in heads
     assert "expected_us" in heads
 
 
 def test_versions_of_an_upload_are_no_numbers():
-    found = uploads.measured("a.csv", _csv(GEMM.assign(version="0.10")))
+    found = uploads.scored_measurements("a.csv", _csv(GEMM.assign(version="0.10")))
     assert set(found.predictions.table.frame["version"]) == {"0.10"}
 
 
 def test_rows_without_times_are_predicted_and_not_drawn():
-    found = uploads.measured("a.csv", _csv(GEMM.drop(columns="time_us")))
-    assert validation.scatter(found, "a") is None
-    assert "expected_us" in validation.predicted(found)[0]
+    found = uploads.scored_measurements("a.csv", _csv(GEMM.drop(columns="time_us")))
+    assert validation.scatter_figure(found, "a") is None
+    assert "expected_us" in validation.prediction_rows(found)[0]
 
 
 def _swelling():
@@ -149,7 +149,7 @@ def _nested():
 )
 def test_an_upload_that_cannot_be_used_says_why(name, data, message):
     with pytest.raises(InputError) as error:
-        uploads.measured(name, data)
+        uploads.scored_measurements(name, data)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert "/tmp" not in str(error.value)
@@ -162,25 +162,25 @@ def test_strange_numbers_are_not_scored_and_break_nothing(family):
         "gpu": "h100-sxm", "framework": "vllm", "dtype": "bf16", "family": family.name, "op": "all_reduce",
         **dict.fromkeys((*family.columns, *family.optional), strange), "time_us": strange,
     })  # fmt: skip
-    found = uploads.measured("a.csv", _csv(table))
+    found = uploads.scored_measurements("a.csv", _csv(table))
     assert sum(found.scores.skipped.values()) >= 6
     assert _page(tab._result(found, "a.csv"))
 
 
 def test_names_of_devices_are_found_as_measurements_find_them_and_no_file_is():
     for called in ("H100-SXM-80GB", "NVIDIA H100_SXM", "h100-sxm", "Nvidia L40S", "A100-SXM4-80GB-foo", "MI300X"):
-        assert uploads._device(called) == find_device(called).name
+        assert uploads._device_name(called) == find_device(called).name
     for called in ("", "nothing", "nvidia", "/data/h100-sxm.yaml", "hardware/h100-sxm.yaml", "nvidia-x.yml", "../h100"):
-        assert uploads._device(called) == ""
+        assert uploads._device_name(called) == ""
 
 
 def test_rows_on_unknown_devices_cost_nothing_and_are_counted():
     table = pd.concat([GEMM.assign(gpu=f"a-b-c-d-e-f-g-h-i-j-k-{i}") for i in range(90)] + [GEMM])
-    found = uploads.measured("a.csv", _csv(table))
+    found = uploads.scored_measurements("a.csv", _csv(table))
     assert sum(one.expected.rows for one in found.scores.groups) == 3
-    assert sum(found.unknown.values()) == 90 * 5 + 1
-    assert {int(line[0]) for line in validation.worst(found).lines()[1:]} == {451, 452, 453}
-    assert validation.skipped(found)[0].startswith("5 rows: no device 'a-b-c-")
+    assert sum(found.unknown_devices.values()) == 90 * 5 + 1
+    assert {int(line[0]) for line in validation.worst_table(found).lines()[1:]} == {451, 452, 453}
+    assert validation.skipped_reasons(found)[0].startswith("5 rows: no device 'a-b-c-")
 
 
 def test_experts_on_more_devices_than_there_are_have_no_shape():
@@ -190,7 +190,7 @@ def test_experts_on_more_devices_than_there_are_have_no_shape():
         **{name: columns.get(name, 1) for name in (*FAMILIES["moe"].columns, *FAMILIES["moe"].optional)},
         "time_us": [100.0, 100.0], "ep": [8, 57], "experts": 8,
     })  # fmt: skip
-    found = uploads.measured("a.csv", _csv(table))
+    found = uploads.scored_measurements("a.csv", _csv(table))
     assert _unscored(found) == [1]
 
 
@@ -199,15 +199,13 @@ def test_a_fault_is_one_line(monkeypatch):
         raise ZeroDivisionError("a\nb")
 
     monkeypatch.setattr(uploads, "predict", broken)
-    with pytest.raises(
-        InputError, match=r"^a\.csv: llmviewer has a fault and cannot score this; the log of the server has"
-    ):
-        uploads.measured("a.csv", _csv(GEMM))
+    with pytest.raises(InputError, match=r"^a\.csv: internal error of llmviewer; details are in the server log"):
+        uploads.scored_measurements("a.csv", _csv(GEMM))
 
 
 def test_columns_that_stand_twice_are_read_once():
     text = b"gpu,framework,dtype,M,N,K,M,time_us\nh100-sxm,vllm,bf16,1,4096,4096,2,10\n"
-    assert len(uploads.measured("a.csv", text).scores.groups) == 1
+    assert len(uploads.scored_measurements("a.csv", text).scores.groups) == 1
 
 
 def test_the_page_says_what_is_wrong_and_saves_what_is_right():

@@ -12,7 +12,7 @@ pytest.importorskip("dash")
 from llmviewer._layout import ROOT
 from llmviewer.errors import InputError
 from llmviewer.setting import Setting
-from llmviewer.webapp import answers, work
+from llmviewer.webapp import cpu_limit, results
 from llmviewer.webapp.state import State
 from llmviewer.webapp.views import changes
 
@@ -29,9 +29,9 @@ def server():
 @pytest.fixture
 def no_time():
     """A request whose time is used up."""
-    work.begin(-1.0)
+    cpu_limit.start_limit(-1.0)
     yield
-    work.end()
+    cpu_limit.end_limit()
 
 
 def test_an_ordinary_link_with_many_drafts_takes_little(server):
@@ -64,65 +64,65 @@ def test_drafts_of_equal_lengths_are_one_pass_repeated(technique):
 
 
 def test_work_is_counted_by_the_thread(monkeypatch):
-    work.begin(0.05)
+    cpu_limit.start_limit(0.05)
     try:
-        work.check_work()
+        cpu_limit.check_limit()
         time.sleep(0.1)  # others work
-        work.check_work()
+        cpu_limit.check_limit()
         until = time.thread_time() + 0.06
         while time.thread_time() < until:
             pass
         with pytest.raises(
-            work.TooMuchWorkError, match=r"^this takes more than 0\.05 s of the server's time; choose fewer"
+            cpu_limit.CpuLimitError, match=r"^this takes more than 0\.05 s of server CPU time; choose fewer"
         ):
-            work.check_work()
-        work.begin_again()
-        work.check_work()
+            cpu_limit.check_limit()
+        cpu_limit.restart_limit()
+        cpu_limit.check_limit()
     finally:
-        work.end()
-    work.check_work()
+        cpu_limit.end_limit()
+    cpu_limit.check_limit()
 
 
 def test_a_question_that_takes_too_much_is_refused_in_a_line(no_time):
-    assert answers.why_not(State(batch=78)).endswith(
+    assert results.problem_of(State(batch=78)).endswith(
         "choose fewer devices, pins or techniques, or fewer generated tokens"
     )
 
 
 def test_a_link_that_takes_too_much_shows_a_part_of_it(monkeypatch):
-    def check_work():
+    def check_limit():
         if len(seen) > 1 and seen[-1] > 1:
-            raise work.TooMuchWorkError("this takes too long")
+            raise cpu_limit.CpuLimitError("this takes too long")
 
     seen = []
-    monkeypatch.setattr(answers, "check_work", check_work)
+    monkeypatch.setattr(results, "check_limit", check_limit)
     monkeypatch.setattr(
-        answers, "_of_one", lambda state, name, of=answers._of_one: seen.append(len(state.on)) or of(state, name)
+        results,
+        "_device_inputs",
+        lambda state, name, of=results._device_inputs: seen.append(len(state.on)) or of(state, name),
     )
-    found, notices = answers.settled(State(on=("l4", "t4", "a10"), batch=79, techniques=("medusa",)))
+    found, notices = results.nearest_valid(State(on=("l4", "t4", "a10"), batch=79, techniques=("medusa",)))
     assert (found.on, found.batch) == (("l4",), 79)
-    assert notices == ("link: on: this takes too long; the usual one is shown",)
+    assert notices == ("link: on: this takes too long; the default is used",)
 
 
 def test_a_request_has_its_own_time(server):
     assert server.post(server.body("answer.children", {("asked", "data"): "?batch=80"}))[0] == 200
-    work.check_work()
-    assert work._until_s.get() is None
+    cpu_limit.check_limit()
+    assert cpu_limit._until_s.get() is None
 
 
 def test_steps_for_which_there_is_no_time_are_counted():
     state = State(batch=3)
-    found = answers.answers(state)
-    work.begin(-1.0)
+    found = results.device_results(state)
+    cpu_limit.start_limit(-1.0)
     try:
-        steps, refused = changes.steps(found, state, every=True)
+        steps, refused = changes.ranked_changes(found, state, with_techniques=True)
     finally:
-        work.end()
+        cpu_limit.end_limit()
     assert not steps
     (line,) = refused
-    assert line.endswith(
-        "not tried: one request takes no more of the server's time; choose fewer devices, or try again"
-    )
+    assert line.endswith("not tried: CPU-time limit of the request; choose fewer devices, or try again")
     assert int(line.split()[0]) > 40
 
 
@@ -141,22 +141,22 @@ def test_the_container_and_the_docs_start_the_same_server():
     [
         (
             [f"re:.*layers.{i}.*" for i in range(65)],
-            "x.json: must have at most 64 patterns of modules on this page; has 65",
+            "x.json: must have at most 64 patterns of module names on this page; has 65",
         ),
-        (["re:(a+)+$"], "x.json: patterns of modules must repeat no group, and have at most 4 of * and +"),
-        (["re:.*.*.*.*.*x"], "x.json: patterns of modules must repeat no group, and have at most 4 of * and +"),
+        (["re:(a+)+$"], "x.json: patterns of module names must repeat no group and have at most 4 of * and +"),
+        (["re:.*.*.*.*.*x"], "x.json: patterns of module names must repeat no group and have at most 4 of * and +"),
     ],
 )
 def test_patterns_of_a_dropped_model_do_not_hold_up_others(patterns, message):
     config = {**json.loads(CONFIG), "quantization_config": {"quant_method": "compressed-tensors", "ignore": patterns}}
     with pytest.raises(InputError) as error:
-        answers.model_file("x.json", json.dumps(config))
+        results.parse_model_file("x.json", json.dumps(config))
     assert str(error.value).startswith(message)
 
 
 def test_a_dropped_model_has_a_number_of_operators(monkeypatch):
-    monkeypatch.setattr(answers, "_MOST_OPERATORS", 10)
+    monkeypatch.setattr(results, "_MAX_OPERATORS", 10)
     with pytest.raises(
-        InputError, match=r"^x\.json: must have at most 10 operators of .* on this page; has 19; llmviewer"
+        InputError, match=r"^x\.json: must have at most 10 operators in distinct layers on this page; has 19; llmviewer"
     ):
-        answers.model_file("x.json", CONFIG)
+        results.parse_model_file("x.json", CONFIG)

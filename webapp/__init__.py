@@ -1,5 +1,6 @@
-"""The dashboard: a page on which a model, devices and techniques are chosen and what bounds them is seen.
+"""The dashboard: a page to select a model, devices and techniques and to see their bounds.
 
-`state` is what the page is asked, and its link; `answers` turns it into analyses; `views` are pure functions of those;
-`tabs` put views on the page; `app` joins controls, tabs and link. Only `tabs`, `controls` and `app` know of Dash.
+`state` holds the inputs of the page and its link; `results` analyzes it; `views` are pure functions of those;
+`tabs` render the views; `app` connects controls, tabs and link. Only `tabs`, `controls`, `page`, `options` and `app`
+use Dash.
 """

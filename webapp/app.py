@@ -1,7 +1,7 @@
-"""The page as an application: what a callback is given, and what it changes.
+"""The page as a Dash application and its callbacks.
 
-The server keeps nothing of a request. What a callback needs it is given: the values of the controls, the link of what
-was last answered, and the files that the browser holds.
+The server stores nothing between requests. Each callback receives the values of the controls, the link of the last
+valid state and the files that the browser stores.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from llmviewer.errors import InputError
 from llmviewer.reports.analysis import REPORT
 
 from . import controls, edits, fields, options, page
-from .answers import answers, device, fault, settled
-from .asked import asked, kept
-from .fields import FIELDS
+from .cpu_limit import CHANGE_LIMIT_S, start_limit
+from .fields import CONTROL_FIELDS
+from .page_state import analysis_link, shown_state
 from .payloads import files_of, packed
+from .results import device, device_results, internal_error, nearest_valid
 from .security import guard
-from .state import MOST_FILES, File
+from .state import MAX_FILES, File
 from .state import State as PageState
 from .tabs import TABS
-from .tabs._parts import in_browser
+from .tabs._components import register_clientside
 from .tabs.timeline import TRACE
 from .views import overview
-from .work import MOST_OF_CHANGE_S, begin
 
-_SHOWN: Final = tuple(fields.values(PageState()))  # ids of what shows a part of the state
+_CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
 
 
 def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
-    """The page as an application of its own.
+    """Creates the application.
 
-    trace  the file that it shows as a timeline until another is dropped in
+    trace  profiler trace that the timeline tab shows until another one is uploaded
     hosts  names that requests may give as their host; any if empty
     """
     app = Dash(
@@ -49,14 +49,14 @@ def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
         assets_folder=str(Path(__file__).with_name("assets")),
         title="llmviewer",
         update_title="",
-        suppress_callback_exceptions=True,  # tabs bring parts of the page with them
+        suppress_callback_exceptions=True,  # tabs add components later
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.layout = page.layout()
     server: Flask = app.server
     server.config[TRACE] = trace
-    for register in (_asking, _answering, _saving):
+    for register in (_register_state, _register_results, _register_saving):
         register(app)
     for tab in TABS.values():
         tab.register(app)
@@ -64,13 +64,13 @@ def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
     return app
 
 
-def _asking(app: Dash) -> None:
-    """What is asked, and the link that holds it, by what the controls say."""
+def _register_state(app: Dash) -> None:
+    """Registers the callback from controls to the page state and its link."""
 
     @app.callback(
         output={
-            "shown": {name: Output(name, "value") for name in _SHOWN},
-            "errors": {name: Output(f"error-{name}", "children") for name in FIELDS},
+            "shown": {name: Output(name, "value") for name in _CONTROL_IDS},
+            "errors": {name: Output(f"error-{name}", "children") for name in CONTROL_FIELDS},
             "options": {name: Output(name, "options") for name in ("model", "on", "op", "set", "phase")},
             "idle": {name: Output(name, "disabled") for name in ("gen", "gen-slider")},
             "link": Output("link", "data"),
@@ -84,7 +84,7 @@ def _asking(app: Dash) -> None:
         },
         inputs={
             "search": Input("url", "search"),
-            "values": {name: Input(name, "value") for name in _SHOWN},
+            "values": {name: Input(name, "value") for name in _CONTROL_IDS},
             "edited": Input("numbers", "cellValueChanged"),
             "dropped": {name: Input(f"{name}-file", "contents") for name in ("model", "on")},
             "names": {name: State(f"{name}-file", "filename") for name in ("model", "on")},
@@ -95,93 +95,111 @@ def _asking(app: Dash) -> None:
     def change(  # noqa: PLR0917 - Dash gives what it names
         search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, link: str | None, files: Any
     ) -> dict[str, Any]:
-        begin(MOST_OF_CHANGE_S)
+        start_limit(CHANGE_LIMIT_S)
         trigger = {one.partition(".")[0] for one in ctx.triggered_prop_ids}
-        held = files_of(files)
+        browser_files = files_of(files)
         if link is None or trigger == {"url"}:
-            read, notices = PageState.of_link(search or "", held)
-            if link is not None and read == asked(link, files):
-                raise PreventUpdate  # the page itself has written it
-            now, more = settled(read)
-            held = tuple({one.name: one for one in (*held, *now.files)}.values())[-MOST_FILES:]
-            return _shown(now, before=None, values={}, made={}, errors={}, held=held, notices=(*notices, *more))
-        before, known, given = asked(link, files), held, dict(values)
+            read, notices = PageState.of_link(search or "", browser_files)
+            if link is not None and read == shown_state(link, files):
+                raise PreventUpdate  # written by the page itself
+            now, correction_notices = nearest_valid(read)
+            browser_files = tuple({one.name: one for one in (*browser_files, *now.files)}.values())[-MAX_FILES:]
+            return _page_update(
+                now,
+                before=None,
+                values={},
+                derived_values={},
+                errors={},
+                browser_files=browser_files,
+                notices=(*notices, *correction_notices),
+            )
+        before, files_before, sent_values = shown_state(link, files), browser_files, dict(values)
         errors: dict[str, str] = {}
         for name in ("model", "on"):
             if f"{name}-file" in trigger and dropped[name]:
                 try:
-                    held, values[name] = edits.dropped(name, names[name], dropped[name], held, before)
+                    browser_files, values[name] = edits.with_dropped_file(
+                        name, names[name], dropped[name], browser_files, before
+                    )
                 except InputError as error:
                     errors[name] = str(error)
                 except Exception:  # noqa: BLE001 - the page stays
-                    errors[name] = fault(f"a file for {name}")
-        edits.combined(trigger, values, edited, before)
-        now, wrong = edits.changed(before, values, trigger, held)
-        held = () if held == known else held
-        made = {name: text for name, text in values.items() if text != given[name]}
-        return _shown(now, before=before, values=given, made=made, errors=errors | wrong, held=held, notices=())
+                    errors[name] = internal_error(f"a file for {name}")
+        edits.merge_controls(trigger, values, edited, before)
+        now, edit_errors = edits.edited_state(before, values, trigger, browser_files)
+        browser_files = () if browser_files == files_before else browser_files
+        derived_values = {name: text for name, text in values.items() if text != sent_values[name]}
+        return _page_update(
+            now,
+            before=before,
+            values=sent_values,
+            derived_values=derived_values,
+            errors=errors | edit_errors,
+            browser_files=browser_files,
+            notices=(),
+        )
 
 
-def _shown(
+def _page_update(
     now: PageState,
     *,
     before: PageState | None,
     values: Mapping[str, Any],
-    made: Mapping[str, Any],
+    derived_values: Mapping[str, Any],
     errors: Mapping[str, str],
-    held: tuple[File, ...],
+    browser_files: tuple[File, ...],
     notices: tuple[str, ...],
 ) -> dict[str, Any]:
-    """All that changes on the page when the state does; a control with an error keeps what the user wrote.
+    """Outputs of a change of state; a control with an error keeps the value that the user entered.
 
-    before  what was answered before; None where a link was opened
-    values  what the controls show
-    made    what sliders and lists say instead, in the controls that they are of
-    held    all files that the browser is to hold, where they are others than before
+    before          last valid state; None if a link was opened
+    values          current values of the controls
+    derived_values  values that follow from sliders and lists, by the controls that show them
+    browser_files   files that the browser stores from now on; empty if unchanged
     """
-    found = answers(now)
-    names, generates = overview.names(found, now.phase), found[0].analysis.model.generates
+    results = device_results(now)
+    names, generates = overview.operator_titles(results, now.phase), results[0].analysis.model.generates
     now = now if now.op in names else replace(now, op="")
-    wanted = fields.values(now)
+    control_values = fields.control_values(now)
     wrong = {*errors, *(f"{name}-{part}" for name in errors for part in ("slider", "chosen"))}
-    written = {**wanted, **{name: made.get(name, values.get(name)) for name in errors}}
+    written = {**control_values, **{name: derived_values.get(name, values.get(name)) for name in errors}}
     devices = before is None or (before.on, before.set) != (now.on, now.set) or "set" in errors
-    same = () if before is None else [name for name, value in wanted.items() if values.get(name) == value]
+    same = () if before is None else [name for name, value in control_values.items() if values.get(name) == value]
     return {
         "shown": {
-            **wanted,
+            **control_values,
             **dict.fromkeys(same, no_update),
-            **{name: made.get(name, no_update) for name in wrong & wanted.keys()},
+            **{name: derived_values.get(name, no_update) for name in wrong & control_values.keys()},
         },
-        "errors": {name: controls.mistake(errors.get(name, "")) for name in FIELDS},
+        "errors": {name: controls.error_text(errors.get(name, "")) for name in CONTROL_FIELDS},
         "options": {
-            "model": options.model_options(held) if before is None or held else no_update,
-            "on": options.device_options(held) if before is None or held else no_update,
+            "model": options.model_options(browser_files) if before is None or browser_files else no_update,
+            "on": options.device_options(browser_files) if before is None or browser_files else no_update,
             "op": options.operator_options(names, now.op),
             "set": list(dict.fromkeys((*now.set, *(before.set if before else ())))),  # or the page drops the value
             "phase": controls.phases(now.phase, generates=generates),
         },
         "idle": dict.fromkeys(("gen", "gen-slider"), not generates),
         "link": now.link,
-        "asked": kept(now) if before is None or kept(now) != kept(before) else no_update,
+        "asked": analysis_link(now) if before is None or analysis_link(now) != analysis_link(before) else no_update,
         "search": now.link,
-        "files": packed(held) if before is None or held else no_update,
+        "files": packed(browser_files) if before is None or browser_files else no_update,
         "notices": [html.P(one, className="notice") for one in notices] if before is None else no_update,
         "numbers": options.number_rows((name, device(now, name)) for name in now.on) if devices else no_update,
-        "known": options.known_of(fields.read("techniques", written["techniques"], now)),
+        "known": options.technique_details(fields.field_value("techniques", written["techniques"], now)),
         "dropped": {"model": None, "on": None},
     }
 
 
-def _answering(app: Dash) -> None:
-    """What is found, and the tab that shows it."""
+def _register_results(app: Dash) -> None:
+    """Registers the callbacks that show results and tabs."""
 
     @app.callback(Output("answer", "children"), Input("asked", "data"), State("files", "data"))
     def answer(link: str | None, files: Any) -> Any:
         if link is None:
             return no_update
-        now = asked(link, files)
-        return page.answer(answers(now), now)
+        now = shown_state(link, files)
+        return page.summary(device_results(now), now)
 
     @app.callback(
         Output("content", "children"), Input("asked", "data"), Input("tab", "value"), State("files", "data"),
@@ -189,16 +207,16 @@ def _answering(app: Dash) -> None:
     def content(link: str | None, tab: str, files: Any) -> Any:
         if link is None:
             return no_update
-        now = asked(link, files)
-        return TABS.get(tab, TABS["overview"]).show(answers(now), now)
+        now = shown_state(link, files)
+        return TABS.get(tab, TABS["overview"]).show(device_results(now), now)
 
     for name in ("model", "on"):
         listed = Output(name, "options", allow_duplicate=True)
-        in_browser(app, "ranked", listed, Input(name, "search_value"), State(name, "options"))
+        register_clientside(app, "ranked", listed, Input(name, "search_value"), State(name, "options"))
 
 
-def _saving(app: Dash) -> None:
-    """What is found, as files."""
+def _register_saving(app: Dash) -> None:
+    """Registers the callback that saves results as files."""
 
     @app.callback(
         Output("download", "data"),
@@ -210,26 +228,26 @@ def _saving(app: Dash) -> None:
     def save(_html: Any, _csv: Any, _json: Any, link: str, files: Any) -> Any:
         form = str(ctx.triggered_id).removeprefix("save-")
         render = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}.get(form)
-        if render is None:  # nothing was clicked
+        if render is None:  # no button was clicked
             raise PreventUpdate
-        found = [one.analysis for one in answers(asked(link, files))]
-        model = found[0].model.name
-        made = {f"{model}-{one.hardware.name}.{form}": render(one) for one in found}
-        if len(made) == 1:
+        analyses = [one.analysis for one in device_results(shown_state(link, files))]
+        model = analyses[0].model.name
+        contents = {f"{model}-{one.hardware.name}.{form}": render(one) for one in analyses}
+        if len(contents) == 1:
             return {
-                "content": made.popitem()[1],
-                "filename": f"{model}-{found[0].hardware.name}.{form}",
+                "content": contents.popitem()[1],
+                "filename": f"{model}-{analyses[0].hardware.name}.{form}",
                 "type": "text/plain",
             }
-        return _zipped(f"{model}.zip", made)
+        return _zipped(f"{model}.zip", contents)
 
 
-def _zipped(name: str, made: Mapping[str, str]) -> dict[str, Any]:
-    """Several files as one, for dcc.Download."""
+def _zipped(name: str, contents: Mapping[str, str]) -> dict[str, Any]:
+    """Several files as a ZIP archive, for dcc.Download."""
     archive = io.BytesIO()
-    # Each page has its own copy of plotly.js: by default they would take 2.4 times as long to save 14 %.
+    # Reports contain plotly.js: the default level takes 2.4 times as long to save 14 %.
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as files:
-        for title, text in made.items():
+        for title, text in contents.items():
             files.writestr(title, text)
     content = base64.b64encode(archive.getvalue()).decode()
     return {"content": content, "filename": name, "type": "application/zip", "base64": True}

@@ -1,4 +1,4 @@
-"""The controls of the page, one for each field of a state and its name for an id."""
+"""Controls of the page, one for each field of the state, whose name is the id of the control."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dash_ag_grid import AgGrid
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.parameters import DEGREES
 
-from .answers import model_catalogue
-from .fields import FILE_TYPES, PARTS, SLIDERS, USUAL
+from .fields import AS_PUBLISHED, FILE_TYPES, OPERANDS, SLIDER_MAX_LOG2
 from .options import device_options, model_options, technique_options
-from .state import KINDS, LARGEST_FILE, Number, State, libraries
-from .views.timeline import LARGEST
+from .results import model_catalogue
+from .state import FIELD_TYPES, MAX_FILE_BYTES, IntegerField, State, libraries
+from .views.timeline import MAX_TRACE_BYTES
 from .words import CONTROLS
 
-_NAMES: Final = {
+_FORMAT_LABELS: Final = {
     "16": "16 bits", "8": "int8", "4": "int4", "4g128": "int4, groups of 128", "3g128": "int3, groups of 128",
     "2g128": "int2, groups of 128", "1.58": "ternary (1.58 bits)",
-    **{name: f"llama.cpp's {name}" for name in FILE_TYPES},
+    **{name: f"{name} (llama.cpp)" for name in FILE_TYPES},
 }  # fmt: skip
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
-_LONG: Final = 140  # of what is wrong with a control; it is some four lines
-_BEGINNING: Final = 80  # of what is longer
+_MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
+_FOLDED_ERROR_CHARACTERS: Final = 80
 _PRESETS: Final = (
     "W8A16", "W4A16g128", "W3A16g128", "W8A8", "fp8", "W4A8KV4", "W4A4KV4", "nvfp4", "mxfp4", "W1.58A8", "KV8",
     "Q4_K_M", "Q8_0",
 )  # fmt: skip
 _SWEEPS: Final = {
-    "batch": "Curves along the batch", "length": "Curves along the length",
+    "batch": "Curves over batch size", "length": "Curves over prompt length",
     "figure-4": "Figure 4: roofline of operators", "figure-5": "Figure 5: rooflines by data type",
     "figure-6": "Figure 6: memory by precision", "figure-7": "Figure 7: decode time by precision",
     "figure-8": "Figure 8: prefill time by precision",
@@ -41,36 +41,36 @@ _SWEEPS: Final = {
 
 
 def panel(state: State) -> Component:
-    """All controls. The page fills in what its link says."""
+    """All controls, with the values of a state; the link of the page sets others."""
     return html.Form(
         [
             _control("model", dcc.Dropdown(model_options(()), state.model, id="model", clearable=False, maxHeight=420,
                                            placeholder=f"Search {len(model_catalogue())} models"),
-                     drop("model-file", "or drop a config.json here", most=LARGEST_FILE)),
+                     drop("model-file", "or drop a config.json here", max_bytes=MAX_FILE_BYTES)),
             _control("on", dcc.Dropdown(device_options(()), list(state.on), id="on", multi=True, maxHeight=420,
                                         closeOnSelect=False),
-                     drop("on-file", "or drop a device YAML here", most=LARGEST_FILE), _numbers()),
+                     drop("on-file", "or drop a device YAML here", max_bytes=MAX_FILE_BYTES), _numbers()),
             _control("phase", _radio("phase", PHASES, state.phase)),
-            *(_scaled(name, getattr(state, name)) for name in SLIDERS),
+            *(_scaled(name, getattr(state, name)) for name in SLIDER_MAX_LOG2),
             _control("quant", dcc.Input(id="quant", type="text", value="", debounce=True,
                                         placeholder="as published, or W4A16g128", spellCheck=False,
                                         list="known-precisions"),
                      html.Datalist([html.Option(value=text) for text in _PRESETS], id="known-precisions"),
-                     html.Div([_part(letter) for letter in PARTS], className="parts")),
+                     html.Div([_operand_control(letter) for letter in OPERANDS], className="parts")),
             _control("attention", _radio("attention", {"flash": "Flash", "eager": "Eager"}, "flash")),
             _control("techniques",
                      dcc.Dropdown(technique_options(), [], id="techniques-chosen", multi=True, maxHeight=420,
-                                  placeholder=f"Search {len(technique_options())} of them"),
+                                  placeholder=f"Search {len(technique_options())} techniques"),
                      dcc.Input(id="techniques", type="text", value="", debounce=True, spellCheck=False,
                                placeholder="medusa:heads=4; sparsity")),
             html.Div(id="techniques-about", className="known"),
             html.Details([
-                html.Summary("Kernels and measured times"),
+                html.Summary("Kernels and measurements"),
                 _control("library", dcc.Dropdown(
-                    [{"label": name or "measured most", "value": name} for name in libraries()], "", id="library",
+                    [{"label": name or "most measured", "value": name} for name in libraries()], "", id="library",
                     clearable=False, searchable=False)),
                 _control("engine", dcc.Dropdown(
-                    [{"label": "none: no gaps between launches", "value": ""},
+                    [{"label": "none (no gaps between launches)", "value": ""},
                      *({"label": one.title, "value": name} for name, one in ENGINES.items())], "", id="engine",
                     clearable=False, searchable=False)),
                 _control("measured", dcc.Input(id="measured", type="text", value="", debounce=True, spellCheck=False,
@@ -79,7 +79,7 @@ def panel(state: State) -> Component:
             html.Details([html.Summary("Parallelism"), html.Div([_integer(n) for n in DEGREES], className="row")]),
             html.Details([
                 html.Summary("More"),
-                _integer("context", placeholder="first step's"), _integer("images"),
+                _integer("context", placeholder="first step"), _integer("images"),
                 _control("mla", _radio("mla", {w: w.capitalize() for w in ("auto", "naive", "absorbed")}, "auto")),
                 _control("accounting",
                          _radio("accounting", {"faithful": "Faithful", "survey": "Survey"}, "faithful")),
@@ -90,28 +90,28 @@ def panel(state: State) -> Component:
                 _control("mtp", _radio("mtp", {0: "Off", 1: "On"}, 0)),
             ]),
         ],
-        id="controls", **_named("What is asked"),
+        id="controls", **_aria_label("Settings"),
     )  # fmt: skip
 
 
-def phases(shown: str, *, generates: bool) -> list[dict[str, str]]:
-    """What there is to choose of phases; of a model that does not generate one alone, which stands for that `shown`."""
-    choices = PHASES if generates else {shown: "One pass"}
+def phases(phase: str, *, generates: bool) -> list[dict[str, str]]:
+    """Options of the phase control; a single one, with the value of the current phase, if nothing is generated."""
+    choices = PHASES if generates else {phase: "One pass"}
     return [{"label": label, "value": name} for name, label in choices.items()]
 
 
-def mistake(text: str) -> str | Component:
-    """What is wrong with a control: of what is long its beginning and what was given, which open to all of it."""
-    if len(text) <= _LONG:
+def error_text(text: str) -> str | Component:
+    """Error of a control; a long one is folded to its beginning and the given value."""
+    if len(text) <= _MAX_ERROR_CHARACTERS:
         return text
-    _, got, given = text.rpartition("; got ")
-    beginning = shorten(text, _BEGINNING, placeholder=" \N{HORIZONTAL ELLIPSIS}")
-    short = f"{beginning} got {given}" if got and len(given) <= _BEGINNING else beginning
-    return html.Details([html.Summary(short, title=text), text])
+    _, got, given_value = text.rpartition("; got ")
+    beginning = shorten(text, _FOLDED_ERROR_CHARACTERS, placeholder=" \N{HORIZONTAL ELLIPSIS}")
+    summary = f"{beginning} got {given_value}" if got and len(given_value) <= _FOLDED_ERROR_CHARACTERS else beginning
+    return html.Details([html.Summary(summary, title=text), text])
 
 
-def of_sweeps(state: State) -> Component:
-    """What the sweeps show. It stands above them, and is hidden elsewhere."""
+def sweep_controls(state: State) -> Component:
+    """Controls above the sweeps; hidden on other tabs."""
     choices = [{"label": label, "value": name} for name, label in _SWEEPS.items()]
     return html.Div(
         [
@@ -124,42 +124,42 @@ def of_sweeps(state: State) -> Component:
     )  # fmt: skip
 
 
-def of_trace() -> Component:
-    """The trace that the timeline is of. It stands above it, and is hidden elsewhere."""
+def trace_controls() -> Component:
+    """Upload of a trace above the timeline; hidden on other tabs."""
     return html.Div(
         [
             html.Div([
-                drop("trace", "drop a trace here, or choose a file", most=LARGEST,
-                     instead="llmviewer web --trace FILE reads a larger one where it is"),
+                drop("trace", "drop a trace here, or choose a file", max_bytes=MAX_TRACE_BYTES,
+                     instead="open larger traces with llmviewer web --trace FILE"),
                 html.Div(id="timeline-error", className="error", role="alert"),
             ]),
-            _integer("passes", placeholder="counted"), _integer("stage", placeholder="none"),
+            _integer("passes", placeholder="automatic"), _integer("stage", placeholder="none"),
         ],
         id="tracing", className="asked",
     )  # fmt: skip
 
 
-def pinned() -> Component:
-    """The settings that are pinned, which buttons change."""
+def pin_controls() -> Component:
+    """Hidden control of the pinned settings, which buttons change."""
     return html.Div(
         [dcc.Input(id="pins", type="hidden", value=""), html.Div(id="error-pins", className="error", role="alert")]
     )
 
 
-def _named(name: str) -> dict[str, Any]:
-    """What a screen reader calls a component."""
+def _aria_label(name: str) -> dict[str, Any]:
+    """Name of a component for screen readers."""
     return {"aria-label": name}
 
 
 def _control(name: str, *widgets: Any) -> Component:
-    """A label, its explanation, the widgets, and a place for what is wrong with them."""
+    """A label with help, the widgets, and a place for errors."""
     word = CONTROLS[name]
     return html.Div(
         [
             html.Div([
                 html.Label(word.label, htmlFor=name, title=word.about, id=f"label-{name}"),
                 html.Details([
-                    html.Summary("?", title=word.about, **_named(f"About {word.label}")), html.P(word.about),
+                    html.Summary("?", title=word.about, **_aria_label(f"About {word.label}")), html.P(word.about),
                 ], className="about"),
             ], className="head"),
             *widgets,
@@ -170,33 +170,35 @@ def _control(name: str, *widgets: Any) -> Component:
 
 
 def _scaled(name: str, value: int) -> Component:
-    """A number, and a slider that doubles it."""
-    end = SLIDERS[name]
-    kind = KINDS[name]
-    assert isinstance(kind, Number)
-    each = 2 if end <= 10 else 4
-    marks = {power: _short(2**power) for power in range(0, end + 1, each)}
+    """A number with a slider of powers of two."""
+    end = SLIDER_MAX_LOG2[name]
+    kind = FIELD_TYPES[name]
+    assert isinstance(kind, IntegerField)
+    step = 2 if end <= 10 else 4
+    marks = {power: _tick_label(2**power) for power in range(0, end + 1, step)}
     return _control(
         name,
         html.Div([
             dcc.Slider(0, end, 1, id=f"{name}-slider", value=log2(value), marks=marks, allow_direct_input=False,
                        updatemode="mouseup"),
-            dcc.Input(id=name, type="number", value=value, min=kind.least, max=kind.most, step=1, debounce=True),
+            dcc.Input(id=name, type="number", value=value, min=kind.minimum, max=kind.maximum, step=1, debounce=True),
         ], className="scaled"),
     )  # fmt: skip
 
 
-def _short(number: int) -> str:
+def _tick_label(number: int) -> str:
     return f"{number // 1024}k" if number >= 1024 else str(number)
 
 
 def _integer(name: str, placeholder: str = "") -> Component:
-    """Without limits, beyond which a browser says of a number only that there is none, as of a field left empty."""
-    kind = KINDS[name]
-    assert isinstance(kind, Number)
+    """A whole number. The input has no limits: browsers send None beyond them, as for an empty field."""
+    kind = FIELD_TYPES[name]
+    assert isinstance(kind, IntegerField)
     return _control(
         name,
-        dcc.Input(id=name, type="number", value=kind.least or None, step="any", debounce=True, placeholder=placeholder),
+        dcc.Input(
+            id=name, type="number", value=kind.minimum or None, step="any", debounce=True, placeholder=placeholder
+        ),
     )
 
 
@@ -205,30 +207,30 @@ def _radio(name: str, choices: dict[Any, str], value: Any) -> Component:
     return dcc.RadioItems(options, value, id=name, inline=True, className="choices")
 
 
-def _part(letter: str) -> Component:
-    name, shorts = PARTS[letter]
+def _operand_control(letter: str) -> Component:
+    """List of the formats of an operand: weights, activations or KV cache."""
+    name, shorts = OPERANDS[letter]
     options = [
-        {"label": "as published", "value": USUAL},
-        *({"label": _NAMES.get(short, short), "value": short} for short in shorts),
+        {"label": "as published", "value": AS_PUBLISHED},
+        *({"label": _FORMAT_LABELS.get(short, short), "value": short} for short in shorts),
     ]
     return html.Div([
         html.Label(name, htmlFor=f"quant-{letter}", className="soft"),
-        dcc.Dropdown(options, USUAL, id=f"quant-{letter}", clearable=False, searchable=False),
+        dcc.Dropdown(options, AS_PUBLISHED, id=f"quant-{letter}", clearable=False, searchable=False),
     ])  # fmt: skip
 
 
-def drop(name: str, text: str, *, most: int, instead: str = "") -> Component:
-    """Where a file is dropped or chosen. One of more than `most` bytes stays in the browser, which says so, and what to
-    do `instead`.
-    """
-    limit: Any = {"data-most": str(most), "data-instead": instead}
+def drop(name: str, text: str, *, max_bytes: int, instead: str = "") -> Component:
+    """Upload of a file. The browser refuses files larger than `max_bytes` with an error and the hint `instead`."""
+    limit: Any = {"data-most": str(max_bytes), "data-instead": instead}
     return html.Div(
-        [dcc.Upload(text, id=name, max_size=most, className="drop"), html.Div(className="error", role="alert")], **limit
+        [dcc.Upload(text, id=name, max_size=max_bytes, className="drop"), html.Div(className="error", role="alert")],
+        **limit,
     )
 
 
 def _numbers() -> Component:
-    """Every number of the devices, to be changed in place."""
+    """Editable table of all numbers of the devices."""
     columns = [
         {"field": "key", "headerName": "number", "width": 136, "filter": True, "tooltipField": "key"},
         {"field": "value", "headerName": "value", "editable": True, "width": 98, "cellClass": "editable"},
@@ -236,8 +238,8 @@ def _numbers() -> Component:
         {"field": "device", "headerName": "device", "width": 110},
     ]  # fmt: skip
     return html.Details([
-        html.Summary("Numbers of the devices, what if"),
-        html.P("Double-click a value. A quantity with its unit, or a factor such as 2x.", className="soft"),
+        html.Summary("Device numbers and what-ifs"),
+        html.P("Double-click a value to change it: a quantity with unit, or a factor such as 2x.", className="soft"),
         AgGrid(
             id="numbers", columnDefs=columns, rowData=[], className="ag-theme-quartz grid",
             defaultColDef={"sortable": True, "resizable": True}, style={"height": 260},

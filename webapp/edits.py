@@ -1,4 +1,4 @@
-"""What an edit of the page asks for: from what its controls say then to a state that has an answer."""
+"""Edits of the page: from values of controls to a state that can be analyzed."""
 
 from __future__ import annotations
 
@@ -9,83 +9,85 @@ from typing import Any
 from llmviewer.errors import InputError
 
 from . import fields
-from .answers import hardware_file, model_file, why_not
-from .fields import FIELDS
+from .cpu_limit import restart_limit
+from .fields import CONTROL_FIELDS
 from .payloads import decoded, label
-from .state import LARGEST_FILE, MINE, MOST_FILES, FieldError, File, State
+from .results import parse_hardware_file, parse_model_file, problem_of
+from .state import FILE_PREFIX, MAX_FILE_BYTES, MAX_FILES, FieldError, File, State
 from .words import CONTROLS
-from .work import begin_again
 
 
-def dropped(
-    name: str, filename: str | None, contents: str, held: tuple[File, ...], before: State
+def with_dropped_file(
+    name: str, filename: str | None, contents: str, browser_files: tuple[File, ...], before: State
 ) -> tuple[tuple[File, ...], Any]:
-    """The files with one more, and what its control then says.
+    """Adds an uploaded file: all files, and the value of the control that then selects it.
 
-    Raises InputError where it is not one that can be used.
+    Raises InputError if the file is invalid.
     """
     title = label(filename)
     try:
-        text = decoded(contents, filename, LARGEST_FILE).decode("utf-8-sig")
+        text = decoded(contents, filename, MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{title}: is not a text file") from None
-    file = (model_file if name == "model" else hardware_file)(title, text)
-    files = (*(one for one in held if one.name != file.name), file)[-MOST_FILES:]
-    called = f"{MINE}{file.name}"
+    file = (parse_model_file if name == "model" else parse_hardware_file)(title, text)
+    files = (*(one for one in browser_files if one.name != file.name), file)[-MAX_FILES:]
+    file_name = f"{FILE_PREFIX}{file.name}"
     if name == "model":
-        return files, called
-    return files, [*(one for one in before.on if one != called), called]
+        return files, file_name
+    return files, [*(one for one in before.on if one != file_name), file_name]
 
 
-def combined(trigger: set[str], values: dict[str, Any], edited: Any, before: State) -> None:
-    """Puts what a slider, a part of the precision or a number of a device says into the field that it is of."""
-    for name in fields.SLIDERS:
+def merge_controls(trigger: set[str], values: dict[str, Any], edited: Any, before: State) -> None:
+    """Writes edits of sliders, operand formats, techniques and device numbers into the values of their fields."""
+    for name in fields.SLIDER_MAX_LOG2:
         if f"{name}-slider" in trigger and values[f"{name}-slider"] is not None:
             values[name] = round(2 ** values[f"{name}-slider"])
-    parts = {letter: values[f"quant-{letter}"] for letter in fields.PARTS if f"quant-{letter}" in trigger}
-    if parts:
-        values["quant"] = fields.precision_of(parts, values["quant"] or "")
+    formats = {letter: values[f"quant-{letter}"] for letter in fields.OPERANDS if f"quant-{letter}" in trigger}
+    if formats:
+        values["quant"] = fields.precision_text(formats, values["quant"] or "")
     if "techniques-chosen" in trigger:
-        texts = fields.read("techniques", values["techniques"], before)
-        values["techniques"] = fields.chosen(values["techniques-chosen"] or (), texts)
+        texts = fields.field_value("techniques", values["techniques"], before)
+        values["techniques"] = fields.techniques_text(values["techniques-chosen"] or (), texts)
     if "numbers" in trigger:
         for cell in edited or ():
             row = cell["data"]
             key = f"{row['device']}:{row['key']}="
-            kept_ = [one for one in values["set"] or () if not one.startswith(key)]
-            values["set"] = kept_ + ([f"{key}{row['value'].strip()}"] if row["value"] else [])
+            other_edits = [one for one in values["set"] or () if not one.startswith(key)]
+            values["set"] = other_edits + ([f"{key}{row['value'].strip()}"] if row["value"] else [])
     if "on" in trigger and not values["on"]:
-        values["on"] = list(before.on)  # one device at least
+        values["on"] = list(before.on)  # at least one device stays selected
 
 
-def changed(
-    before: State, values: Mapping[str, Any], trigger: set[str], held: tuple[File, ...]
+def edited_state(
+    before: State, values: Mapping[str, Any], trigger: set[str], files: tuple[File, ...]
 ) -> tuple[State, dict[str, str]]:
-    """The state that the controls ask for, as far as it has an answer, and by control what is wrong with the rest."""
-    said = {name: fields.read(name, values[name], before) for name in FIELDS} | {"tab": values["tab"]}
+    """The state that the controls describe, without edits that cannot be analyzed, and their errors by control."""
+    field_values = {name: fields.field_value(name, values[name], before) for name in CONTROL_FIELDS} | {
+        "tab": values["tab"]
+    }
     errors: dict[str, str] = {}
     while True:
         try:
-            now = State.of(said, held)
+            now = State.of(field_values, files)
             break
         except FieldError as error:
             errors[error.name] = str(error)
-            said[error.name] = getattr(before, error.name)
-    own = {"set" if one == "numbers" else one.partition("-")[0] for one in trigger}
-    touched = {name: getattr(now, name) for name in (*FIELDS, "tab") if name in own}
-    blamed = next((name for name in FIELDS if name in own), "model")
-    unread = errors.get(blamed)  # what is wrong with it by itself
+            field_values[error.name] = getattr(before, error.name)
+    edited_fields = {"set" if one == "numbers" else one.partition("-")[0] for one in trigger}
+    edited_values = {name: getattr(now, name) for name in (*CONTROL_FIELDS, "tab") if name in edited_fields}
+    edited_field = next((name for name in CONTROL_FIELDS if name in edited_fields), "model")
+    invalid_value = errors.get(edited_field)  # the value is invalid by itself
     problem = ""
-    for near in dict.fromkeys((now, replace(before, **touched).having(held))):
-        begin_again()
-        found = why_not(near)
-        if found:
-            problem = problem or found
-            errors[blamed] = unread or found
+    for candidate in dict.fromkeys((now, replace(before, **edited_values).with_files(files))):
+        restart_limit()
+        candidate_problem = problem_of(candidate)
+        if candidate_problem:
+            problem = problem or candidate_problem
+            errors[edited_field] = invalid_value or candidate_problem
             continue
-        if problem:  # what was asked before is the matter, and not what was changed now
-            if not unread:
-                errors.pop(blamed)
-            errors |= {name: problem for name in CONTROLS if getattr(near, name) != getattr(now, name)}
-        return near, errors
+        if problem:  # an earlier value causes the problem, not this edit
+            if not invalid_value:
+                errors.pop(edited_field)
+            errors |= {name: problem for name in CONTROLS if getattr(candidate, name) != getattr(now, name)}
+        return candidate, errors
     return before, errors

@@ -1,4 +1,9 @@
-"""What the controls show of a state, and what they say of one. Nothing here knows how they look."""
+"""Conversion between the page state and the values of its controls. Layout and style are in controls.py.
+
+Most controls show a field of the state as it is. The exceptions are: sliders, which show the base-2 logarithm; lists
+written as one text; numbers whose control is empty for 0; and the precision, which also has a list of short names
+for weights, activations and KV cache each.
+"""
 
 from __future__ import annotations
 
@@ -6,114 +11,141 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import log2
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llmviewer.errors import InputError
-from llmviewer.precision import Format, parse_scheme
+from llmviewer.precision import Format, Scheme, parse_scheme
 from llmviewer.transforms.mixtures import MIXTURES
-from llmviewer.transforms.quantize import UNQUANTIZED, as_typed, parse_quantization
+from llmviewer.transforms.quantize import UNQUANTIZED, Quantization, as_typed, parse_quantization
 
-from .state import KINDS, Fraction, Number, State
+from .state import FIELD_TYPES, IntegerField, RealField, State
 from .words import CONTROLS
 
-FIELDS: Final = (*CONTROLS, "set")  # of a state, that controls show
-SLIDERS: Final = {"batch": 10, "prompt": 17, "gen": 14}  # log2 of where they end
-FILE_TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ3_M", "Q2_K")  # of llama.cpp's, those most used
-PARTS: Final = {  # of a precision: the letter of each, and what it can be in short
-    "W": ("weights", ("16", "fp8", "8", "4g128", "nf4", "nvfp4", "mxfp4", "3g128", "2g128", "1.58", *FILE_TYPES)),
-    "A": ("activations", ("16", "fp8", "8", "nvfp4", "4")),
-    "KV": ("KV cache", ("16", "fp8", "8", "4")),
+
+class Operand(NamedTuple):
+    """A kind of tensor whose format a precision sets: its label and the short names of formats to choose from."""
+
+    label: str
+    formats: tuple[str, ...]
+
+
+CONTROL_FIELDS: Final = (*CONTROLS, "set")  # fields of the state that have a control
+SLIDER_MAX_LOG2: Final = {"batch": 10, "prompt": 17, "gen": 14}  # the largest value of a slider is 2 to this power
+FILE_TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ3_M", "Q2_K")  # the most used ones of llama.cpp
+OPERANDS: Final = {  # by their letters in the notation of precisions, such as W4A16KV8
+    "W": Operand(
+        "weights", ("16", "fp8", "8", "4g128", "nf4", "nvfp4", "mxfp4", "3g128", "2g128", "1.58", *FILE_TYPES)
+    ),
+    "A": Operand("activations", ("16", "fp8", "8", "nvfp4", "4")),
+    "KV": Operand("KV cache", ("16", "fp8", "8", "4")),
 }
-_STORED: Final = {"W": "weight", "A": "activation", "KV": "kv_cache"}  # what a scheme calls each part
-_IF_GIVEN: Final = ("context", "passes", "stage")  # numbers whose controls are empty otherwise
-_BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
-_EXAMPLES: Final = {  # of techniques that need to be told something
+AS_PUBLISHED: Final = "usual"  # value of a control that leaves the format of an operand to the model
+_SCHEME_FIELDS: Final = {"W": "weight", "A": "activation", "KV": "kv_cache"}  # fields of Scheme by letter
+_EMPTY_IF_ZERO: Final = ("context", "passes", "stage")  # number controls that are empty for 0
+_SEPARATORS: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # between the items of a list in one text
+_EXAMPLE_PARAMETERS: Final = {  # of techniques with required parameters
     "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7", "window": "size=4096", "quantized": "scheme=awq",
     "structured-pruning": "ffn=0.75",
 }  # fmt: skip
-USUAL: Final = "usual"  # a choice that leaves it to the model
 
 
-def values(state: State) -> dict[str, Any]:
-    """What each control shows in a state, by its id."""
-    shown = {name: getattr(state, name) for name in CONTROLS}
-    parts = precision_parts(state.quant)
+def control_values(state: State) -> dict[str, Any]:
+    """The value of each control in a state, by its id."""
+    fields = {name: getattr(state, name) for name in CONTROLS}
     return {
-        **shown,
+        **fields,
         "on": list(state.on),
         "set": list(state.set),
-        **{name: getattr(state, name) or None for name in _IF_GIVEN},
+        **{name: getattr(state, name) or None for name in _EMPTY_IF_ZERO},
         "op": state.op or None,
-        "attention": state.attention or ("eager" if state.accounting == "survey" else "flash"),
+        "attention": state.attention or _default_attention(state.accounting),
         "mtp": int(state.mtp),
         "techniques": "; ".join(state.techniques),
-        "techniques-chosen": named(state.techniques),
+        "techniques-chosen": technique_names(state.techniques),
         "quants": "; ".join(state.quants),
         "pins": "|".join(state.pins),
-        **{f"{name}-slider": min(log2(shown[name]), end) for name, end in SLIDERS.items()},
-        **{f"quant-{letter}": part for letter, part in parts.items()},
+        **{f"{name}-slider": min(log2(fields[name]), end) for name, end in SLIDER_MAX_LOG2.items()},
+        **{f"quant-{letter}": short for letter, short in operand_formats(state.quant).items()},
         "tab": state.tab,
     }
 
 
-def read(name: str, value: Any, of: State) -> Any:
-    """What a control that shows `value` says for the field of that name."""
-    if name in _IF_GIVEN:
+def field_value(name: str, value: Any, state: State) -> Any:
+    """Converts the value of a control to that of its field; the accounting of `state` sets the default attention."""
+    if name in _EMPTY_IF_ZERO:
         return value or 0
     if name == "mtp":
         return bool(value)
     if name == "attention":
-        return "" if value == values(State(accounting=of.accounting))["attention"] else value
-    if name in _BETWEEN:
-        return [part.strip() for part in (value or "").split(_BETWEEN[name]) if part.strip()]
+        return "" if value == _default_attention(state.accounting) else value
+    if name in _SEPARATORS:
+        return [item.strip() for item in (value or "").split(_SEPARATORS[name]) if item.strip()]
     if name in ("on", "set"):
         return value or []
-    return "" if value is None and not isinstance(KINDS[name], Number | Fraction) else value
+    return "" if value is None and not isinstance(FIELD_TYPES[name], IntegerField | RealField) else value
 
 
-def precision_parts(quant: str) -> dict[str, str]:
-    """What a precision is made of, as far as there are short names for it."""
-    if not quant:
-        return dict.fromkeys(PARTS, USUAL)
+def _default_attention(accounting: str) -> str:
+    """The attention kernels that an accounting has by default."""
+    return "eager" if accounting == "survey" else "flash"
+
+
+def operand_formats(quant: str) -> dict[str, str]:
+    """The short name of each operand's format in a precision, by letter; AS_PUBLISHED where it has none."""
+    quantization = _quantization(quant)
+    formats = {letter: _short_name(letter, quantization.scheme) for letter in OPERANDS}
+    mixture = quantization.mixture
+    return formats | {"W": mixture.name} if mixture and mixture.name in FILE_TYPES else formats
+
+
+def _quantization(quant: str) -> Quantization:
+    """Parses a precision; the published one if empty, or invalid, which results.problem_of() reports."""
     try:
-        asked = parse_quantization(quant)
+        return parse_quantization(quant) if quant else UNQUANTIZED
     except InputError:
-        return dict.fromkeys(PARTS, USUAL)
-    scheme, mixture = asked.scheme, asked.mixture
-    stored = {letter: getattr(scheme, name) for letter, name in _STORED.items()}
-    parts = {
-        letter: next((short for short, fmt in _formats(letter).items() if fmt == own), USUAL)
-        for letter, own in stored.items()
-    }
-    return parts | {"W": mixture.name} if mixture and mixture.name in FILE_TYPES else parts
+        return UNQUANTIZED
+
+
+def _short_name(letter: str, scheme: Scheme) -> str:
+    """The short name of an operand's format in a scheme; AS_PUBLISHED where it has none."""
+    stored = getattr(scheme, _SCHEME_FIELDS[letter])
+    return next((short for short, known in _formats_by_name(letter).items() if known == stored), AS_PUBLISHED)
 
 
 @cache
-def _formats(letter: str) -> dict[str, Format | None]:
-    """What the short names of a part stand for."""
-    schemes = {short: parse_scheme(f"{letter}{short}") for short in PARTS[letter][1] if short not in FILE_TYPES}
-    return {short: one.weight or one.activation or one.kv_cache for short, one in schemes.items()}
+def _formats_by_name(letter: str) -> dict[str, Format | None]:
+    """The formats of an operand by their short names, without llama.cpp's file types, which mix formats."""
+    names = (short for short in OPERANDS[letter].formats if short not in FILE_TYPES)
+    schemes = {short: parse_scheme(f"{letter}{short}") for short in names}
+    return {short: scheme.weight or scheme.activation or scheme.kv_cache for short, scheme in schemes.items()}
 
 
-def precision_of(parts: Mapping[str, str], quant: str = "") -> str:
-    """The notation for parts by their letters, and for what else `quant` says, as far as that can be read."""
-    try:
-        stored = parse_quantization(quant) if quant else UNQUANTIZED
-    except InputError:
-        stored = UNQUANTIZED
-    asked: dict[str, Any] = {_STORED[letter]: _formats(letter).get(short) for letter, short in parts.items()}
-    mixture = MIXTURES.get(parts["W"]) if "W" in parts else stored.mixture
-    whole = as_typed(replace(stored.scheme, **asked), mixture)
-    return ",".join(filter(None, (whole, *(one.text for one in stored.overrides))))
+def precision_text(formats: Mapping[str, str], quant: str = "") -> str:
+    """The notation of a precision with these short names, by letter, and everything else as in `quant`, if valid."""
+    quantization = _quantization(quant)
+    changes: dict[str, Any] = {
+        _SCHEME_FIELDS[letter]: _formats_by_name(letter).get(short) for letter, short in formats.items()
+    }
+    mixture = MIXTURES.get(formats["W"]) if "W" in formats else quantization.mixture
+    text = as_typed(replace(quantization.scheme, **changes), mixture)
+    return ",".join(filter(None, (text, *(override.text for override in quantization.overrides))))
 
 
-def named(texts: Iterable[str]) -> list[str]:
-    """The techniques that some texts are of."""
-    return list(dict.fromkeys(text.partition(":")[0].strip() for text in texts))
+def technique_names(texts: Iterable[str]) -> list[str]:
+    """The names of techniques in texts such as "window:size=4096", each once."""
+    return list(dict.fromkeys(map(_technique_name, texts)))
 
 
-def chosen(names: Sequence[str], texts: Sequence[str]) -> str:
-    """The text of techniques by their names, those among `texts` as they are and others with what they need."""
-    own = {text.partition(":")[0].strip(): text for text in texts}
-    usual = {name: f"{name}:{_EXAMPLES[name]}" if name in _EXAMPLES else name for name in names}
-    return "; ".join(own.get(name, usual[name]) for name in names)
+def techniques_text(names: Sequence[str], texts: Sequence[str]) -> str:
+    """The text of techniques by name: as in `texts` where they are among these, else with example parameters."""
+    given = {_technique_name(text): text for text in texts}
+    return "; ".join(given.get(name, _example(name)) for name in names)
+
+
+def _technique_name(text: str) -> str:
+    return text.partition(":")[0].strip()
+
+
+def _example(name: str) -> str:
+    """The text of a technique, with example parameters if it requires any."""
+    return f"{name}:{_EXAMPLE_PARAMETERS[name]}" if name in _EXAMPLE_PARAMETERS else name

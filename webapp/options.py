@@ -1,4 +1,4 @@
-"""What there is to choose from: models, devices, techniques and the numbers of devices."""
+"""Options of the controls: models, devices, techniques, operators, and the numbers of devices."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from llmviewer.reports.techniques import describe
 from llmviewer.techniques import techniques
 from llmviewer.units import si
 
-from .answers import hardware_catalogue, model_catalogue
-from .fields import named
-from .state import MINE, File
+from .fields import technique_names
+from .results import hardware_catalogue, model_catalogue
+from .state import FILE_PREFIX, File
 
-_FILES: Final = ("lengths",)  # techniques that read a file, which a page cannot
+_NEEDS_FILE: Final = ("lengths",)  # techniques that read a local file
 
 
 def operator_options(titles: Mapping[str, str], chosen: str) -> list[dict[str, str]]:
-    """Operators by what they are called; of those called alike the one that is chosen, else the first."""
-    named = {titles[chosen]: chosen} if chosen else {}
+    """Operators by title; of several with one title, the selected one or else the first."""
+    options_by_title = {titles[chosen]: chosen} if chosen else {}
     for name, title in titles.items():
-        named.setdefault(title, name)
-    return [{"label": title, "value": named[title]} for title in dict.fromkeys(titles.values())]
+        options_by_title.setdefault(title, name)
+    return [{"label": title, "value": options_by_title[title]} for title in dict.fromkeys(titles.values())]
 
 
 def technique_options() -> list[dict[str, Any]]:
-    """Techniques to choose from, found by their names and by what they do."""
+    """Techniques, searchable by name and description."""
     return [
         {
             "label": html.Span([name, html.Span(f" {about}", className="soft")], title=about),
@@ -37,14 +37,14 @@ def technique_options() -> list[dict[str, Any]]:
             "search": f"{name} {about}",
         }
         for name, kind in techniques().items()
-        if name not in _FILES
+        if name not in _NEEDS_FILE
         for about in [_unmarked(describe(kind)["summary"])]
     ]
 
 
-def known_of(texts: Iterable[str]) -> list[Component]:
-    """What there is to know of techniques: what they do, and their parameters."""
-    known = techniques()
+def technique_details(texts: Iterable[str]) -> list[Component]:
+    """Descriptions of techniques and their parameters."""
+    kinds = techniques()
     return [
         html.Details([
             html.Summary(html.Code(name)), html.P(_unmarked(about["summary"])),
@@ -53,26 +53,26 @@ def known_of(texts: Iterable[str]) -> list[Component]:
                 for one in about["parameters"]
             ]),
         ])
-        for name in named(texts) if name in known
-        for about in [describe(known[name])]
+        for name in technique_names(texts) if name in kinds
+        for about in [describe(kinds[name])]
     ]  # fmt: skip
 
 
 def _unmarked(text: str) -> str:
-    """Without the marks of code."""
+    """Text without Markdown code marks."""
     return text.replace("`", "")
 
 
 def _limits(parameter: dict[str, Any]) -> list[str]:
-    given = "must be given" if parameter["required"] else f"{parameter['default']} if not given"
-    told = [given] if parameter["required"] or parameter["default"] not in (None, "") else []
-    return [f" ({'; '.join(filter(None, (parameter['limits'], *told)))})"] if told or parameter["limits"] else []
+    """Limits and default of a parameter, in brackets; empty if it has neither."""
+    default_text = "required" if parameter["required"] else f"{parameter['default']} by default"
+    notes = [default_text] if parameter["required"] or parameter["default"] not in (None, "") else []
+    return [f" ({'; '.join(filter(None, (parameter['limits'], *notes)))})"] if notes or parameter["limits"] else []
 
 
 def model_options(files: Iterable[File]) -> list[dict[str, str]]:
-    """Models to choose from, the user's own first; found by their titles and by their names."""
-    own = [{"label": f"{file.name} (yours)", "value": f"{MINE}{file.name}"} for file in files if file.is_model]
-    return own + [
+    """Models, uploaded ones first, searchable by title and name."""
+    return _file_options(file for file in files if file.is_model) + [
         {
             "label": f"{title} \N{MIDDLE DOT} {_billions(parameters)}",
             "value": name,
@@ -83,8 +83,8 @@ def model_options(files: Iterable[File]) -> list[dict[str, str]]:
 
 
 def device_options(files: Iterable[File]) -> list[dict[str, str]]:
-    own = [{"label": f"{file.name} (yours)", "value": f"{MINE}{file.name}"} for file in files if not file.is_model]
-    return own + [
+    """Devices, uploaded ones first, searchable by title, name and aliases."""
+    return _file_options(file for file in files if not file.is_model) + [
         {
             "label": f"{device.title} \N{MIDDLE DOT} {si(device.bandwidth())}B/s",
             "value": name,
@@ -94,13 +94,17 @@ def device_options(files: Iterable[File]) -> list[dict[str, str]]:
     ]
 
 
+def _file_options(files: Iterable[File]) -> list[dict[str, str]]:
+    return [{"label": f"{file.name} (uploaded)", "value": f"{FILE_PREFIX}{file.name}"} for file in files]
+
+
 def _billions(parameters: int) -> str:
-    """As the field has it: 70.6B, 124M."""
+    """Number of parameters, such as 70.6B and 124M."""
     return si(parameters).replace(" ", "").replace("G", "B")
 
 
 def number_rows(devices: Iterable[tuple[str, Hardware]]) -> list[dict[str, str]]:
-    """Every number of some devices, as their files have it, with its source; first those that most depends on."""
+    """All numbers in the files of devices, with their sources; memory and compute rates first."""
     rows = [
         {
             "device": name,

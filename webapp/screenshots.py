@@ -1,4 +1,4 @@
-"""Pictures of every tab at the width of a desk and of a phone: `python -m llmviewer.webapp.screenshots FOLDER`."""
+"""Screenshots of every tab at desktop and phone width: `python -m llmviewer.webapp.screenshots FOLDER`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 WIDTHS: Final = {"desk": 1280, "phone": 400}
-_DARK: Final = "overview"  # the tab that is shown in the dark too
-_COLOURS: Final = (96, 48, 32, 24)  # of a picture: the first of these that makes it small
-_LARGEST: Final = 150_000  # of a picture [B]
-_QUIET: Final = """() => {
+_DARK_TAB: Final = "overview"  # taken in the dark color scheme too
+_PALETTE_SIZES: Final = (96, 48, 32, 24)  # the first one that makes the file small enough
+_MAX_FILE_BYTES: Final = 150_000
+_NO_REQUESTS: Final = """() => {
   const now = performance.now();
-  if (window.asked === undefined || document.querySelector('[data-dash-is-loading="true"]')) window.asked = now;
-  return now - window.asked > 400;
-}"""  # one answer may ask for the next a moment later
-ASKED: Final = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16)
+  const loading = document.querySelector('[data-dash-is-loading="true"]');
+  if (window.lastRequest === undefined || loading) window.lastRequest = now;
+  return now - window.lastRequest > 400;
+}"""  # a response may trigger the next request a moment later
+EXAMPLE: Final = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16)
 _TRACE: Final = ROOT / "reports" / "examples" / "timeline.csv"
-_TRACED: Final = State(on=("rtx-4090",), prompt=476, quant="Q4_K_M", phase="prefill")  # as it was recorded
-FLAGS: Final = (  # a browser that is alone in a container, and cannot reach another host
+_TRACED_STATE: Final = State(on=("rtx-4090",), prompt=476, quant="Q4_K_M", phase="prefill")  # the recorded setting
+FLAGS: Final = (  # for a container, without access to other hosts
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run", "--disable-default-apps",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
@@ -43,14 +44,17 @@ FLAGS: Final = (  # a browser that is alone in a container, and cannot reach ano
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Takes all screenshots; `arguments` is the folder, docs by default."""
     folder = Path(arguments[0] if arguments else "docs")
     folder.mkdir(parents=True, exist_ok=True)
     with serving(_with_trace) as url, browsing() as browser:
         for name, width in WIDTHS.items():
             for tab in TABS:
-                asked = _TRACED if tab == "timeline" else ASKED
-                take(browser, f"{url}{link(tab, asked=asked)}", folder / f"{tab}-{name}.png", width=width)
-        take(browser, f"{url}{link(_DARK)}", folder / f"{_DARK}-dark.png", width=WIDTHS["desk"], dark=True)
+                state = _TRACED_STATE if tab == "timeline" else EXAMPLE
+                take_screenshot(browser, f"{url}{link(tab, state=state)}", folder / f"{tab}-{name}.png", width=width)
+        take_screenshot(
+            browser, f"{url}{link(_DARK_TAB)}", folder / f"{_DARK_TAB}-dark.png", width=WIDTHS["desk"], dark=True
+        )
     return 0
 
 
@@ -58,57 +62,57 @@ def _with_trace(server: Flask) -> None:
     server.config[TRACE] = _TRACE
 
 
-def take(browser: Browser, url: str, file: Path, *, width: int, dark: bool = False) -> None:
-    """A picture of a whole page."""
+def take_screenshot(browser: Browser, url: str, file: Path, *, width: int, dark: bool = False) -> None:
+    """Saves a screenshot of a whole page."""
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
     page = context.new_page()
     open_page(page, url)
-    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")  # what is not looked at may not be drawn
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")  # figures outside the window may not be drawn
     page.wait_for_timeout(400)
-    whole = page.evaluate("document.documentElement.scrollHeight")
-    page.set_viewport_size({"width": width, "height": whole})  # so that what sticks to the window stays in place
-    settled(page)
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({"width": width, "height": height})  # keeps sticky elements in place
+    wait_until_loaded(page)
     page.screenshot(path=file)
     context.close()
     shrink(file)
 
 
 def shrink(file: Path) -> None:
-    """Few colours: one after another that which is frequent and far from those before."""
+    """Reduces the colors of an image to a palette of frequent and distant ones, until the file is small enough."""
     from PIL import Image
 
     with Image.open(file) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(np.int64)
-    packed, of, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
+    packed, colour_indices, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
     colours = np.stack((packed >> 16, packed >> 8 & 255, packed & 255), axis=1)
-    for most in _COLOURS:
-        far, near = np.full(len(colours), np.inf), np.zeros(len(colours), np.uint8)
+    for max_colours in _PALETTE_SIZES:
+        nearest_distance, nearest_color = np.full(len(colours), np.inf), np.zeros(len(colours), np.uint8)
         palette: list[int] = []
-        for place in range(min(most, len(colours))):
-            worth = np.sqrt(counts) * far if place else counts
+        for place in range(min(max_colours, len(colours))):
+            worth = np.sqrt(counts) * nearest_distance if place else counts
             chosen = colours[worth.argmax()]
             palette += chosen.tolist()
             distance = ((colours - chosen) ** 2).sum(axis=1)
-            near[distance < far] = place
-            far = np.minimum(far, distance)
-        small = Image.fromarray(near[of].reshape(pixels.shape[:2]), "P")
-        small.putpalette(palette)
-        small.save(file, optimize=True)
-        if file.stat().st_size <= _LARGEST:
+            nearest_color[distance < nearest_distance] = place
+            nearest_distance = np.minimum(nearest_distance, distance)
+        image = Image.fromarray(nearest_color[colour_indices].reshape(pixels.shape[:2]), "P")
+        image.putpalette(palette)
+        image.save(file, optimize=True)
+        if file.stat().st_size <= _MAX_FILE_BYTES:
             return
 
 
-def link(tab: str, *, asked: State = ASKED) -> str:
-    """The link of a tab."""
-    query = asked.link
+def link(tab: str, *, state: State = EXAMPLE) -> str:
+    """Link to a tab."""
+    query = state.link
     return query if tab == State.tab else f"{query}&tab={tab}" if query else f"?tab={tab}"
 
 
 @contextmanager
 def serving(prepare: Callable[[Flask], None] = lambda server: None, port: int = 0) -> Iterator[str]:
-    """The address of a page that is served for a while, once `prepare` has seen its server; 0 takes a free port."""
+    """Serves the page and yields its address; `prepare` configures the server, port 0 takes a free one."""
     from werkzeug.serving import make_server
 
     from .app import create
@@ -129,7 +133,7 @@ def serving(prepare: Callable[[Flask], None] = lambda server: None, port: int = 
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """The Chromium of this machine, without a window."""
+    """A headless Chromium of this machine."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium") or shutil.which("google-chrome")
@@ -142,17 +146,17 @@ def browsing() -> Iterator[Browser]:
 
 
 def open_page(page: Page, url: str) -> None:
-    """Opens a page and waits until all that it shows is there."""
+    """Opens a page and waits until it is loaded completely."""
     page.goto(url)
-    settled(page)
+    wait_until_loaded(page)
 
 
-def settled(page: Page) -> None:
-    """Waits until nothing is asked of the server any more and figures are drawn."""
+def wait_until_loaded(page: Page) -> None:
+    """Waits until no request is pending and all figures are drawn."""
     page.wait_for_selector("#advice", state="attached")
     page.wait_for_selector("#content > *")
-    page.evaluate("delete window.asked")
-    page.wait_for_function(_QUIET)
+    page.evaluate("delete window.lastRequest")
+    page.wait_for_function(_NO_REQUESTS)
     page.wait_for_function(
         "[...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.xaxislayer-above'))"
     )

@@ -1,4 +1,4 @@
-"""Who may call the server, what a request may hold, and headers that tell browsers what the page may do."""
+"""Security of the server: accepted hosts and requests, and response headers that restrict the page."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flask import Flask, Response, abort, request
 
 from llmviewer.errors import InputError
 
+from .cpu_limit import end_limit, start_limit
 from .payloads import checked
-from .work import begin, end
 
-LARGEST_REQUEST: Final = 80_000_000  # with the files of a page, as the browser sends them: by 4/3 larger [B]
-_MOST_PARTS: Final = 2_000_000  # braces and commas of a request: what they hold takes some 100 bytes each
+MAX_REQUEST_BYTES: Final = 80_000_000  # with base64 files, which are larger by 4/3
+_MAX_JSON_DELIMITERS: Final = 2_000_000  # each value between them takes about 100 bytes of memory
 _UPDATE: Final = "/_dash-update-component"
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_POLICY: Final = (  # nothing from another host; Dash and plotly need the rest
+_POLICY: Final = (  # no other host; Dash and plotly need the unsafe sources
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; "
     "form-action 'self'"
@@ -37,10 +37,10 @@ _HEADERS: Final = {
 
 
 def hosts_of(bound: str) -> tuple[str, ...]:
-    """The hosts whose pages a server that is bound to an address answers for.
+    """Host names that a server bound to an address accepts, against DNS rebinding.
 
-    A page of another host could be pointed at this machine by its own name server (DNS rebinding). Names of this
-    machine and, where it listens on all addresses, any address are none that another host can have.
+    Another site's name server can point its name at this machine, but cannot claim names of this machine or numeric
+    addresses, which are all accepted by a server that listens on all addresses.
     """
     try:
         address = ipaddress.ip_address(bound)
@@ -51,29 +51,29 @@ def hosts_of(bound: str) -> tuple[str, ...]:
     return (*_LOOPBACK, socket.gethostname(), socket.getfqdn(), ANY_ADDRESS)
 
 
-ANY_ADDRESS: Final = "*.*.*.*"  # stands for every numeric address among hosts
+ANY_ADDRESS: Final = "*.*.*.*"  # any numeric address
 
 
 def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
-    """Makes the server of an app refuse requests of other hosts and sites, and requests that the page does not make.
+    """Makes the server refuse requests from other hosts and sites, and requests that the page never sends.
 
-    hosts  names that requests may give as their host; any if empty
+    hosts  accepted values of the Host header; any if empty
     """
     server: Flask = app.server
-    server.config["MAX_CONTENT_LENGTH"] = LARGEST_REQUEST
+    server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     names = frozenset(map(str.lower, hosts))
 
     @server.before_request
     def check_request() -> None:
         if names and not _is_among(f"//{request.host}", names):
-            abort(403, f"this server does not answer for {request.host[:80]!r}; see `llmviewer docs web`, Hosting")
+            abort(403, f"this server does not accept the host {request.host[:80]!r}; see `llmviewer docs web`, Hosting")
         if request.method != "POST":
             return
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         if site not in (None, "same-origin", "none") or (names and origin and not _is_among(origin, names)):
-            abort(403, "requests of other sites are refused")
+            abort(403, "requests from other sites are refused")
         if request.path == _UPDATE:
-            begin()
+            start_limit()
             body = _body()
             new = checked(body, app.callback_map)  # in place, as Dash reads the same object
             body.clear()
@@ -81,7 +81,7 @@ def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
 
     @server.teardown_request
     def end_work(_error: BaseException | None) -> None:
-        end()
+        end_limit()
 
     @server.after_request
     def set_headers(response: Response) -> Response:
@@ -94,7 +94,7 @@ def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
 
 def _body() -> Any:
     data = request.get_data()
-    if sum(map(data.count, (b"{", b"[", b","))) > _MOST_PARTS:
+    if sum(map(data.count, (b"{", b"[", b","))) > _MAX_JSON_DELIMITERS:
         abort(413)
     try:
         return request.get_json()

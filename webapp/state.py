@@ -1,4 +1,4 @@
-"""All that a page shows as one value: what its controls say, and what stands in its link."""
+"""State of the page as one value: the values of its controls, written to and read from its link."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import declared
 from llmviewer.records import frozen
 
-LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
-MOST_FILES: Final = 16  # that a browser holds for a page
-LONGEST_LINK: Final = 3_800  # servers in front of the page refuse requests of more than some 4000 characters
-MINE: Final = "file:"  # begins the name of a model or device that a user dropped in
+MAX_FILE_BYTES: Final = 1_000_000  # of an uploaded model or device
+MAX_FILES: Final = 16  # that a browser stores for a page
+MAX_LINK_CHARACTERS: Final = 3_800  # reverse proxies refuse requests of more than about 4000 characters
+FILE_PREFIX: Final = "file:"  # of the names of uploaded models and devices
 TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "timeline", "validation", "glossary")
 SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-7", "figure-8")
-MOST_PINS: Final = 6
-_MOST_DEVICES: Final = 8
-_LONGEST_TEXT: Final = 300
-_LONGEST_PIN: Final = 700
-_CALLED: Final = re.compile(rf"{MINE}([a-z0-9._-]+)")  # files that a pin names
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")  # a label, with no folder in it
+MAX_PINS: Final = 6
+_MAX_DEVICES: Final = 8
+_MAX_TEXT_CHARACTERS: Final = 300
+_MAX_PIN_CHARACTERS: Final = 700
+_FILE_REFERENCE: Final = re.compile(rf"{FILE_PREFIX}([a-z0-9._-]+)")  # in a pin
+_FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")  # a label without folders
 _DECLARED: Final = PARAMETERS | declared(RequestOptions)
-_LINK_NAMES: Final = {  # keys in links of what options of commands are called, where they differ
+_LINK_NAMES: Final = {  # keys of links by command-line names that differ from them
     **dict.fromkeys(("hw", "hardware", "device", "devices"), "on"),
     **{name: each.link for name, each in _DECLARED.items() if each.link},
     **{each.flag.lstrip("-"): each.link or name for name, each in _DECLARED.items() if each.flag},
 }
-LONGEST_READ_LINK: Final = 100_000  # before anything is made of it [characters]
-_TOLD: Final = 60  # characters of a value in an error
+MAX_READ_LINK_CHARACTERS: Final = 100_000  # of a link to be parsed
+_MAX_ERROR_VALUE_CHARACTERS: Final = 60
 
 
-def _given(value: object) -> str:
-    """What a field has, which shows a number out of its range and gives none."""
-    return "" if value is None else f"; got {repr(value[:_TOLD] if isinstance(value, str) else value)[: _TOLD + 2]}"
+def _given_value(value: object) -> str:
+    """Ending of an error with the value that was given; empty for None, which browsers send for an invalid number."""
+    if value is None:
+        return ""
+    short = value[:_MAX_ERROR_VALUE_CHARACTERS] if isinstance(value, str) else value
+    return f"; got {repr(short)[: _MAX_ERROR_VALUE_CHARACTERS + 2]}"
 
 
 def _number(text: str, kind: Callable[[str], float]) -> object:
-    """`text` as a number, or as it is where it is none, which check() refuses."""
+    """`text` as a number; the text itself if it is not one, which check() refuses."""
     try:
         return kind(text)
     except ValueError:
@@ -57,11 +60,11 @@ def _number(text: str, kind: Callable[[str], float]) -> object:
 
 
 @frozen(kw_only=True)
-class Number:
-    """A whole number of a range."""
+class IntegerField:
+    """A whole number in a range."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     def read(self, text: str) -> object:
         return _number(text, int)
@@ -69,41 +72,41 @@ class Number:
     def check(self, value: object) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not self.least <= value <= self.most:
-            raise ValueError(f"must be a whole number from {self.least:,} to {self.most:,}{_given(value)}")
+        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
+            raise ValueError(f"must be a whole number from {self.minimum:,} to {self.maximum:,}{_given_value(value)}")
         return value
 
 
 @frozen(kw_only=True)
-class Fraction:
-    """A number of a range."""
+class RealField:
+    """A real number in a range."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
     def read(self, text: str) -> object:
         return _number(text, float)
 
     def check(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.least <= value <= self.most:
-            raise ValueError(f"must be a number from {self.least:g} to {self.most:g}{_given(value)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.minimum <= value <= self.maximum:
+            raise ValueError(f"must be a number from {self.minimum:g} to {self.maximum:g}{_given_value(value)}")
         return float(value)
 
 
 @frozen(kw_only=True)
-class Word:
-    """One of a few words, or a name of what ships; `dropped` where it may be one of what was dropped in."""
+class OneOf:
+    """A choice among names; `allows_file` if it may also name an uploaded file."""
 
-    known: Callable[[], Iterable[str]]
-    dropped: bool = False
+    choices: Callable[[], Iterable[str]]
+    allows_file: bool = False
 
     def read(self, text: str) -> str:
         return text
 
     def check(self, value: object) -> str:
-        known = tuple(self.known())
-        if not isinstance(value, str) or (value not in known and not (self.dropped and _names_file(value))):
-            raise ValueError(f"no {str(value)[:60]!r}; {suggest(str(value)[:60], known)}")
+        choices = tuple(self.choices())
+        if not isinstance(value, str) or (value not in choices and not (self.allows_file and _names_file(value))):
+            raise ValueError(f"no {str(value)[:60]!r}; {suggest(str(value)[:60], choices)}")
         return value
 
 
@@ -122,128 +125,132 @@ class Flag:
 
 @frozen(kw_only=True)
 class Text:
-    """A short text, which is understood elsewhere."""
+    """A short text, parsed elsewhere."""
 
-    most: int = _LONGEST_TEXT  # characters
+    max_characters: int = _MAX_TEXT_CHARACTERS
 
     def read(self, text: str) -> str:
         return text
 
     def check(self, value: object) -> str:
         value = "" if value is None else value
-        if not isinstance(value, str) or len(value) > self.most or not value.isprintable():
-            raise ValueError(f"must be a text of at most {self.most} printable characters")
+        if not isinstance(value, str) or len(value) > self.max_characters or not value.isprintable():
+            raise ValueError(f"must be a text of at most {self.max_characters} printable characters")
         return value.strip()
 
 
 @frozen(kw_only=True)
 class List:
-    """Several of a kind, of which none stands twice."""
+    """A list of names or texts without duplicates."""
 
-    kind: Word | Text
-    least: int
-    most: int
+    kind: OneOf | Text
+    min_items: int
+    max_items: int
 
     def read(self, text: str) -> list[str]:
         return [self.kind.read(part) for part in text.split("|") if part]
 
     def check(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
-            raise ValueError(f"must be {self.least} to {self.most} of them")
+        if not isinstance(value, list | tuple) or not self.min_items <= len(value) <= self.max_items:
+            raise ValueError(f"must have {self.min_items} to {self.max_items} items")
         return tuple(dict.fromkeys(self.kind.check(part) for part in value))
 
 
 def libraries() -> tuple[str, ...]:
-    """Those whose kernels were measured, and nothing for the one of which most was measured."""
+    """Libraries with measured kernels; the empty name selects the one with the most measurements."""
     return ("", *sorted({fit.implementation.library for fit in index().fits}))
 
 
-Kind = Number | Fraction | Word | Flag | Text | List
+Kind = IntegerField | RealField | OneOf | Flag | Text | List
 
 
-def _of(kind: Kind, default: Any) -> Any:
+def _field(kind: Kind, default: Any) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
 def _declared(name: str, default: Any = None) -> Any:
-    """A field as the option `name` is declared; `default` is that of the page where the option has none."""
+    """A field with type, limits and default of the declared option `name`; `default` if the option has none."""
     parameter = _DECLARED[name]
-    usual = parameter.default if default is None else default
-    most = min(parameter.most, parameter.page_most)
-    least = min(parameter.least, usual) if isinstance(usual, int | float) else parameter.least
+    default_value = parameter.default if default is None else default
+    maximum = min(parameter.most, parameter.page_most)
+    minimum = min(parameter.least, default_value) if isinstance(default_value, int | float) else parameter.least
     kind: Kind
-    if isinstance(usual, bool):
+    if isinstance(default_value, bool):
         kind = Flag()
-    elif isinstance(usual, str):
-        kind = _words(*dict.fromkeys((usual, *parameter.choices))) if parameter.choices else Text()
-    elif isinstance(usual, int):
-        kind = Number(least=int(least), most=int(most))
+    elif isinstance(default_value, str):
+        kind = _words(*dict.fromkeys((default_value, *parameter.choices))) if parameter.choices else Text()
+    elif isinstance(default_value, int):
+        kind = IntegerField(minimum=int(minimum), maximum=int(maximum))
     else:
-        kind = Fraction(least=least, most=most)
-    return _of(kind, usual)
+        kind = RealField(minimum=minimum, maximum=maximum)
+    return _field(kind, default_value)
 
 
-def _words(*words: str) -> Word:
-    return Word(known=lambda: words)
+def _words(*words: str) -> OneOf:
+    return OneOf(choices=lambda: words)
 
 
 def _names_file(value: str) -> bool:
-    return value.startswith(MINE) and _NAME.fullmatch(value.removeprefix(MINE)) is not None
+    return value.startswith(FILE_PREFIX) and _FILE_NAME.fullmatch(value.removeprefix(FILE_PREFIX)) is not None
 
 
 @frozen(kw_only=True)
 class File:
-    """A file that a user dropped in: a config.json, or a YAML of a model or a device. It exists in memory only.
+    """An uploaded file: a config.json, or a YAML of a model or a device. It exists in memory only.
 
-    name  a label by which `model` and `on` refer to it; no path
+    name  label by which `model` and `on` refer to it; not a path
 
-    Raises InputError if the name is none or the text is too large.
+    Raises InputError if the name is invalid or the text too large.
     """
 
     name: str
     text: str
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise InputError(f"file {self.name[:_TOLD]!r}: has a name that no file here has")
+        if not _FILE_NAME.fullmatch(self.name):
+            raise InputError(
+                f"file {self.name[:_MAX_ERROR_VALUE_CHARACTERS]!r}: must be a name such as my-model.json, no path"
+            )
         try:
             size = len(self.text.encode())
         except UnicodeEncodeError:
             raise InputError(f"{self.name}: is not a text file") from None
-        if size > LARGEST_FILE:
-            raise InputError(f"{self.name}: must have at most {LARGEST_FILE:,} bytes; got {size:,}")
+        if size > MAX_FILE_BYTES:
+            raise InputError(f"{self.name}: must have at most {MAX_FILE_BYTES:,} bytes; got {size:,}")
 
     @property
     def is_model(self) -> bool:
-        """Rather than a device."""
+        """Whether the file describes a model; otherwise a device."""
         return self.name.endswith(".json") or re.search(r"^config:", self.text, re.MULTILINE) is not None
 
 
 @frozen(kw_only=True)
 class State:
-    """What is asked, and what of the answer is looked at. Names of fields are those of controls, and keys of the link.
+    """Inputs of the analysis, and what the page shows of it. Fields are named as the controls and as keys of the link.
 
     on       devices
-    set      what-ifs, each as DEVICE:KEY=VALUE
-    library  whose kernels times are expected of; of the one of which most was measured if empty
-    engine   that launches them; none if empty
-    measured what the user timed, as QUANTITY=VALUE
-    context  tokens that the decode step shown attends to; the first step's if 0
-    quant    as published if empty; `attention` likewise as the accounting has it
-    op       the operator selected, as BLOCK.NAME; that of the largest share of time if empty
-    sweep    what the sweeps run along, or which figure of "LLM Inference Unveiled" they are
-    curves   what each of their curves is of; `quants` the precisions, those of the paper if empty
-    pins     settings that are compared with this one, each as `pin` has it
-    passes   in the trace, counted by its layers if 0; `stage` of a pipeline, the first being 1, that it is of
-    files    those that `model` and `on` name
+    set      what-if changes, each as DEVICE:KEY=VALUE
+    library  kernel library of the expected times; the one with the most measurements if empty
+    engine   serving engine, whose host may leave gaps between launches; none if empty
+    measured the user's own measurements, as QUANTITY=VALUE
+    context  tokens attended to in the decode step shown; those of the first step if 0
+    quant    precision, as published if empty
+    attention  attention kernel, the default of the accounting if empty
+    op       selected operator, as BLOCK.NAME; the one with the largest share of time if empty
+    sweep    axis of the sweeps, or figure of "LLM Inference Unveiled" (arXiv:2402.16363)
+    curves   one curve per device or per precision; `quants` are the precisions, those of the paper if empty
+    pins     settings to compare with this one, each as pin_link() writes it
+    passes   model passes in the trace, counted by its layers if 0
+    stage    pipeline stage that the trace was recorded on, from 1; 0 without a pipeline
+    files    uploaded files that `model` and `on` name
     """
 
-    model: str = _of(Word(known=model_names, dropped=True), "llama-3.1-8b")
-    on: tuple[str, ...] = _of(
-        List(kind=Word(known=hardware_names, dropped=True), least=1, most=_MOST_DEVICES), ("h100-sxm",)
+    model: str = _field(OneOf(choices=model_names, allows_file=True), "llama-3.1-8b")
+    on: tuple[str, ...] = _field(
+        List(kind=OneOf(choices=hardware_names, allows_file=True), min_items=1, max_items=_MAX_DEVICES), ("h100-sxm",)
     )
-    set: tuple[str, ...] = _of(List(kind=Text(), least=0, most=64), ())
-    phase: str = _of(_words("prefill", "decode"), "decode")
+    set: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=64), ())
+    phase: str = _field(_words("prefill", "decode"), "decode")
     batch: int = _declared("batch")
     prompt: int = _declared("prompt")
     gen: int = _declared("gen", 128)
@@ -261,70 +268,72 @@ class State:
     images: int = _declared("images")
     offload: str = _declared("offload")
     mtp: bool = _declared("mtp")
-    library: str = _of(Word(known=libraries), "")
-    engine: str = _of(_words("", *ENGINES), "")
-    measured: str = _of(Text(), "")
-    techniques: tuple[str, ...] = _of(List(kind=Text(), least=0, most=8), ())
-    tab: str = _of(_words(*TABS), "overview")
-    op: str = _of(Text(), "")
-    sweep: str = _of(_words(*SWEEPS), "batch")
-    curves: str = _of(_words("devices", "precisions"), "devices")
-    quants: tuple[str, ...] = _of(List(kind=Text(), least=0, most=6), ())
-    pins: tuple[str, ...] = _of(List(kind=Text(most=_LONGEST_PIN), least=0, most=MOST_PINS), ())
-    passes: int = _of(Number(least=0, most=1_000_000), 0)
-    stage: int = _of(Number(least=0, most=16), 0)
+    library: str = _field(OneOf(choices=libraries), "")
+    engine: str = _field(_words("", *ENGINES), "")
+    measured: str = _field(Text(), "")
+    techniques: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=8), ())
+    tab: str = _field(_words(*TABS), "overview")
+    op: str = _field(Text(), "")
+    sweep: str = _field(_words(*SWEEPS), "batch")
+    curves: str = _field(_words("devices", "precisions"), "devices")
+    quants: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=6), ())
+    pins: tuple[str, ...] = _field(
+        List(kind=Text(max_characters=_MAX_PIN_CHARACTERS), min_items=0, max_items=MAX_PINS), ()
+    )
+    passes: int = _field(IntegerField(minimum=0, maximum=1_000_000), 0)
+    stage: int = _field(IntegerField(minimum=0, maximum=16), 0)
     files: tuple[File, ...] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any], files: Iterable[File] = ()) -> Self:
-        """From values of controls by name; what is not among them is as usual.
+        """Checks values of fields by name; fields without a value have their default.
 
-        Raises FieldError where one cannot be used.
+        Raises FieldError for an invalid value.
         """
-        found: dict[str, Any] = {}
-        for name, kind in KINDS.items():
+        checked: dict[str, Any] = {}
+        for name, kind in FIELD_TYPES.items():
             if name in values:
                 try:
-                    found[name] = kind.check(values[name])
+                    checked[name] = kind.check(values[name])
                 except ValueError as error:
                     raise FieldError(name, str(error)) from None
-        return cls(**found).having(files)
+        return cls(**checked).with_files(files)
 
     @classmethod
     def of_link(cls, query: str, files: Iterable[File] = ()) -> tuple[Self, tuple[str, ...]]:
-        """What a link says, and a notice for each part of it that cannot be used and is as usual instead.
+        """The state of a link, and a notice for each invalid part, in place of which the default is used.
 
-        files  that the browser holds beside the link
+        files  uploaded files that the browser stores
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         notices: list[str] = []
-        held = {one.name: one for one in files}
+        files_by_name = {one.name: one for one in files}
         for key, text in _pairs(query, notices):
             try:
                 if key == "file":
                     one = _unpacked(text)
-                    held[one.name] = one
-                elif isinstance(kind := KINDS.get(key), List):
-                    found[key] = kind.check(_usable(key, kind, kind.read(text), notices))
+                    files_by_name[one.name] = one
+                elif isinstance(kind := FIELD_TYPES.get(key), List):
+                    values[key] = kind.check(_valid_items(key, kind, kind.read(text), notices))
                 elif kind:
-                    found[key] = kind.check(kind.read(text))
+                    values[key] = kind.check(kind.read(text))
                 else:
                     notices.append(f"link: no setting {key[:40]!r}; {_setting_like(key)}")
             except ValueError as error:
-                notices.append(f"link: {key}: {error}; the usual one is shown")
-        state = cls(**found)
+                notices.append(f"link: {key}: {error}; the default is used")
+        state = cls(**values)
         for name in (state.model, *state.on):
-            if name.startswith(MINE) and name.removeprefix(MINE) not in held:
-                notices.append(f"link: {name} is a file that is not in it: drop it in again")
-                usual = cls()
+            if name.startswith(FILE_PREFIX) and name.removeprefix(FILE_PREFIX) not in files_by_name:
+                notices.append(f"link: {name} is an uploaded file that the link does not contain; upload it again")
+                defaults = cls()
                 state = replace(
                     state,
-                    model=usual.model if name == state.model else state.model,
-                    on=tuple(n for n in state.on if n != name) or usual.on,
+                    model=defaults.model if name == state.model else state.model,
+                    on=tuple(n for n in state.on if n != name) or defaults.on,
                 )
-        usable = state.having(held.values())
+        usable = state.with_files(files_by_name.values())
         notices += [
-            f"link: set: {change[:60]!r} is of no device that is chosen"
+            f"link: set: {change[:60]!r} belongs to no selected device"
             for change in state.set
             if change not in usable.set
         ]
@@ -337,43 +346,53 @@ class State:
 
     @property
     def link(self) -> str:
-        """The query of a link to this, with what differs from the usual and as much of files as there is room for."""
-        usual = type(self)()
-        said = {name: _written(getattr(self, name)) for name in KINDS if getattr(self, name) != getattr(usual, name)}
-        query = urlencode(said, safe=":|,=/")
-        whole = "&".join(filter(None, (query, urlencode([("file", _packed(one)) for one in self.files]))))
-        query = whole if len(whole) <= LONGEST_LINK else query
+        """Query of a link to this state: fields with other than default values, and uploaded files if they fit."""
+        defaults = type(self)()
+        changed_fields = {
+            name: _written(getattr(self, name))
+            for name in FIELD_TYPES
+            if getattr(self, name) != getattr(defaults, name)
+        }
+        query = urlencode(changed_fields, safe=":|,=/")
+        with_files = "&".join(filter(None, (query, urlencode([("file", _packed(one)) for one in self.files]))))
+        query = with_files if len(with_files) <= MAX_LINK_CHARACTERS else query
         return f"?{query}" if query else ""
 
     @property
     def layout(self) -> Layout:
-        """Raises InputError where the degrees do not go together."""
+        """Degrees of parallelism.
+
+        Raises InputError if they are incompatible.
+        """
         return Layout(tp=self.tp, pp=self.pp, ep=self.ep, dp=self.dp, cp=self.cp)
 
     @property
-    def question(self) -> Self:
-        """The same without what is only looked at: two states with equal questions have equal answers."""
+    def analysis_inputs(self) -> Self:
+        """The state without fields that only select what is shown: equal inputs have equal results."""
         return replace(
             self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(), passes=0,
             stage=0,
         )  # fmt: skip
 
-    def pin(self, device: str) -> str:
-        """The question about one of its devices, to be kept beside others: a link without files."""
-        changes = tuple(f"{device}:{change}" for change in self.changes(device))
-        link = replace(self.question, on=(device,), set=changes, measured="", files=()).link or f"?model={self.model}"
+    def pin_link(self, device: str) -> str:
+        """Link to the setting on one of its devices, for comparison with other settings; it contains no files."""
+        changes = tuple(f"{device}:{change}" for change in self.what_ifs(device))
+        link = (
+            replace(self.analysis_inputs, on=(device,), set=changes, measured="", files=()).link
+            or f"?model={self.model}"
+        )
         return link.removeprefix("?").replace("|", "%7C")
 
-    def changes(self, device: str) -> tuple[str, ...]:
-        """The what-ifs of a device, as KEY=VALUE."""
+    def what_ifs(self, device: str) -> tuple[str, ...]:
+        """What-if changes of a device, as KEY=VALUE."""
         pairs = (change.partition("=") for change in self.set)
-        own = ((*key.rpartition(":"), value) for key, _, value in pairs)
-        return tuple(f"{key}={value}" for name, _, key, value in own if name == device)
+        split_changes = ((*key.rpartition(":"), value) for key, _, value in pairs)
+        return tuple(f"{key}={value}" for name, _, key, value in split_changes if name == device)
 
-    def having(self, files: Iterable[File]) -> Self:
-        """With those of `files` that it names, and without what-ifs of devices that are not on."""
-        named = {name.removeprefix(MINE) for name in (self.model, *self.on) if name.startswith(MINE)}
-        named |= {name for pin in self.pins for name in _CALLED.findall(unquote(pin))}
+    def with_files(self, files: Iterable[File]) -> Self:
+        """The state with those of `files` that it names, and without what-ifs of devices that are not selected."""
+        named = {name.removeprefix(FILE_PREFIX) for name in (self.model, *self.on) if name.startswith(FILE_PREFIX)}
+        named |= {name for pin in self.pins for name in _FILE_REFERENCE.findall(unquote(pin))}
         return replace(
             self,
             files=tuple(one for one in files if one.name in named),
@@ -381,11 +400,11 @@ class State:
         )
 
 
-KINDS: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
+FIELD_TYPES: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
 
 
 class FieldError(InputError):
-    """A control whose value cannot be used."""
+    """An invalid value of a control."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name} {problem}")
@@ -393,37 +412,39 @@ class FieldError(InputError):
 
 
 def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:
-    """Keys and values of a link; all that is listed under a key that stands twice, the last of another, files apart,
-    and nothing of what is no link.
+    """Keys and values of a link. Repeated keys of lists are joined, of other keys the last counts, files stay separate;
+    empty if the link cannot be parsed.
     """
     try:
-        pairs = parse_qsl(query[:LONGEST_READ_LINK].removeprefix("?"), keep_blank_values=True, max_num_fields=100)
+        pairs = parse_qsl(
+            query[:MAX_READ_LINK_CHARACTERS].removeprefix("?"), keep_blank_values=True, max_num_fields=100
+        )
     except ValueError:
-        notices.append("link: has too many parts; the usual page is shown")
+        notices.append("link: has too many parts; the default page is shown")
         return []
     files = [(key, text) for key, text in pairs if key == "file"]
-    found = dict(pairs)
-    for name in found.keys() & {name for name, kind in KINDS.items() if isinstance(kind, List)}:
-        found[name] = "|".join(text for key, text in pairs if key == name)
-    if "on" in found:
-        found["on"] = found["on"].replace(",", "|")  # as a command line has them
-    return [*files, *((key, text) for key, text in found.items() if key != "file")]
+    values = dict(pairs)
+    for name in values.keys() & {name for name, kind in FIELD_TYPES.items() if isinstance(kind, List)}:
+        values[name] = "|".join(text for key, text in pairs if key == name)
+    if "on" in values:
+        values["on"] = values["on"].replace(",", "|")  # command lines separate devices by commas
+    return [*files, *((key, text) for key, text in values.items() if key != "file")]
 
 
-def _usable(key: str, kind: List, given: list[str], notices: list[str]) -> list[str]:
-    """The usable ones of several values, with a notice for each other one; `given` if none is usable."""
+def _valid_items(key: str, kind: List, items: list[str], notices: list[str]) -> list[str]:
+    """The valid ones of several values, with a notice for each other one; all of them if too few are valid."""
     usable, problems = [], []
-    for one in dict.fromkeys(given):
+    for one in dict.fromkeys(items):
         try:
             usable.append(kind.kind.check(one))
         except ValueError as error:
-            problems.append(f"link: {key}: {error}; it is left out")
-    if len(usable) < kind.least:
-        return given
-    if len(usable) > kind.most:
-        problems.append(f"link: {key}: must be {kind.least} to {kind.most} of them; the first are shown")
+            problems.append(f"link: {key}: {error}; it is omitted")
+    if len(usable) < kind.min_items:
+        return items
+    if len(usable) > kind.max_items:
+        problems.append(f"link: {key}: must have {kind.min_items} to {kind.max_items} items; the first ones are used")
     notices.extend(problems)
-    return usable[: kind.most]
+    return usable[: kind.max_items]
 
 
 def _written(value: object) -> str:
@@ -440,9 +461,9 @@ def _packed(file: File) -> str:
 
 
 def _setting_like(key: str) -> str:
-    """The key of a link that a reader may have meant by `key`."""
-    own = _LINK_NAMES.get(key.lower().replace("-", "_"))
-    return f"in a link it is {own}" if own in KINDS else suggest(key[:40], KINDS)
+    """Hint at the key of a link that may have been meant by `key`."""
+    field_name = _LINK_NAMES.get(key.lower().replace("-", "_"))
+    return f"in a link it is {field_name}" if field_name in FIELD_TYPES else suggest(key[:40], FIELD_TYPES)
 
 
 def _unpacked(text: str) -> File:
@@ -450,10 +471,10 @@ def _unpacked(text: str) -> File:
     try:
         packed = base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))
         reader = zlib.decompressobj()
-        plain = reader.decompress(packed, LARGEST_FILE + 1)  # no more is unpacked than a file may have
-        found = plain.decode()
+        plain = reader.decompress(packed, MAX_FILE_BYTES + 1)  # bounds what is unpacked
+        decoded = plain.decode()
     except (binascii.Error, zlib.error, UnicodeError, ValueError):
         raise ValueError("is damaged") from None
-    if len(plain) > LARGEST_FILE or not reader.eof:
+    if len(plain) > MAX_FILE_BYTES or not reader.eof:
         raise ValueError("is damaged or too large")
-    return File(name=name, text=found)
+    return File(name=name, text=decoded)

@@ -1,4 +1,4 @@
-"""The words of the page: what each control is for, in a line, and a glossary of the field's terms."""
+"""Labels and help texts of the controls, and a glossary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from llmviewer._layout import data_dir
 from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parameters import declared
 
+AT_LEAST: Final = "\N{GREATER-THAN OR EQUAL TO}"  # sign of lower bounds
+AT_MOST: Final = "\N{LESS-THAN OR EQUAL TO}"  # sign of upper bounds
+
 
 class ControlWords(NamedTuple):
-    """A control: its label, one line on what it does, and what it is about in the glossary."""
+    """Label and one-line help of a control, and its glossary entry."""
 
     label: str
     about: str
@@ -19,20 +22,18 @@ class ControlWords(NamedTuple):
 
 
 def _declared(name: str) -> ControlWords:
-    """The words of an option, as it is declared."""
+    """Label and help of a declared option."""
     parameter = (PARAMETERS | declared(RequestOptions))[name]
     return ControlWords(parameter.label, parameter.about, parameter.term)
 
 
 CONTROLS: Final[Mapping[str, ControlWords]] = {
-    "model": ControlWords(
-        "Model", "The network. Type to search by name; drop in a config.json for one that does not ship.", "model"
-    ),
-    "on": ControlWords(
-        "Devices", "One or several, which are compared. Drop in a YAML for one that does not ship.", "device"
-    ),
+    "model": ControlWords("Model", "The network. Search by name, or drop in a config.json of another model.", "model"),
+    "on": ControlWords("Devices", "One device, or several to compare. Drop in a YAML of another device.", "device"),
     "phase": ControlWords(
-        "Phase", "Prefill reads the whole prompt at once; decode writes one token of each sequence.", "phase"
+        "Phase",
+        "Prefill processes the whole prompt in one pass; each decode step generates one token per sequence.",
+        "phase",
     ),
     "batch": _declared("batch"),
     "prompt": _declared("prompt"),
@@ -54,34 +55,36 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "library": _declared("library"),
     "engine": _declared("engine"),
     "measured": ControlWords(
-        "Measured", "What you timed: ttft, tpot, latency or tokens_per_s. Says how good that is.", "measured time"
+        "Measured",
+        "Your own measurements of ttft, tpot, latency or tokens_per_s, compared with bound and expectation.",
+        "measured time",
     ),
     "techniques": ControlWords(
-        "Techniques", "Choose several; their parameters can be edited, with semicolons between them.", "technique"
+        "Techniques", "Choose several and edit their parameters; separate them by semicolons.", "technique"
     ),
     "sweep": ControlWords(
-        "Show", "Curves along batch or length, or a figure of the paper (arXiv:2402.16363) for this model.", "sweep"
+        "Show", "Curves over batch size or prompt length, or a figure of arXiv:2402.16363 for this model.", "sweep"
     ),
-    "curves": ControlWords("A curve for each", "The devices chosen, or precisions on the first of them.", "sweep"),
+    "curves": ControlWords("One curve per", "Device, or precision on the first device.", "sweep"),
     "quants": ControlWords(
-        "Precisions", "Those of the curves, with semicolons; empty: those of the paper.", "precision"
+        "Precisions", "Of the curves, separated by semicolons. Default: those of arXiv:2402.16363.", "precision"
     ),
     "pins": ControlWords(
-        "Pinned", "Settings that are kept to compare the present one with; they are part of the link.", "comparison"
+        "Pinned", "Settings to compare with the current one; they are part of the link.", "comparison"
     ),
-    "passes": ControlWords("Passes", "Of the model in the trace; needed only where they are not recognised.", "trace"),
-    "stage": ControlWords("Stage", "Of a pipeline, that whose device was recorded; the first is 1.", "trace"),
+    "passes": ControlWords("Passes", "Number of model passes in the trace, if it cannot be detected.", "trace"),
+    "stage": ControlWords("Stage", "Pipeline stage that the trace was recorded on, from 1.", "trace"),
     "op": ControlWords(
-        "Operator", "What the inspector shows; a click on a point, bar, row or node chooses it too.", "operator"
+        "Operator", "Operator in the inspector. A click on a point, bar, row or node selects it too.", "operator"
     ),
 }
 
 
 class Term(NamedTuple):
-    """An entry of the glossary."""
+    """An entry of the glossary: a term, its synonyms and its meaning."""
 
     name: str
-    also: str  # other names of the same thing
+    also: str
     meaning: str
 
 

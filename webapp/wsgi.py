@@ -1,4 +1,4 @@
-"""For servers of WSGI: `gunicorn --worker-class gthread --threads 4 llmviewer.webapp.wsgi:server`."""
+"""Entry point of WSGI servers: `gunicorn --worker-class gthread --threads 4 llmviewer.webapp.wsgi:server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmviewer web`: the dashboard on this machine."""
+"""Command `llmviewer web`: serves the dashboard on this machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from . import options as shared
 
 
 @click.command()
-@click.option("--port", type=shared.WholeNumber(0, 65535), default=8050, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=shared.WholeNumber(0, 65535), default=8050, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 lets others look too."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 allows other machines."
 )
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in a browser.")
 @click.option(
     "--trace",
     metavar="FILE",
     type=shared.PATH,
-    help="Show this profiler trace, of any size, as `llmviewer timeline` reads it.",
+    help="Profiler trace of any size to show on the timeline tab.",
 )
 def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
     """Open the dashboard in a browser.
 
-    It shows what bounds a model on a device, and what would change it. Needs the extra `web` (pip install
-    'llmviewer[web]'). `llmviewer docs web` says how to host it.
+    It shows what bounds a model on a device, and what would help. Needs the extra `web` (pip install
+    'llmviewer[web]'); `llmviewer docs web` explains hosting.
     """
     try:
         from ..webapp.app import create
@@ -51,8 +51,8 @@ def web(port: int, host: str, opens: bool, trace: Path | None) -> None:
         raise InputError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
     server = make_server(host, port, create(trace, hosts_of(host)).server, threaded=True, fd=listening.fileno())
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listening.getsockname()[1]}/{'?tab=timeline' if trace else ''}"
+    shown_host = f"[{host}]" if ":" in host else host
+    url = f"http://{shown_host}:{listening.getsockname()[1]}/{'?tab=timeline' if trace else ''}"
     click.echo(f"{url} (stop with Ctrl-C)", err=True)
     if opens:
         threading.Timer(0.3, webbrowser.open, (url,)).start()

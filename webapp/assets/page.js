@@ -1,6 +1,6 @@
-/* What a browser does by itself: copy the link, save a figure as SVG, enlarge a drawing, search lists, close the settings
-   on a phone, refuse files that are too large, and say when what is shown is not of the current controls. */
-const copied = async (text) => { // browsers give the clipboard only to pages of this machine and of https
+/* Browser-side behavior: copy the link, save figures as SVG, zoom the graph, rank search results, close the settings on
+   phones, refuse large files, and mark results of earlier settings. */
+const copyText = async (text) => { // browsers allow clipboard access only on https and local pages
   try {
     await navigator.clipboard.writeText(text);
     return true;
@@ -13,7 +13,7 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.id === "copy") {
-    button.textContent = (await copied(location.href)) ? "Copied" : "Copy it from the address bar";
+    button.textContent = (await copyText(location.href)) ? "Copied" : "Copy the address instead";
     setTimeout(() => (button.textContent = "Copy link"), 1500);
   }
   if (button.classList.contains("zoom")) {
@@ -28,7 +28,7 @@ document.addEventListener("click", async (event) => {
 });
 
 document.addEventListener(
-  "keydown", // letters are for the search of an open list, whatever in it has the focus
+  "keydown", // letters go to the search field of an open list, wherever the focus is
   (event) => {
     const list = document.activeElement.closest(".dash-dropdown-content");
     const search = list && list.querySelector(".dash-dropdown-search");
@@ -38,35 +38,35 @@ document.addEventListener(
   true,
 );
 
-/* Options of a list in the order in which they are meant by what is searched: its words one after another, as whole words
-   before beginnings of words, then the shorter name; without a search, in the order in which they came. */
-const near = (label, wanted) => {
+/* Rank of a list option for the words of a search: matches of whole words before prefixes, in the order of the search, then
+   shorter titles. Without a search, options keep their original order. */
+const searchRank = (label, terms) => {
   const title = label.split(" \u00b7 ")[0].toLowerCase();
   const words = title.split(/[\s-]+/);
-  let [at, far] = [0, 0];
-  for (const one of wanted) {
-    const next = [(word) => word === one, (word) => word.startsWith(one)].map((is) => words.findIndex((word, i) => i >= at && is(word)));
-    const found = next.findIndex((place) => place >= 0);
-    far += found < 0 ? 2 : found;
-    if (found >= 0) at = next[found] + 1;
+  let [start, penalty] = [0, 0];
+  for (const term of terms) {
+    const places = [(word) => word === term, (word) => word.startsWith(term)].map((matches) => words.findIndex((word, i) => i >= start && matches(word)));
+    const quality = places.findIndex((place) => place >= 0); // 0: a whole word, 1: a prefix, -1: no match
+    penalty += quality < 0 ? 2 : quality;
+    if (quality >= 0) start = places[quality] + 1;
   }
-  return [far, title.length];
+  return [penalty, title.length];
 };
-const chosen = (operator) => { // on a narrow page what is shown of it stands below
+const selectOperator = (operator) => { // on narrow pages the inspector is below
   if (!operator) return window.dash_clientside.no_update;
   if (window.innerWidth < 1180) document.querySelector(".inspector").scrollIntoView();
   return operator;
 };
-const came = new Map(); // where options stood, by their values
+const originalPlaces = new Map(); // of options, by value
 window.dash_clientside = Object.assign({}, window.dash_clientside, {
   llmviewer: {
-    point: (clicked) => chosen(clicked && clicked.points[0].customdata),
-    row: (clicked) => chosen(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),
-    node: (tapped) => chosen(tapped && tapped.parent && tapped.id),
+    point: (clicked) => selectOperator(clicked && clicked.points[0].customdata),
+    row: (clicked) => selectOperator(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),
+    node: (tapped) => selectOperator(tapped && tapped.parent && tapped.id),
     ranked: (searched, options) => {
-      options.forEach((option, place) => came.has(option.value) || came.set(option.value, place));
-      const wanted = (searched || "").toLowerCase().split(/[\s-]+/).filter((word) => word);
-      const rank = (option) => [...(wanted.length ? near(option.label, wanted) : []), came.get(option.value)];
+      options.forEach((option, place) => originalPlaces.has(option.value) || originalPlaces.set(option.value, place));
+      const terms = (searched || "").toLowerCase().split(/[\s-]+/).filter((word) => word);
+      const rank = (option) => [...(terms.length ? searchRank(option.label, terms) : []), originalPlaces.get(option.value)];
       const ranked = options.map((option) => [rank(option), option]).sort(([a], [b]) => {
         const place = a.findIndex((part, i) => part !== b[i]);
         return place < 0 ? 0 : a[place] - b[place];
@@ -77,30 +77,30 @@ window.dash_clientside = Object.assign({}, window.dash_clientside, {
   },
 });
 
-/* dash-cytoscape sets the sensitivity of the wheel to what it is anyway, and cytoscape warns of any that is set. */
+/* dash-cytoscape sets the default wheel sensitivity, and cytoscape warns about any that is set. */
 if (window.dash_cytoscape?.Cytoscape?.defaultProps) delete window.dash_cytoscape.Cytoscape.defaultProps.wheelSensitivity;
 
-document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field changes the field
+document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field only changes the field
 
-const weigh = (event) => { // what takes files says nothing of those that are too large for it
+const checkFileSize = (event) => { // dcc.Upload ignores files that are too large without an error
   const place = event.target.closest("[data-most]");
   const [file] = (event.dataTransfer || event.target).files || [];
   if (!place || !file) return;
-  const [most, got] = [Number(place.dataset.most), file.size].map((bytes) => bytes.toLocaleString("en"));
+  const [limit, size] = [Number(place.dataset.most), file.size].map((bytes) => bytes.toLocaleString("en"));
   const large = file.size > Number(place.dataset.most);
-  const said = [`${file.name}: must have at most ${most} bytes; got ${got}`, place.dataset.instead].filter((part) => part);
-  place.querySelector(".error").textContent = large ? said.join("; ") : "";
+  const errors = [`${file.name}: must have at most ${limit} bytes; got ${size}`, place.dataset.instead].filter((part) => part);
+  place.querySelector(".error").textContent = large ? errors.join("; ") : "";
 };
-document.addEventListener("change", weigh, true);
-document.addEventListener("drop", weigh, true);
+document.addEventListener("change", checkFileSize, true);
+document.addEventListener("drop", checkFileSize, true);
 
-const named = [ // what has no name of its own, and whose name it has
+const ariaLabels = [ // components without a label, and the source of their label
   ["[role=slider]:not([aria-label])", (thumb) => thumb.closest(".control")?.querySelector("label")?.textContent],
   ["input[type=file]:not([aria-label])", (input) => input.closest(".drop")?.textContent],
 ];
 let closed = false;
 new MutationObserver(() => {
-  for (const [selector, name] of named)
+  for (const [selector, name] of ariaLabels)
     for (const part of document.querySelectorAll(selector)) part.setAttribute("aria-label", name(part) || "");
   const settings = document.getElementById("settings");
   if (!settings || closed) return;
@@ -108,16 +108,16 @@ new MutationObserver(() => {
   if (window.innerWidth < 900) settings.open = false;
 }).observe(document, { childList: true, subtree: true });
 
-/* Results are of the current controls only once every request is answered. Until then they are dimmed, and a bar says why:
-   a request takes longer than a moment, or the server refused it, failed or could not be reached. */
-const NOTICED_MS = 400; // after which a wait is shown
-const asking = "link"; // the part of the page whose request turns controls into a question, on which all results rest
+/* Results belong to the current controls only once every request is answered. Until then they are faded, and a bar shows
+   the reason: a slow request, or a server that refused it, failed or could not be reached. */
+const NOTICE_DELAY_MS = 400; // before a pending request is shown
+const STATE_OUTPUT = "link"; // output of the request that turns controls into the page state, which all results need
 const RESULTS = ["answer", "content", "timeline-result", "inspector", "changes"];
-const waiting = new Map(); // requests under way: the results that they bring
-const unanswered = new Map(); // by output, what went wrong and what asked for it
-const parts = (output) => {
+const pending = new Map(); // requests by token, with their outputs
+const failed = new Map(); // errors and changed properties of failed requests, by output
+const resultsOf = (output) => {
   const names = output.split(/\.{2,3}/).map((part) => part.split(".")[0]);
-  return names.includes(asking) ? ["all", ...RESULTS] : RESULTS.filter((name) => names.includes(name));
+  return names.includes(STATE_OUTPUT) ? ["all", ...RESULTS] : RESULTS.filter((name) => names.includes(name));
 };
 const bar = document.createElement("div");
 bar.id = "connection";
@@ -131,34 +131,34 @@ document.addEventListener("DOMContentLoaded", () => document.body.append(bar));
 
 const showConnection = () => {
   const now = performance.now();
-  const late = [...waiting.values()].filter(({ since }) => now - since >= NOTICED_MS);
-  const [problem] = [...unanswered.values()];
-  const stale = new Set([...unanswered.keys()].flatMap(parts));
-  const awaited = new Set(late.flatMap(({ output }) => parts(output)));
+  const late = [...pending.values()].filter(({ since }) => now - since >= NOTICE_DELAY_MS);
+  const [problem] = [...failed.values()];
+  const stale = new Set([...failed.keys()].flatMap(resultsOf));
+  const awaited = new Set(late.flatMap(({ output }) => resultsOf(output)));
   document.body.dataset.stale = [...stale].join(" ");
   document.body.dataset.awaited = [...awaited].join(" ");
-  const old = stale.size ? " What is faint below is of earlier settings, not of the controls." : "";
-  const said = problem ? problem.said + old : awaited.size ? "Working; what is faint is of earlier settings." : "";
-  if (report.textContent !== said) report.textContent = said;
+  const old = stale.size ? " Faded results are of earlier settings." : "";
+  const text = problem ? problem.error + old : awaited.size ? "Working. Faded results are of earlier settings." : "";
+  if (report.textContent !== text) report.textContent = text;
   bar.className = problem ? "failed" : "";
-  bar.hidden = !said;
+  bar.hidden = !text;
   again.hidden = !problem || late.length > 0;
 };
 
 again.addEventListener("click", () => {
-  for (const { changed } of [...unanswered.values()]) for (const [id, value] of changed) window.dash_clientside.set_props(id, value);
+  for (const { changed } of [...failed.values()]) for (const [id, value] of changed) window.dash_clientside.set_props(id, value);
 });
 
-const changedBy = (request) => // properties as they were sent, by the identifiers of their components
+const changedProperties = (request) => // values that triggered a request, by component id
   (request.inputs || [])
     .flat()
     .filter(({ id, property }) => typeof id === "string" && (request.changedPropIds || []).includes(`${id}.${property}`))
     .map(({ id, property, value }) => [id, { [property]: value }]);
 
-const refused = async (response) => {
+const errorOf = async (response) => {
   const text = (response.headers.get("Content-Type") || "").startsWith("text/plain") ? (await response.clone().text()).trim() : "";
   if (response.status < 500) return `The server refused this (status ${response.status})${text ? `: ${text.slice(0, 300)}` : ""}.`;
-  return `The server failed (status ${response.status}); its log says why.`;
+  return `Server error (status ${response.status}); details are in its log.`;
 };
 
 const plainFetch = window.fetch.bind(window);
@@ -166,21 +166,21 @@ window.fetch = async (resource, options) => {
   if (!String(resource.url || resource).includes("/_dash-update-component") || !options?.body) return plainFetch(resource, options);
   const request = JSON.parse(options.body);
   const token = {};
-  waiting.set(token, { output: request.output, since: performance.now() });
-  const timer = setTimeout(showConnection, NOTICED_MS);
-  let said = "";
+  pending.set(token, { output: request.output, since: performance.now() });
+  const timer = setTimeout(showConnection, NOTICE_DELAY_MS);
+  let error = "";
   try {
     const response = await plainFetch(resource, options);
-    if (!response.ok) said = await refused(response);
+    if (!response.ok) error = await errorOf(response);
     return response;
-  } catch (error) {
-    said = "The server cannot be reached.";
-    throw error;
+  } catch (exception) {
+    error = "The server cannot be reached.";
+    throw exception;
   } finally {
     clearTimeout(timer);
-    waiting.delete(token);
-    if (said) unanswered.set(request.output, { said, changed: changedBy(request) });
-    else unanswered.delete(request.output);
+    pending.delete(token);
+    if (error) failed.set(request.output, { error, changed: changedProperties(request) });
+    else failed.delete(request.output);
     showConnection();
   }
 };

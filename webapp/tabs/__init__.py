@@ -1,4 +1,4 @@
-"""The tabs of the page: each name in `state.TABS` is a module here with a `TAB`, in the order of the page."""
+"""Tabs of the page, in order: each name in `state.TABS` is a module here that defines `TAB`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from importlib import import_module
 from typing import Final
 
 from .. import state
-from ._parts import Tab
+from ._components import Tab
 
 TABS: Final[Mapping[str, Tab]] = {name: import_module(f".{name}", __name__).TAB for name in state.TABS}

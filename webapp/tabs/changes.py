@@ -1,4 +1,4 @@
-"""What would change the answer, one step at a time: each step is a link to the page on which it is taken."""
+"""Changes that would help, one at a time, with their gains; each links to the page with that change."""
 
 from __future__ import annotations
 
@@ -13,100 +13,105 @@ from dash.development.base_component import Component
 from llmviewer.units import fold
 from llmviewer.variants.variant import Variant
 
-from ..answers import answers
-from ..asked import asked, kept
-from ..state import MOST_PINS, State
+from ..page_state import analysis_link, shown_state
+from ..results import device_results
+from ..state import MAX_PINS, State
 from ..views import changes
-from ..views.changes import Offer, Step
-from ._parts import awaited, panel
+from ..views.changes import CandidateChange, CandidateGains
+from ._components import panel, with_loading
 
-_PLACE, _MORE = "changes", "more-changes"
-_FEW: Final = 3  # devices of which each is told at once
+_PLACE, _ALL_TECHNIQUES = "changes", "more-changes"
+_MAX_UNFOLDED_DEVICES: Final = 3  # gains on more devices are folded
 
 
-def place(state: State) -> Component:
-    """Where they stand; they are worked out after what was asked."""
+def placeholder(state: State) -> Component:
+    """Empty panel for the changes, which are computed after the results."""
     where = state.on[0] if len(state.on) == 1 else "each device"
     return panel(
         html.Div([
-            html.H3("What would change it"),
-            html.Span(f"on {where}, one step at a time; most first, as expected", className="soft"),
+            html.H3("What would help"),
+            html.Span(f"on {where}, one change at a time; largest expected gain first", className="soft"),
         ], className="figcaption"),
-        dcc.Store(id="changes-of", data=kept(state)),
-        awaited(html.Div(id=_PLACE, className="changes")),
-        html.Button("Try every technique", id=_MORE, type="button",
-                    title="Some seconds per device; usual parameters; what each does is under Techniques"),
+        dcc.Store(id="changes-of", data=analysis_link(state)),
+        with_loading(html.Div(id=_PLACE, className="changes")),
+        html.Button("Try every technique", id=_ALL_TECHNIQUES, type="button",
+                    title="Takes seconds per device. Default parameters; Techniques describes each."),
         className="stepping",
     )  # fmt: skip
 
 
-def content(found: Sequence[Step], refused: Sequence[str], state: State) -> list[Component]:
-    good = [_line(one, state) for one in found if one.helps]
-    rest = [_line(one, state) for one in found if not one.helps]
-    said = [html.Li(line) for line in refused]
+def content(changes: Sequence[CandidateGains], impossible: Sequence[str], state: State) -> list[Component]:
+    """Helpful changes, then folded the ones without gain and the impossible ones with their reasons."""
+    helpful = [_line(one, state) for one in changes if one.is_worthwhile]
+    others = [_line(one, state) for one in changes if not one.is_worthwhile]
+    impossible_items = [html.Li(line) for line in impossible]
     return [
-        html.Ul(good) if good else html.P("Nothing that is tried here helps."),
-        *([html.Details([html.Summary(f"{len(rest)} that would not help here"), html.Ul(rest)])] if rest else []),
-        *([html.Details([html.Summary(f"{len(said)} that cannot be had here"), html.Ul(said)])] if said else []),
+        html.Ul(helpful) if helpful else html.P("None of the changes tried here helps."),
+        *([html.Details([html.Summary(f"{len(others)} without gain here"), html.Ul(others)])] if others else []),
+        *(
+            [html.Details([html.Summary(f"{len(impossible_items)} not possible here"), html.Ul(impossible_items)])]
+            if impossible_items
+            else []
+        ),
     ]
 
 
-def _line(step: Step, state: State) -> Component:
-    offer = step.offer
+def _line(gains: CandidateGains, state: State) -> Component:
+    candidate = gains.candidate
     return html.Li([
         html.Div([
-            dcc.Link(offer.name, href=_link(offer.state), title=f"Set it: {offer.about}"),
-            html.Span(offer.about, className="soft"),
+            dcc.Link(candidate.name, href=_link(candidate.state), title=f"Apply: {candidate.about}"),
+            html.Span(candidate.about, className="soft"),
         ], className="step"),
-        _several(step, state) if len(state.on) > 1 else _alone(step, state),
+        _several_devices_gain(gains, state) if len(state.on) > 1 else _single_device_gain(gains, state),
     ])  # fmt: skip
 
 
-def _several(step: Step, state: State) -> Component:
-    """The gains of a step on several devices, folded if they are many."""
-    table = _table(step, state)
-    return table if len(step.variants) <= _FEW else html.Details([html.Summary(step.said), table])
+def _several_devices_gain(gains: CandidateGains, state: State) -> Component:
+    """Gains of a change on several devices, folded if they are many."""
+    table = _table(gains, state)
+    return table if len(gains.variants) <= _MAX_UNFOLDED_DEVICES else html.Details([html.Summary(gains.summary), table])
 
 
-def _alone(step: Step, state: State) -> Component:
-    """The gain of a step on the only device."""
-    variant = step.variants[state.on[0]]
+def _single_device_gain(gains: CandidateGains, state: State) -> Component:
+    """Gain of a change on the only device."""
+    variant = gains.variants[state.on[0]]
     return html.Div([
-        _gain(variant), f", {hoped} " if (hoped := _expected(variant)) else " ", html.Span([
-            f"at least {changes.time(variant)}; ",
-            html.Span(changes.memory(variant), className="" if variant.fits else "alarm"),
-            " \N{MIDDLE DOT} ", _beside(step.offer, state.on[0], state),
+        _gain(variant), f", {gain} " if (gain := _expected(variant)) else " ", html.Span([
+            f"{changes.time_text(variant)}; ",
+            html.Span(changes.memory_text(variant), className="" if variant.fits else "alarm"),
+            " \N{MIDDLE DOT} ", _compare_link(gains.candidate, state.on[0], state),
         ], className="soft"),
     ], className="bought")  # fmt: skip
 
 
-def _table(step: Step, state: State) -> Component:
-    """The gains of a step on several devices, in short."""
+def _table(gains: CandidateGains, state: State) -> Component:
+    """Table of the gains of a change on several devices."""
     return html.Table(html.Tbody([
         html.Tr([
             html.Th(device, scope="row"), html.Td(_gain(variant)), html.Td(_expected(variant)),
-            html.Td(changes.verdict(variant), className="" if variant.fits else "alarm"),
-            html.Td(_beside(step.offer, device, state)),
-        ], title=f"{device}: at least {changes.time(variant)}; {changes.memory(variant)}")
-        for device, variant in step.variants.items()
+            html.Td(changes.memory_verdict(variant), className="" if variant.fits else "alarm"),
+            html.Td(_compare_link(gains.candidate, device, state)),
+        ], title=f"{device}: {changes.time_text(variant)}; {changes.memory_text(variant)}")
+        for device, variant in gains.variants.items()
     ]), className="bought")  # fmt: skip
 
 
 def _gain(variant: Variant) -> Component:
-    """The gain at the bound, in green if it is expected to be one too."""
-    least = min(variant.gain, variant.likely_gain)
-    return html.Strong(changes.words(variant), className="gain" if least > 1 else "soft")
+    """Gain at the bound, highlighted if a gain is expected too."""
+    smaller_gain = min(variant.gain, variant.likely_gain)
+    return html.Strong(changes.gain_text(variant), className="gain" if smaller_gain > 1 else "soft")
 
 
 def _expected(variant: Variant) -> str:
     gain = variant.expected_gain
-    return f"expect {fold(gain)}" if gain else ""
+    return f"expected {fold(gain)}" if gain else ""
 
 
-def _beside(offer: Offer, device: str, state: State) -> Component:
-    """A link to the step beside the present setting of a device."""
-    beside = replace(offer.state, pins=(*state.pins, state.pin(device))[-MOST_PINS:], tab="compare")
-    return dcc.Link("compare", href=_link(beside), title=f"{offer.name} beside the present setting, in numbers")
+def _compare_link(candidate: CandidateChange, device: str, state: State) -> Component:
+    """Link to the comparison of a change with the current setting of a device."""
+    compare_state = replace(candidate.state, pins=(*state.pins, state.pin_link(device))[-MAX_PINS:], tab="compare")
+    return dcc.Link("compare", href=_link(compare_state), title=f"Compare {candidate.name} with the current setting")
 
 
 def _link(state: State) -> str:
@@ -115,10 +120,14 @@ def _link(state: State) -> str:
 
 def register(app: Dash) -> None:
     @app.callback(
-        Output(_PLACE, "children"), Output(_MORE, "hidden"),
-        Input("changes-of", "data"), Input(_MORE, "n_clicks"), Held("tab", "value"), Held("op", "value"),
+        Output(_PLACE, "children"), Output(_ALL_TECHNIQUES, "hidden"),
+        Input("changes-of", "data"), Input(_ALL_TECHNIQUES, "n_clicks"), Held("tab", "value"), Held("op", "value"),
         Held("files", "data"),
     )  # fmt: skip
-    def show(link: str, more: int | None, tab: str, op: str | None, files: Any) -> tuple[list[Component], bool]:
-        state = replace(asked(link, files), tab=tab, op=op or "")
-        return content(*changes.steps(answers(state), state, every=bool(more)), state), bool(more)
+    def show(
+        link: str, all_techniques: int | None, tab: str, op: str | None, files: Any
+    ) -> tuple[list[Component], bool]:
+        state = replace(shown_state(link, files), tab=tab, op=op or "")
+        return content(
+            *changes.ranked_changes(device_results(state), state, with_techniques=bool(all_techniques)), state
+        ), bool(all_techniques)

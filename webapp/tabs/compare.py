@@ -1,4 +1,4 @@
-"""Compare: settings that were pinned beside the present one, in numbers, in words and by operator."""
+"""Compare: pinned settings and the current one, by numbers, differences and operators."""
 
 from __future__ import annotations
 
@@ -9,91 +9,98 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
-from ..answers import Answer
-from ..asked import asked
-from ..state import MOST_PINS, State
+from ..page_state import shown_state
+from ..results import DeviceResult
+from ..state import MAX_PINS, State
 from ..views import compare
-from ..views.compare import Compared, Moved
-from ._parts import Tab, panel, picture, saves, table
+from ..views.compare import BoundDifference, ComparedSetting
+from ._components import Tab, figure_panel, panel, register_csv, table
 
-_SEVERAL: Final = (
-    "Pin this setting and change a control, choose several devices, or follow a link called compare on the overview: "
-    "they are then set side by side."
+_HOW_TO_COMPARE: Final = (
+    "Pin this setting and change a control, select several devices, or follow a compare link on the overview."
 )
 
-_PASSES: Final = "Bars are of one pass, which yields more than one token of a sequence where techniques say so."
+_TOKENS_NOTE: Final = "Bars show one pass; with techniques it may yield more than one token per sequence."
 
 
-def show(found: tuple[Answer, ...], state: State) -> Component:
-    settings, problems = compare.compared(found, state)
+def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    settings, problems = compare.compared_settings(results, state)
     parts = [_settings(settings, state, problems)]
     if len(settings) > 1:
-        moved = compare.moves(settings, state.phase)
-        phase = found[0].phase_name(state.phase)
+        differences = compare.bound_differences(settings, state.phase)
+        phase = results[0].phase_name(state.phase)
         parts += [
-            panel(html.H3("In words"), html.Ul([html.Li(said) for said in compare.words(settings)], className="said")),
+            panel(
+                html.H3("Differences"),
+                html.Ul([html.Li(text) for text in compare.difference_sentences(settings)], className="said"),
+            ),
             panel(
                 html.Div([
-                    html.H3("In numbers"),
-                    html.Span(f"in brackets: of {settings[0].short}; times are lower bounds unless expected",
+                    html.H3("Numbers"),
+                    html.Span(f"in brackets: ratio to {settings[0].label}",
                               className="soft"),
                     html.Button("CSV", id="compare-csv", type="button", className="quiet"),
                 ], className="figcaption"),
-                table(compare.numbers(settings)),
+                table(compare.numbers_table(settings)),
             ),
             panel(
-                picture("compare-times", compare.times(settings, state.phase)),
-                *([html.P(_PASSES, className="soft")] if compare.several_tokens(settings, state.phase) else []),
+                figure_panel("compare-times", compare.times_figure(settings, state.phase)),
+                *([html.P(_TOKENS_NOTE, className="soft")]
+                  if compare.yields_several_tokens(settings, state.phase) else []),
             ),
             panel(
-                html.H3("Where the bottleneck moves"),
-                html.P(f"Operators of {phase} that are not bound by the same everywhere, and their share of its time.",
+                html.H3("Operators whose bound changes"),
+                html.P(f"Bound of each operator of {phase}, and its share of the time of the phase.",
                        className="soft"),
-                _moves(moved, settings) if moved else html.P("Every operator is bound by the same thing in all."),
+                _bound_table(differences, settings) if differences
+                else html.P("Every operator has the same bound in all settings."),
             ),
         ]  # fmt: skip
     return html.Div([*parts, dcc.Download(id="compare-download")], className="compare")
 
 
-def _settings(settings: list[Compared], state: State, problems: tuple[str, ...]) -> Component:
-    """What is compared, with buttons that pin the present setting on a device and let go of a pin."""
-    full = len(state.pins) >= MOST_PINS
+def _settings(settings: list[ComparedSetting], state: State, problems: tuple[str, ...]) -> Component:
+    """The compared settings, with buttons to pin the current setting on a device and to unpin others."""
+    full = len(state.pins) >= MAX_PINS
     as_letter = "" if full else f" as {compare.LETTERS[len(state.pins)]}"
-    kept = {one.pin for one in settings}
-    lost = [place for place in range(len(state.pins)) if place not in kept]
+    shown_pins = {one.pin for one in settings}
+    lost = [place for place in range(len(state.pins)) if place not in shown_pins]
     return panel(
-        html.H3("What is compared"),
-        html.P(_SEVERAL, className="soft"),
+        html.H3("Compared settings"),
+        html.P(_HOW_TO_COMPARE, className="soft"),
         *(html.P(problem, className="notice", role="alert") for problem in problems),
         html.Ul([
-            html.Li([html.Strong(one.name), " ", html.Span(one.about, className="soft"), " ",
-                     *([_let_go(one.pin)] if one.pin >= 0 else [])])
+            html.Li([html.Strong(one.name), " ", html.Span(one.description, className="soft"), " ",
+                     *([_unpin_button(one.pin)] if one.pin >= 0 else [])])
             for one in settings
         ], className="said"),
         html.Div([
             *(html.Button(f"Pin {name if len(state.on) > 1 else 'this setting'}{as_letter}",
                           id={"pin": place}, type="button", disabled=full) for place, name in enumerate(state.on)),
-            *(_let_go(place) for place in lost),
+            *(_unpin_button(place) for place in lost),
         ], className="pins"),
     )  # fmt: skip
 
 
-def _let_go(place: int) -> Component:
+def _unpin_button(place: int) -> Component:
+    """Button that removes the pin at a place."""
     letter = compare.LETTERS[place]
     return html.Button(
         f"Unpin {letter}",
         id={"unpin": place},
         type="button",
         className="quiet",
-        title=f"Compare no longer with {letter}",
+        title=f"Remove {letter} from the comparison",
     )
 
 
-def _moves(moved: list[Moved], settings: list[Compared]) -> Component:
+def _bound_table(differences: list[BoundDifference], settings: list[ComparedSetting]) -> Component:
+    """Bound and share of time of operators in each setting."""
+
     def cell(place: tuple[str, float] | None) -> Any:
         return "-" if place is None else [html.Span(place[0], className=f"badge {place[0]}"), f"{place[1]:.1%}"]
 
-    lines = [(one.operator, *(cell(place) for place in one.places)) for one in moved]
+    lines = [(one.operator, *(cell(place) for place in one.bounds)) for one in differences]
     return table([("operator", *(one.name for one in settings)), *lines])
 
 
@@ -107,18 +114,23 @@ def register(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def pin(pinned: list[int | None], unpinned: list[int | None], link: str, files: Any) -> str:
-        which = ctx.triggered_id
-        if not which or not any((*pinned, *unpinned)):  # buttons that have only just come
+        button = ctx.triggered_id
+        if not button or not any((*pinned, *unpinned)):  # buttons were created, not clicked
             raise PreventUpdate
-        state = asked(link, files)
+        state = shown_state(link, files)
         pins = list(state.pins)
-        if "unpin" in which:
-            del pins[which["unpin"] : which["unpin"] + 1]
-        elif len(pins) < MOST_PINS and which["pin"] < len(state.on):
-            pins.append(state.pin(state.on[which["pin"]]))
+        if "unpin" in button:
+            del pins[button["unpin"] : button["unpin"] + 1]
+        elif len(pins) < MAX_PINS and button["pin"] < len(state.on):
+            pins.append(state.pin_link(state.on[button["pin"]]))
         return "|".join(pins)
 
-    saves(app, "compare", "comparison.csv", lambda found, state: compare.raw(compare.compared(found, state)[0]))
+    register_csv(
+        app,
+        "compare",
+        "comparison.csv",
+        lambda results, state: compare.csv_rows(compare.compared_settings(results, state)[0]),
+    )
 
 
 TAB: Final = Tab(show=show, register=register)

@@ -1,4 +1,4 @@
-"""The glossary."""
+"""Glossary of the field's terms."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Final
 from dash import html
 from dash.development.base_component import Component
 
-from ..answers import Answer
+from ..results import DeviceResult
 from ..state import State
 from ..words import CONTROLS, GLOSSARY, Term
-from ._parts import Tab, panel
+from ._components import Tab, panel
 
 
-def show(_found: tuple[Answer, ...], _state: State) -> Component:
+def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
     terms = html.Dl([html.Div(_entry(term)) for term in GLOSSARY], className="terms")
     return panel(html.H3("Glossary"), terms, className="glossary")
 
 
 def _entry(term: Term) -> list[Component]:
-    """A term with its other names, its meaning, and the controls that are about it."""
-    asked = dict.fromkeys(word.label for word in CONTROLS.values() if word.term == term.name)
-    controls = html.Span(f" Control: {', '.join(asked)}.", className="soft")
+    """A term with its synonyms, its meaning, and the controls that set it."""
+    labels = dict.fromkeys(word.label for word in CONTROLS.values() if word.term == term.name)
+    controls = html.Span(f" Control: {', '.join(labels)}.", className="soft")
     also = html.Span(f" ({term.also})", className="soft")
     return [
-        html.Dt([term.name, *([also] if term.also else [])]), html.Dd([term.meaning, *([controls] if asked else [])])
+        html.Dt([term.name, *([also] if term.also else [])]), html.Dd([term.meaning, *([controls] if labels else [])])
     ]  # fmt: skip
 
 

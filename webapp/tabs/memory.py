@@ -1,4 +1,4 @@
-"""Memory: what a request takes of each device's, and how far batch and context can grow."""
+"""Memory: use of each device by a request, and the largest batch and context that fit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Final
 from dash import html
 from dash.development.base_component import Component
 
-from ..answers import Answer
+from ..results import DeviceResult
 from ..state import State
 from ..views import memory
-from ._parts import Tab, panel, picture, table
+from ._components import Tab, figure_panel, panel, table
 
 
-def show(found: tuple[Answer, ...], state: State) -> Component:
-    asked = f"batch {state.batch}, {state.prompt} + {state.gen} tokens"
+def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    inputs = f"batch {state.batch}, {state.prompt} + {state.gen} tokens"
     return html.Div([
-        panel(picture("memories", memory.bars(found))),
+        panel(figure_panel("memories", memory.memory_figure(results))),
         panel(
-            html.H3("How far it goes"), html.P(f"At {asked}{memory.whose(found)}.", className="soft"),
-            table(memory.table(found), "totals"),
+            html.H3("Capacity"), html.P(f"At {inputs}{memory.per_device_note(results)}.", className="soft"),
+            table(memory.capacity_table(results), "totals"),
         ),
     ])  # fmt: skip
 

@@ -8,14 +8,14 @@ import dash_cytoscape as cyto
 from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from ..answers import Answer
+from ..results import DeviceResult
 from ..state import State
 from ..views import network
 from . import inspector
-from ._parts import Tab, in_browser, panel
+from ._components import Tab, panel, register_clientside
 
-_GREY: Final = "#7d8790"  # which is read on a light page and on a dark one
-_PANEL: Final = "#fefefe"  # in whose place the browser puts that of the page
+_GREY: Final = "#7d8790"  # legible in the light and the dark color scheme
+_PANEL: Final = "#fefefe"  # placeholder that the browser replaces by the color of the page
 _SHAPES: Final = [
     {"selector": ".block", "style": {
         "shape": "round-rectangle", "background-color": _GREY, "background-opacity": 0.1,
@@ -44,31 +44,37 @@ _SHAPES: Final = [
     {"selector": "node:selected", "style": {"border-width": 4, "border-color": "#e69f00"}},
 ]  # fmt: skip
 _COLOURS: Final[dict[str, list[dict[str, Any]]]] = {
-    by: [*_SHAPES, {"selector": ".operator", "style": {"background-color": colour}}]
-    for by, colour in (("bound", "data(colour)"), ("share", "mapData(heat, 0, 1, #66707a, #b34700)"))
+    colour_by: [*_SHAPES, {"selector": ".operator", "style": {"background-color": colour}}]
+    for colour_by, colour in (("bound", "data(colour)"), ("share", "mapData(heat, 0, 1, #66707a, #b34700)"))
 }
-_TALLEST: Final = 8000  # of a drawing, which can be enlarged four times: browsers draw nothing that is larger [px]
-_SAID: Final[Any] = {"aria-label": "The operator graph. The list Operator chooses what the inspector shows."}
+_MAX_HEIGHT_PX: Final = 8000  # at four times this size, the largest zoom, browsers still draw it
+_ARIA_LABEL: Final[Any] = {"aria-label": "Operator graph. The Operator list selects the operator in the inspector."}
 _COLOURED: Final = """(by, styles) => JSON.parse(JSON.stringify(styles[by] || styles.bound).replaceAll(
   "#fefefe", getComputedStyle(document.documentElement).getPropertyValue("--panel").trim()))"""
 
 
-def show(found: tuple[Answer, ...], state: State) -> Component:
-    looks = {"memory": "", "compute": ", cut corners", "link": ", rounded sides"}
-    legend = [html.Span(f"{bound}{look}", className=f"badge {bound}") for bound, look in looks.items()]
-    one = network.drawing(found[0], state.phase)
-    width = one.width * min(1, _TALLEST / one.height)
+def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    shape_notes = {"memory": "", "compute": ", cut corners", "link": ", rounded sides"}
+    legend = [
+        html.Span(f"{bound}{shape_note}", className=f"badge {bound}") for bound, shape_note in shape_notes.items()
+    ]
+    one = network.network_drawing(results[0], state.phase)
+    width = one.width * min(1, _MAX_HEIGHT_PX / one.height)
+    subtitle = (
+        f"{results[0].phase_name(state.phase)} on {results[0].name}; repeated layers are one block with their total "
+        f"share of time; click an operator{_idle_note(one.idle_blocks)}"
+    )
     return html.Div([
         panel(
             html.Div([
-                html.H3(f"Network of {found[0].analysis.model.title}"),
-                html.Span(f"{found[0].phase_name(state.phase)} on {found[0].name}; what repeats is one block, with its "
-                          "share of the time in all; click an operator" + _left_out(one.idle), className="soft"),
+                html.H3(f"Network of {results[0].analysis.model.title}"),
+                html.Span(subtitle, className="soft"),
                 dcc.RadioItems({"bound": "by bound", "share": "by share of time"}, "bound", id="network-colour",
                                inline=True, className="choices"),
                 html.Div(legend, className="choices"),
-                *(html.Button(sign, type="button", title=f"{what} the drawing", className=f"quiet zoom {what.lower()}")
-                  for sign, what in (("+", "Enlarge"), ("\N{MINUS SIGN}", "Shrink"))),
+                *(html.Button(sign, type="button", title=f"{action} the graph",
+                              className=f"quiet zoom {action.lower()}")
+                  for sign, action in (("+", "Enlarge"), ("\N{MINUS SIGN}", "Shrink"))),
             ], className="figcaption"),
             dcc.Store(id="network-styles", data=_COLOURS),
             html.Div(
@@ -79,26 +85,28 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
                         style={"width": "100%", "height": "100%"}, responsive=True, autoungrabify=True,
                         userZoomingEnabled=False, userPanningEnabled=False, boxSelectionEnabled=False,
                     ),
-                    className="network", role="img", **_SAID,
+                    className="network", role="img", **_ARIA_LABEL,
                     style={"aspectRatio": f"{one.width:.0f} / {one.height:.0f}", "--width": f"{width:.0f}px"},
                 ),
                 className="scroll", tabIndex=0,
             ),
         ),
-        inspector.place(),
+        inspector.placeholder(),
     ], className="beside still")  # fmt: skip
 
 
-def _left_out(idle: tuple[str, ...]) -> str:
-    """What is said of blocks that are not drawn, by the first words of their names."""
-    parts = dict.fromkeys(name.partition("_")[0] for name in idle)
-    return f"; not drawn, as nothing of it runs here: {', '.join(parts)}" if parts else ""
+def _idle_note(idle_blocks: tuple[str, ...]) -> str:
+    """Note on blocks that are not drawn, by the first words of their names."""
+    names = dict.fromkeys(name.partition("_")[0] for name in idle_blocks)
+    return f"; not drawn, idle in this phase: {', '.join(names)}" if names else ""
 
 
 def register(app: Dash) -> None:
-    in_browser(app, "node", Output("op", "value", allow_duplicate=True), Input("network", "tapNodeData"))
+    register_clientside(app, "node", Output("op", "value", allow_duplicate=True), Input("network", "tapNodeData"))
     styled = Output("network", "stylesheet")
-    in_browser(app, _COLOURED, styled, Input("network-colour", "value"), Input("network-styles", "data"), at_once=True)
+    register_clientside(
+        app, _COLOURED, styled, Input("network-colour", "value"), Input("network-styles", "data"), at_start=True
+    )
 
 
 TAB: Final = Tab(show=show, register=register)

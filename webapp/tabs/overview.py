@@ -1,4 +1,4 @@
-"""The overview: where the time goes, the roofline with the inspector beside it, and the operator table."""
+"""Overview: time by operator, roofline, operator table, changes that would help, and the inspector."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dash import State as Given
 from dash.development.base_component import Component
 from dash_ag_grid import AgGrid
 
-from ..answers import Answer, answers
-from ..asked import asked
+from ..page_state import shown_state
+from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import overview
 from . import changes, inspector
-from ._parts import LEAVING, Tab, in_browser, panel, picture
+from ._components import TAB_KEY_LEAVES_GRID, Tab, figure_panel, panel, register_clientside
 
 _SI: Final = {"function": "amount(params.value)"}
 _SECONDS: Final = {"function": "duration(params.value)"}
@@ -29,10 +29,12 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     }},
     {"field": "time", "headerName": "time ≥", "minWidth": 84, "valueFormatter": _SECONDS,
      "sort": "desc"},
-    {"field": "share", "minWidth": 62, "headerTooltip": "of the least time of the phase", "valueFormatter": _PERCENT},
-    {"field": "expected", "minWidth": 74, "headerTooltip": "of real kernels", "valueFormatter": _SECONDS},
+    {"field": "share", "minWidth": 62, "headerTooltip": "share of the roofline time of the phase",
+     "valueFormatter": _PERCENT},
+    {"field": "expected", "minWidth": 74, "headerTooltip": "expected time, from measured kernels",
+     "valueFormatter": _SECONDS},
     {"field": "expected_share", "headerName": "expected share", "minWidth": 72, "valueFormatter": _PERCENT,
-     "headerTooltip": "of the time expected of the phase"},
+     "headerTooltip": "share of the expected time of the phase"},
     {"field": "intensity", "headerName": "OP/B", "minWidth": 56, "valueFormatter": _SI},
     {"field": "repeat", "headerName": "×", "minWidth": 46},
     {"field": "ops", "headerName": "OPs", "minWidth": 62, "valueFormatter": _SI},
@@ -43,10 +45,10 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "dtype", "headerName": "computed in", "minWidth": 86},
     {"field": "block", "minWidth": 86}, {"field": "kind", "minWidth": 86},
 ]  # fmt: skip
-_LEAST, _MOST, _LETTER = 108, 150, 7  # widths of the column of operators, and of a letter in it [px]
+_MIN_WIDTH_PX, _MAX_WIDTH_PX, _LETTER_PX = 108, 150, 7  # of the operator column and a letter in it
 _WORDS: Final = frozenset(("device", "operator", "block", "kind", "bound", "dtype"))
 _DETAILS: Final = ("repeat", "ops", "weights", "activations", "kv", "attainable", "dtype", "block", "kind")
-_EVERY: Final = f"""(clicks, columns) => {{
+_TOGGLE_COLUMNS: Final = f"""(clicks, columns) => {{
   const fewer = clicks % 2 === 0, details = {json.dumps(_DETAILS)};
   return [
     columns.map((one) => (details.includes(one.field) ? {{...one, hide: fewer}} : one)),
@@ -56,13 +58,14 @@ _EVERY: Final = f"""(clicks, columns) => {{
 }}"""
 
 
-def show(found: tuple[Answer, ...], state: State) -> Component:
-    rows = overview.operators(found, state.phase)
-    unknown = all(row["expected"] is None for row in rows)
-    named = 16 + _LETTER * max(len(row["called"]) for row in rows)
-    width = min(max(named, _LEAST), _MOST)
+def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    rows = overview.operator_rows(results, state.phase)
+    has_no_expectation = all(row["expected"] is None for row in rows)
+    text_width = 16 + _LETTER_PX * max(len(row["called"]) for row in rows)
+    width = min(max(text_width, _MIN_WIDTH_PX), _MAX_WIDTH_PX)
     hidden = {
-        "device": len(found) == 1, "expected": unknown, "expected_share": unknown, **dict.fromkeys(_DETAILS, True),
+        "device": len(results) == 1, "expected": has_no_expectation, "expected_share": has_no_expectation,
+        **dict.fromkeys(_DETAILS, True),
     }  # fmt: skip
     columns = [
         {"headerName": column["field"], **column, "hide": hidden.get(column["field"], False),
@@ -74,11 +77,11 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
     table = [
         html.Div([
             html.H3("Operators"),
-            html.Span(["of all launches; sort by a head, filter in its menu",
+            html.Span(["all launches; click a header to sort or filter",
                        html.Span("; scrolls sideways", id="operators-wide", className="sideways")], className="soft"),
             html.Button("All columns", id="operators-all", type="button", className="quiet"),
             html.Button("CSV", id="operators-csv", type="button", className="quiet",
-                        title="All columns in OPs, bytes and seconds, as sorted and filtered"),
+                        title="All columns in OPs, bytes and seconds, with the current sorting and filters"),
         ], className="figcaption"),
         AgGrid(
             id="operators", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
@@ -87,18 +90,18 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
             csvExportParams={"fileName": "operators.csv", "allColumns": True},
             style={"height": min(66 + 30 * len(rows), 680)},
             dashGridOptions={
-                "rowHeight": 30, "headerHeight": 46, **LEAVING,
+                "rowHeight": 30, "headerHeight": 46, **TAB_KEY_LEAVES_GRID,
                 "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
             },
         ),
     ]  # fmt: skip
     return html.Div([
         html.Div([
-            panel(picture("times", overview.times(found, state.phase))),
-            panel(picture("roofline", overview.roofline(found, state.phase))),
+            panel(figure_panel("times", overview.times_figure(results, state.phase))),
+            panel(figure_panel("roofline", overview.roofline_figure(results, state.phase))),
             panel(*table, className="operators"),
         ]),
-        html.Div([changes.place(state), inspector.place()]),
+        html.Div([changes.placeholder(state), inspector.placeholder()]),
     ], className="beside overview")  # fmt: skip
 
 
@@ -107,25 +110,29 @@ def register(app: Dash) -> None:
     changes.register(app)
     chosen = Output("op", "value", allow_duplicate=True)
     for figure in ("roofline", "times"):
-        in_browser(app, "point", chosen, Input(figure, "clickData"))
+        register_clientside(app, "point", chosen, Input(figure, "clickData"))
 
     @app.callback(
         Output("roofline", "figure"), Input("op", "value"), Given("asked", "data"), Given("files", "data"),
     )  # fmt: skip
     def mark(op: str | None, link: str, files: list[list[str]]) -> Patch:
-        state = asked(link, files)
+        state = shown_state(link, files)
         figure = Patch()
-        figure["data"][0]["x"], figure["data"][0]["y"] = overview.marked(answers(state), state.phase, op or "")
+        figure["data"][0]["x"], figure["data"][0]["y"] = overview.selected_points(
+            device_results(state), state.phase, op or ""
+        )
         return figure
 
-    in_browser(app, "row", chosen, Input("operators", "cellClicked"))
-    in_browser(app, "n => !!n", Output("operators", "exportDataAsCsv"), Input("operators-csv", "n_clicks"))
+    register_clientside(app, "row", chosen, Input("operators", "cellClicked"))
+    register_clientside(app, "n => !!n", Output("operators", "exportDataAsCsv"), Input("operators-csv", "n_clicks"))
     every = [
         Output("operators", "columnDefs"),
         Output("operators-all", "children"),
         Output("operators-wide", "className"),
     ]
-    in_browser(app, _EVERY, every, Input("operators-all", "n_clicks"), Given("operators", "columnDefs"))
+    register_clientside(
+        app, _TOGGLE_COLUMNS, every, Input("operators-all", "n_clicks"), Given("operators", "columnDefs")
+    )
 
 
 TAB: Final = Tab(show=show, register=register)

@@ -1,4 +1,4 @@
-"""Timeline: where the time of a recorded pass goes, beside the bound and what is expected."""
+"""Timeline: a recorded pass compared with the bound and the expected time."""
 
 from __future__ import annotations
 
@@ -16,88 +16,94 @@ from llmviewer.reports.phrases import below
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import Timeline
 
-from ..answers import Answer, answers
-from ..asked import asked
+from ..page_state import shown_state
 from ..payloads import decoded, label
+from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import timeline
-from ..views.timeline import Dropped
-from ._parts import Tab, awaited, cards, in_browser, panel, picture, table
+from ..views.timeline import DroppedTrace
+from ._components import Tab, cards, figure_panel, panel, register_clientside, table, with_loading
 
-TRACE: Final = "LLMVIEWER_TRACE"  # in the server's configuration: the path of a trace that the page was started with
-_FORMS: Final = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}
+TRACE: Final = "LLMVIEWER_TRACE"  # key of the server's configuration: path of a trace given at the start
+_MAX_MB, _MAX_UNPACKED_MB = timeline.MAX_TRACE_BYTES / 1e6, timeline.MAX_UNPACKED_BYTES / 1e6
+_RENDERERS: Final = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}
 _LABELS: Final = {"html": "Report of the trace", "csv": "CSV", "json": "JSON"}
 
 
 def result() -> Component:
-    """What is found of a trace, once there is one; it stays on the page while another setting is worked out."""
+    """Placeholder for the analysis of a trace, which stays on the page while another setting is analyzed."""
     return html.Div(
         [
             dcc.Store(id="timeline-asked"),
-            awaited(html.Div(id="timeline-result")),
+            with_loading(html.Div(id="timeline-result")),
             dcc.Download(id="timeline-download"),
         ],
         id="traced",
     )
 
 
-def show(_found: tuple[Answer, ...], _state: State) -> Component:
+def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
     return panel(
-        html.H3("Where does the time of a real run go?"),
-        html.P("Drop in what a profiler recorded of the model. Each part of a pass is compared with the time that no "
-               "kernel beats, and with the time that measured kernels take, so that you see where to look first."),
+        html.H3("Compare a recorded run"),
+        html.P("Drop in a profiler trace of the model. Each group of operators is compared with its roofline bound and "
+               "the expected time of measured kernels, the largest gaps first."),
         html.Ul([
             html.Li("torch.profiler (.json, .json.gz), of vLLM and SGLang too, on a GPU or a CPU; Nsight Systems "
                     "(SQLite, or CSV of nsys stats); rocprofv3 (CSV); vLLM's layerwise profile."),
-            html.Li("Set model, device, phase, batch, lengths, precision and parallelism as they were when it was "
-                    "recorded; Context is the tokens that decode steps attend to, on average."),
-            html.Li(f"Up to {timeline.LARGEST / 1e6:.0f} MB, or {timeline.LARGEST_UNPACKED / 1e6:.0f} MB unpacked. "
-                    "A larger one is read where it is: llmviewer web --trace FILE. It is read in memory and not kept."),
+            html.Li("Set model, device, phase, batch, lengths, precision and parallelism as in the recorded run; "
+                    "Context is the mean context of its decode steps."),
+            html.Li(f"Up to {_MAX_MB:.0f} MB, or {_MAX_UNPACKED_MB:.0f} MB unpacked. "
+                    "Open larger traces with llmviewer web --trace FILE. Traces are not stored."),
         ], className="said"),
         className="timeline",
     )  # fmt: skip
 
 
-def _shown(found: Timeline, devices: int) -> list[Component]:
-    title = REPORT.title(found)
-    first = f"The first of {devices} devices. " * (devices > 1)
+def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
+    """Title, cards, findings, figure and tables of a recorded pass."""
+    title = REPORT.title(recorded_pass)
+    first = f"First of {devices} devices. " * (devices > 1)
     return [
-        html.H2([title, " ", html.Span(first + below(title, REPORT.headline(found)), className="soft")]),
-        cards(REPORT.cards(found)),
+        html.H2([title, " ", html.Span(first + below(title, REPORT.headline(recorded_pass)), className="soft")]),
+        cards(REPORT.cards(recorded_pass)),
         panel(
-            html.Ul([html.Li(one) for one in REPORT.remarks(found)], className="said"),
-            html.P(REPORT.basis(found), className="soft"),
+            html.Ul([html.Li(one) for one in REPORT.remarks(recorded_pass)], className="said"),
+            html.P(REPORT.basis(recorded_pass), className="soft"),
             className="bounds",
         ),
-        panel(picture("timeline-parts", timeline.bars(found))),
+        panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),
         *(
             panel(
                 html.H3(one.title), table(one.lines(), "recorded"),
                 *([html.P(one.about, className="soft")] if one.about else []),
             )
-            for one in REPORT.tables(found)
+            for one in REPORT.tables(recorded_pass)
         ),
         html.Div([
-            html.Button(label, id=f"timeline-{form}", type="button", className="quiet")
-            for form, label in _LABELS.items()
+            html.Button(label, id=f"timeline-{file_type}", type="button", className="quiet")
+            for file_type, label in _LABELS.items()
         ], className="pins"),
     ]  # fmt: skip
 
 
-def _trace(contents: str | None, name: str | None) -> Dropped | Path | None:
-    """The one that was dropped in, else that which the page was started with.
+def _trace(contents: str | None, name: str | None) -> DroppedTrace | Path | None:
+    """The uploaded trace, or else the one given at the start.
 
-    Raises InputError where it did not arrive whole.
+    Raises InputError if the upload is incomplete.
     """
     if not contents:
         started: Path | None = current_app.config.get(TRACE)
         return started
-    return Dropped(label(name, "trace"), decoded(contents, name, timeline.LARGEST))
+    return DroppedTrace(label(name, "trace"), decoded(contents, name, timeline.MAX_TRACE_BYTES))
 
 
 def register(app: Dash) -> None:
-    looked_at = '(link, tab) => tab === "timeline" ? link : window.dash_clientside.no_update'  # or nothing is sent
-    in_browser(app, looked_at, Output("timeline-asked", "data"), Input("asked", "data"), Input("tab", "value"))
+    on_this_tab = (
+        '(link, tab) => tab === "timeline" ? link : window.dash_clientside.no_update'  # other tabs send no request
+    )
+    register_clientside(
+        app, on_this_tab, Output("timeline-asked", "data"), Input("asked", "data"), Input("tab", "value")
+    )
 
     @app.callback(
         Output("timeline-result", "children"),
@@ -108,37 +114,41 @@ def register(app: Dash) -> None:
         Held("files", "data"),
     )
     def read(contents: str | None, link: str | None, name: str | None, files: Any) -> tuple[Any, str]:
-        state = asked(link, files)
+        state = shown_state(link, files)
         try:
             trace = _trace(contents, name)
             if trace is None or link is None:
                 raise PreventUpdate
-            found = timeline.found_in(trace, answers(state)[0], state)
+            recorded_pass = timeline.timeline_of(trace, device_results(state)[0], state)
         except InputError as error:
-            return no_update, str(error)  # and the last result stays
-        return _shown(found, len(state.on)), ""
+            return no_update, str(error)  # the last result stays
+        return _timeline_content(recorded_pass, len(state.on)), ""
 
     @app.callback(
         Output("timeline-download", "data"),
-        *(Input(f"timeline-{form}", "n_clicks") for form in _FORMS),
+        *(Input(f"timeline-{file_type}", "n_clicks") for file_type in _RENDERERS),
         Held("trace", "contents"),
         Held("trace", "filename"),
         Held("timeline-asked", "data"),
         Held("files", "data"),
         prevent_initial_call=True,
     )
-    def save(*given: Any) -> dict[str, Any]:
-        *clicks, contents, name, link, files = given
-        state = asked(link, files)
+    def save(*values: Any) -> dict[str, Any]:
+        *clicks, contents, name, link, files = values
+        state = shown_state(link, files)
         try:
             trace = _trace(contents, name)
-            form = str(ctx.triggered_id).removeprefix("timeline-")
-            if trace is None or not any(clicks) or form not in _FORMS:
+            file_type = str(ctx.triggered_id).removeprefix("timeline-")
+            if trace is None or not any(clicks) or file_type not in _RENDERERS:
                 raise PreventUpdate
-            found = timeline.found_in(trace, answers(state)[0], state)
-        except InputError:  # which the page says where it was dropped in
+            recorded_pass = timeline.timeline_of(trace, device_results(state)[0], state)
+        except InputError:  # shown below the upload
             raise PreventUpdate from None
-        return {"content": _FORMS[form](found), "filename": f"timeline.{form}", "type": "text/plain"}
+        return {
+            "content": _RENDERERS[file_type](recorded_pass),
+            "filename": f"timeline.{file_type}",
+            "type": "text/plain",
+        }
 
 
 TAB: Final = Tab(show=show, register=register)

@@ -1,4 +1,4 @@
-"""Validation: how far to trust a number, from profiles that ship and from a user's own measurements."""
+"""Validation: accuracy of the expected times, from shipped profiles and the user's own measurements."""
 
 from __future__ import annotations
 
@@ -12,50 +12,60 @@ from dash_ag_grid import AgGrid
 
 from llmviewer.errors import InputError
 
-from ..answers import Answer
 from ..controls import drop
 from ..payloads import decoded, label
+from ..results import DeviceResult
 from ..state import State
 from ..views import uploads, validation
-from ..views.uploads import Measured
-from ._parts import LEAVING, Tab, awaited, in_browser, panel, picture, saved, table
+from ..views.uploads import ScoredMeasurements
+from ._components import (
+    TAB_KEY_LEAVES_GRID,
+    Tab,
+    csv_download,
+    figure_panel,
+    panel,
+    register_clientside,
+    table,
+    with_loading,
+)
 
 _PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "device", "width": 105}, {"field": "family", "width": 120},
     {"field": "library", "width": 90}, {"field": "dtype", "headerName": "data type", "width": 80},
     {"field": "held_out", "headerName": "mean error", "width": 84, "valueFormatter": _PERCENT, "sort": "desc"},
-    {"field": "median", "headerName": "median row", "width": 74, "valueFormatter": _PERCENT},
+    {"field": "median", "headerName": "median error", "width": 74, "valueFormatter": _PERCENT},
     {"field": "short", "headerName": "under 20 us", "width": 78, "valueFormatter": _PERCENT},
     {"field": "long", "headerName": "over 20 us", "width": 78, "valueFormatter": _PERCENT},
     {"field": "covered", "headerName": "within the 80 % interval", "width": 96, "valueFormatter": _PERCENT},
     {"field": "rows", "width": 64}, {"field": "kernel", "width": 130, "tooltipField": "kernel"},
     {"field": "version", "width": 84},
-    {"field": "fitted", "headerName": "error where fitted", "width": 84, "valueFormatter": _PERCENT},
+    {"field": "fitted", "headerName": "fit error", "width": 84, "valueFormatter": _PERCENT},
 ]  # fmt: skip
 _WORDS: Final = frozenset(("device", "family", "library", "dtype", "kernel", "version"))
 
 
-def show(found: tuple[Answer, ...], _state: State) -> Component:
-    rows = validation.profiles(found)
-    alone = validation.unmeasured(found)
-    lone = "what is expected there is carried over from relatives, with the errors of a device not measured."
-    said = [html.P(f"Nothing was measured on {', '.join(alone)}: {lone}")] * bool(alone)
+def show(results: tuple[DeviceResult, ...], _state: State) -> Component:
+    rows = validation.profile_rows(results)
+    unmeasured = validation.unmeasured_devices(results)
+    notes = [
+        html.P(f"No measurements on {', '.join(unmeasured)}: expected times are transferred from similar devices.")
+    ] * bool(unmeasured)
     return html.Div([
         panel(
-            html.H3("What the expected times rest on"),
-            html.P("A bound holds for any kernel. What is expected of real ones was fitted to measurements.",
+            html.H3("Sources of the expected times"),
+            html.P("Bounds hold for any kernel. Expected times are fitted to measured kernels.",
                    className="soft"),
-            table(validation.rests_on(found), "words"),
+            table(validation.source_table(results), "words"),
         ),
-        panel(*said, picture("validation-errors", validation.errors_figure(found))),
+        panel(*notes, figure_panel("validation-errors", validation.errors_figure(results))),
         *([_grid(rows)] if rows else []),
         panel(html.Details([
-            html.Summary("Errors on a device that was not measured"),
-            html.P("Every device that was, predicted from all others: from siblings, of the same architecture and "
-                   "kind of memory, where there are any; else from others of the same maker, or of another one.",
+            html.Summary("Errors on devices without measurements"),
+            html.P("Each measured device, predicted from all others: from siblings (same architecture and type of "
+                   "memory) if there are any, else from the same vendor, else from other vendors.",
                    className="soft"),
-            table(validation.transfers()),
+            table(validation.transfer_table()),
         ])),
         _upload(),
         dcc.Download(id="measured-download"),
@@ -63,17 +73,18 @@ def show(found: tuple[Answer, ...], _state: State) -> Component:
 
 
 def _grid(rows: list[dict[str, Any]]) -> Component:
+    """Sortable table of profiles and their errors."""
     words = {"filter": "agTextColumnFilter"}
     numbers = {"filter": "agNumberColumnFilter", "type": "rightAligned"}
     columns = [
         {"headerName": column["field"], **column, **(words if column["field"] in _WORDS else numbers)}
-        for column in _COLUMNS[len({row["device"] for row in rows}) == 1 :]  # of one device its name says nothing
+        for column in _COLUMNS[len({row["device"] for row in rows}) == 1 :]  # no device column for a single device
     ]
     columns[0]["pinned"] = "left"
     return panel(
         html.Div([
             html.H3("Profiles of these devices"),
-            html.Span("errors are means of |expected / measured - 1| on shapes that were not fitted", className="soft"),
+            html.Span("mean |expected / measured - 1| on held-out shapes", className="soft"),
             html.Button("CSV", id="profiles-csv", type="button", className="quiet"),
         ], className="figcaption"),
         AgGrid(
@@ -81,30 +92,33 @@ def _grid(rows: list[dict[str, Any]]) -> Component:
             getRowId="params.data.id", csvExportParams={"fileName": "profiles.csv"},
             defaultColDef={"sortable": True, "resizable": True, "wrapHeaderText": True},
             style={"height": min(420, 70 + 30 * len(rows))},
-            dashGridOptions={"rowHeight": 30, "headerHeight": 48, **LEAVING},
+            dashGridOptions={"rowHeight": 30, "headerHeight": 48, **TAB_KEY_LEAVES_GRID},
         ),
     )  # fmt: skip
 
 
 def _upload() -> Component:
+    """Upload of the user's measurements."""
     return panel(
         html.H3("Your own measurements"),
         html.P(
-            "A .csv or .parquet of up to 5 MB and 20,000 rows with columns gpu, framework, dtype, the shape (M, N, K "
-            "of a gemm) and time_us, as `llmviewer docs measurements` says. It is read in memory and not kept.",
+            "A .csv or .parquet of up to 5 MB and 20,000 rows with the columns gpu, framework, dtype, the shape (M, N, "
+            "K of a gemm) and time_us; see `llmviewer docs measurements`. Files are not stored.",
             className="soft",
         ),
-        drop("measurements", "drop measurements here, or choose a file", most=uploads.LARGEST),
+        drop("measurements", "drop measurements here, or choose a file", max_bytes=uploads.MAX_UPLOAD_BYTES),
         html.Div(id="measured-error", className="error", role="alert"),
-        awaited(html.Div(id="measured-result")),
+        with_loading(html.Div(id="measured-result")),
     )  # fmt: skip
 
 
-def _result(one: Measured, name: str) -> Component:
-    cloud = validation.scatter(one, name)
-    groups, worst, skipped = validation.scores(one), validation.worst(one), validation.skipped(one)
+def _result(one: ScoredMeasurements, name: str) -> Component:
+    """Figure and tables of scored measurements."""
+    figure = validation.scatter_figure(one, name)
+    groups, worst, skipped = validation.score_table(one), validation.worst_table(one), validation.skipped_reasons(one)
     return html.Div([
-        *([picture("measured-scatter", cloud)] if cloud else [html.P("No row has both a time and a prediction.")]),
+        *([figure_panel("measured-scatter", figure)] if figure
+          else [html.P("No row has both a measured and an expected time.")]),
         html.Div([
             html.H4("Errors by family"), html.Button("CSV of all rows", id="measured-csv", type="button",
                                                      className="quiet"),
@@ -115,13 +129,16 @@ def _result(one: Measured, name: str) -> Component:
     ])  # fmt: skip
 
 
-def _read(contents: str, name: str | None) -> Measured:
-    """Raises InputError where it is no table of measurements."""
-    return uploads.measured(label(name), decoded(contents, name, uploads.LARGEST))
+def _scored_upload(contents: str, name: str | None) -> ScoredMeasurements:
+    """Parses and scores an upload.
+
+    Raises InputError if it is not a table of measurements.
+    """
+    return uploads.scored_measurements(label(name), decoded(contents, name, uploads.MAX_UPLOAD_BYTES))
 
 
 def register(app: Dash) -> None:
-    in_browser(app, "n => !!n", Output("profiles", "exportDataAsCsv"), Input("profiles-csv", "n_clicks"))
+    register_clientside(app, "n => !!n", Output("profiles", "exportDataAsCsv"), Input("profiles-csv", "n_clicks"))
 
     @app.callback(
         Output("measured-result", "children"),
@@ -134,9 +151,9 @@ def register(app: Dash) -> None:
         if not contents:
             raise PreventUpdate
         try:
-            return _result(_read(contents, name), label(name)), ""
+            return _result(_scored_upload(contents, name), label(name)), ""
         except InputError as error:
-            return no_update, str(error)  # and the last result stays
+            return no_update, str(error)  # the last result stays
 
     @app.callback(
         Output("measured-download", "data"),
@@ -149,8 +166,8 @@ def register(app: Dash) -> None:
         if not clicks or not contents:
             raise PreventUpdate
         try:
-            return saved("predictions.csv", validation.predicted(_read(contents, name)))
-        except InputError:  # which the page says where it was dropped in
+            return csv_download("predictions.csv", validation.prediction_rows(_scored_upload(contents, name)))
+        except InputError:  # shown below the upload
             raise PreventUpdate from None
 
 

@@ -1,1 +1,1 @@
-"""What the tabs show, as pure functions of answers: figures, rows, texts. Nothing here knows of Dash."""
+"""Contents of the tabs as pure functions of results: figures, rows, texts. No module here imports Dash."""

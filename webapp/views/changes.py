@@ -1,4 +1,4 @@
-"""Changes to an answer, one step at a time: precision, attention, batch, devices and techniques, with their gains."""
+"""Changes to a setting, one at a time: precision, attention, batch, devices and techniques, with their gains."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from llmviewer.errors import InputError
 from llmviewer.reports.phrases import between
 from llmviewer.units import counted, fold, seconds, si
 from llmviewer.variants.changes import flash_attention, fullest_batch, further_techniques, more_devices, precisions
 from llmviewer.variants.evaluation import Evaluation, Objective
 from llmviewer.variants.variant import EQUAL, WORTH, Change, Variant
 
-from ..answers import Answer, answers, why_not
+from ..cpu_limit import CpuLimitError
+from ..results import DeviceResult, evaluation_of
 from ..state import State
-from ..work import TooMuchWorkError, check_work
+from ..words import AT_LEAST
 
 _DEGREES: Final = (2, 8)
-_NO_TIME: Final = "one request takes no more of the server's time; choose fewer devices, or try again"
+_CPU_LIMIT_REACHED: Final = "CPU-time limit of the request; choose fewer devices, or try again"
 
 
-class Offer(NamedTuple):
-    """A change and the state with it. `name` is that of the value in its control."""
+class CandidateChange(NamedTuple):
+    """A change and the state with it. `name` is the value of the changed control."""
 
     name: str
     change: Change
@@ -32,159 +34,164 @@ class Offer(NamedTuple):
         return self.change.about
 
 
-class Step(NamedTuple):
-    """An offer, and its variant on each device where it is possible, by name of the device."""
+class CandidateGains(NamedTuple):
+    """A change and its variant on each device where it is possible, by device name."""
 
-    offer: Offer
+    candidate: CandidateChange
     variants: Mapping[str, Variant]
 
     @property
-    def helps(self) -> bool:
-        """Whether it helps on one of them."""
-        return any(helps(one) for one in self.variants.values())
+    def is_worthwhile(self) -> bool:
+        """Whether it helps on at least one device."""
+        return any(is_worthwhile(one) for one in self.variants.values())
 
     @property
-    def said(self) -> str:
-        """The gains on all of them, such as "1.9x to 3.1x as fast, expect 1.2x to 1.8x, fits 7 of 8"."""
+    def summary(self) -> str:
+        """Gains on all devices, such as "1.9x to 3.1x as fast, expected 1.2x to 1.8x, fits on 7 of 8"."""
         each = list(self.variants.values())
         gains = [one.gain for one in each]
         expected = [gain for one in each if (gain := one.expected_gain)]
         return ", ".join((
-            f"{_span(gains)} {'tokens/s' if self.offer.change.batch else 'as fast'}",
-            *([f"expect {_span(expected)}"] if expected else []),
-            f"fits {sum(one.fits for one in each)} of {len(each)}",
+            f"{_range_text(gains)} {'tokens/s' if self.candidate.change.batch else 'as fast'}",
+            *([f"expected {_range_text(expected)}"] if expected else []),
+            f"fits on {sum(one.fits for one in each)} of {len(each)}",
         ))  # fmt: skip
 
     @property
-    def most(self) -> float:
-        """The largest gain, as expected if that is known."""
+    def largest_gain(self) -> float:
+        """Largest gain on any device: the expected one if known."""
         return max(one.likely_gain for one in self.variants.values())
 
 
-def _span(values: Sequence[float]) -> str:
+def _range_text(values: Sequence[float]) -> str:
     low, high = fold(min(values)), fold(max(values))
     return low if low == high else f"{low} to {high}"
 
 
-def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[Step], list[str]]:
-    """Steps that would change the answers, the largest gain first; and why others are not possible, one line each.
+def ranked_changes(
+    results: Sequence[DeviceResult], state: State, *, with_techniques: bool
+) -> tuple[list[CandidateGains], list[str]]:
+    """Changes by their largest gain, and the reasons why others are not possible, one line each.
 
-    every  whether techniques are among them
+    with_techniques  whether to try every technique as well
     """
-    state = replace(state, measured="")  # changed settings were not measured
-    variants: dict[Offer, dict[str, Variant]] = {}
-    refused: dict[tuple[str, str], list[str]] = {}
-    for answer in found:
-        tried = [*offers(answer, state), *(further(answer, state) if every else ())]
-        possible, others = evaluated(answer, state, tried)
-        for offer, variant in possible:
-            variants.setdefault(offer, {})[answer.name] = variant
-        for offer, why in others:
-            refused.setdefault((offer.name, why), []).append(answer.name)
-    untried = sum(len(on) for (_, why), on in refused.items() if why == _NO_TIME)
-    lines = [f"{counted(untried, 'step')} not tried: {_NO_TIME}"] * bool(untried)
+    state = replace(state, measured="")  # measurements are of the current setting only
+    variants: dict[CandidateChange, dict[str, Variant]] = {}
+    impossible: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        candidates_to_try = [
+            *candidates(result, state),
+            *(technique_candidates(result, state) if with_techniques else ()),
+        ]
+        possible_variants, impossible_candidates = evaluated(result, state, candidates_to_try)
+        for candidate, variant in possible_variants:
+            variants.setdefault(candidate, {})[result.name] = variant
+        for candidate, reason in impossible_candidates:
+            impossible.setdefault((candidate.name, reason), []).append(result.name)
+    untried_count = sum(len(devices) for (_, reason), devices in impossible.items() if reason == _CPU_LIMIT_REACHED)
+    lines = [f"{counted(untried_count, 'change')} not tried: {_CPU_LIMIT_REACHED}"] * bool(untried_count)
     lines += [
-        f"{name}: {why}" if len(on) == len(found) else f"{name} on {' and '.join(on)}: {why}"
-        for (name, why), on in refused.items()
-        if why != _NO_TIME
+        f"{name}: {reason}" if len(devices) == len(results) else f"{name} on {' and '.join(devices)}: {reason}"
+        for (name, reason), devices in impossible.items()
+        if reason != _CPU_LIMIT_REACHED
     ]
-    return sorted((Step(*one) for one in variants.items()), key=lambda one: -one.most), lines
+    return sorted((CandidateGains(*one) for one in variants.items()), key=lambda one: -one.largest_gain), lines
 
 
-def objective(answer: Answer, state: State) -> Objective:
-    """The time that counts in the phase shown."""
-    decode = state.phase == "decode" and answer.evaluation.gen > 1
+def objective(result: DeviceResult, state: State) -> Objective:
+    """The time to minimize in the phase shown: TPOT or TTFT."""
+    decode = state.phase == "decode" and result.evaluation.gen > 1
     return Objective.TPOT if decode else Objective.TTFT
 
 
-def offers(answer: Answer, state: State) -> Iterator[Offer]:
-    """Steps in precision, attention, batch and devices."""
-    setting = answer.setting
+def candidates(result: DeviceResult, state: State) -> Iterator[CandidateChange]:
+    """Changes of precision, attention, batch and number of devices."""
+    setting = result.setting
     for change in (*precisions(setting), *flash_attention(setting)):
-        yield _offer(change, answer, state)
-    for change in fullest_batch(state.batch, answer.analysis.memory.max_batch):
-        yield _offer(change, answer, state)
+        yield _candidate(change, result, state)
+    for change in fullest_batch(state.batch, result.analysis.memory.max_batch):
+        yield _candidate(change, result, state)
     if state.layout.devices == 1:
         for change in more_devices(_DEGREES):
-            yield _offer(change, answer, state)
+            yield _candidate(change, result, state)
 
 
-def further(answer: Answer, state: State) -> Iterator[Offer]:
-    """Every technique with its default parameters that is not in use."""
-    for change in further_techniques([one.name for one in answer.setting.techniques]):
-        yield _offer(change, answer, state)
+def technique_candidates(result: DeviceResult, state: State) -> Iterator[CandidateChange]:
+    """Every technique that is not in use, with default parameters."""
+    for change in further_techniques([one.name for one in result.setting.techniques]):
+        yield _candidate(change, result, state)
 
 
-def _offer(change: Change, answer: Answer, state: State) -> Offer:
-    """The change with the state in which it is made."""
-    options = change.merged(answer.setting)
+def _candidate(change: Change, result: DeviceResult, state: State) -> CandidateChange:
+    """A change with the state that has it."""
+    options = change.merged(result.setting)
     name = options.get("quant") or (f"{options['tp']} devices" if "tp" in options else change.name)
-    then = replace(
+    next_state = replace(
         state, batch=change.batch or state.batch, quant=options.get("quant", state.quant),
         attention=options.get("attention", state.attention), tp=options.get("tp", state.tp),
         techniques=tuple(map(str, options.get("techniques", state.techniques))),
     )  # fmt: skip
-    return Offer(name, change, then)
+    return CandidateChange(name, change, next_state)
 
 
 def evaluated(
-    answer: Answer, state: State, tried: Sequence[Offer]
-) -> tuple[list[tuple[Offer, Variant]], list[tuple[Offer, str]]]:
-    """The variant of each offer, the largest gain first; and why others are not possible."""
-    found: list[tuple[Offer, Variant]] = []
-    refused: list[tuple[Offer, str]] = []
-    aim = objective(answer, state)
-    for place, offer in enumerate(tried):
-        alone = replace(offer.state, on=(answer.name,))
+    result: DeviceResult, state: State, candidates_to_try: Sequence[CandidateChange]
+) -> tuple[list[tuple[CandidateChange, Variant]], list[tuple[CandidateChange, str]]]:
+    """Variants of the possible candidates, the largest gain first, and the reasons why others are not possible."""
+    variants: list[tuple[CandidateChange, Variant]] = []
+    impossible: list[tuple[CandidateChange, str]] = []
+    time_objective = objective(result, state)
+    for place, candidate in enumerate(candidates_to_try):
+        one_device = replace(candidate.state, on=(result.name,))
         try:
-            check_work()
-        except TooMuchWorkError:
-            refused += [(one, _NO_TIME) for one in tried[place:]]
+            changed = evaluation_of(one_device)
+        except CpuLimitError:
+            impossible += [(one, _CPU_LIMIT_REACHED) for one in candidates_to_try[place:]]
             break
-        if problem := why_not(alone):
-            refused.append((offer, problem))
+        except InputError as error:
+            impossible.append((candidate, str(error)))
         else:
-            (changed,) = answers(alone)
-            variant = Variant(changes=(offer.change,), base=answer.evaluation, result=changed.evaluation, objective=aim)
-            found.append((offer, variant))
-    return sorted(found, key=lambda one: -one[1].likely_gain), refused
+            variant = Variant(
+                changes=(candidate.change,), base=result.evaluation, result=changed, objective=time_objective
+            )
+            variants.append((candidate, variant))
+    return sorted(variants, key=lambda one: -one[1].likely_gain), impossible
 
 
-def helps(variant: Variant) -> bool:
-    """Whether a variant is worth a line: it is faster, as expected if that is known, or makes the request fit."""
+def is_worthwhile(variant: Variant) -> bool:
+    """Whether a variant is faster, by its expected gain if known, or makes the request fit."""
     return variant.likely_gain >= WORTH or variant.mends
 
 
-def verdict(variant: Variant) -> str:
-    """Whether it fits, in a word or two."""
+def memory_verdict(variant: Variant) -> str:
+    """Verdict on the memory with the change."""
     return "then fits" if variant.mends else "fits" if variant.fits else "does not fit"
 
 
-def words(variant: Variant) -> str:
-    """The gain, such as "3.7x faster" and "5.6x tokens/s"."""
+def gain_text(variant: Variant) -> str:
+    """Gain at the bound, such as "3.7x faster" and "5.6x tokens/s"."""
     gain = variant.gain
     if gain >= EQUAL:
         return f"{fold(gain)} {'tokens/s' if variant.changes[0].batch else 'faster'}"
     return "no faster" if gain > 1 / EQUAL else f"{fold(1 / gain)} slower"
 
 
-def time(variant: Variant) -> str:
-    """The time that counts in the phase shown, at the bound and as expected."""
-    result, aim = variant.result, variant.objective
-    what = " per token" if aim is Objective.TPOT else " to the first token"
-    what = what if result.setting.model.generates else " in all"
-    bound = f"{seconds(result.bounds.numbers()[f'{aim}_s'])}{what}"
-    expected = result.expected_tpot if aim is Objective.TPOT else result.expected_ttft
+def time_text(variant: Variant) -> str:
+    """Bound and expected time of the objective, such as "TPOT >= 13.1 ms, expected 20.1 ms (18.0 to 23.0 ms)"."""
+    result, time_objective = variant.result, variant.objective
+    name = ("TPOT" if time_objective is Objective.TPOT else "TTFT") if result.setting.model.generates else "latency"
+    bound = f"{name} {AT_LEAST} {seconds(result.bounds.numbers()[f'{time_objective}_s'])}"
+    expected = result.expected_tpot if time_objective is Objective.TPOT else result.expected_ttft
     interval = between(*expected.numbers()) if expected else ""
-    return f"{bound}; expect {interval}" if interval else bound
+    return f"{bound}, expected {interval}" if interval else bound
 
 
-def memory(variant: Variant) -> str:
-    """The memory with the change, and the verdict."""
+def memory_text(variant: Variant) -> str:
+    """Memory with the change, and the verdict."""
     result: Evaluation = variant.result
-    each = " on each" if result.setting.layout.devices > 1 else ""
+    each = " per device" if result.setting.layout.devices > 1 else ""
     size = f"{si(float(result.memory_bytes))}B{each}"
     if not variant.fits:
-        return f"needs {size}, does not fit"
-    most = result.memory.max_batch
-    return f"{verdict(variant)}, {size}" + (f", batch up to {most:,}" if most else "")
+        return f"does not fit, needs {size}"
+    max_batch = result.memory.max_batch
+    return f"{memory_verdict(variant)}, {size}" + (f", batch up to {max_batch:,}" if max_batch else "")

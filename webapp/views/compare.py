@@ -1,4 +1,4 @@
-"""Settings side by side: those that are pinned and the present one on each of its devices, and how they differ."""
+"""Comparison of settings: the pinned ones and the current one on each of its devices."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from llmviewer.reports.phrases import headline
 from llmviewer.reports.roofline_points import roofs
 from llmviewer.units import fold, seconds, si
 
-from ..answers import Answer, answers
+from ..results import DeviceResult, device_results
 from ..state import State
+from ..words import AT_LEAST, AT_MOST
 
-LETTERS: Final = "ABCDEF"
-_SAME: Final = 0.005  # ratios nearer to 1 are not told
-_ALIKE: Final = 0.02  # what is expected is not told where it agrees with the bound so well
-_PART: Final = 0.03  # of the bytes of a pass, below which a part of them explains nothing
-_TELLING: Final = 0.2  # of what waits change by in all, below which a wait explains nothing
-_USUAL: Final = "as published"
+LETTERS: Final = "ABCDEF"  # of pins
+_MIN_RATIO_DIFFERENCE: Final = 0.005  # ratios nearer to 1 are omitted
+_MIN_EXPECTED_DIFFERENCE: Final = 0.02  # between ratios of expected times and of bounds; smaller ones are omitted
+_MIN_SHARE: Final = 0.03  # of the bytes or the time of a pass; smaller parts explain no difference
+_MIN_SHARE_OF_CHANGE: Final = 0.2  # of the sum of changes by bound; bounds with smaller changes explain no difference
+_AS_PUBLISHED: Final = "as published"
 
 
-class Compared(NamedTuple):
-    """A setting.
+class ComparedSetting(NamedTuple):
+    """A setting in the comparison.
 
-    name   what sets it apart from the others, after a pin's letter
-    short  what sentences and figures call it
-    pin    its place among the pins; -1 for the present one
+    name   inputs that differ from the other settings, after the letter of a pin
+    label  short name in sentences and figures: letter, "now" or device
+    pin    index among the pins; -1 for the current setting
     """
 
     name: str
-    short: str
-    about: str
+    label: str
+    description: str
     pin: int
-    answer: Answer
+    result: DeviceResult
 
 
-class Moved(NamedTuple):
-    """An operator that is not bound by the same thing everywhere: (bound, share of the phase) in each setting; None
-    where there is no such operator.
+class BoundDifference(NamedTuple):
+    """An operator whose bound differs between settings: (bound, share of the phase) in each setting, None without the
+    operator.
     """
 
     operator: str
-    places: tuple[tuple[str, float] | None, ...]
+    bounds: tuple[tuple[str, float] | None, ...]
 
 
 class _TableNumber(NamedTuple):
-    """A line of the table: how it is read, said and called in files."""
+    """A line of the table: its label, column in CSV files, value and text."""
 
     label: str
     key: str
-    of: Callable[[Answer], float | None]
+    value_of: Callable[[DeviceResult], float | None]
     text: Callable[[float], str]
 
 
@@ -68,36 +69,39 @@ def _count(value: float) -> str:
     return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
 
-def _largest(value: float) -> str:
+def _count_or_none(value: float) -> str:
     return _count(value) if value else "none"
 
 
-def _bound_and_expected(label: str, key: str, text: Callable[[float], str]) -> Iterator[_TableNumber]:
-    for said, name in ((label, key), (f"expected {label}", f"expected_{key}")):
-        yield _TableNumber(said, name, attrgetter(f"analysis.generation.{name}"), text)
+def _bound_and_expected(label: str, sign: str, key: str, text: Callable[[float], str]) -> Iterator[_TableNumber]:
+    """Lines of the bound and the expected value of a quantity."""
+    for line, name in ((f"{label} {sign}", key), (f"expected {label}", f"expected_{key}")):
+        yield _TableNumber(line, name, attrgetter(f"analysis.generation.{name}"), text)
 
 
-def _tokens_a_pass(found: Analysis) -> float | None:
+def _tokens_per_pass(analysis: Analysis) -> float | None:
     """Tokens per sequence and decode pass; None without techniques."""
-    return found.effect.tokens_per_step if found.effect else None
+    return analysis.effect.tokens_per_step if analysis.effect else None
 
 
-def _context(found: Analysis) -> int | None:
+def _chosen_context(analysis: Analysis) -> int | None:
     """Context of the decode step, if the user gave one."""
-    asked = found.request
-    return None if asked.kv_len in (None, asked.prompt + 1) else asked.kv_len
+    request = analysis.request
+    return None if request.kv_len in (None, request.prompt + 1) else request.kv_len
 
 
-# What can set settings apart, and how it is said.
-_APART: Final[tuple[Callable[[Analysis], str], ...]] = (
+# Texts of the inputs in which settings can differ.
+_INPUT_TEXTS: Final[tuple[Callable[[Analysis], str], ...]] = (
     lambda a: a.model.name,
     lambda a: a.hardware.name,
     lambda a: ", ".join(a.inputs["hardware_set"]) or "no what-if",
-    lambda a: a.inputs["quant"] if a.inputs["quant"] == _USUAL else a.inputs["quant"].replace(f" {_USUAL}", ""),
+    lambda a: (
+        a.inputs["quant"] if a.inputs["quant"] == _AS_PUBLISHED else a.inputs["quant"].replace(f" {_AS_PUBLISHED}", "")
+    ),
     lambda a: f"batch {a.request.batch:,}",
     lambda a: f"prompt {a.request.prompt:,}",
     lambda a: f"{a.request.gen:,} generated" if a.request.gen else "none generated",
-    lambda a: f"context {_context(a):,}" if _context(a) else "the first step",
+    lambda a: f"context {_chosen_context(a):,}" if _chosen_context(a) else "the first step",
     lambda a: a.inputs["layout"] or "one device",
     lambda a: f"{a.setting.attention} attention",
     lambda a: f"{a.setting.accounting} accounting",
@@ -111,182 +115,188 @@ _APART: Final[tuple[Callable[[Analysis], str], ...]] = (
 )
 
 _NUMBERS: Final = (
-    *_bound_and_expected("time to first token", "ttft_s", seconds),
-    *_bound_and_expected("time per output token", "tpot_s", seconds),
-    *_bound_and_expected("latency", "latency_s", seconds),
-    _TableNumber("tokens a pass, of each sequence", "tokens_per_step", lambda a: _tokens_a_pass(a.analysis), _count),
-    *_bound_and_expected("tokens per second", "tokens_per_s", _count),
+    *_bound_and_expected("TTFT", AT_LEAST, "ttft_s", seconds),
+    *_bound_and_expected("TPOT", AT_LEAST, "tpot_s", seconds),
+    *_bound_and_expected("E2E latency", AT_LEAST, "latency_s", seconds),
+    _TableNumber("tokens per pass and sequence", "tokens_per_step", lambda a: _tokens_per_pass(a.analysis), _count),
+    *_bound_and_expected("tokens/s", AT_MOST, "tokens_per_s", _count),
     _TableNumber("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
     _TableNumber("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
     _TableNumber("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),
-    _TableNumber("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _largest),
+    _TableNumber("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _count_or_none),
     _TableNumber("devices", "devices", lambda a: a.analysis.setting.layout.devices, _count),
 )
 
 
-def compared(found: Sequence[Answer], state: State) -> tuple[list[Compared], tuple[str, ...]]:
-    """Pins first, then the present setting on its devices; and what is wrong with pins."""
-    pinned: list[tuple[str, int, Answer]] = []
+def compared_settings(results: Sequence[DeviceResult], state: State) -> tuple[list[ComparedSetting], tuple[str, ...]]:
+    """The pinned settings, then the current one on each device; and errors of pins."""
+    pinned: list[tuple[str, int, DeviceResult]] = []
     problems: list[str] = []
     for place, (letter, pin) in enumerate(zip(LETTERS, state.pins, strict=False)):
-        asked, notices = State.of_link(pin, state.files)
+        pinned_state, notices = State.of_link(pin, state.files)
         problems += [f"{letter}: {notice.removeprefix('link: ')}" for notice in notices]
         try:
-            pinned.append((letter, place, answers(asked)[0]))
+            pinned.append((letter, place, device_results(pinned_state)[0]))
         except InputError as error:
-            problems.append(f"{letter} cannot be answered: {error}")
-    alone = state.pins and len(found) == 1
-    every = [*pinned, *(("now" if alone else one.name, -1, one) for one in found)]
-    apart = _apart([one for *_, one in every])
+            problems.append(f"{letter}: {error}")
+    has_unpinned_rival = state.pins and len(results) == 1
+    entries = [*pinned, *(("now" if has_unpinned_rival else one.name, -1, one) for one in results)]
+    differences = _differing_inputs([one for *_, one in entries])
     settings = [
-        Compared(_name(short, said, one.name), short, headline(one.analysis), place, one)
-        for (short, place, one), said in zip(every, apart, strict=True)
+        ComparedSetting(_setting_name(label, difference, one.name), label, headline(one.analysis), place, one)
+        for (label, place, one), difference in zip(entries, differences, strict=True)
     ]
     return settings, tuple(problems)
 
 
-def _name(short: str, apart: str, device: str) -> str:
-    """Name of a setting with its differences, which may include its device."""
-    between = ", " if short == device else ": "
-    return apart if short in apart.split(", ") else between.join(filter(None, (short, apart)))
+def _setting_name(label: str, differences: str, device: str) -> str:
+    """Name of a setting: its label and its differences, which may include its device."""
+    between = ", " if label == device else ": "
+    return differences if label in differences.split(", ") else between.join(filter(None, (label, differences)))
 
 
-def _apart(every: Sequence[Answer]) -> list[str]:
-    """Arguments of the first setting that differ in others, and those of each other setting that differ from the first.
+def _differing_inputs(entries: Sequence[DeviceResult]) -> list[str]:
+    """Inputs of the first setting that differ in others, and inputs of each other setting that differ from the first.
 
-    Names of devices, if nothing differs.
+    Names of devices if nothing differs.
     """
-    each = [[said(one.analysis) for one in every] for said in _APART]
-    each.append([one.setting.library or "kernels measured most" for one in every])  # as asked, not what stands in
-    own = [values for values in each if len(set(values)) > 1] or [[one.name for one in every]]
-    first = ", ".join(values[0] for values in own)
+    each = [[input_text(one.analysis) for one in entries] for input_text in _INPUT_TEXTS]
+    each.append(
+        [one.setting.library or "most measured library" for one in entries]
+    )  # as requested, not the library used instead
+    differing = [values for values in each if len(set(values)) > 1] or [[one.name for one in entries]]
+    first = ", ".join(values[0] for values in differing)
     others = [
-        ", ".join(values[i] for values in own if values[i] != values[0] or len(set(values)) == 1)
-        for i in range(1, len(every))
+        ", ".join(values[i] for values in differing if values[i] != values[0] or len(set(values)) == 1)
+        for i in range(1, len(entries))
     ]
     return [first, *others]
 
 
-def numbers(settings: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """A column for each setting, with what it is of the first: heads, then a line for each number."""
+def numbers_table(settings: Sequence[ComparedSetting]) -> list[tuple[str, ...]]:
+    """Numbers of each setting with their ratios to the first one: a line of heads, then one per number."""
     lines: list[tuple[str, ...]] = [("", *(one.name for one in settings))]
     for number in _NUMBERS:
-        values = [number.of(one.answer) for one in settings]
+        values = [number.value_of(one.result) for one in settings]
         if any(value is not None for value in values):
-            lines.append((number.label, *(_cell(number, value, values[0], i) for i, value in enumerate(values))))
+            lines.append((number.label, *(_number_cell(number, value, values[0], i) for i, value in enumerate(values))))
     for phase in ("prefill", "decode"):
-        own = [dict(one.answer.analysis.phases).get(phase) for one in settings]
-        if any(own):
-            lines.append((f"{phase} is bound by", *(one.total.bound if one else "-" for one in own)))
-    fits = ("yes" if one.answer.analysis.memory.fits else "no" for one in settings)
+        phases = [dict(one.result.analysis.phases).get(phase) for one in settings]
+        if any(phases):
+            lines.append((f"{phase} bound", *(one.total.bound if one else "-" for one in phases)))
+    fits = ("yes" if one.result.analysis.memory.fits else "no" for one in settings)
     return [*lines, ("fits", *fits)]
 
 
-def raw(settings: Sequence[Compared]) -> list[tuple[Any, ...]]:
-    """The same for a file, in SI units, a line for each setting."""
+def csv_rows(settings: Sequence[ComparedSetting]) -> list[tuple[Any, ...]]:
+    """Numbers in SI units for a CSV file: a line of heads, then one per setting."""
     heads = ("setting", "asked", *(number.key for number in _NUMBERS), "prefill_bound", "decode_bound", "fits")
     lines: list[tuple[Any, ...]] = [heads]
     for one in settings:
-        found = one.answer.analysis
-        phases = dict(found.phases)
+        analysis = one.result.analysis
+        phases = dict(analysis.phases)
         bounds = (phases[name].total.bound if name in phases else "" for name in ("prefill", "decode"))
-        values = (number.of(one.answer) for number in _NUMBERS)
-        known = ("" if value is None else value for value in values)
-        lines.append((one.name, one.about, *known, *bounds, found.memory.fits))
+        values = (number.value_of(one.result) for number in _NUMBERS)
+        cells = ("" if value is None else value for value in values)
+        lines.append((one.name, one.description, *cells, *bounds, analysis.memory.fits))
     return lines
 
 
-def words(settings: Sequence[Compared]) -> list[str]:
-    """Differences of each setting from the first, a sentence per phase."""
+def difference_sentences(settings: Sequence[ComparedSetting]) -> list[str]:
+    """Differences of each setting from the first one, a sentence per phase."""
     first, *others = settings
     return [
-        f"{first.short} to {other.short}: {said}"
+        f"{first.label} to {other.label}: {sentence}"
         for other in others
-        for said in _differences(first.answer, other.answer)
+        for sentence in _differences(first.result, other.result)
     ]
 
 
-def moves(settings: Sequence[Compared], phase: str) -> list[Moved]:
-    """Operators that are bound by different things, in the order of the first setting that has them."""
-    bounds = [{operator_id(op): (op.bound, op.share) for op in one.answer.phase(phase).operators} for one in settings]
-    every = dict.fromkeys(key for own in bounds for key in own)
-    found = [Moved(key, tuple(own.get(key) for own in bounds)) for key in every]
-    return [one for one in found if len({place[0] for place in one.places if place}) > 1]
+def bound_differences(settings: Sequence[ComparedSetting], phase: str) -> list[BoundDifference]:
+    """Operators whose bound differs, in the order of the first setting that has them."""
+    bounds = [{operator_id(op): (op.bound, op.share) for op in one.result.phase(phase).operators} for one in settings]
+    entries = dict.fromkeys(key for setting_bounds in bounds for key in setting_bounds)
+    differences = [BoundDifference(key, tuple(setting_bounds.get(key) for setting_bounds in bounds)) for key in entries]
+    return [one for one in differences if len({place[0] for place in one.bounds if place}) > 1]
 
 
-def times(settings: Sequence[Compared], phase: str) -> PageFigure:
-    return page_figure(figures.phase_bars({one.short: one.answer.analysis for one in settings}, phase))
+def times_figure(settings: Sequence[ComparedSetting], phase: str) -> PageFigure:
+    """Bars of the time of a phase, one per setting."""
+    return page_figure(figures.phase_bars({one.label: one.result.analysis for one in settings}, phase))
 
 
-def several_tokens(settings: Sequence[Compared], phase: str) -> bool:
-    """Whether a pass of the phase yields more than one token of a sequence in any of them."""
-    return phase == "decode" and any(_tokens_a_pass(one.answer.analysis) not in (None, 1) for one in settings)
+def yields_several_tokens(settings: Sequence[ComparedSetting], phase: str) -> bool:
+    """Whether a pass of the phase yields more than one token per sequence in any setting."""
+    return phase == "decode" and any(_tokens_per_pass(one.result.analysis) not in (None, 1) for one in settings)
 
 
-def _cell(number: _TableNumber, value: float | None, base: float | None, place: int) -> str:
+def _number_cell(number: _TableNumber, value: float | None, base: float | None, place: int) -> str:
     if value is None:
         return "-"
-    of = f" ({fold(value / base)})" if place and base and abs(value / base - 1) >= _SAME else ""
-    return f"{number.text(value)}{of}"
+    ratio = f" ({fold(value / base)})" if place and base and abs(value / base - 1) >= _MIN_RATIO_DIFFERENCE else ""
+    return f"{number.text(value)}{ratio}"
 
 
-def _differences(a: Answer, b: Answer) -> Iterator[str]:
+def _differences(a: DeviceResult, b: DeviceResult) -> Iterator[str]:
+    """Sentences on the differences of setting `b` from `a`, one per phase and one on throughput."""
     before, after = dict(a.analysis.phases), dict(b.analysis.phases)
     for name in (name for name in ("decode", "prefill") if name in before and name in after):
         one, other = before[name], after[name]
-        (base, known), (changed, likely) = _paces(a.analysis, b.analysis, name), _paces(b.analysis, a.analysis, name)
-        said = _faster(base / changed, name)
-        if known and likely and abs(known / likely * changed / base - 1) >= _ALIKE:
-            said += f" (expected: {_faster(known / likely)})"
+        bound_a, expected_a = _comparable_times(a.analysis, b.analysis, name)
+        bound_b, expected_b = _comparable_times(b.analysis, a.analysis, name)
+        ratio = bound_a / bound_b
+        sentence = _speed_text(ratio, name)
+        if expected_a and expected_b and abs(expected_a / expected_b / ratio - 1) >= _MIN_EXPECTED_DIFFERENCE:
+            sentence += f" (expected: {_speed_text(expected_a / expected_b)})"
         reasons = list(_reasons(a, one, b, other, name))
         if one.total.bound != other.total.bound:
             reasons.append(f"{one.total.bound}- to {other.total.bound}-bound")
-        yield f"{said}{': ' if reasons else ''}{', '.join(reasons)}."
+        yield f"{sentence}{': ' if reasons else ''}{', '.join(reasons)}."
     rates = a.analysis.generation.tokens_per_s, b.analysis.generation.tokens_per_s
     if a.analysis.request.batch != b.analysis.request.batch:
-        yield f"{fold(rates[1] / rates[0])} the tokens per second, with {fold(_batches(a, b))} the sequences."
+        yield f"{fold(rates[1] / rates[0])} tokens/s at {fold(_batch_ratio(a, b))} the batch."
 
 
-def _faster(speed: float, name: str = "") -> str:
-    """Such as "2.3x faster decode" and "decode as fast"."""
-    if abs(speed - 1) < _SAME:
+def _speed_text(speed: float, name: str = "") -> str:
+    """A ratio of speeds in words, such as "2.3x faster decode" and "decode as fast"."""
+    if abs(speed - 1) < _MIN_RATIO_DIFFERENCE:
         return f"{name} as fast".strip()
     return f"{fold(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} {name}".rstrip()
 
 
-def _paces(one: Analysis, other: Analysis, name: str) -> tuple[float, float | None]:
-    """Times of a phase to compare with those of another setting, at the bound and as expected. [s]
+def _comparable_times(one: Analysis, other: Analysis, name: str) -> tuple[float, float | None]:
+    """Bound and expected time of a phase, to compare with another setting. [s]
 
-    A token is what counts of decode, for passes may yield several; the step where there is only one, or one was asked
-    for.
+    Decode is compared by TPOT, as passes may yield several tokens; by a single step if either setting has no TPOT or
+    shows a chosen context.
     """
-    whole, phase = one.generation, dict(one.phases)[name]
+    generation, phase = one.generation, dict(one.phases)[name]
     if name == "prefill":
-        return whole.ttft_s, whole.expected_ttft_s
-    if whole.tpot_s is None or other.generation.tpot_s is None or _context(one) or _context(other):
+        return generation.ttft_s, generation.expected_ttft_s
+    if generation.tpot_s is None or other.generation.tpot_s is None or _chosen_context(one) or _chosen_context(other):
         return phase.time_s, phase.expected_time_s
-    return whole.tpot_s, whole.expected_tpot_s
+    return generation.tpot_s, generation.expected_tpot_s
 
 
-def _batches(a: Answer, b: Answer) -> float:
+def _batch_ratio(a: DeviceResult, b: DeviceResult) -> float:
     return b.analysis.request.batch / a.analysis.request.batch
 
 
-def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Iterator[str]:
-    """Changes of the amounts and rates that bound either pass, on one device."""
+def _reasons(a: DeviceResult, one: Phase, b: DeviceResult, other: Phase, name: str) -> Iterator[str]:
+    """Changes of amounts and rates per device that limit either pass."""
     pairs: list[tuple[str, float, float]] = []
     devices = a.analysis.setting.layout.devices, b.analysis.setting.layout.devices
     if devices[0] != devices[1]:
         yield f"{devices[0]} to {devices[1]} devices"
-    each = " on each" if devices[0] != devices[1] else ""
-    steps = _tokens_a_pass(a.analysis) or 1, _tokens_a_pass(b.analysis) or 1
+    each = " per device" if devices[0] != devices[1] else ""
+    steps = _tokens_per_pass(a.analysis) or 1, _tokens_per_pass(b.analysis) or 1
     if name == "decode" and steps[0] != steps[1]:
-        yield f"{steps[0]:.3g} to {steps[1]:.3g} tokens a pass"
-    bounds = _waited(one, other)
+        yield f"{steps[0]:.3g} to {steps[1]:.3g} tokens per pass"
+    bounds = _relevant_bounds(one, other)
     if "memory" in bounds:
         for label, key in (("weights", "weight_bytes"), ("KV cache", "kv_bytes"), ("activations", "activation_bytes")):
             parts = getattr(one.total, key), getattr(other.total, key)
-            if parts[0] > _PART * one.total.bytes or parts[1] > _PART * other.total.bytes:
+            if parts[0] > _MIN_SHARE * one.total.bytes or parts[1] > _MIN_SHARE * other.total.bytes:
                 pairs.append((f"{label} {'read' if key == 'weight_bytes' else 'moved'}{each}", *parts))
         pairs.append(("memory bandwidth", a.analysis.hardware.bandwidth(), b.analysis.hardware.bandwidth()))
     if "compute" in bounds:
@@ -294,16 +304,16 @@ def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Itera
         peaks = [roofs(p, x.analysis.hardware)[0].rate for p, x in ((one, a), (other, b))]
         pairs.append(("peak", peaks[0], peaks[1]))
     for label, before, after in pairs:
-        if before and abs(after / before - 1) >= _SAME:
+        if before and abs(after / before - 1) >= _MIN_RATIO_DIFFERENCE:
             yield f"{label} {fold(after / before)}"
     links = [p.total.time_by_bound_s.get("link", 0.0) / p.total.bound_time_s for p in (one, other)]
-    if abs(links[0] - links[1]) > _PART:
-        yield f"{links[0]:.0%} to {links[1]:.0%} of the time for links"
+    if abs(links[0] - links[1]) > _MIN_SHARE:
+        yield f"{links[0]:.0%} to {links[1]:.0%} of the time in link transfers"
 
 
-def _waited(one: Phase, other: Phase) -> set[str]:
-    """Bounds of both passes, and bounds that make up much of the difference between them."""
+def _relevant_bounds(one: Phase, other: Phase) -> set[str]:
+    """Bounds of both passes, and those that make up a large part of their difference."""
     times = [p.total.time_by_bound_s for p in (one, other)]
     changes = {bound: abs(times[0].get(bound, 0) - times[1].get(bound, 0)) for bound in (*times[0], *times[1])}
-    much = _TELLING * sum(changes.values())
-    return {one.total.bound, other.total.bound} | {bound for bound, change in changes.items() if change > much}
+    threshold = _MIN_SHARE_OF_CHANGE * sum(changes.values())
+    return {one.total.bound, other.total.bound} | {bound for bound, change in changes.items() if change > threshold}

@@ -1,4 +1,4 @@
-"""One operator: its formula in words and numbers, what it moves, what holds it up, and what would help."""
+"""Details of one operator: formulas, memory traffic, bound, times, and changes that would help."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from llmviewer.variants.changes import CACHE, flash_attention, larger_batch, pre
 from llmviewer.variants.variant import WORTH, Change
 from llmviewer.workload import Workload
 
-from ..answers import Answer
+from ..results import DeviceResult
+from ..words import AT_LEAST
 from .formulas import formula
 
 
 @frozen(kw_only=True)
-class Inspected:
-    """All that the inspector shows of an operator on one device.
+class OperatorDetails:
+    """Details of an operator on one device, as the inspector shows them.
 
     formulas  (what, formula over the workload, its value)
     tensors   (direction, tensor with its shape, bytes of one launch)
@@ -39,27 +40,27 @@ class Inspected:
     """
 
     title: str
-    does: str
+    description: str
     bound: str
-    position: str
+    roofline_position: str
     formulas: tuple[tuple[str, str, str], ...]
     tensors: tuple[tuple[str, str, str], ...]
-    busy: tuple[tuple[str, float, float], ...]
+    busy_times: tuple[tuple[str, float, float], ...]
     times: tuple[tuple[str, str], ...]
-    helps: tuple[tuple[str, str, str], ...]
+    improvements: tuple[tuple[str, str, str], ...]
 
 
-def inspect(answer: Answer, phase: str, op: str) -> Inspected:
-    """The operator called `op`, or where there is none such the one that takes longest."""
-    name = answer.phase_name(phase)
-    shown = answer.phase(phase)
-    rows = merged(shown)
+def operator_details(device_result: DeviceResult, phase: str, op: str) -> OperatorDetails:
+    """Details of the operator `op`, as BLOCK.NAME; of the slowest operator if there is none."""
+    name = device_result.phase_name(phase)
+    phase_result = device_result.phase(phase)
+    rows = merged(phase_result)
     chosen = next((row for row in rows if any(operator_id(part) == op for part in row.parts)), None)
     result = (chosen or max(rows, key=lambda row: row.whole.share)).whole
-    workload = asked(answer, phase)
+    workload = pass_workload(device_result, phase)
     if result.kind == EXPOSED.kind:
-        return _waited_for(answer, name, result, workload)
-    row = _planned(answer.setting, name, result)
+        return _exposed_transfer_details(device_result, name, result, workload)
+    row = _planned(device_result.setting, name, result)
     assert row is not None
     work = row.work
     busy = {resource: float(evaluate(form, workload)) for resource, form in row.busy_s.items()}
@@ -68,46 +69,52 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
         ("OPs", work.ops, "OP"), ("conversions", work.conversion_ops, "OP"), ("weights", work.weight_bytes, "B"),
         ("activations", work.activation_bytes, "B"), ("KV cache", work.kv_bytes, "B"), ("links", work.link_bytes, "B"),
     )  # fmt: skip
-    return Inspected(
+    return OperatorDetails(
         title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
-        does=kind_of(result.kind).does,
+        description=kind_of(result.kind).does,
         bound=result.bound,
-        position=_position(answer, result),
+        roofline_position=_roofline_position(device_result, result),
         formulas=tuple(
-            (what, formula(form, workload), f"{si(float(evaluate(form, workload)))}{unit}")
-            for what, form, unit in amounts
+            (amount_name, formula(form, workload), f"{si(float(evaluate(form, workload)))}{unit}")
+            for amount_name, form, unit in amounts
             if form
         ),
-        tensors=tuple(_tensors(row, workload)),
-        busy=tuple((_called(r), s, s / longest) for r, s in sorted(busy.items(), key=lambda one: -one[1]) if s),
-        times=_times(result, shown),
-        helps=tuple(_helps(answer, name, result, workload)),
+        tensors=tuple(_tensor_rows(row, workload)),
+        busy_times=tuple(
+            (_resource_name(r), s, s / longest) for r, s in sorted(busy.items(), key=lambda one: -one[1]) if s
+        ),
+        times=_time_rows(result, name, phase_result),
+        improvements=tuple(_improvements(device_result, name, result, workload)),
     )
 
 
-def _waited_for(answer: Answer, phase: str, result: OperatorResult, workload: Workload) -> Inspected:
-    """The wait for offloaded data, which is no launch: how long each link is busy beyond all launches."""
-    rows = answer.setting.plan_of(phase).estimate(workload).exposed
+def _exposed_transfer_details(
+    device_result: DeviceResult, phase: str, result: OperatorResult, workload: Workload
+) -> OperatorDetails:
+    """Details of the exposed transfer of offloaded data: the time of each link beyond all launches."""
+    rows = device_result.setting.plan_of(phase).estimate(workload).exposed
     busy = {link: float(time) for row in rows for link, time in row.busy_s.items() if float(time)}
-    return Inspected(
+    return OperatorDetails(
         title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
-        does=kind_of(EXPOSED.kind).does,
+        description=kind_of(EXPOSED.kind).does,
         bound=result.bound,
-        position=_position(answer, result),
+        roofline_position=_roofline_position(device_result, result),
         formulas=(),
         tensors=(),
-        busy=tuple((_called(r), s, s / max(busy.values())) for r, s in sorted(busy.items(), key=lambda one: -one[1])),
-        times=_times(result, answer.phase(phase)),
-        helps=(),
+        busy_times=tuple(
+            (_resource_name(r), s, s / max(busy.values())) for r, s in sorted(busy.items(), key=lambda one: -one[1])
+        ),
+        times=_time_rows(result, phase, device_result.phase(phase)),
+        improvements=(),
     )
 
 
-def asked(answer: Answer, phase: str) -> Workload:
-    """The pass that a phase is, as techniques make it."""
-    setting, request = answer.setting, answer.analysis.request
+def pass_workload(device_result: DeviceResult, phase: str) -> Workload:
+    """Workload of one pass of a phase, with techniques."""
+    setting, request = device_result.setting, device_result.analysis.request
     batch = int(setting.layout.micro_batch_size(request.batch))
     read = {"prompt": request.prompt, "images": request.images}
-    if answer.phase_name(phase) == "decode":
+    if device_result.phase_name(phase) == "decode":
         assert request.kv_len is not None
         return setting.step(Workload.decode(batch=batch, kv_len=request.kv_len, **read))
     return setting.prefill(Workload.prefill(batch=batch, **read))
@@ -118,43 +125,43 @@ def _planned(setting: Setting, phase: str, op: OperatorResult) -> PlannedOperato
     return next((row for row in rows if (row.block.name, row.operator.name) == (op.block, op.name)), None)
 
 
-def _times(result: OperatorResult, phase: Phase) -> tuple[tuple[str, str], ...]:
+def _time_rows(result: OperatorResult, phase_name: str, phase: Phase) -> tuple[tuple[str, str], ...]:
     expected, low, high = result.expected_time_s, result.expected_low_s, result.expected_high_s
-    said = between(expected, low, high) or (seconds(expected) if expected else "")
-    one = ("one launch, at least", seconds(result.per_call.bound_time_s))
-    every = f"all {result.repeat}, " if result.repeat > 1 else ""
+    expected_text = between(expected, low, high) or (seconds(expected) if expected else "")
+    one = (f"one launch {AT_LEAST}", seconds(result.per_call.bound_time_s))
+    launches = f"all {result.repeat}" if result.repeat > 1 else "one launch"
     return (
-        *((one,) if every else ()),
-        (f"{every}at least", f"{seconds(result.bound_time_s)}, {result.share:.1%} of the phase"),
-        *(((f"{every}expected", said), ("rests on", result.expectation_source)) if expected else ()),
-        ("the phase, at least", seconds(phase.total.bound_time_s)),
+        *((one,) if result.repeat > 1 else ()),
+        (f"{launches} {AT_LEAST}", f"{seconds(result.bound_time_s)}, {result.share:.1%} of {phase_name}"),
+        *(((f"{launches} expected", expected_text), ("source", result.expectation_source)) if expected else ()),
+        (f"{phase_name} {AT_LEAST}", seconds(phase.total.bound_time_s)),
     )
 
 
-def _position(answer: Answer, op: OperatorResult) -> str:
-    """Place of an operator on the roofline, in words."""
-    hardware = answer.analysis.hardware
+def _roofline_position(device_result: DeviceResult, op: OperatorResult) -> str:
+    """Position of an operator on the roofline, in words."""
+    hardware = device_result.analysis.hardware
     if op.bound == "link":
-        return f"Waits for the {op.limited_by.removeprefix('link ')} link; under no roof."
+        return f"Limited by the {op.limited_by.removeprefix('link ')} link; not on the roofline."
     unit = Resource(Unit(op.compute_unit), op.compute_dtype)
     peak = hardware.limit(unit)
     ridge = peak / hardware.bandwidth()
     roof = f"{si(peak)}OP/s of {unit.dtype} {unit.unit} units, ridge point {number(ridge)} OP/B"
     if not op.ops:
-        return f"No arithmetic: only bytes. Roof: {roof}."
-    side = "left of" if op.intensity < ridge else "right of"
+        return f"No arithmetic, memory traffic only. Roofline: {roof}."
+    side = "below" if op.intensity < ridge else "above"
     return (
-        f"{number(op.intensity)} OP/B, {side} the ridge point: attains {si(op.attainable_ops_per_s)}OP/s at most, "
+        f"{number(op.intensity)} OP/B, {side} the ridge point: at most {si(op.attainable_ops_per_s)}OP/s, "
         f"{op.attainable_ops_per_s / peak:.1%} of {roof}."
     )
 
 
-def _called(resource: Resource) -> str:
+def _resource_name(resource: Resource) -> str:
     return "memory" if resource.unit is Unit.MEMORY else f"{resource.dtype} {resource.unit}"
 
 
-def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, str, str]]:
-    """Tensors that one launch moves from and to memory."""
+def _tensor_rows(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, str, str]]:
+    """Tensors that one launch reads from and writes to memory."""
     stream = row.block.stream
 
     def moved(tensor: Tensor) -> str:
@@ -166,38 +173,44 @@ def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, st
         yield "weight", form, f"{si(float(evaluate(weight.nbytes.on(stream), workload)))}B"
     for direction, tensors in (("reads", op.reads()), ("writes", op.writes())):
         for tensor in tensors:
-            kept = "" if tensor.role is Role.ACTIVATION else " (KV cache)" if tensor.role in RETAINED_ROLES else ""
-            yield direction, f"{tensor.name} {shape(tensor)}{kept}", moved(tensor)
+            cache_note = (
+                "" if tensor.role is Role.ACTIVATION else " (KV cache)" if tensor.role in RETAINED_ROLES else ""
+            )
+            yield direction, f"{tensor.name} {shape(tensor)}{cache_note}", moved(tensor)
 
 
-def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -> Iterator[tuple[str, str, str]]:
-    """Techniques under which the same operator takes less, and a larger batch, the best first."""
-    setting, request = answer.setting, answer.analysis.request
-    found: list[tuple[float, str, str, str]] = []
+def _improvements(
+    device_result: DeviceResult, phase: str, op: OperatorResult, workload: Workload
+) -> Iterator[tuple[str, str, str]]:
+    """Changes with which the same operator is faster, and a larger batch, the largest gain first."""
+    setting, request = device_result.setting, device_result.analysis.request
+    improvements: list[tuple[float, str, str, str]] = []
     for change in (*precisions(setting), *flash_attention(setting)):
         if change.group == CACHE and setting.accounting is Accounting.SURVEY:
-            continue  # which has one precision for all
+            continue  # the survey has one precision for all tensors
         try:
             row = _planned(change.applied(setting), phase, op)
-        except InputError:  # this device has no unit for that
+        except InputError:  # the device has no unit for this precision
             continue
         if row is None:
             continue
-        then = op.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
-        if then and op.bound_time_s / then >= WORTH:
-            gain = op.bound_time_s / then
-            found.append((gain, _named(change), seconds(then), f"{fold(gain, 2)} faster"))
+        new_time_s = op.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
+        if new_time_s and op.bound_time_s / new_time_s >= WORTH:
+            gain = op.bound_time_s / new_time_s
+            improvements.append((gain, _change_label(change), seconds(new_time_s), f"{fold(gain, 2)} faster"))
     (sequences,) = workload.groups
     row = _planned(setting, phase, op)
-    batch = larger_batch(request.batch, answer.analysis.memory.max_batch)
+    batch = larger_batch(request.batch, device_result.analysis.memory.max_batch)
     if row and sequences.q_len == 1 and batch > request.batch:
-        more = float(setting.layout.micro_batch_size(batch)) / float(setting.layout.micro_batch_size(request.batch))
-        many = Workload((replace(sequences, batch=more * sequences.batch),))
-        then = op.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
-        if (gain := more * op.bound_time_s / then) >= WORTH:
-            found.append((gain, f"batch {batch}", seconds(then), f"{fold(gain, 2)} tokens/s"))
-    yield from (one[1:] for one in sorted(found, key=lambda one: -one[0]))
+        batch_ratio = float(setting.layout.micro_batch_size(batch)) / float(
+            setting.layout.micro_batch_size(request.batch)
+        )
+        larger_workload = Workload((replace(sequences, batch=batch_ratio * sequences.batch),))
+        new_time_s = op.repeat * max(float(evaluate(form, larger_workload)) for form in row.busy_s.values())
+        if (gain := batch_ratio * op.bound_time_s / new_time_s) >= WORTH:
+            improvements.append((gain, f"batch {batch}", seconds(new_time_s), f"{fold(gain, 2)} tokens/s"))
+    yield from (one[1:] for one in sorted(improvements, key=lambda one: -one[0]))
 
 
-def _named(change: Change) -> str:
+def _change_label(change: Change) -> str:
     return f"{change.about} ({change.name})" if "quant" in change.options else change.name

@@ -1,4 +1,4 @@
-"""The overview: bound and advice of a phase, totals, figures and the operator table."""
+"""Overview: bound and advice of a phase, totals, figures and the operator table."""
 
 from __future__ import annotations
 
@@ -14,140 +14,144 @@ from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.parts import Card
 from llmviewer.reports.phrases import below, effect_lines, headline, measured_label, sentence, subject
 
-from ..answers import Answer
+from ..results import DeviceResult
 
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
-def asked(found: Sequence[Answer]) -> tuple[str, str]:
-    """The request: its first device with the number of others, and its arguments."""
-    first = found[0].analysis
-    more = f" and {len(found) - 1} more" * (len(found) > 1)
-    return f"{subject(first)}{more}", below(subject(first), headline(first))
+def heading(results: Sequence[DeviceResult]) -> tuple[str, str]:
+    """Title and subtitle: model, first device and number of others; inputs of the request."""
+    first = results[0].analysis
+    others_text = f" and {len(results) - 1} more" * (len(results) > 1)
+    return f"{subject(first)}{others_text}", below(subject(first), headline(first))
 
 
-def advice(answer: Answer, phase: str) -> str:
-    """The sentence on what bounds it, and what would help, in words of controls in place of options."""
-    said = re.sub(r"(?<=--tp )(\d+) --with ", r"\1 and technique ", answer.phase(phase).advice)
-    return _in_controls(sentence(said))
+def advice(result: DeviceResult, phase: str) -> str:
+    """Sentence on the bound of a phase and on changes that help, with labels of controls in place of options."""
+    text = re.sub(r"(?<=--tp )(\d+) --with ", r"\1 and technique ", result.phase(phase).advice)
+    return _with_control_labels(sentence(text))
 
 
-def _in_controls(said: str) -> str:
-    return said.replace("--engine NAME", "an engine").replace("--with ", "technique ").replace("--", "")
+def _with_control_labels(text: str) -> str:
+    """`text` with labels of controls in place of command-line options."""
+    return text.replace("--engine NAME", "an engine").replace("--with ", "technique ").replace("--", "")
 
 
-def sources(found: Sequence[Answer]) -> str:
-    """Sources of expected times in a line, or why only bounds are known."""
-    said = {one.name: _source(one) for one in found}
-    if len(said) == 1:
-        return f"Expected: {said.popitem()[1]}"
-    return "Expected: " + "; ".join(f"{name}: {source}" for name, source in said.items())
+def sources(results: Sequence[DeviceResult]) -> str:
+    """Sources of the expected times in a line, or the reason why there are none."""
+    texts = {one.name: _phase_sources(one) for one in results}
+    if len(texts) == 1:
+        return f"Expected: {texts.popitem()[1]}"
+    return "Expected: " + "; ".join(f"{name}: {source}" for name, source in texts.items())
 
 
-def _source(answer: Answer) -> str:
-    """Such as "calibrated on l40s trtllm (transferred: 11% of prefill, 1% of decode)"."""
-    told: dict[str, dict[str, list[str]]] = {}
-    for name, phase in answer.analysis.phases:
-        (most, _), *others = phase.total.expectation_sources.items()
-        kinds = told.setdefault(most, {})
+def _phase_sources(result: DeviceResult) -> str:
+    """Sources of one device, such as "calibrated on l40s trtllm (transferred: 11% of prefill, 1% of decode)"."""
+    shares_by_source: dict[str, dict[str, list[str]]] = {}
+    for name, phase in result.analysis.phases:
+        (source, _), *others = phase.total.expectation_sources.items()
+        kinds = shares_by_source.setdefault(source, {})
         for kind, share in others:
             kinds.setdefault(kind, []).append(f"{share:.0%} of {name}")
-    rests = ("; ".join(f"{kind}: {', '.join(of)}" for kind, of in kinds.items()) for kinds in told.values())
-    return " and ".join(f"{most} ({rest})" if rest else most for most, rest in zip(told, rests, strict=True))
+    rests = (
+        "; ".join(f"{kind}: {', '.join(phase_shares)}" for kind, phase_shares in kinds.items())
+        for kinds in shares_by_source.values()
+    )
+    return " and ".join(
+        f"{source} ({rest})" if rest else source for source, rest in zip(shares_by_source, rests, strict=True)
+    )
 
 
-def cards(answer: Answer) -> list[Card]:
-    """The totals of one device."""
-    return [*time_cards(answer.analysis), *memory_cards(answer.analysis)]
+def cards(result: DeviceResult) -> list[Card]:
+    """Cards of the totals on one device."""
+    return [*time_cards(result.analysis), *memory_cards(result.analysis)]
 
 
 class TotalCell(NamedTuple):
-    """A cell of the totals: what it says, what is to be expected or known beside it, and whether it is a verdict
-    against the setting.
-    """
+    """A cell of the totals: value, expected value or other detail, and whether it is a negative verdict."""
 
     value: str
-    more: str = ""
+    detail: str = ""
     alarm: bool = False
 
 
-def totals(found: Sequence[Answer], phase: str) -> list[tuple[TotalCell, ...]]:
-    """The totals of several devices: a line of heads, then one for each device."""
-    each = [cards(one) for one in found]
+def totals(results: Sequence[DeviceResult], phase: str) -> list[tuple[TotalCell, ...]]:
+    """Totals of several devices: a line of heads, then one per device."""
+    each = [cards(one) for one in results]
     heads = (
-        TotalCell("device"), TotalCell(f"{found[0].phase_name(phase)} bound by"),
+        TotalCell("device"), TotalCell(f"{results[0].phase_name(phase)} bound"),
         *(TotalCell(f"{card.label} {card.sign}" if card.sign else card.label) for card in each[0]),
     )  # fmt: skip
     lines = [
         (
             TotalCell(one.name),
             TotalCell(one.phase(phase).total.bound),
-            *(TotalCell(card.value, _more(card), card.alarm) for card in own),
+            *(TotalCell(card.value, _detail(card), card.alarm) for card in card_list),
         )
-        for one, own in zip(found, each, strict=True)
+        for one, card_list in zip(results, each, strict=True)
     ]
     return [heads, *lines]
 
 
-def _more(card: Card) -> str:
+def _detail(card: Card) -> str:
     return f"expected {card.expected}" if card.expected else card.about.partition("; ")[2]
 
 
-def expected(card: Card) -> str:
-    """The expected value of a card; a line may break only before its interval."""
+def expected_text(card: Card) -> str:
+    """Expected value of a card, with a line break only before its interval."""
     value, bracket, interval = f"expected {card.expected}".replace(" ", _SPACE).partition("(")
     return f"{value.rstrip(_SPACE)} {bracket}{interval}".rstrip()
 
 
-def effects(answer: Answer) -> tuple[tuple[str, str], ...]:
-    """Passes and gains of techniques."""
-    return effect_lines(answer.analysis.effect) if answer.analysis.effect else ()
+def technique_effects(result: DeviceResult) -> tuple[tuple[str, str], ...]:
+    """Labels and texts on the passes and gains of techniques."""
+    return effect_lines(result.analysis.effect) if result.analysis.effect else ()
 
 
-def verdicts(found: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
-    """Verdicts on the measurements of the user, for each device."""
-    of = [f" on {one.name}" * (len(found) > 1) for one in found]
+def verdicts(results: Sequence[DeviceResult]) -> tuple[tuple[str, str], ...]:
+    """Labels and verdicts on the user's measurements, for each device."""
+    device_suffixes = [f" on {one.name}" * (len(results) > 1) for one in results]
     return tuple(
-        (f"{measured_label(each)}{device}", _in_controls(sentence(each.said)))
-        for one, device in zip(found, of, strict=True)
+        (f"{measured_label(each)}{device}", _with_control_labels(sentence(each.said)))
+        for one, device in zip(results, device_suffixes, strict=True)
         for each in one.analysis.measured
     )
 
 
-def roofline(found: Sequence[Answer], phase: str) -> PageFigure:
-    """The operators of a phase, under the roofs of all devices; the first trace is to mark the operator selected."""
-    name = found[0].phase_name(phase)
-    if len(found) == 1:
-        figure = figures.roofline(found[0].analysis, name)
+def roofline_figure(results: Sequence[DeviceResult], phase: str) -> PageFigure:
+    """Operators of a phase under the rooflines of all devices; the first trace marks the selected operator."""
+    name = results[0].phase_name(phase)
+    if len(results) == 1:
+        figure = figures.roofline(results[0].analysis, name)
     else:
-        figure = figures.rooflines({one.name: one.analysis for one in found}, name)
+        figure = figures.rooflines({one.name: one.analysis for one in results}, name)
     figure.add_scatter(
         x=[], y=[], mode="markers", showlegend=False, hoverinfo="skip",
         marker={"symbol": "circle", "size": 44, "color": SKY, "opacity": 0.5},
     )  # fmt: skip
-    figure.data = (figure.data[-1], *figure.data[:-1])  # below all others
+    figure.data = (figure.data[-1], *figure.data[:-1])  # drawn first, below the others
     return page_figure(figure)
 
 
-def marked(found: Sequence[Answer], phase: str, op: str) -> tuple[list[float], list[float]]:
-    """Intensity and performance of an operator on each device where it is under a roof."""
-    results = [one for each in found for one in each.phase(phase).operators if operator_id(one) == op]
-    under = [one for one in results if one.ops and one.bound != "link"]
-    return [one.intensity for one in under], [one.attainable_ops_per_s for one in under]
+def selected_points(results: Sequence[DeviceResult], phase: str, op: str) -> tuple[list[float], list[float]]:
+    """Intensity and attainable performance of an operator on each device; none where a link bounds it."""
+    operators = [one for each in results for one in each.phase(phase).operators if operator_id(one) == op]
+    on_roofline = [one for one in operators if one.ops and one.bound != "link"]
+    return [one.intensity for one in on_roofline], [one.attainable_ops_per_s for one in on_roofline]
 
 
-def times(found: Sequence[Answer], phase: str) -> PageFigure:
-    """Times of the operators of a phase: bars for each on one device, parts of a bar on several."""
-    name = found[0].phase_name(phase)
-    if len(found) == 1:
-        return page_figure(figures.operator_bars(found[0].analysis, name))
-    return page_figure(figures.phase_bars({one.name: one.analysis for one in found}, name))
+def times_figure(results: Sequence[DeviceResult], phase: str) -> PageFigure:
+    """Times of the operators of a phase: bars on one device, a stacked bar per device on several."""
+    name = results[0].phase_name(phase)
+    if len(results) == 1:
+        return page_figure(figures.operator_bars(results[0].analysis, name))
+    return page_figure(figures.phase_bars({one.name: one.analysis for one in results}, name))
 
 
-def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
-    """A row for each device and operator, in OPs, bytes and seconds; `called` so that no other of the device is.
+def operator_rows(results: Sequence[DeviceResult], phase: str) -> list[dict[str, Any]]:
+    """A row per device and operator, in OPs, bytes and seconds; `called` is a title unique on the device.
 
-    Those that are alike in several blocks have one row.
+    Equal operators of several blocks share a row.
     """
     return [
         {
@@ -159,14 +163,14 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
             "time": op.bound_time_s, "share": op.share, "expected": op.expected_time_s,
             "expected_share": op.expected_time_s / total if op.expected_time_s is not None and total else None,
         }
-        for one in found
+        for one in results
         for total in [one.phase(phase).total.expected_time_s]
         for row in merged(one.phase(phase))
         for op in [row.whole]
     ]  # fmt: skip
 
 
-def names(found: Sequence[Answer], phase: str) -> dict[str, str]:
-    """Names of the operators of a phase by BLOCK.NAME, the largest share of time first."""
-    ranked = sorted(merged(found[0].phase(phase)), key=lambda row: -row.whole.share)
+def operator_titles(results: Sequence[DeviceResult], phase: str) -> dict[str, str]:
+    """Titles of the operators of a phase by BLOCK.NAME, the largest share of time first."""
+    ranked = sorted(merged(results[0].phase(phase)), key=lambda row: -row.whole.share)
     return {operator_id(part): row.title for row in ranked for part in row.parts}

@@ -1,4 +1,4 @@
-"""A trace that a user drops in, or that the page was started with, beside the analysis of what is asked."""
+"""A profiler trace, uploaded or given at the start of the page, compared with the analysis."""
 
 from __future__ import annotations
 
@@ -14,53 +14,52 @@ from llmviewer.timelines.against import Timeline, compare_recording
 from llmviewer.timelines.launches import KernelSums, RecordedLaunches
 from llmviewer.timelines.reading import parse_timeline, read_timeline
 
-from ..answers import Answer, fault
+from ..results import DeviceResult, internal_error
 from ..state import State
 
-LARGEST: Final = 50_000_000  # of a trace that is dropped in [B]
-LARGEST_UNPACKED: Final = 500_000_000  # [B]
+MAX_TRACE_BYTES: Final = 50_000_000  # of an uploaded trace
+MAX_UNPACKED_BYTES: Final = 500_000_000
 
 
 @frozen
-class Dropped:
-    """A file that the browser holds."""
+class DroppedTrace:
+    """An uploaded trace."""
 
     name: str
     data: bytes
 
 
-def found_in(trace: Dropped | Path, answer: Answer, state: State) -> Timeline:
-    """A pass of the trace beside its analysis.
+def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State) -> Timeline:
+    """A pass of the trace compared with its analysis.
 
-    Raises InputError, which names the file and what is wrong with it.
+    Raises InputError with the name of the file and the problem.
     """
-    phase = answer.phase_name(state.phase)
+    phase = result.phase_name(state.phase)
     try:
         if isinstance(trace, Path):
-            timeline = _on_disk(trace, trace.stat().st_mtime_ns, phase)
+            timeline = _read_from_disk(trace, trace.stat().st_mtime_ns, phase)
         else:
-            timeline = _dropped(trace, phase)
+            timeline = _read_dropped(trace, phase)
         return compare_recording(
-            timeline, answer.analysis, file=trace.name, phase=phase, passes=state.passes or None,
+            timeline, result.analysis, file=trace.name, phase=phase, passes=state.passes or None,
             stage=state.stage or None,
         )  # fmt: skip
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{trace.name}: is no longer there") from None
+        raise InputError(f"{trace.name}: the file no longer exists") from None
     except Exception:  # noqa: BLE001 - the page stays
-        raise InputError(f"{trace.name}: {fault('a trace')}") from None
+        raise InputError(f"{trace.name}: {internal_error('a trace')}") from None
 
 
-def bars(found: Timeline) -> PageFigure:
-    return page_figure(part_bars(found))
-
-
-# Read anew only where the file or the phase is another.
+def part_figure(timeline: Timeline) -> PageFigure:
+    """Bars of the groups of operators: recorded, expected and bound."""
+    return page_figure(part_bars(timeline))
 
 
 @lru_cache(maxsize=2)
-def _on_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | KernelSums:
+def _read_from_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | KernelSums:
+    """Launches of a file, cached by its path and time of modification."""
     try:
         return read_timeline(path, phase)
     except InputError as error:
@@ -68,10 +67,10 @@ def _on_disk(path: Path, _changed: int, phase: str) -> RecordedLaunches | Kernel
 
 
 @lru_cache(maxsize=2)
-def _dropped(trace: Dropped, phase: str) -> RecordedLaunches | KernelSums:
-    if len(trace.data) > LARGEST:
-        raise InputError(f"{trace.name}: must have at most {LARGEST:,} bytes; got {len(trace.data):,}")
+def _read_dropped(trace: DroppedTrace, phase: str) -> RecordedLaunches | KernelSums:
+    if len(trace.data) > MAX_TRACE_BYTES:
+        raise InputError(f"{trace.name}: must have at most {MAX_TRACE_BYTES:,} bytes; got {len(trace.data):,}")
     try:
-        return parse_timeline(trace.data, trace.name, phase, max_bytes=LARGEST_UNPACKED)
+        return parse_timeline(trace.data, trace.name, phase, max_bytes=MAX_UNPACKED_BYTES)
     except InputError as error:
-        raise InputError(error.reason) from None  # its hint names an option of the command line
+        raise InputError(error.reason) from None  # without its hint, which names a command-line option

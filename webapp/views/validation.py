@@ -1,4 +1,4 @@
-"""Accuracy: errors of profiles, and expected times against measurements of the user."""
+"""Accuracy of expected times: errors of profiles, and the user's measurements."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from llmviewer.reports.validation import skipped as skipped_rows
 from llmviewer.reports.validation import worst as worst_rows
 from llmviewer.units import counted, seconds
 
-from ..answers import Answer
-from .uploads import Measured
+from ..results import DeviceResult
+from ..words import AT_LEAST
+from .uploads import ScoredMeasurements
 
-_MOST_POINTS, _MOST_GROUPS = 4000, 6  # of a figure
-_MOST_REASONS = 10
+_MAX_POINTS, _MAX_GROUPS = 4000, 6  # of a figure
+_MAX_REASONS = 10
 
 
-def rests_on(found: Sequence[Answer]) -> list[tuple[str, ...]]:
-    """Expected time of each phase on each device, its interval and its source: heads, then a line for each."""
-    lines: list[tuple[str, ...]] = [("device", "phase", "at least", "expected", "80 % interval", "rests on")]
-    for one in found:
+def source_table(results: Sequence[DeviceResult]) -> list[tuple[str, ...]]:
+    """Bound, expected time, interval and source of each phase on each device: a line of heads, then one per phase."""
+    lines: list[tuple[str, ...]] = [("device", "phase", f"time {AT_LEAST}", "expected", "80 % interval", "source")]
+    for one in results:
         for name, phase in one.analysis.phases:
             total = phase.total
             low, high = total.expected_low_s, total.expected_high_s
@@ -43,122 +44,138 @@ def rests_on(found: Sequence[Answer]) -> list[tuple[str, ...]]:
     return lines
 
 
-def profiles(found: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each stack that was measured on one of the devices, its errors in shares of 1."""
+def profile_rows(results: Sequence[DeviceResult]) -> list[dict[str, Any]]:
+    """A row per kernel implementation measured on the devices, with relative errors."""
     return [
         {
-            "id": str(i), "device": fit.device, "family": _said(fit.family), "library": fit.implementation.library,
-            "version": fit.version, "dtype": _dtype(fit), "kernel": fit.implementation.kernel, "rows": fit.rows,
+            "id": str(i), "device": fit.device, "family": _family_label(fit.family),
+            "library": fit.implementation.library, "version": fit.version, "dtype": _dtype_label(fit),
+            "kernel": fit.implementation.kernel, "rows": fit.rows,
             "fitted": fit.fit_mape, **_errors(fit.held_out),
         }
-        for i, fit in enumerate(_entries(found))
+        for i, fit in enumerate(_entries(results))
     ]  # fmt: skip
 
 
-def transfers() -> list[tuple[str, ...]]:
-    """Errors on a device that nothing was fitted on: heads, then a line for each part of a family."""
+def transfer_table() -> list[tuple[str, ...]]:
+    """Errors on devices without measurements: a line of heads, then one per family and similarity."""
     lines: list[tuple[str, ...]] = [
-        ("family", "of", "from", "mean error", "median row", "under 20 us", "over 20 us", "in the 80 %")
+        (
+            "family",
+            "kernels",
+            "transferred from",
+            "mean error",
+            "median error",
+            "under 20 us",
+            "over 20 us",
+            "in 80 % interval",
+        )
     ]
-    for (family, part, near), error in sorted(index().errors.items()):
+    for (family, kernels, similarity), error in sorted(index().errors.items()):
         numbers = (error.mape, error.median, error.mape_short, error.mape_long, error.covered)
-        lines.append((_said(family), part, near, *map(_percent, numbers)))
+        lines.append((_family_label(family), kernels, similarity, *map(_percent, numbers)))
     return lines
 
 
-def unmeasured(found: Sequence[Answer]) -> list[str]:
-    """The devices that no profile is of."""
+def unmeasured_devices(results: Sequence[DeviceResult]) -> list[str]:
+    """Devices without measured profiles."""
     measured = {fit.device for fit in index().fits}
-    return [one.name for one in found if one.analysis.hardware.name not in measured]
+    return [one.name for one in results if one.analysis.hardware.name not in measured]
 
 
-def errors_figure(found: Sequence[Answer]) -> PageFigure:
-    """Errors of the profiles of the devices, and of transfers to devices that were not measured."""
+def errors_figure(results: Sequence[DeviceResult]) -> PageFigure:
+    """Errors of the profiles of the devices, and of transfers to devices without measurements."""
     named: dict[str, list[LibraryError]] = {}
-    for fit in _entries(found):
+    for fit in _entries(results):
         error, implementation = fit.held_out, fit.implementation
-        words = " ".join(filter(None, (implementation.library, fit.version, implementation.kernel, _dtype(fit))))
+        words = " ".join(filter(None, (implementation.library, fit.version, implementation.kernel, _dtype_label(fit))))
         text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(fit.rows, 'row')}"
-        named.setdefault(fit.device, []).append(LibraryError(_said(fit.family), error.mape, text))
-    for (family, part, near), error in sorted(index().errors.items()):
-        text = f"<b>{part}</b>, carried over from {near}<br>{_percent(error.mape)} off"
-        named.setdefault(f"not measured, from {near}", []).append(LibraryError(_said(family), error.mape, text))
-    order = [_said(name) for name in FAMILIES]
+        named.setdefault(fit.device, []).append(LibraryError(_family_label(fit.family), error.mape, text))
+    for (family, kernels, similarity), error in sorted(index().errors.items()):
+        text = f"<b>{kernels}</b>, transferred from {similarity}<br>{_percent(error.mape)} off"
+        named.setdefault(f"transferred from {similarity}", []).append(
+            LibraryError(_family_label(family), error.mape, text)
+        )
+    order = [_family_label(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
-    about = "of shapes that were not fitted; a dot for each library, data type and kernel"
-    return page_figure(profile_errors(named, "Errors of what is expected", about))
+    about = "mean error on held-out shapes; one dot per library, data type and kernel"
+    return page_figure(profile_errors(named, "Errors of the expected times", about))
 
 
-def scatter(one: Measured, name: str) -> PageFigure | None:
-    """Expected against measured times; None where no row has both."""
+def scatter_figure(one: ScoredMeasurements, name: str) -> PageFigure | None:
+    """Expected against measured times; None if no row has both."""
     frame, expected = one.predictions.table.frame, one.predictions.columns["expected_us"]
     if "time_us" not in frame:
         return None
     times = frame["time_us"].to_numpy(float)
     groups: dict[str, list[Any]] = {}
     for rows in one.predictions.table.rows:
-        ours = expected[rows.places]
-        good = np.isfinite(times[rows.places]) & (times[rows.places] > 0) & np.isfinite(ours) & (ours > 0)
-        if good.any():
-            called = " ".join(filter(None, (rows.device.name, rows.implementation.library, rows.implementation.dtype)))
-            groups.setdefault(called, []).append(rows.places[good])
+        expected_us = expected[rows.places]
+        valid = (
+            np.isfinite(times[rows.places]) & (times[rows.places] > 0) & np.isfinite(expected_us) & (expected_us > 0)
+        )
+        if valid.any():
+            label = " ".join(filter(None, (rows.device.name, rows.implementation.library, rows.implementation.dtype)))
+            groups.setdefault(label, []).append(rows.places[valid])
     if not groups:
         return None
     places = {key: np.concatenate(parts) for key, parts in groups.items()}
     ranked = sorted(places, key=lambda key: -len(places[key]))
-    kept = {key: places[key] for key in ranked[: _MOST_GROUPS - (len(ranked) > _MOST_GROUPS)]}
-    if len(ranked) > _MOST_GROUPS:
-        kept["others"] = np.concatenate([places[key] for key in ranked[len(kept) :]])
-    count = sum(map(len, kept.values()))
-    each = max(1, math.ceil(count / _MOST_POINTS))
+    shown_groups = {key: places[key] for key in ranked[: _MAX_GROUPS - (len(ranked) > _MAX_GROUPS)]}
+    if len(ranked) > _MAX_GROUPS:
+        shown_groups["others"] = np.concatenate([places[key] for key in ranked[len(shown_groups) :]])
+    count = sum(map(len, shown_groups.values()))
+    each = max(1, math.ceil(count / _MAX_POINTS))
     clouds = {
-        key: Cloud(times[own[::each]], expected[own[::each]], [""] * len(own[::each])) for key, own in kept.items()
+        key: Cloud(times[positions[::each]], expected[positions[::each]], [""] * len(positions[::each]))
+        for key, positions in shown_groups.items()
     }
-    every = "" if each == 1 else f"; one of {each} is drawn"
+    every = "" if each == 1 else f"; every {each}th is drawn"
     about = f"{counted(count, 'row')}{every}"
     return page_figure(predicted_and_measured(clouds, f"Expected against measured: {name}", about))
 
 
-def scores(one: Measured) -> Table:
+def score_table(one: ScoredMeasurements) -> Table:
     """Errors by family, device and data type."""
     return by_group(one.scores.groups)
 
 
-def worst(one: Measured) -> Table:
-    """The rows with the largest errors, by their places in the user's file."""
-    return worst_rows(one.scores.worst, lambda row: int(one.places[row["row"] - 1]) + 1)
+def worst_table(one: ScoredMeasurements) -> Table:
+    """Rows with the largest errors, by their row numbers in the user's file."""
+    return worst_rows(one.scores.worst, lambda row: int(one.row_positions[row["row"] - 1]) + 1)
 
 
-def skipped(one: Measured) -> list[str]:
-    """The most frequent reasons for which rows were not scored."""
-    unknown = Counter({f"no device {called[:60]!r}": count for called, count in one.unknown.items()})
-    return list(skipped_rows(dict((Counter(one.scores.skipped) + unknown).most_common(_MOST_REASONS))))
+def skipped_reasons(one: ScoredMeasurements) -> list[str]:
+    """Most frequent reasons why rows were not scored."""
+    unknown = Counter({f"no device {label[:60]!r}": count for label, count in one.unknown_devices.items()})
+    return list(skipped_rows(dict((Counter(one.scores.skipped) + unknown).most_common(_MAX_REASONS))))
 
 
-def predicted(one: Measured) -> list[tuple[Any, ...]]:
-    """The rows on known devices, with what is predicted: heads, then a line for each."""
+def prediction_rows(one: ScoredMeasurements) -> list[tuple[Any, ...]]:
+    """Rows on known devices with their predictions, for a CSV file: a line of heads, then one per row."""
     frame = one.predictions.frame()
-    rows = zip(one.places + 1, frame.itertuples(index=False, name=None), strict=True)
+    rows = zip(one.row_positions + 1, frame.itertuples(index=False, name=None), strict=True)
     return [("row", *frame.columns), *((int(place), *row) for place, row in rows)]
 
 
-def _entries(found: Sequence[Answer]) -> list[KernelFit]:
-    names = {one.analysis.hardware.name for one in found}
+def _entries(results: Sequence[DeviceResult]) -> list[KernelFit]:
+    names = {one.analysis.hardware.name for one in results}
     return [fit for fit in index().fits if fit.device in names]
 
 
 def _errors(error: Error) -> dict[str, float | None]:
+    """Columns of errors; None for undefined ones."""
     return finite({
         "held_out": error.mape, "median": error.median, "short": error.mape_short, "long": error.mape_long,
         "covered": error.covered,
     })  # fmt: skip
 
 
-def _said(family: str) -> str:
+def _family_label(family: str) -> str:
     return family.replace("_", " ")
 
 
-def _dtype(fit: KernelFit) -> str:
+def _dtype_label(fit: KernelFit) -> str:
     cache = fit.implementation.kv_dtype
     return (
         f"{fit.implementation.dtype}, {cache} cache"

@@ -1,4 +1,4 @@
-"""What a callback is given of a state: a link, and the files that the browser holds."""
+"""Page state that a callback receives: a link, and the files that the browser stores."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .payloads import files_of
 from .state import State
 
 
-def asked(link: str | None, files: Sequence[Sequence[str]] | None) -> State:
+def shown_state(link: str | None, files: Sequence[Sequence[str]] | None) -> State:
     """The state that the page shows."""
     return State.of_link(link or "", files_of(files))[0]
 
 
-def kept(state: State) -> str:
-    """`state` for callbacks of tabs, which do not run anew where another tab or operator is looked at."""
+def analysis_link(state: State) -> str:
+    """Link without tab and operator: its callbacks do not run again when only these change."""
     return replace(state, tab="overview", op="").link

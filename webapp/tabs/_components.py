@@ -1,4 +1,4 @@
-"""What tabs are made of."""
+"""Components and callbacks that tabs share."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
 from llmviewer.reports.parts import Card
 from llmviewer.rows import csv_text
 
-from ..answers import Answer, answers
-from ..asked import asked
+from ..page_state import shown_state
+from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import overview
 
-LEAVING: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
+TAB_KEY_LEAVES_GRID: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
     name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
 }
 
 
 @frozen(kw_only=True)
 class Tab:
-    """A tab. `show` makes what is in it of answers, one for each device; `register` adds its callbacks to an app.
+    """A tab. `show` renders results, one per device; `register` adds its callbacks to an app.
 
-    A callback of a tab has what the page asks as Input("asked", "data"), the link of State.question, and what the
-    browser holds as State("files", "data"); `asked(link, files)` makes a State of them.
+    A callback of a tab takes Input("asked", "data"), the link of the analyzed state, and State("files", "data"), the
+    files that the browser stores; `shown_state(link, files)` parses them.
     """
 
-    show: Callable[[tuple[Answer, ...], State], Component]
+    show: Callable[[tuple[DeviceResult, ...], State], Component]
     register: Callable[[Dash], None] = lambda app: None
 
 
-def picture(name: str, one: PageFigure) -> Component:
-    """A figure under its words."""
+def figure_panel(name: str, one: PageFigure) -> Component:
+    """A figure below its title and subtitle."""
     return html.Figure(
         [
             html.Figcaption([
@@ -53,7 +53,7 @@ def picture(name: str, one: PageFigure) -> Component:
 
 
 def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # noqa: N803 - as Dash has it
-    """A line of heads and lines of cells, the first of which names the line."""
+    """A table of a line of column heads and lines of cells; the first cell of a line is its row head."""
     head, *rest = lines
     return html.Div(
         html.Table([
@@ -61,7 +61,7 @@ def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # 
             html.Tbody([
                 html.Tr([
                     html.Th(line[0], scope="row"),
-                    *(html.Td(cell, **{"data-of": what}) for what, cell in zip(head[1:], line[1:], strict=True)),
+                    *(html.Td(cell, **{"data-of": column}) for column, cell in zip(head[1:], line[1:], strict=True)),
                 ]) for line in rest
             ]),
         ]),
@@ -69,15 +69,15 @@ def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # 
     )  # fmt: skip
 
 
-def saved(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Lines as a CSV file for dcc.Download."""
+def csv_download(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """A CSV file of lines for dcc.Download."""
     return {"content": csv_text(lines), "filename": name, "type": "text/csv"}
 
 
-def saves(
-    app: Dash, tab: str, name: str, lines: Callable[[tuple[Answer, ...], State], Sequence[Sequence[Any]]]
+def register_csv(
+    app: Dash, tab: str, name: str, lines: Callable[[tuple[DeviceResult, ...], State], Sequence[Sequence[Any]]]
 ) -> None:
-    """Makes a tab's button for CSV save a file of a name, with the lines that `lines` makes of answers."""
+    """Registers the CSV button of a tab, which saves the lines that `lines` makes of the results."""
 
     @app.callback(
         Output(f"{tab}-download", "data"),
@@ -89,26 +89,27 @@ def saves(
     def save(clicks: int | None, link: str, files: Any) -> dict[str, Any]:
         if not clicks:
             raise PreventUpdate
-        state = asked(link, files)
-        return saved(name, lines(answers(state), state))
+        state = shown_state(link, files)
+        return csv_download(name, lines(device_results(state), state))
 
 
-def in_browser(
+def register_clientside(
     app: Any,
     script: str,
     output: Output | list[Output],
-    *given: Input | Held,
-    at_once: bool = False,
+    *dependencies: Input | Held,
+    at_start: bool = False,
 ) -> None:
-    """A callback that the browser answers by itself, by a function or one of page.js by its name; `at_once` also when
-    its inputs come.
+    """Registers a callback that runs in the browser: JavaScript source, or the name of a function of page.js.
+
+    at_start  whether it also runs when its inputs are created
     """
     function = ClientsideFunction("llmviewer", script) if script.isidentifier() else script
-    app.clientside_callback(function, output, *given, prevent_initial_call=not at_once)
+    app.clientside_callback(function, output, *dependencies, prevent_initial_call=not at_start)
 
 
-def cards(shown: Iterable[Card]) -> Component:
-    """Numbers to see first."""
+def cards(card_list: Iterable[Card]) -> Component:
+    """Cards of the most important numbers."""
     return html.Dl(
         [
             html.Div([
@@ -116,25 +117,27 @@ def cards(shown: Iterable[Card]) -> Component:
                 html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value)],
                         className="alarm" if card.alarm else ""),
                 *([html.Dd(badge(card.bound))] if card.bound else []),
-                *([html.Dd(overview.expected(card), className="expected")] if card.expected else []),
+                *([html.Dd(overview.expected_text(card), className="expected")] if card.expected else []),
                 html.Dd(card.about),
             ], className="card")
-            for card in shown
+            for card in card_list
         ],
         className="cards",
     )  # fmt: skip
 
 
 def badge(bound: str) -> Component:
+    """Badge of a bound, such as memory-bound."""
     return html.Span(f"{bound}-bound", className=f"badge {bound}")
 
 
-def awaited(place: Component, **options: Any) -> Component:
-    """What stays to be read, fainter, while the server works on what comes in its place."""
+def with_loading(place: Component, **options: Any) -> Component:
+    """A component that stays visible, faded, while the server computes its new content."""
     return dcc.Loading(
         place, delay_show=200, type="dot", overlay_style={"visibility": "visible", "opacity": 0.5}, **options
     )
 
 
 def panel(*children: Any, className: str = "") -> Component:  # noqa: N803
+    """A bordered section."""
     return html.Section(list(children), className=f"panel {className}".rstrip())

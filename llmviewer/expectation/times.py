@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..records import frozen
 from ..transforms.offload import HOST
 from .device import Device
+from .distinct import distinct_shapes
 from .expected import ExpectedLaunch
 from .families import Implementation
 from .families._family import Array
@@ -27,6 +28,7 @@ from .transfer import Estimator, Expectation, FitSelection, has_extrapolation_er
 
 _MAX_CACHED_POINTS: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MAX_CACHED_KERNELS: Final = 1 << 13  # kernels that are remembered
+_MAX_DISTINCT_QUERIES: Final = 64  # large queries whose times are cached
 _TIMES: Final = ("expected", "low", "high", "latency")
 _OTHER_VERSIONS: Final = "other versions of the library within the interval"
 _OTHER_LIBRARIES: Final = "other libraries within the interval"
@@ -66,6 +68,7 @@ class KernelTimes(Library):
         super().__init__(hardware, library, profiles)
         self._estimators: dict[tuple[str, Implementation, bool], Estimator | str] = {}
         self._known: dict[Hashable, ExpectedLaunch | None] = {}  # which layers and settings share
+        self._distinct_times: dict[Hashable, Expectation] = {}  # of large queries, which the steps of a grid share
 
     @cached_property
     def _elsewhere(self) -> Device | str:
@@ -149,15 +152,24 @@ class KernelTimes(Library):
         if isinstance(estimator, str):
             return None
         fits = estimator.selection.fits
+        distinct = distinct_shapes(columns)
+        cached = self._distinct_times
+        key = (kernel.family, implementation, kernel.hosted, distinct.key) if distinct.is_cacheable else None
         try:
-            if kernel.hosted and not any(key_of(fit) in self.user_fits for fit in fits):
-                expectation = _elsewhere(estimator, columns)
-            else:
-                expectation = estimator.expect(columns)
+            expectation = cached.get(key) if key else None
+            if not expectation:
+                if kernel.hosted and not any(key_of(fit) in self.user_fits for fit in fits):
+                    expectation = _elsewhere(estimator, distinct.columns)
+                else:
+                    expectation = estimator.expect(distinct.columns)
         except InputError as error:  # of the device and the stack, whatever the shapes
             self._estimators[kernel.family, implementation, kernel.hosted] = str(error)
             return None
-        return expectation, fits[0]
+        if key:
+            if len(cached) >= _MAX_DISTINCT_QUERIES:
+                self._distinct_times = cached = {}
+            cached[key] = expectation
+        return expectation if distinct.places is None else expectation.at(distinct.places), fits[0]
 
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, where its own has none for such work and they differ."""

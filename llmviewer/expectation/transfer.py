@@ -66,6 +66,12 @@ class Expectation:
     source: str
     sources: Array | None = None
 
+    def at(self, places: Array) -> Expectation:
+        """The expectation of launches by their indices, which may repeat."""
+        names = ("bound", "expected", "low", "high", "fixed")
+        sources = None if self.sources is None else self.sources[places]
+        return Expectation(**{name: getattr(self, name)[places] for name in names}, source=self.source, sources=sources)
+
 
 @frozen(kw_only=True)
 class FitSelection:

@@ -29,6 +29,8 @@ _ROUNDS: Final = 4
 # Shapes whose distances to all nodes are worked out at once: so few that one core multiplies them; and never fewer, as
 # products of matrices of other sizes are rounded otherwise, and a shape has one trend in whatever company it is asked.
 _CHUNK: Final = 128
+# exp() of it adds nothing to a sum in 32 bits. That of less is denormal, with which sums take ten times as long.
+_MIN_EXPONENT: Final = np.float32(-80.0)
 
 
 @frozen(kw_only=True)
@@ -59,14 +61,10 @@ class Trend:
         return _Gaussians(_places(self.rows[:, :-1])), self.rows[:, -1].astype(np.float32)
 
     def change(self, family: Family, shapes: Shapes) -> Array:
-        """The logarithm of what expectations of `shapes` are multiplied by."""
+        """Logarithm of the factor on expected times of `shapes`."""
         sizes = family.sizes(shapes)
-        places = _places(np.stack([sizes[name] for name in self.columns], axis=1))
-        padded = np.zeros((len(places) + -len(places) % _CHUNK, len(self.columns)), dtype=places.dtype)
-        padded[: len(places)] = places
         gaussians, weights = self._sum
-        parts = [gaussians.at(padded[i : i + _CHUNK]) @ weights for i in range(0, len(padded), _CHUNK)]
-        return np.concatenate(parts)[: len(places)].astype(float)
+        return gaussians.sums(_places(np.stack([sizes[name] for name in self.columns], axis=1)), weights)
 
 
 def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:
@@ -106,7 +104,10 @@ def _places(sizes: Array) -> Array:
 
 
 class _Gaussians:
-    """Around some places; in 32 bits, which is what they cost."""
+    """Gaussians around nodes, in 32 bits, as they take most of the time of an expectation.
+
+    An exponent -|a - b|^2 / 2 is one product of the vectors (a, -|a|^2 / 2, 1) and (b, 1, -|b|^2 / 2).
+    """
 
     def __init__(self, centres: Array) -> None:
         self._middle = centres.mean(axis=0)  # from which distances are of few digits
@@ -114,10 +115,28 @@ class _Gaussians:
         self._others = np.vstack([b.T, np.ones(len(b), dtype=b.dtype), _half_squares(b)])
 
     def at(self, points: Array) -> Array:
-        """Values of all Gaussians at each point. The exponent -|a - b|^2 / 2 is one matrix product."""
-        a = self._scaled(points)
-        exponents = np.column_stack([a, _half_squares(a), np.ones(len(a), dtype=a.dtype)]) @ self._others
+        """Values of all Gaussians at each point, [point, node]."""
+        exponents = self._vectors(points) @ self._others
         return np.asarray(np.exp(exponents, out=exponents))
+
+    def sums(self, points: Array, weights: Array) -> Array:
+        """Weighted sum of all Gaussians at each point, the same whatever other points are evaluated with it."""
+        count = len(points)
+        padded = np.zeros((count + -count % _CHUNK, points.shape[1]), dtype=points.dtype)
+        padded[:count] = points
+        vectors, result = self._vectors(padded), np.empty(len(padded), dtype=np.float32)
+        values = np.empty((_CHUNK, len(weights)), dtype=np.float32)
+        for start in range(0, count, _CHUNK):
+            np.matmul(vectors[start : start + _CHUNK], self._others, out=values)
+            np.maximum(values, _MIN_EXPONENT, out=values)
+            used = values[: count - start]  # rows of the padding keep their exponents
+            np.exp(used, out=used)
+            np.matmul(values, weights, out=result[start : start + _CHUNK])
+        return result[:count].astype(float)
+
+    def _vectors(self, points: Array) -> Array:
+        a = self._scaled(points)
+        return np.column_stack([a, _half_squares(a), np.ones(len(a), dtype=a.dtype)])
 
     def _scaled(self, places: Array) -> Array:
         return np.asarray((places - self._middle) / np.float32(_REACH))

@@ -14,7 +14,7 @@ from llmviewer.expectation.transfer import expect
 
 _ROWS = 4_000
 _RUNS = 5
-_STACKS = {
+_IMPLEMENTATIONS = {
     "gemm": Implementation(library="vllm", dtype="bf16"),
     "attention_prefill": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16"),
     "attention_decode": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16"),
@@ -46,11 +46,11 @@ def expectation_rates() -> Mapping[str, float]:
     rates = {}
     for name, family in FAMILIES.items():
         shapes = _shapes(name)
-        expect(name, shapes, device, _STACKS[name], fits)
+        expect(name, shapes, device, _IMPLEMENTATIONS[name], fits)
         times = []
         for _ in range(_RUNS):
             start = time.process_time()
-            expect(name, shapes, device, _STACKS[name], fits)
+            expect(name, shapes, device, _IMPLEMENTATIONS[name], fits)
             times.append(time.process_time() - start)
         rates[family.name] = _ROWS / min(times)
     return rates

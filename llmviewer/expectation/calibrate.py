@@ -21,15 +21,15 @@ from .transfer import select_fits
 from .trend import MIN_ROWS as MIN_TREND_ROWS
 from .trend import Trend, trend_of
 
-MIN_ROWS: Final = 20  # rows that a stack must have
+MIN_ROWS: Final = 20  # rows that a kernel implementation must have
 _MAX_FITTED_ROWS: Final = 1500  # rows that a fit uses
 _FOLDS: Final = 3
-_VARIANT_ROWS: Final = 500  # rows that tell which variants are worth a try
-_MAX_VARIANTS: Final = 3  # of them, on families that are held out
-_MAX_SINGLE_FOLDS: Final = 6  # families that are held out one by one
+_VARIANT_ROWS: Final = 500  # rows by which variants are preselected
+_MAX_VARIANTS: Final = 3  # variants that are tried on held-out shape families
+_MAX_SINGLE_FOLDS: Final = 6  # shape families up to which each is held out alone
 _MAX_ERROR: Final = 2.0  # error that counts at most
-_MIN_TREND_ROWS: Final = 200  # rows whose trend says more than that of relatives
-_MAX_TREND_ERROR_RATIO: Final = 0.97  # of the error of what is held out that a trend may leave, to be more than luck
+_MIN_TREND_ROWS: Final = 200  # rows from which their own trend replaces that of the nearest fit
+_MAX_TREND_ERROR_RATIO: Final = 0.97  # held-out error with a trend over that without, to keep the trend
 
 
 def calibrate(
@@ -42,8 +42,8 @@ def calibrate(
 ) -> tuple[Profile, ...]:
     """Profiles of all devices and libraries with enough rows.
 
-    priors    entries whose parameters are priors: those of the same stack, else of its nearest relatives
-    residual  whether to keep residuals of stacks with enough rows
+    priors    fits whose parameters are priors: of the same implementation, else of the most similar ones
+    residual  whether to keep residuals of implementations with enough rows
     """
     fits: dict[tuple[str, str], list[KernelFit]] = defaultdict(list)
     for group in rows:
@@ -68,14 +68,14 @@ def calibrate(
 
 
 def fit_kernel(rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False) -> KernelFit | None:
-    """The fit of one stack; None where it has too few rows."""
+    """Fit of one kernel implementation; None if it has too few rows."""
     result = cross_validate(rows, priors, residual=residual)
     return result.kernel_fit if result else None
 
 
 @frozen(kw_only=True)
 class CrossValidatedFit:
-    """A fit, the rows that it may rest on, and what was expected of each when its part was held out. [s]"""
+    """A fit, its rows, and the expected time of each row when its fold was held out. [s]"""
 
     kernel_fit: KernelFit
     rows: MeasuredRows
@@ -85,7 +85,7 @@ class CrossValidatedFit:
 def cross_validate(
     rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False
 ) -> CrossValidatedFit | None:
-    """The fit of one stack, with what its error is made of."""
+    """Fit of one kernel implementation with its held-out predictions; None if it has too few rows."""
     rows = rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes)))
     if len(rows) < MIN_ROWS:
         return None
@@ -150,12 +150,12 @@ class _Law:
 
 @frozen(kw_only=True)
 class _Problem:
-    """Rows, and a way in which their kernel may lay its work out.
+    """Rows, and a variant of the family that their kernel may be.
 
-    usual  where the search for its parameters begins
-    bound  that of each row [s]
+    priors  start of the search for its parameters
+    bound   roofline lower bound of each row [s]
 
-    A trend is found with the parameters where it is True, and is a given one else, which parameters are fitted beside.
+    A trend is fitted with the parameters if it is True; else it is a given one, to which the parameters are fitted.
     """
 
     rows: MeasuredRows
@@ -192,10 +192,10 @@ class _Problem:
 
 
 def _chosen(problems: Sequence[_Problem]) -> _Problem:
-    """The variant with the least errors of rows that it is fitted to and of shape families that are held out.
+    """Selects the variant with the smallest sum of fitted and held-out errors.
 
-    Of the first alone, parameters may do what a variant does not, and of the second, few families decide by luck. The
-    folds are others than those it is judged by.
+    Fitted errors alone do not tell variants apart, as parameters can compensate; held-out errors alone depend on few
+    shape families. The folds differ from those of the reported error.
     """
     if len(problems) == 1:
         return problems[0]

@@ -1,4 +1,4 @@
-"""The device as models of kernels see it: numbers of its file or, if missing, of its nearest relative."""
+"""The device as kernel models see it: numbers of its file or, if missing, of a similar device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..resource import MEMORY, Resource, Unit, matrix, vector
 # Base-2 exponentials of fp32 in a clock, of a streaming multiprocessor of every compute capability since 7.0 but those
 # whose files say otherwise (NVIDIA, CUDA Programming Guide, throughput of native arithmetic instructions).
 _EXPONENTIALS: Final = 16.0
-# Where a file does not count the cores or the last cache: the relative whose counts are carried over. Apple publishes
+# Device whose counts are used if a file lacks those of the cores or the last-level cache. Apple publishes
 # no size of the system level cache; M3 Max is the last of which one is known.
 _SIMILAR_DEVICES: Final[Mapping[str, str]] = {
     "blackwell": "b200", "blackwell ultra": "b200", "hopper": "h100-sxm", "apple 9": "m3-max", "apple 10": "m3-max",
@@ -63,12 +63,12 @@ class DeviceTraits:
 class Device(DeviceTraits):
     """Datasheet rates, and the counts that determine how kernels divide work.
 
-    rated      clock without what-ifs [Hz]
+    rated_clock  clock without what-ifs [Hz]
     l2         last cache before the main memory [B]
     link       bandwidth to the other devices of a node, one way, over the host if there is no other link; 0 if unknown
                [B/s]
     hosted     whether that link is the host's, which all devices of a node share
-    assumed    counts taken from a relative
+    assumed    counts taken from a similar device
     """
 
     hardware: Hardware
@@ -83,14 +83,14 @@ class Device(DeviceTraits):
         return self.hardware.rates[self._unit(dtype)]
 
     def _unit(self, dtype: str) -> Resource:
-        """The unit that multiplies `dtype`."""
+        """Unit that multiplies `dtype`."""
         resource = matrix(dtype)
         if dtype == "fp32" and resource not in self.hardware.rates:
             resource = vector(dtype)
         return self.hardware.supply(resource)
 
     def limit(self, dtype: str) -> float:
-        """The rate that no kernel exceeds where peak() is the datasheet's. [OP/s]"""
+        """Rate that no kernel exceeds; peak() is the datasheet's. [OP/s]"""
         return self.hardware.limit(self._unit(dtype))
 
     def has_matrix_units(self, dtype: str) -> bool:
@@ -101,7 +101,7 @@ class Device(DeviceTraits):
 def device_of(hardware: Hardware) -> Device:
     """The Device of `hardware`.
 
-    Raises InputError if neither its file nor a relative has the number of cores.
+    Raises InputError if neither its file nor that of a similar device has the number of cores.
     """
     numbers = dict(hardware.numbers)
     last_cache = "l3.capacity" if "l3.capacity" in numbers else "l2.capacity"
@@ -140,9 +140,9 @@ def device_of(hardware: Hardware) -> Device:
 
 
 def find_device(name: str) -> Device:
-    """The device that a table of measurements calls `name`, such as "H100-SXM-80GB".
+    """Device by its name in tables of measurements, such as "H100-SXM-80GB".
 
-    Raises InputError, with the nearest names, where there is none such.
+    Raises InputError, with the nearest names, if it is unknown.
     """
     device = _cached_device(name, os.environ.get(PATH_VARIABLE, ""), _user_files(name))
     if isinstance(device, str):
@@ -151,7 +151,7 @@ def find_device(name: str) -> Device:
 
 
 def _user_files(name: str) -> tuple[tuple[str, int, int], ...]:
-    """The files of the user that decide what `name` is, as they are now: their names, times and sizes."""
+    """Names, times and sizes of the user's files that `name` may refer to: a key for the cache."""
     folder = os.environ.get(PATH_VARIABLE, "")
     paths = sorted(Path(folder).glob("*.yaml")) if folder else []
     paths += [Path(name)] if name.endswith((".yaml", ".yml")) and path_exists(name) else []

@@ -29,7 +29,7 @@ def is_earlier(one: DeviceTraits, other: DeviceTraits) -> bool:
 
 
 def generations_between(a: DeviceTraits, b: DeviceTraits) -> int:
-    """Generations between two devices; -1 of a device and itself."""
+    """Number of generations between two devices; -1 for a device and itself."""
     if a.name == b.name:
         return -1
     first, other = map(generation, (a, b))
@@ -42,9 +42,9 @@ def generations_between(a: DeviceTraits, b: DeviceTraits) -> int:
 
 
 def matrix_instructions(device: DeviceTraits) -> str:
-    """The generation whose matrix instructions its kernels are written in. Hopper's, and those of Blackwell's with the
-    rates of data centers, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a, sm_110a and their
-    like, the latter of Jetson Thor); all others of NVIDIA have Ampere's.
+    """Generation whose matrix instructions the kernels of a device use. Those of Hopper, and of Blackwell with
+    data-center rates, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a, sm_110a and their like,
+    the latter of Jetson Thor); all others of NVIDIA have Ampere's.
     """
     architecture = generation(device)
     has_tcgen05 = architecture == "blackwell" and (
@@ -55,7 +55,7 @@ def matrix_instructions(device: DeviceTraits) -> str:
 
 
 def device_distance(other: DeviceTraits, device: DeviceTraits, *, computes: bool = True) -> tuple[int, ...]:
-    """Distance of a device, the most important term first: another maker, another kind of chip, generations.
+    """Distance of a device, the most important term first: another vendor, another kind of chip, generations.
 
     Chips are of one kind by their memory; for what `computes`, one with the matrix instructions of data centers and
     without their memory, as Jetson Thor, is of the kind of those with the same instructions.

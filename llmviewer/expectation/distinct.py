@@ -1,4 +1,4 @@
-"""Distinct shapes of kernels: a grid of batches and prompts repeats most shapes of products and element-wise kernels."""
+"""Distinct shapes of kernels: a grid of batches and prompts repeats most shapes of products."""
 
 from __future__ import annotations
 

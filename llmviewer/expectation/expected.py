@@ -1,7 +1,8 @@
 """Expected times of kernels one after another, and the interval of their sum.
 
-Errors of kernels of one stack come from the same parameters, so they add; errors of different stacks are independent,
-so their squares add. An operator without a known kernel takes its bound and does not widen the interval.
+Errors of kernels of one implementation come from the same parameters, so they add; those of different implementations
+are independent, so their squares add. An operator without a known kernel takes its bound and does not widen the
+interval.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .transfer import Expectation
 
 _LATENCY_SHARE: Final = 0.5  # share of the expected time from which fixed costs dominate
 _MIN_SOURCE_SHARE: Final = 0.01
-LATENCY: Final = "latency"  # a regime beside those that resources bound
+LATENCY: Final = "latency"  # a regime besides those that resources limit
 
 
 @frozen(kw_only=True)
@@ -52,11 +53,11 @@ class Interval:
 class ExpectedLaunch:
     """Expected time of a launch of an operator, or of its share of a launch for several operators.
 
-    high     infinite if only the bound is known
-    latency  whether launch and other fixed costs dominate
-    stacks   stacks whose errors it has
-    often    share of passes in which it runs; times are means over all passes
-    taken    core time of a collective, as time of all cores [s]
+    high             infinite if only the bound is known
+    latency          whether launch and other fixed costs dominate
+    implementations  kernels and sources whose errors it has
+    run_probability  share of passes in which it runs; times are means over all passes
+    core_time_s      core time of a collective, as time of all cores [s]
     """
 
     expected: Array
@@ -92,7 +93,7 @@ class ExpectedLaunch:
         return self.with_times(part * self.expected, part * self.low, high, self.run_probability)
 
     def with_times(self, expected: Array, low: Array, high: Array, run_probability: Num) -> ExpectedLaunch:
-        """The same with other times: a plan makes so many that replace() would take long."""
+        """Copies the launch with other times; faster than replace(), as a plan makes many."""
         return ExpectedLaunch(
             expected=expected,
             low=low,
@@ -114,12 +115,12 @@ class ExpectedLaunch:
         return replace(result, source=stand_in_label("few queries as further heads", result.source), **best)
 
     def spanning(self, other: ExpectedLaunch) -> ExpectedLaunch:
-        """The same, as far up and down as the intervals of both reach."""
+        """Widens the interval to that of another launch."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         return self.with_times(self.expected, low, high, self.run_probability)
 
     def capped_by(self, larger: ExpectedLaunch, able: Num) -> ExpectedLaunch:
-        """The same, no longer than a launch that does `more` work where it is `able` to."""
+        """Caps the time by that of a larger launch, in workloads in which it is `able` to do the work."""
         shorter = np.broadcast_to(able, self.expected.shape) & (larger.expected < self.expected)
         expected = np.where(shorter, larger.expected, self.expected)
         return self.with_times(
@@ -127,7 +128,7 @@ class ExpectedLaunch:
         )
 
     def widened(self, error: Error) -> ExpectedLaunch:
-        """The same with an interval of no less than an error's."""
+        """Widens the interval to at least that of an error."""
         low, high = error.interval(self.expected)
         return self.with_times(
             self.expected, np.minimum(self.low, low), np.maximum(self.high, high), self.run_probability
@@ -181,12 +182,12 @@ class ExpectedPass:
 
     @cached_property
     def expected_s(self) -> Num:
-        """`total` without an interval, computed faster. [s]"""
+        """Expected total without an interval, which takes less time. [s]"""
         return self._expected_s(range(len(self.operators)))
 
     @cached_property
     def slowest_s(self) -> Num:
-        """`slowest` without an interval. [s]"""
+        """Time of the slowest lane without an interval. [s]"""
         times = (
             self._expected_s(places) + (0.0 if one[1] else self.core_time_s) for one, places in self._lanes.items()
         )
@@ -287,7 +288,7 @@ def _without_versions(source: str) -> str:
 
 
 def combined_launches(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
-    """Several launches as one, with times combined by `f`, and the errors of all."""
+    """Combines several launches into one, with times combined by `f`, and the errors of all."""
     first, *rest = parts
     for part in rest:
         first = ExpectedLaunch(

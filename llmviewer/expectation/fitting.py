@@ -12,13 +12,11 @@ from ..records import frozen
 from .families._family import Array, Family, Features
 
 _SCALE: Final = 0.06  # relative errors above this count in proportion, not squared
-_PRIOR_ROWS: Final = 8.0  # a parameter a factor of e from its usual value costs as much as so many rows
+_PRIOR_ROWS: Final = 8.0  # cost of a parameter that is a factor of e from its prior, in rows
 _STEP: Final = 5e-3  # wide enough to look across the edges of tiles
 _ROUNDS: Final = 30
-_MIN_ROWS_PER_RESTART: Final = (
-    20  # rows a parameter that can tell one minimum from another; with fewer, that near the usual values
-)
-_MIN_IMPROVEMENT: Final = 0.03  # of the error of a fit; a later fit that is better by less may be so by luck
+_MIN_ROWS_PER_RESTART: Final = 20  # rows per parameter from which a second search can tell minima apart
+_MIN_IMPROVEMENT: Final = 0.03  # relative improvement below which a later fit may be better by chance
 
 
 @frozen(kw_only=True)
@@ -40,7 +38,7 @@ def fit_parameters(
 ) -> ParameterFit:
     """The parameters with which times of `family` fit `measured` best. [s]
 
-    usual  start of the search, and prior of the parameters
+    priors  start of the search, and priors of the parameters
 
     Raises InputError if scipy is not installed.
     """
@@ -88,7 +86,7 @@ def fit_parameters(
 
 
 def pick(features: Features, rows: Array) -> dict[str, Any]:
-    """The features of some rows; what all rows share stays."""
+    """Features of some rows; values that all rows share stay."""
     count = max(len(v) for v in features.values() if isinstance(v, np.ndarray))
     return {
         key: value[rows] if isinstance(value, np.ndarray) and value.ndim and len(value) == count else value
@@ -97,7 +95,7 @@ def pick(features: Features, rows: Array) -> dict[str, Any]:
 
 
 def best_of(fits: Sequence[ParameterFit]) -> ParameterFit:
-    """The first, unless a later one is better by more than luck: variants begin with the plainest."""
+    """Returns the first fit, unless a later one is clearly better: variants begin with the simplest."""
     best = fits[0]
     for candidate in fits[1:]:
         best = candidate if candidate.loss < best.loss * (1 - _MIN_IMPROVEMENT) else best

@@ -1,4 +1,4 @@
-"""profiles/index.json: what the profiles that ship say, in a form that is read in a few milliseconds.
+"""profiles/index.json: the shipped profiles in a form that is read in a few milliseconds.
 
 `python -m llmviewer.expectation.index` remakes it from the YAML files, which are the truth: where their sizes are not
 those that it knows, they are read instead, and a test compares all.
@@ -22,8 +22,10 @@ PATH: Final = FOLDER / "index.json"
 
 @frozen(kw_only=True)
 class ProfileIndex:
-    """kin      devices that were measured, and what decides how near they are
-    errors   those of transfers, as transferred() has them
+    """Contents of profiles/index.json.
+
+    devices  traits of the measured devices by name, which decide their similarity
+    errors   errors of transfers, as in transfer_errors()
     """
 
     fits: tuple[KernelFit, ...]
@@ -57,7 +59,7 @@ def device_traits(name: str) -> DeviceTraits:
 
 
 def to_json() -> str:
-    """The text of the file, an entry a line."""
+    """Text of the file, with a line for each fit."""
     devices = [find_device(name) for name in sorted({fit.device for fit in shipped()})]
     facts = [{key: getattr(device, key) for key in DeviceTraits.__dataclass_fields__} for device in devices]
     fits = [{"device": fit.device, "library": fit.implementation.library, **plain_entry(fit)} for fit in shipped()]

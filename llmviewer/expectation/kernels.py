@@ -55,8 +55,8 @@ class PassLaunches:
 
     @cached_property
     def groups(self) -> list[tuple[list[KernelSequence], Sequence[Array], Array]]:
-        """Launches that take equally long, as they have the same kernels for operators that blocks share; the bounds of
-        their operators, and of all of these together.
+        """Groups of equal launches, which have the same kernels for operators that blocks share; the bounds of their
+        operators, and the sum of these.
         """
         launches_by_key: dict[object, list[KernelSequence]] = {}
         for launch in self.launches:
@@ -72,13 +72,13 @@ class PassLaunches:
         return each, sum(each[1:], start=each[0])
 
     def on_devices(self, devices: list[int]) -> PassLaunches:
-        """The same on some of several devices, by their indices."""
+        """The pass on some of several devices, by their indices."""
         distinct = {id(bound): bound for bound in self.bounds}
         bounds = {key: bound[devices] for key, bound in distinct.items()}
         return replace(self, bounds=[bounds[id(bound)] for bound in self.bounds])
 
     def kernel_bounds(self, device: Any = ...) -> Iterator[KernelBounds]:
-        """Kernels whose times the launches are made of, on a device of several by its index."""
+        """Yields the kernels of all launches, on a device of several by its index."""
         for same, _, total_bound in self.groups:
             for kernel in same[0].all_kernels:
                 yield KernelBounds(kernel, total_bound[device])
@@ -106,7 +106,7 @@ class Kernels(KernelTimes):
 
     @cached_property
     def device(self) -> Device | str:
-        """The device as kernel models need it, or why kernels cannot be laid out on it."""
+        """Device of the kernel models, or the reason why its kernels cannot be modelled."""
         return self._backend if isinstance(self._backend, str) else super().device
 
     @cached_property
@@ -145,7 +145,7 @@ class Kernels(KernelTimes):
     ) -> tuple[KernelSequence, ...]:
         """The launches for operators; equal on devices with the same `library` and `half`.
 
-        known  as in launches()
+        known_launches  as in launches()
         """
         return launches(rows, workload, library=self.library, half=self.half, known_launches=known_launches)
 
@@ -160,7 +160,7 @@ class Kernels(KernelTimes):
         )
 
     def expect_passes(self, launched: Sequence[PassLaunches]) -> Iterator[ExpectedPass]:
-        """The same for several passes, with one evaluation of their kernels."""
+        """Yields expected times of several passes, with one evaluation of their kernels."""
         times = self.times([kernel_bounds for one in launched for kernel_bounds in one.kernel_bounds()])
         for one in launched:
             yield self.launcher.launch_all(one, times)
@@ -191,10 +191,10 @@ class Launcher:
     Several devices have bounds and times [device, point] and `cores` [device, 1]; they must be alike in all else here,
     in the kernels that are known, and in those that were measured on the device itself.
 
-    by_query  whether kernels of latent attention read the cache for each new token of a sequence
-    cores     of the device; nan where kernels cannot be laid out on it
-    factor    of the engine, on the times of kernels
-    why       the reason why nothing is known of a kernel
+    per_query  whether kernels of latent attention read the cache for each new token of a sequence
+    cores      of the device; nan if its kernels cannot be modelled
+    factor     of the engine, on the times of kernels
+    reason     the reason for which a kernel is unknown
     """
 
     per_query: bool
@@ -204,7 +204,7 @@ class Launcher:
     reason: Callable[[LibraryKernel], str]
 
     def launch_all(self, one: PassLaunches, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
-        """A pass, from the times of `one.kernels`."""
+        """Expected pass from the times of its kernels."""
         launches: list[ExpectedLaunch | None] = [None] * len(one.operators)
         for same, bounds, total_bound in one.groups:
             kernel_times = {id(kernel): next(times) for kernel in same[0].all_kernels}
@@ -219,7 +219,7 @@ class Launcher:
     def _launch(
         self, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
-        """A launch, from the times of its kernels by their identities."""
+        """Expected launch from the times of its kernels, by their identities."""
         if not launch.sending or np.any(np.isnan(self.cores)):
             return self._at_least(bound, launch, bound, times)
         cores, start_s, reach = launch.sending
@@ -229,7 +229,7 @@ class Launcher:
     def _at_least(
         self, minimum_s: Array, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]
     ) -> ExpectedLaunch:
-        """A launch that is expected to take no less than `least`."""
+        """Expected launch, clamped to at least `minimum_s`."""
         kernel_times = [part for kernel in launch.kernels if (part := _run(kernel, times, per_query=self.per_query))]
         if not kernel_times:
             why = launch.remark if not launch.kernels else self.reason(launch.kernels[0])
@@ -265,7 +265,7 @@ class Launcher:
 
 
 def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str | None:
-    """The backend of an engine whose whole passes were measured, or why it has none for a device; None for others."""
+    """Backend of an engine with measured whole passes, or the reason why a device has none; None for other engines."""
     if engine is None or not engine.whole:
         return None
     try:
@@ -277,7 +277,7 @@ def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str |
 def _run(
     kernel: LibraryKernel, times: Mapping[int, ExpectedLaunch | None], *, per_query: bool
 ) -> ExpectedLaunch | None:
-    """A kernel, or another that is run instead: where that takes less time, or on devices that run it `by_query`."""
+    """Expected time of a kernel, or of its alternative where that is faster, or query by query."""
     launch = times[id(kernel)]
     instead, query_by_query = (times[id(other)] if other else None for other in (kernel.alternative, kernel.per_query))
     if launch and query_by_query:

@@ -34,8 +34,8 @@ class Library:
     """Measurements of a library on a device, or of similar ones.
 
     library   "": the library with most measured families on the device (in `profiles`, if they have the device), else
-              on its nearest relatives; among equals the one measured most on all devices, so that devices are compared
-              with the same library
+              on the most similar devices; among equals the one measured most on all devices, so that devices are
+              compared with the same library
     profiles  take precedence over shipped ones
     """
 
@@ -54,7 +54,7 @@ class Library:
 
     @cached_property
     def device(self) -> Device | str:
-        """The device of the models of kernels, or the reason why there is none."""
+        """Device of the kernel models, or the reason why there is none."""
         if self.hardware.kind not in ("gpu", "") and not self.fits_on_device:
             return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
         try:
@@ -113,11 +113,11 @@ class Library:
         return kernel if measured else replace(kernel, implementation=replace(kernel.implementation, dtype=narrow))
 
     def implementations_for(self, kernel: LibraryKernel) -> tuple[Implementation, ...]:
-        """The stacks of kernels that can do the work of `kernel`.
+        """Implementations that can do the work of `kernel`.
 
         In order of preference: kernels of its library on this device; kernels of its library for this data type on the
-        nearest relatives, of all libraries if none is known to run on the device; kernels of the library with most
-        measurements here; kernels for similar data types. In the families ALIKE the library does not matter.
+        most similar devices, of all libraries if none is known to run on the device; kernels of the library with most
+        measurements here; kernels for similar data types. In LIBRARY_INDEPENDENT families the library does not matter.
         """
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.implementation, plain)
@@ -167,8 +167,8 @@ class Library:
     def _implementations_elsewhere(
         self, kernel: LibraryKernel, dtype: str, *, plain: bool, same_library: bool
     ) -> tuple[Implementation, ...]:
-        """Stacks of the nearest relatives for a data type; `alone`: only of the kernel's own library. Empty without a
-        library, as its choice of kernels is then unknown.
+        """Implementations on the most similar devices for a data type, with `same_library` only of the kernel's
+        library. Empty without a library, as its kernels are then unknown.
         """
         device, implementation = self.device, kernel.implementation
         if isinstance(device, str) or not implementation.library:

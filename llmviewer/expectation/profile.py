@@ -54,7 +54,7 @@ class Error:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Error:
-        """The inverse of plain_error()."""
+        """Inverse of plain_error()."""
         return cls(
             mape=document["mape"],
             median=document["median"],
@@ -78,7 +78,7 @@ class Error:
         return np.where(expected < SHORT_S, _distance(ratio, self.short), _distance(ratio, self.long))
 
     def or_wider(self, other: Error) -> Error:
-        """The same with intervals that hold another's."""
+        """Widens both intervals to contain those of another error."""
         short_interval, long_interval = (
             (min(interval[0], theirs[0]), max(interval[1], theirs[1]))
             for interval, theirs in ((self.short, other.short), (self.long, other.long))
@@ -86,17 +86,17 @@ class Error:
         return replace(self, short=short_interval, long=long_interval)
 
     def widened(self, power: float) -> Error:
-        """The same with the interval raised to a power."""
+        """Raises the interval to a power."""
         return replace(self, short=_widened(self.short, power), long=_widened(self.long, power))
 
 
 @frozen(kw_only=True)
 class KernelFit:
-    """The fit of one stack on one device.
+    """Fit of one kernel implementation on one device.
 
     sizes     range of each size of measured shapes, per device
-    trend     the part of the parameters' residuals that is smooth over shapes, if it lowers held-out errors
-    residual  the residuals of both, if there are many rows
+    trend     residuals that are smooth over shapes, if they lower held-out errors
+    residual  remaining residuals, if there are many rows
     """
 
     device: str
@@ -114,7 +114,7 @@ class KernelFit:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The newest of its versions, as numbers: (0, 24, 0) of "0.22.0, 0.24.0"."""
+        """Newest version as numbers, such as (0, 24, 0) for "0.22.0, 0.24.0"."""
         return tuple(map(int, re.findall(r"\d+", self.version.rpartition(", ")[2])))
 
     def beyond(self, shapes: Shapes) -> Array:
@@ -146,8 +146,8 @@ class Profile:
         return self.file or f"{self.device}.{self.library}"
 
 
-_SIZE_TOLERANCE: Final = 1e-3  # of sizes, which are written with four digits
-_OPTIONAL_SIZES: Final = ("window", "causal", "gated")  # of the columns that a row need not have
+_SIZE_TOLERANCE: Final = 1e-3  # relative tolerance of sizes, which are written with four digits
+_OPTIONAL_SIZES: Final = ("window", "causal", "gated")  # optional columns that are sizes
 
 
 def sizes_of(family: Family, shapes: Shapes) -> dict[str, tuple[float, float]]:
@@ -215,7 +215,9 @@ def _widened(interval: tuple[float, float], factor: float) -> tuple[float, float
 
 
 def _log_half_widths(interval: tuple[float, float]) -> tuple[float, float]:
-    """Logarithms of how far it reaches: to neither side much less than to the other, by the luck of few parts."""
+    """Log half-widths of an interval. The shorter one is at least a third of the longer one, as few parts may make it
+    short by chance.
+    """
     low, high = -np.log(interval[0]), np.log(interval[1])
     min_side = max(low, high, _MIN_HALF_WIDTH) / 3
     return max(low, min_side), max(high, min_side)
@@ -225,7 +227,7 @@ _MIN_PERCENTILE_ROWS: Final = 30
 
 
 def _percentiles(ratio: Array, chosen: Array, instead: Array) -> tuple[float, float]:
-    """The 10th and 90th percentiles, of others where few are chosen; the expectation itself is always inside."""
+    """10th and 90th percentiles of the chosen ratios, of `instead` if they are few; 1 is always inside."""
     ratios = ratio[chosen] if np.count_nonzero(chosen) >= _MIN_PERCENTILE_ROWS else ratio[instead]
     if not len(ratios):
         return 1.0, 1.0
@@ -290,7 +292,7 @@ def _rounded(value: float) -> float:
 
 
 def read(path: Path) -> tuple[Profile, ...]:
-    """The profiles in a file.
+    """Reads the profiles in a file.
 
     Raises InputError, with file and key, if it is invalid.
     """
@@ -300,7 +302,7 @@ def read(path: Path) -> tuple[Profile, ...]:
 
 
 def read_profiles(files_or_profiles: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
-    """The user's profiles, given as files or as profiles.
+    """Returns the user's profiles, given as files or as profiles.
 
     Raises InputError if a file is invalid or its device is unknown.
     """
@@ -447,7 +449,7 @@ def profiles() -> tuple[Profile, ...]:
 
 @cache
 def shipped() -> tuple[KernelFit, ...]:
-    """All entries of the profiles that ship."""
+    """Fits of all shipped profiles."""
     return tuple(fit for profile in profiles() for fit in profile.fits)
 
 
@@ -470,12 +472,12 @@ BEYOND_SIZES: Final = "beyond the measured sizes"
 
 @cache
 def transfer_errors() -> Mapping[tuple[str, str, str], Error]:
-    """The error of expectations from other devices and from stand-ins, by family, kind of attention or data type, and
-    class of source.
+    """Errors of transfers from other devices and of stand-ins, by family, kind of attention or data type, and class of
+    source.
 
-    Classes of devices are those of NEARNESS: a sibling, of the same architecture and kind of memory; another of the
-    same maker; or one of another. Classes of stand-ins are another kernel of the library, another library and another
-    data type, on the device itself or, after the class of a device and a comma, on another. Further classes are
+    Classes of devices are SIMILARITY_CLASSES: a sibling, of the same architecture and kind of memory; another device of
+    the same vendor; one of another vendor. Classes of stand-ins are another kernel of the library, another library and
+    another data type, on the device itself or, after the class of a device and a comma, on another. Further classes are
     operators without a kernel, and sizes beyond those that a kernel was measured with.
     """
     paths = [path for name in (TRANSFERRED, STAND_INS) if (path := FOLDER / name).exists()]

@@ -16,7 +16,7 @@ from ..records import frozen
 from .families import Family
 from .families._family import Array, Shapes
 
-MIN_ROWS: Final = 1000  # rows of a stack; of fewer, parameters say as much
+MIN_ROWS: Final = 1000  # rows of an implementation; with fewer, parameters predict as well
 MAX_POINTS: Final = 4000  # points that a profile keeps
 NEIGHBOURS: Final = 8
 _REACH: Final = 1.0  # doublings of a size at which a point weighs as much as the model
@@ -71,7 +71,7 @@ def _logs(sizes: Array) -> Array:
 
 
 def _near(positions: Array, points: Array, logs: Array) -> tuple[Array, Array]:
-    """The mean logarithm of the factors of the nearest points, and how far the nearest is."""
+    """Mean log factor of the nearest points, and the distance of the nearest one."""
     squares = np.sum(positions**2, axis=1)[:, None] + np.sum(points**2, axis=1) - 2 * positions @ points.T
     count = min(NEIGHBOURS, len(points))
     places = np.argpartition(squares, count - 1, axis=1)[:, :count]
@@ -82,7 +82,7 @@ def _near(positions: Array, points: Array, logs: Array) -> tuple[Array, Array]:
 
 
 def points_of(family: Family, shapes: Shapes, ratio: Array) -> tuple[tuple[str, ...], Array, Array]:
-    """The columns in which rows differ, and the points and factors that are kept of measured / expected."""
+    """Columns in which rows differ, and the kept points with their factors measured / expected."""
     names = tuple(n for n in (*family.columns, *family.optional) if n in shapes and np.ptp(shapes[n]) > 0)
     points = np.stack([np.asarray(shapes[name], dtype=float) for name in names or family.columns], axis=1)
     distinct, place = np.unique(points, axis=0, return_inverse=True)

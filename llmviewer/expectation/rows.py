@@ -1,4 +1,4 @@
-"""Measured kernels, read from Parquet or CSV (docs/measurements.md), as arrays by device and stack."""
+"""Measured kernels, read from Parquet or CSV (docs/measurements.md), as arrays by device and kernel implementation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _LABELS: Final = ("gpu", "framework", "dtype", "kv_dtype", "version")
 _COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
 _SWITCHES: Final = ("causal", "gated", "private", "eager")
-_NON_NEGATIVE: Final = ("window", "reached", "loop")  # in which 0 has a meaning of its own
-_MAX_VERSIONS: Final = 3  # that are told of a stack, at most
+_NON_NEGATIVE: Final = ("window", "reached", "loop")  # columns in which 0 has a special meaning
+_MAX_VERSIONS: Final = 3  # versions listed for an implementation, at most
 NO_TIME: Final = "time_us is missing or not positive"
-_MIN_BOUND_RATIO: Final = 0.1  # of the bound: a kernel that took less did other work, or its time is in another unit
-_MARKER_COLUMNS: Final = (  # the columns by which a table's family is known, where it has no column that says it
+_MIN_BOUND_RATIO: Final = 0.1  # of the bound: a shorter time means other work or another unit
+_MARKER_COLUMNS: Final = (  # columns that identify the family of a table without a column "family"
     ("attention_prefill", "q_len"),
     ("attention_decode", "kv_len"),
     ("moe", "experts"),
@@ -40,7 +40,7 @@ _MARKER_COLUMNS: Final = (  # the columns by which a table's family is known, wh
     ("collectives", "num_gpus"),
     ("elementwise", "bytes"),
 )
-# Whose kernels frameworks call, by family.
+# Libraries whose kernels frameworks call, by family.
 _CALLED_LIBRARIES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemm": dict.fromkeys(("sarathi", "hf-transformers", "pytorch", "pytorch/te"), "cublas"),
     "collectives": {"torch.distributed": "nccl"},
@@ -62,9 +62,9 @@ _OPERATIONS: Final = {
 }
 _EAGER_LIBRARY: Final = "pytorch"  # whose element-wise kernels the host launches one by one, in public tables
 _GRAPH_STATISTIC: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
-# Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
+# Sets of weights in the loop of the aiconfigurator collector; for trtllm as many as exceed the cache, up to 5.
 _WEIGHT_SETS: Final = {"vllm": 6.0, "sglang": 6.0}
-# Products that the aiconfigurator collector calls otherwise: SGLang's int8_wo is its int8_scaled_mm, of activations
+# Products with another name in the aiconfigurator collector: SGLang's int8_wo is its int8_scaled_mm, of activations
 # that a chain of torch's operators quantizes row by row (per_token_quant_int8).
 _PRODUCT_NAMES: Final = {("sglang", "int8_wo"): "int8_dynamic"}
 # Experts chosen, experts and width of models whose experts have no gate (Nemotron 3: mlp_hidden_act is relu2). From
@@ -72,13 +72,13 @@ _PRODUCT_NAMES: Final = {("sglang", "int8_wo"): "int8_dynamic"}
 # of a gate, they would have been read at up to 1.4 times the memory's bandwidth.
 _UNGATED: Final = ((6, 128, 2688), (22, 512, 2048), (22, 512, 4096), (22, 512, 8192))
 _UNGATED_SINCE: Final[Mapping[str, tuple[float, ...]]] = {"vllm": (0, 24), "sglang": (0, 5, 14)}
-# Of this kernel (vLLM 0.19) it ran all experts on one device, whatever the table says of ep: times are the same.
+# The collector ran all experts of this kernel (vLLM 0.19) on one device, whatever column ep says: times are the same.
 _UNSHARDED_KERNEL: Final = "vllm_mxfp4_moe"
 
 
 @frozen(kw_only=True)
 class MeasuredRows:
-    """Rows of one stack on one device.
+    """Rows of one kernel implementation on one device.
 
     places    indices of rows in the table
     measured  measured times; nan if missing [s]
@@ -160,7 +160,7 @@ class MeasurementTable:
 
 
 def read(path: Path) -> MeasurementTable:
-    """The measurements in a file.
+    """Reads the measurements in a file.
 
     Raises InputError if the file cannot be read, lacks a column, or has other values than numbers where they must be.
     """
@@ -168,7 +168,7 @@ def read(path: Path) -> MeasurementTable:
 
 
 def table_of(frame: pd.DataFrame, path: Path) -> MeasurementTable:
-    """The measurements in a frame with an index from 0; `path` names it in errors and is not opened.
+    """Converts a frame with an index from 0; `path` names it in errors and is not opened.
 
     Raises InputError if it lacks a column, or has other values than numbers where they must be.
     """
@@ -214,7 +214,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_csv(file: Path | IO[bytes]) -> pd.DataFrame:
-    """Versions are no numbers: 0.10 is not 0.1."""
+    """Reads a CSV file with labels as text, as version 0.10 is not 0.1."""
     import pandas as pd
 
     return pd.read_csv(file, low_memory=False, dtype=dict.fromkeys(_LABELS, str))
@@ -333,7 +333,7 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
 
 
 def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Why rows cannot be used, and which; a row may be among several."""
+    """Yields each reason why rows are unusable, with a mask of these rows; a row may have several reasons."""
     sizes = {name: column for name, column in numbers.items() if name in family.columns or name in _COUNTS}
     yield "a shape is missing or not positive", ~np.all([np.isfinite(c) & (c > 0) for c in sizes.values()], axis=0)
     counts = {name: numbers[name] for name in (*sizes, "window") if name in numbers}
@@ -414,7 +414,7 @@ def _loop(
 
 
 def _ungated(labels: Mapping[str, Array], numbers: Mapping[str, Array]) -> Array:
-    """Rows of experts without a gate, whatever the table says of them."""
+    """Mask of the rows of experts without a gate, which some tables mark wrongly."""
     kinds = np.stack([numbers[name] for name in ("topk", "experts", "hidden")], axis=1)
     alike = np.any([np.all(kinds == kind, axis=1) for kind in _UNGATED], axis=0)
     since = {name: _UNGATED_SINCE.get(name, (inf,)) for name in set(labels["framework"])}
@@ -457,7 +457,7 @@ def _numbers(frame: pd.DataFrame, name: str, default: float | None) -> Array:
 
 
 def _skews(frame: pd.DataFrame) -> Array:
-    """The exponent in "power_law_1.2"; 0 for "balanced", and where nothing is said; nan for what is neither."""
+    """Exponents of expert skew: 1.2 of "power_law_1.2"; 0 for "balanced" and missing values; nan for other texts."""
     import pandas as pd
 
     distribution = frame["distribution"].fillna("balanced").astype(str)

@@ -1,4 +1,4 @@
-"""Parameters scaled to another device than the one they were fitted on: one rule for each dependency."""
+"""Scaling of fitted parameters to another device, with one rule for each dependency."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Parameters = Mapping[str, float]
 
 
 def scaled_parameters(device: Device, fit: KernelFit) -> Parameters:
-    """The parameters of an entry on `device`.
+    """Returns the parameters of a fit on `device`.
 
     On its own device they are unchanged; under what-ifs, the rules for parameters that do not scale with the changed
     rates apply; on other devices, all rules in turn.
@@ -209,7 +209,7 @@ def _core_rate(parameters: Parameters, move: _Move) -> Parameters:
 
 
 def _old_instructions(parameters: Parameters, move: _Move) -> Parameters:
-    """Kernels that are written in those of Ampere do as much in a clock on later devices."""
+    """Keeps the OPs per clock of kernels in Ampere's instructions on later devices."""
     if _MARLIN_KERNEL not in move.fit.implementation.kernel or not move.multiplies:
         return {}
     was = move.own.multiplies / move.own.clock if move.own.clock else 0.0
@@ -218,8 +218,8 @@ def _old_instructions(parameters: Parameters, move: _Move) -> Parameters:
 
 
 def _exponentials(parameters: Parameters, move: _Move) -> Parameters:
-    """Units of their own do them, so that they are not sped up with multiplications, by whose time `softmax` counts
-    them (FlashAttention-3, arXiv:2407.08608); kernels of earlier generations hide less of them.
+    """Keeps the time of exponentials, which special function units compute: `softmax` is in units of the time of
+    multiplications (FlashAttention-3, arXiv:2407.08608). Kernels of earlier generations hide less of them.
     """
     if "softmax" not in parameters or not move.multiplies or (move.back and not move.waits):
         return {}
@@ -263,8 +263,8 @@ def _at_clock(parameters: Parameters, faster: float) -> dict[str, float]:
 
 
 def _density(device: DeviceTraits) -> float:
-    """OPs that matrix units do for each joule that the device may draw. What they draw goes with the square of the
-    voltage, too, which goes with the clock.
+    """Matrix OPs per joule at the power limit. Power is proportional to clock times squared voltage, which rises with
+    the clock.
     """
     return device.multiplies * device.cores / device.power if device.power else 0.0
 

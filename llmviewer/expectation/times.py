@@ -26,29 +26,29 @@ from .library import LIBRARY_INDEPENDENT, Library, key_of
 from .profile import BEYOND_SIZES, KernelFit, Profile
 from .transfer import Estimator, Expectation, FitSelection, has_extrapolation_error, select_fits
 
-_MAX_CACHED_POINTS: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
-_MAX_CACHED_KERNELS: Final = 1 << 13  # kernels that are remembered
+_MAX_CACHED_POINTS: Final = 256  # points of a workload up to which the times of a kernel are cached
+_MAX_CACHED_KERNELS: Final = 1 << 13  # kernels whose times are cached
 _MAX_DISTINCT_QUERIES: Final = 64  # large queries whose times are cached
 _TIMES: Final = ("expected", "low", "high", "latency")
 _OTHER_VERSIONS: Final = "other versions of the library within the interval"
 _OTHER_LIBRARIES: Final = "other libraries within the interval"
-_POINTS_PER_BATCH: Final = 1 << 11  # points that are worked out together: so few that a core's cache holds them
-# Powers of their number by which devices on one host get in each other's way: from none, where each has its own way
-# through switches, to somewhat more than measured of eight L40S on two sockets (1.84). A ring passes each link once, so
-# devices that reach each other directly share no more than the way between sockets. The middle was fitted to what four
+_POINTS_PER_BATCH: Final = 1 << 11  # points that are evaluated together: few enough for a core's cache
+# Contention of devices on one host, as a power of their number: from none, where each has its own path through
+# switches, to somewhat more than measured for eight L40S on two sockets (1.84). A ring passes each link once, so
+# devices that reach each other directly share only the link between sockets. The middle was fitted to what four
 # and eight L40S serve in TensorRT-LLM's tables, and held to their A100 with PCIe (tests/test_server_tables.py).
 _CROWDS: Final = (0.0, 0.25, 2.0)
 
 
 class KernelBounds(NamedTuple):
-    """A kernel, and the bounds of what it is launched for: it is run where there is anything to do."""
+    """A kernel and the bounds of its operators by workload; it runs where the bound is above 0."""
 
     kernel: LibraryKernel
     bound: Array
 
     @property
     def chosen(self) -> Array:
-        """The workloads in which it is what is run."""
+        """Mask of the workloads in which the kernel runs."""
         where, works = self.kernel.where, self.bound > 0
         return works if where is True else np.asarray(works & np.asarray(where))
 
@@ -72,7 +72,7 @@ class KernelTimes(Library):
 
     @cached_property
     def _elsewhere(self) -> Device | str:
-        """The same where it talks to others over its host, as cards do: whose parameters are carried over then."""
+        """The device with its host as link to other devices, as PCIe cards have, whose fits are used."""
         device = self.device
         if isinstance(device, str):
             return device
@@ -120,7 +120,7 @@ class KernelTimes(Library):
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         if kernel.memory_traffic_only and not isinstance(
             self.device, str
-        ):  # what takes longer than its bytes is as so many more
+        ):  # a bound above the time of the bytes counts as more bytes
             bounds = np.concatenate([one.bound[one.chosen] for one in kernels])
             columns["bytes"] = np.maximum(columns["bytes"], bounds * self.device.bandwidth)
         ends = np.cumsum([np.count_nonzero(one.chosen) for one in kernels]).tolist()
@@ -147,7 +147,7 @@ class KernelTimes(Library):
     def _alternative(
         self, kernel: LibraryKernel, implementation: Implementation, columns: Mapping[str, Array]
     ) -> tuple[Expectation, KernelFit] | None:
-        """Expected time of one kernel of a library, and the entry with its parameters; None if unknown."""
+        """Expected time of one kernel of a library, and its fit; None if unknown."""
         estimator = self._estimator(kernel, implementation)
         if isinstance(estimator, str):
             return None
@@ -162,7 +162,7 @@ class KernelTimes(Library):
                     expectation = _elsewhere(estimator, distinct.columns)
                 else:
                     expectation = estimator.expect(distinct.columns)
-        except InputError as error:  # of the device and the stack, whatever the shapes
+        except InputError as error:  # of the device and the implementation, whatever the shapes
             self._estimators[kernel.family, implementation, kernel.hosted] = str(error)
             return None
         if key:
@@ -172,7 +172,7 @@ class KernelTimes(Library):
         return expectation if distinct.places is None else expectation.at(distinct.places), fits[0]
 
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
-        """Libraries whose kernels stand in, where its own has none for such work and they differ."""
+        """Libraries whose kernels stand in, if its own library has none for such work and libraries differ."""
         kernel = self.run_as(kernel)
         selections = [] if kernel.family in LIBRARY_INDEPENDENT else self._selections(kernel)
         libraries = {fit.implementation.library: None for selection in selections for fit in selection.fits}
@@ -184,17 +184,17 @@ class KernelTimes(Library):
         return tuple(dict.fromkeys(selection.fits[0].implementation.dtype for selection in self._selections(kernel)))
 
     def reason(self, kernel: LibraryKernel) -> str:
-        """The reason for which nothing is known of it."""
+        """Reason why the kernel is unknown."""
         estimator = self._estimator(kernel, self.implementations_for(kernel)[0])
         return estimator if isinstance(estimator, str) else "not run"
 
     def _selections(self, kernel: LibraryKernel) -> list[FitSelection]:
-        """The known parameters of the kernels that can do the work of one."""
+        """Selected fits of the kernels that can do the work."""
         estimators = (self._estimator(kernel, implementation) for implementation in self.implementations_for(kernel))
         return [estimator.selection for estimator in estimators if isinstance(estimator, Estimator)]
 
     def _estimator(self, kernel: LibraryKernel, implementation: Implementation) -> Estimator | str:
-        """Expected times by the parameters to use for a kernel, or why there are none."""
+        """Estimator of a kernel implementation, or the reason why there is none."""
         key = (kernel.family, implementation, kernel.hosted)
         if key not in self._estimators:
             device = self._elsewhere if kernel.hosted else self.device
@@ -223,7 +223,7 @@ class _Alternative:
 
     beyond   sizes of each shape outside those that it was measured with
     release  place of its version among those of its library, the newest first
-    sources  source of most of the shapes of each kernel that is asked for
+    sources  source label of most shapes of each queried kernel
     """
 
     found: Expectation
@@ -298,7 +298,7 @@ def _with_remark(source: str, remark: str) -> str:
 def _best(
     able: Sequence[tuple[Expectation, KernelFit]], columns: Mapping[str, Array], starts: Sequence[int]
 ) -> _Alternative:
-    """The kernels of each library, then those of all libraries, as one."""
+    """Combines the kernels of each library, then those of all libraries."""
     releases = sorted({fit.release for _, fit in able}, reverse=True)
     libraries: dict[str, _Alternative] = {}
     for expectation, fit in able:
@@ -310,9 +310,9 @@ def _best(
 
 
 def _elsewhere(estimator: Estimator, columns: Mapping[str, Array]) -> Expectation:
-    """Collectives over a host, by parameters of devices on another: how much those of one host take from each other is
-    not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
-    at a third of the pace, or less, at which TensorRT-LLM's tables have them serve.
+    """Collectives over a host, by fits on another host, with the range of contention between devices of one host, which
+    depends on the host: eight L40S on the measured host all-reduce at a third, or less, of the rate at which they serve
+    in TensorRT-LLM's tables.
     """
     expectations, selection = [], estimator.selection
     for crowd in _CROWDS:

@@ -1,4 +1,12 @@
-"""Parameters for a stack: those measured on it, or carried over from its nearest relatives."""
+"""Fits for a kernel implementation: its own on the device, or scaled ones of the most similar implementations.
+
+`select_fits` returns the first of these that exist: a fit on the target device of the same library, in the same data
+types or in types of equal cost; the nearest fits of the same operation, of any library and device; for an element-wise
+operation that was not measured, the fits of an addition. `Estimator` scales their parameters to the target
+(scaling.py), evaluates the model of the family, and combines the times by their median, or by a weighted mean of the
+medians of GPU generations. Intervals come from held-out rows on the device itself, and elsewhere from predicting each
+measured device without its own rows.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +44,12 @@ from .sources import CALIBRATED, NOT_MEASURED, STAND_IN, STAND_IN_DTYPE, TRANSFE
 from .trend import Trend
 
 _DEVICE_KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
-_MAX_EQUALLY_NEAR: Final = 5  # stacks that are asked at most
-_TERMS_BEFORE_GENERATION: Final = 5  # of the numbers that say how far away a stack is, those before its architecture's
-_WEIGHT_PER_GENERATION: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
+_MAX_EQUALLY_NEAR: Final = 5  # fits that are combined at most
+_TERMS_BEFORE_GENERATION: Final = 5  # terms of a distance before the number of generations
+_WEIGHT_PER_GENERATION: Final = 0.5  # weight of a generation relative to one that is a step nearer
 _FALLBACK_OPERATION: Final = "add"
-_MIN_ROWS_PER_PARAMETER: Final = (
-    6  # rows for each parameter that a stack of another library or architecture must have to be asked
-)
-# What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
+_MIN_ROWS_PER_PARAMETER: Final = 6  # rows per parameter that a fit of another library or architecture needs
+# Transfers whose error was not measured: 80 % of times within a factor of two, no better than a guess.
 _UNMEASURED_ERROR: Final = Error(
     mape=0.5, median=0.4, mape_short=0.5, mape_long=0.5, covered=float("nan"), short=(0.5, 2.0), long=(0.5, 2.0)
 )
@@ -75,9 +81,9 @@ class Expectation:
 
 @frozen(kw_only=True)
 class FitSelection:
-    """The entries whose parameters are used for a stack on a device, with their error and source.
+    """Fits whose parameters are used for an implementation on a device, with their error and source label.
 
-    traffic  whether no such operation was measured, so that they are of additions
+    memory_traffic_only  whether no such operation was measured, so that the fits are of additions
     """
 
     fits: tuple[KernelFit, ...]
@@ -89,17 +95,17 @@ class FitSelection:
 def select_fits(
     name: str, device: Device, implementation: Implementation, fits: Sequence[KernelFit], *, unknown: bool = False
 ) -> FitSelection:
-    """The parameters to use for a stack: its own on the device; else those of its library there; else of relatives.
+    """Selects the fits of family `name` that give the times of `implementation` on a device.
 
-    unknown  whether the stack's library is a guess, so that intervals are those of another library
+    unknown  whether the library is a guess, so that intervals are those of another library
 
-    On the device, a twin of the data type is preferred to other devices, with the error of a transfer (element-wise
-    kernels, for which only the width of a type matters: with its own error). On other devices, the library's kernels
-    for twins are used beside those for the type, unless it has the latter on a device with the same kind of memory.
-    Element-wise kernels of any type can be used; operations that were not measured count as an addition. Of those that
-    were measured with launches by the host, the launch is left out unless it is asked for.
+    On the device, a type of equal cost is preferred to other devices, with the error of a transfer (element-wise
+    kernels, for which only the width of a type matters: with their own error). On other devices, the library's kernels
+    for types of equal cost are used too, unless it has the exact type on a device with the same kind of memory.
+    Element-wise fits of any type qualify; operations that were not measured count as an addition. Host launches are
+    removed from their times, unless the implementation is launched by a host.
 
-    Raises InputError if no similar stack was measured.
+    Raises InputError if no similar kernel was measured.
     """
     of_family = [fit for fit in fits if fit.family == name and device_traits(fit.device).kind == device.kind]
     if calibrated := _fit_on_target(of_family, device, implementation):
@@ -132,7 +138,7 @@ def _as_traffic(implementation: Implementation, plain: FitSelection) -> FitSelec
 def _fit_on_target(
     of_family: Sequence[KernelFit], device: Device, implementation: Implementation
 ) -> FitSelection | None:
-    """The stack's own parameters on the device, or else those of a twin of its type; None where there are none."""
+    """Selects the fit of the library on the device, in this data type or one of equal cost; None if there is none."""
     of_library = [
         fit for fit in of_family if fit.device == device.name and fit.implementation.library == implementation.library
     ]
@@ -157,7 +163,7 @@ def _fit_on_target(
 
 
 def _candidates(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
-    """Stacks on all devices that do the same work, in the data type nearest to its own."""
+    """Fits of the same operation on all devices, in the most similar data type that was measured."""
     alike = [fit for fit in of_family if _same_operation(fit, implementation)]
     for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())):
         fits_in_type = [fit for fit in alike if _has_types(fit, implementation, dtype)]
@@ -189,7 +195,7 @@ def _nearest_candidates(
     )
     error = _transfer_error(nearest_fits[0].family, implementation, source_class(nearest_fits[0], device, query))
     launched = nearest_fits[0].family == "elementwise" and nearest_fits[0].implementation.host_launched
-    if launched and not implementation.host_launched:  # what is left of a start is a guess
+    if launched and not implementation.host_launched:  # the device's share of a measured host launch is a guess
         error = replace(error, short=_UNMEASURED_ERROR.short, mape_short=_UNMEASURED_ERROR.mape_short)
     return FitSelection(
         fits=tuple(nearest_fits), error=error, source=_source_label(nearest_fits, device, implementation)
@@ -197,8 +203,8 @@ def _nearest_candidates(
 
 
 def _with_launch_of(fit: KernelFit, candidates: Sequence[KernelFit], implementation: Implementation) -> KernelFit:
-    """An entry with the median launch time of all measured hosts, as it is not the device's; without one, if the stack
-    is not launched by a host.
+    """Replaces the host launch of a fit by the median over all measured hosts, as it does not belong to the device;
+    removes it if the implementation is not launched by a host.
     """
     if FAMILIES[fit.family].generation_dependent:
         return fit
@@ -214,7 +220,7 @@ def _with_launch_of(fit: KernelFit, candidates: Sequence[KernelFit], implementat
 
 
 def _source_label(near: Sequence[KernelFit], device: Device, implementation: Implementation) -> str:
-    """Label of the devices and libraries whose parameters are used, those of one device together."""
+    """Source label: devices and libraries whose parameters are used, the libraries of one device together."""
     dtype = near[0].implementation.dtype
     others = f"{STAND_IN_DTYPE}{dtype}" if dtype != implementation.dtype else ""
     if near[0].device != device.name:
@@ -232,7 +238,7 @@ def _source_label(near: Sequence[KernelFit], device: Device, implementation: Imp
 
 
 def fits_on_nearest_devices(fits: Sequence[KernelFit], device: Device) -> list[KernelFit]:
-    """The entries of the nearest relatives of a device, which may be itself."""
+    """Fits on the devices nearest to a device, which may be itself."""
     sources = {name: device_traits(name) for name in {fit.device for fit in fits}}
     distances = {
         name: device_distance(source, device) for name, source in sources.items() if source.kind == device.kind
@@ -242,12 +248,11 @@ def fits_on_nearest_devices(fits: Sequence[KernelFit], device: Device) -> list[K
 
 
 def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
-    """The entries at the least distance, one of each device and library.
+    """Nearest fits, one of each device and library.
 
-    Kernels that a host launches each time say little of those replayed from a graph, whichever device they were
-    measured on. Fits on few rows are unreliable and rank last, unless they are of the same library and architecture.
-    Of families that cut work alike from one architecture to the next, the nearest entries of each are used, unless one
-    is on the device itself.
+    Kernels launched by a host and kernels replayed from a graph rank apart, whichever device they were measured on.
+    Fits on few rows are unreliable and rank last, unless they are of the same library and architecture. Of families
+    with stable tiling, these are the nearest fits of each architecture, unless one is on the device itself.
     """
     reliable = [
         fit
@@ -290,7 +295,7 @@ def _parameter_count(fit: KernelFit) -> int:
 
 
 def _distance(fit: KernelFit, device: Device, implementation: Implementation) -> tuple[float, ...]:
-    """Distance of an entry, the most important term first. For kernels written for matrix instructions, a kernel in the
+    """Distance of a fit, the most important term first. For kernels written for matrix instructions, a kernel in the
     same ones is nearest, whatever memory it was measured with. On a sibling device, a fit of another kernel of this
     library ranks no better than another library's.
     """
@@ -370,15 +375,15 @@ def _same_architecture(fit: KernelFit, device: Device) -> bool:
 
 
 def source_class(fit: KernelFit, device: Device, implementation: Implementation) -> str:
-    """The class of an entry as a source for a stack on a device: of NEARNESS, of a stand-in, or both; "" for the stack
-    itself.
+    """Class of a fit as a source for an implementation on a device: similarity class, class of stand-in, or both; ""
+    for the implementation itself.
     """
     where = "" if fit.device == device.name else similarity_class(fit, device)
     return ", ".join(filter(None, (where, stand_in(fit, implementation))))
 
 
 def stand_in(fit: KernelFit, implementation: Implementation) -> str:
-    """Label of the difference between an entry and a stack: data type, library or kernel; "" if the kernel is equal."""
+    """Class of stand-in of a fit for an implementation: another type, library or kernel; "" if the kernel is equal."""
     if FAMILIES[fit.family].library_independent:
         return ""
     if not has_equal_cost_types(fit, implementation):
@@ -397,8 +402,8 @@ def similarity_class(fit: KernelFit, device: Device) -> str:
 
 
 def _transfer_error(name: str, implementation: Implementation, source_class: str) -> Error:
-    """The error of a class of sources, or else of the next from further away, of a kind of attention or a data type. A
-    stand-in on another device is no surer than the kernel itself is there.
+    """Error of a class of sources, else of the next less similar class, by kind of attention or data type. The interval
+    of a stand-in on another device is at least as wide as that of the kernel itself there.
     """
     near, _, instead = source_class.rpartition(", ")
     if source_class in SIMILARITY_CLASSES:
@@ -417,7 +422,7 @@ def has_extrapolation_error(family: str) -> bool:
 
 
 def stand_in_error(family: str, instead: str) -> Error:
-    """The error of kernels of a family that stand in for work that they do not do."""
+    """Error of kernels that stand in for other work."""
     return index().errors.get((family, "all", instead), _UNMEASURED_ERROR)
 
 
@@ -436,7 +441,7 @@ def _measured_as(fit: KernelFit) -> str:
 
 
 def bound_only(bound: Array, why: str) -> Expectation:
-    """The bound as expectation, if nothing else is known; `why` is the reason."""
+    """Expectation that only has the bound; `why` is the reason."""
     open_end = np.full_like(bound, np.inf)
     zeros = np.zeros_like(bound)
     return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=zeros, source=bound_only_label(why))
@@ -445,7 +450,7 @@ def bound_only(bound: Array, why: str) -> Expectation:
 def expect(
     name: str, shapes: Shapes, device: Device, implementation: Implementation, fits: Sequence[KernelFit]
 ) -> Expectation:
-    """Expected times of kernels of `stack`; at least the bound.
+    """Expected times of kernels of `implementation`, clamped to at least the bound.
 
     If no similar kernel was measured, it is the bound, with an infinite upper end of the interval.
     """
@@ -464,7 +469,7 @@ def expect(
 
 @frozen(kw_only=True)
 class Estimator:
-    """Expected times of a stack on a device by the parameters of a choice, without the limit of the bound."""
+    """Expected times of an implementation on a device by selected fits, not clamped to the bound."""
 
     selection: FitSelection
     device: Device
@@ -476,7 +481,7 @@ class Estimator:
 
     @cached_property
     def _parameters(self) -> list[Parameters]:
-        """Parameters of each entry, scaled to the device."""
+        """Parameters of each fit, scaled to the device."""
         return [scaled_parameters(self.device, fit) for fit in self.selection.fits]
 
     @cached_property
@@ -485,7 +490,7 @@ class Estimator:
 
     @cached_property
     def _generations(self) -> tuple[tuple[list[int], float], ...]:
-        """Places of the entries of each architecture, and its weight: less for one that is further away."""
+        """Indices of the fits of each architecture, and its weight, which falls with the distance in generations."""
         fits = self.selection.fits
         if not self.family.stable_tiling:
             return ((list(range(len(fits))), 1.0),)
@@ -530,7 +535,7 @@ class Estimator:
         return _with_residual(modelled, first, residual, shapes) if residual else modelled
 
     def _combined(self, values: Sequence[Array]) -> Array:
-        """The weighted mean of the medians of each architecture."""
+        """Weighted mean of the medians of each architecture."""
         if len(self._generations) == 1:
             return _median(values)
         medians = (weight * _median([values[place] for place in places]) for places, weight in self._generations)
@@ -538,13 +543,13 @@ class Estimator:
 
 
 def _median(values: Sequence[Array]) -> Array:
-    """The median of each place. numpy's would load numpy.ma, which takes longer than a network's expectations."""
+    """Element-wise median. numpy.median would import numpy.ma, which takes longer than a network's expectations."""
     ordered = np.sort(values, axis=0)
     return np.asarray((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
 def _with_residual(modelled: Expectation, fit: KernelFit, residual: FitResidual, shapes: Shapes) -> Expectation:
-    """An expectation corrected by the residuals of measurements nearby."""
+    """Corrects an expectation by the residuals of measured shapes nearby."""
     correction = residual.apply(shapes)
     expected = modelled.expected * correction.factor
     low, high = residual.interval

@@ -1,9 +1,9 @@
 """Trends: residuals of a kernel model that are smooth over shapes.
 
-Kernels are chosen, and their work is cut up, by more rules than parameters hold. So an expectation is multiplied by the
-exponential of a sum of Gaussians in the logarithms of sizes, at nodes that are spread over the measured shapes: radial
-basis functions, fitted by ridge regression. A few doublings away from all that was measured nothing is left of the sum,
-and parameters alone speak.
+Libraries select kernels and tile work by more rules than parameters can express. So an expected time is multiplied by
+the exponential of a sum of Gaussians in the logarithms of sizes, at nodes that are spread over the measured shapes:
+radial basis functions, fitted by ridge regression. A few doublings away from all measured shapes the sum vanishes, and
+only the parameters remain.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..records import frozen
 from .families import Family
 from .families._family import Array, Shapes
 
-MIN_ROWS: Final = 40  # rows of a stack; of fewer, little but luck is left
+MIN_ROWS: Final = 40  # rows of an implementation; with fewer, residuals are mostly noise
 _NODES: Final = 256
 _REACH: Final = 1.5  # doublings of one size in which a Gaussian falls to exp(-1/2)
-_RIDGE: Final = 0.5  # what the size of the sum counts beside the errors of rows
-_MAX_ROWS: Final = 6000  # that are looked at
-_MAX_LOG_ERROR: Final = 0.4  # logarithm of an error beyond which a row says no more
+_RIDGE: Final = 0.5  # ridge penalty relative to the errors of rows
+_MAX_ROWS: Final = 6000  # used for the fit
+_MAX_LOG_ERROR: Final = 0.4  # log errors are clipped to this
 _SCALE: Final = 0.06  # errors above this share count in proportion, not squared
 _ROUNDS: Final = 4
 # Shapes whose distances to all nodes are worked out at once: so few that one core multiplies them; and never fewer, as
@@ -51,7 +51,7 @@ class Trend:
 
     @cached_property
     def rows(self) -> Array:
-        """The sizes of each node, and its weight in the last column."""
+        """Sizes of each node, and its weight in the last column."""
         return np.array([node.split() for node in self.nodes.split(";")], dtype=float).reshape(
             -1, len(self.columns) + 1
         )
@@ -68,10 +68,7 @@ class Trend:
 
 
 def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:
-    """The trend of measured / expected, from the first shapes, which are to be in random order.
-
-    None where all are the same.
-    """
+    """Fits a trend to measured / expected of the first shapes, which must be in random order; None if all are equal."""
     sizes_by_name = family.sizes(shapes)
     columns = tuple(name for name, sizes in sizes_by_name.items() if np.ptp(sizes) > 0)
     if not columns:
@@ -147,7 +144,7 @@ def _half_squares(places: Array) -> Array:
 
 
 def _spread(places: Array) -> list[int]:
-    """Places of which each is as far as can be from those before it."""
+    """Selects nodes, each the farthest from all before it."""
     nodes = [0]
     distances = np.sum((places - places[0]) ** 2, axis=1)
     while len(nodes) < _NODES and distances.max() > 0:

@@ -49,7 +49,7 @@ class Score:
 
 @frozen(kw_only=True)
 class ValidationGroup:
-    """Rows of one family, device and data type, all sources of parameters told apart.
+    """Scores of one family, device, data type and class of source.
 
     violations  rows that were measured faster than the bound
     """
@@ -65,7 +65,7 @@ class ValidationGroup:
 
 @frozen(kw_only=True)
 class ValidationPoint:
-    """A row that was measured and predicted.
+    """A measured and predicted row.
 
     balance   least time of its arithmetic / that of its bytes: the arithmetic intensity / the ridge's; 0 without any
     attained  share of the peak
@@ -85,8 +85,8 @@ class ValidationPoint:
 class Validation:
     """The scores of files.
 
-    points   to be drawn
-    worst    rows whose expectation is farthest off, with the file that each is in and its place there, from 1
+    points   points of the figures
+    worst    rows with the largest errors, with file and row number from 1
     skipped  rows without a prediction or a time, by reason
     """
 
@@ -98,7 +98,7 @@ class Validation:
 
 @frozen(kw_only=True)
 class Predictions:
-    """A table with what is predicted for each of its rows; nan where nothing is. [us]"""
+    """A table with predictions for its rows; nan without a prediction. [us]"""
 
     table: MeasurementTable
     columns: dict[str, Array]

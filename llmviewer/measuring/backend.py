@@ -95,7 +95,7 @@ class Sets:
         """Enough sets that none stays cached, or, if that takes too many, so few that all do.
 
         nbytes  bytes of one set that a launch reads and writes
-        room    number of sets that fit in memory
+        max_sets  number of sets that fit in memory
         """
         max_count = min(_MAX_SETS, max_sets)
         uncached_count = max(ceil(_UNCACHED_RATIO * cache / nbytes), 1)

@@ -67,7 +67,7 @@ def ceilings(
     cache    size of the last cache [B]
     dtypes   types of matrix products
     limit_s  time limit for each ceiling [s]
-    known    names of ceilings to leave out
+    known_names  names of ceilings to skip
     """
     timed = _Timed(clock=clock, limit_s=limit_s, known=known_names)
     yield from _launches(device, timed)

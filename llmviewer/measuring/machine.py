@@ -224,7 +224,7 @@ def with_rates(
 ) -> dict[str, Any]:
     """A hardware file with measured `rates`, in SI units by keys such as "memory.bandwidth".
 
-    least      keep a drafted rate that is higher: it follows from the clock, and no measurement may beat the bound
+    keep_higher  whether a higher drafted rate stays: it follows from the clock, and no measurement may beat the bound
     disturbed  keys of rates that other programs lowered; each replaces no number that the file has, and names a source
                that says so where the file has none
     """

@@ -126,7 +126,7 @@ class KernelProblem:
 class _Kind:
     """Launches of one kernel in one data type, the most informative sizes first.
 
-    waiting  launches not yet measured, by str(Asked)
+    waiting  launches not yet measured, by str(KernelProblem)
     bounds   lower bound of each at the measured ceilings [s]; empty before `bound_by`
     """
 

@@ -104,7 +104,7 @@ _W4A16: Final = Goal(what="W4A16 GEMV, bf16 weights beyond L2", of="the bf16 GEM
 def goals(rows: Iterable[_Row], measured_ceilings: Sequence[Ceiling], cache: float) -> dict[Goal, list[float]]:
     """The ratios of the rows of each goal; empty without rows or without a reference.
 
-    found  ceilings; the copy of most bytes is the copy bandwidth of memory
+    measured_ceilings  the copy of most bytes is the copy bandwidth of memory
     cache  size of L2 [B]
     """
     every = list(rows)

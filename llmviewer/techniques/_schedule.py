@@ -17,11 +17,11 @@ from ..workload import Spans, Workload
 class Run:
     """Passes of one plan; fields of the workload may be arrays whose last axis has one entry per pass.
 
-    times   repetitions of each pass
-    main    whether the plan is the model's, not a draft model's or scorer's
-    parts   micro-batches; each is such a pass
-    turns   whether a pass waits for the one before it, as decode steps do
-    host_s  host time for the launches of a pass, which overlaps the device's work [s]
+    times           repetitions of each pass
+    main            whether the plan is the model's, not a draft model's or scorer's
+    parts           micro-batches; each is such a pass
+    autoregressive  whether a pass waits for the one before it, as decode steps do
+    host_s          host time for the launches of a pass, which overlaps the device's work [s]
     """
 
     name: str

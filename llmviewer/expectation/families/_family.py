@@ -20,23 +20,26 @@ Parameters = Mapping[str, float]
 Features = Mapping[str, Any]
 
 MICROSECOND: Final = 1e-6
-_CPU_SUFFIX: Final = "-cpu"  # what names of libraries end in that run on one
-_UNBOUNDED: Final = 1e12  # times a rate that then bounds nothing
-_SHARDED_SIZES: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
+_CPU_SUFFIX: Final = "-cpu"  # suffix of libraries that run on a CPU
+_UNBOUNDED: Final = 1e12  # factor on a rate, so that it sets no bound
+_SHARDED_SIZES: Final[Mapping[str, str]] = {
+    "inter": "tp",
+    "experts": "ep",
+}  # sizes, and the column with the number of devices that share them
 _ATTENTIONS: Final = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
-EAGER: Final = "eager"  # of kernels that a host launches time and again, how the first word of their name ends
+EAGER: Final = "eager"  # suffix of the first word in the name of a kernel that a host launches each time
 _NOT_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
 @frozen(kw_only=True)
 class FittedParameter:
-    """A number that is fitted. It stays within `low` and `high`, and near `usual` unless measurements say otherwise.
+    """A fitted parameter. It stays within `low` and `high`, and near `prior` unless measurements say otherwise.
 
-    meaning  what it is, with its unit
-    linear   it may be 0, so the search uses its value; for others, the logarithm
-    way      only variants with this word have the parameter; "" if all do
-    absent   its value in profiles older than the parameter; None if all profiles have it
-    again    a second search starts from this multiple of the usual value; 0 for no second search
+    meaning         its physical meaning, with the unit
+    linear          whether the search uses the value, which may be 0, instead of the logarithm
+    variant_word    only variants with this word have the parameter; "" if all do
+    default         its value in profiles that lack the parameter; None if all profiles have it
+    restart_factor  a second search starts from this multiple of the prior; 0 for no second search
     """
 
     name: str
@@ -50,7 +53,7 @@ class FittedParameter:
     restart_factor: float = 0.0
 
     def to_search(self, value: float) -> float:
-        """The value as the search sees it."""
+        """Coordinate of a value in the search."""
         return value if self.linear else log(max(value, self.low))
 
     def from_search(self, position: float) -> float:
@@ -59,7 +62,7 @@ class FittedParameter:
 
 @frozen(kw_only=True)
 class Implementation:
-    """The kernel that a set of parameters belongs to, on some device.
+    """A kernel implementation: library, data types and kernel name. A fit belongs to one on some device.
 
     kernel  the library's name of the kernel; for element-wise kernels and collectives with the operation
     """
@@ -83,25 +86,24 @@ class Implementation:
 
 
 class Family(ABC):
-    """Kernels that one model describes.
+    """A family of kernels, which one time model describes.
 
-    parameters  all that are fitted, of every variant
-    variants    ways to lay out the work; each kernel has one of them
-    alone       variants whose kernels say little about others, since nobody tuned them
-    columns     shape columns that a row must have
-    groups      columns that make a shape family; rows of one are held out together
-    alike       libraries do not differ in these kernels
-    computes    the kernels multiply matrices, so they have a place on the roofline
-    halves      the model itself accounts for GeForce cards, which accumulate in fp32 at half rate
-    aged        how well kernels use a device depends on its generation, not on its kind of memory alone
-    steady      work is cut alike from one generation to the next, so several generations tell more than one
-    rewritten   kernels are rewritten for the matrix instructions of each generation
-    portable    names of kernels that are the same on all devices, though the family is `rewritten`
-    streams     kernels spend most of their time on bytes that they read once
-    waits       matrix units wait for loads and exponentials, for a number of clocks that does not depend on how much
-                they do in one
-    heats       kernels run on matrix units long enough for the power limit to lower their clock
-    on_cpu      usual parameters on a CPU, where they differ: fitted to torch 2.13 on an EPYC
+    parameters                fitted parameters of all variants
+    variants                  ways to lay out the work; each kernel has one of them
+    untuned_variants          variants of untuned kernels, whose fits predict others badly
+    columns                   shape columns that a row must have
+    groups                    columns that make a shape family; rows of one are held out together
+    library_independent       libraries do not differ in these kernels
+    multiplies_matrices       the kernels multiply matrices, so they have a place on the roofline
+    models_half_rate          the model accounts for GeForce cards, which accumulate in fp32 at half rate
+    generation_dependent      efficiency depends on the generation of the device, not only on its kind of memory
+    stable_tiling             work is tiled alike in successive generations, so several predict better than one
+    rewritten_per_generation  kernels are rewritten for the matrix instructions of each generation
+    portable_kernels          names of kernels that are the same on all devices nevertheless
+    memory_bound              kernels spend most of their time on bytes that they read once
+    latency_limited           matrix units wait for loads and exponentials, a number of clocks whatever their rate
+    power_limited             kernels run on matrix units long enough for the power limit to lower their clock
+    cpu_parameters            default parameters on a CPU that differ: fitted to torch 2.13 on an EPYC
     """
 
     name: ClassVar[str]
@@ -125,12 +127,12 @@ class Family(ABC):
 
     @abstractmethod
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
-        """Everything that does not depend on parameters."""
+        """Terms of the model that do not depend on parameters."""
 
     def features_of(
         self, shapes: Shapes, device: Device, implementation: Implementation, variants: Collection[str]
     ) -> dict[str, Features]:
-        """Features of several variants, which may share what they have in common."""
+        """Features of several variants, which may share terms."""
         return {variant: self.features(shapes, device, implementation, variant) for variant in variants}
 
     @abstractmethod
@@ -154,11 +156,11 @@ class Family(ABC):
         return self.bound(plain, computing, implementation), self.bound(plain, moving, implementation)
 
     def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
-        """The part of the time that the smallest work takes too: launches, and start and end of a tile. [s]"""
+        """Fixed part of the time: launches, and start and end of a tile. [s]"""
         return (p["start_us"] + p.get("tau_us", 0.0)) * MICROSECOND
 
     def fittable(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
-        """Rows to fit: those with sizes that occur in models."""
+        """Mask of the rows with sizes that occur in models, which are fitted."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
@@ -176,17 +178,17 @@ class Family(ABC):
         return tuple(name for name in (*self.columns, *self.optional) if name not in _NOT_SIZES)
 
     def parameters_of(self, variant: str) -> tuple[FittedParameter, ...]:
-        """The parameters of a variant."""
+        """Parameters of a variant."""
         return tuple(q for q in self.parameters if not q.variant_word or q.variant_word in variant.split())
 
     def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
-        """The values of parameters where measurements do not say."""
+        """Default values of parameters, which are priors of fits."""
         parameters = {parameter.name: parameter.prior for parameter in self.parameters}
         return {**parameters, **(self.cpu_parameters if implementation.library.endswith(_CPU_SUFFIX) else {})}
 
 
 def uncached_fraction(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:
-    """The part of a tensor, 0 to 1, that comes from memory if `reuse` bytes were touched since it was last read.
+    """Fraction of a tensor that comes from memory if `reuse` bytes were touched since it was last read.
 
     part   of the cache that can be used
     width  how far apart, as a part of that, are the sizes at which everything stays in the cache and at which nothing
@@ -196,7 +198,7 @@ def uncached_fraction(reuse: Array, l2: float, part: float, width: float = 0.6) 
 
 
 def from_memory(touched: Array, loop: Array, l2: float) -> Array:
-    """The least that comes from memory if the same bytes are touched in a loop: all but what a cache holds. [B]"""
+    """Minimum memory traffic if the same bytes are touched in a loop: all but the capacity of the cache. [B]"""
     return np.asarray(np.where(loop > 0, np.maximum(touched - l2, 0), touched))
 
 
@@ -209,10 +211,10 @@ def smooth_max(power: float, *times: Array) -> Array:
 
 
 def best_column(values: Array) -> Array:
-    """The index of the smallest entry of each row, for use with take()."""
+    """Index of the smallest value of each row, for use with take_columns()."""
     return np.asarray(np.argmin(values, axis=1)[:, None])
 
 
 def take_columns(values: Array, place: Array) -> Array:
-    """The entries at such indices; an array with one column has the same entry for all."""
+    """Values at such indices; an array with one column has the same value for all."""
     return np.asarray(values[:, 0] if values.shape[1] == 1 else np.take_along_axis(values, place, axis=1)[:, 0])

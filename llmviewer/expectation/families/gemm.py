@@ -265,7 +265,7 @@ class Gemm(Family):
         return self._quantized_s(p, features, uncached, self._few_rows_s(p, features, moved, tiled_s))
 
     def _on_tiles(self, p: Parameters, features: Features) -> tuple[Array, Array, Array]:
-        """Time on tiles [s]; time of its bytes at the memory bandwidth [s]; and the uncached share of activations."""
+        """Time on tiles [s]; time of the bytes at the memory bandwidth [s]; uncached share of activations."""
         f = features
         tiles = f["tiles"]
         uncached = uncached_fraction(f["reuse"], f["cache"], p["eta_x"] or p["eta"], p["width"])
@@ -405,7 +405,7 @@ def _gemv(shapes: Shapes, device: Device, narrow: bool) -> Array:
 
 
 def _reuse(shapes: Shapes, weights: Array, activations: Array) -> tuple[Array, Array]:
-    """Bytes touched before the same loop uses a weight, and an activation, again; inf without a loop."""
+    """Bytes touched until a loop uses a weight, and an activation, again; inf without a loop. [B]"""
     sets = np.maximum(shapes["loop"], 1)
     private = shapes["private"] > 0
     around = sets * weights + np.where(private, sets, 1) * activations

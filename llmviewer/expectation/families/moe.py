@@ -238,7 +238,7 @@ def _amounts(shapes: Shapes) -> dict[str, Array]:
 
 
 def _all_copies(shapes: Shapes, work: _Work) -> dict[str, Array]:
-    """Tokens, rows and tiles if all copies of tokens that reach the device stay there, strangers at one expert."""
+    """Tokens, rows and tiles if a device computes all copies of its tokens, with one expert for other devices."""
     topk, is_sharded = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
     share = np.minimum(work["rows"] / work["all rows"], 1)  # but for rounding it is no more
     reaching = np.where(np.asarray(shapes["skew"]) > 0, 1 - (1 - share) ** topk, np.minimum(topk * share, 1))
@@ -249,7 +249,7 @@ def _all_copies(shapes: Shapes, work: _Work) -> dict[str, Array]:
 
 
 def _unavoidable(shapes: Shapes, work: _Work) -> dict[str, Array]:
-    """Rows and experts that every routing reaches, for few tokens, which do not determine which."""
+    """Rows and experts that every routing reaches, as few tokens leave open which experts they reach."""
     lucky = (shapes["skew"] > 0) & (work["all rows"] < shapes["experts"])
     rows = np.ceil(work["all rows"] / shapes["ep"])
     minimum = {"rows": rows, "reached": np.ceil(rows / work["tokens"])}

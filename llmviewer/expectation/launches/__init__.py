@@ -1,8 +1,7 @@
 """Kernels that a library launches for the operators of an estimate.
 
 Serving libraries merge products that read the same tensor into one matrix multiplication, and the experts of a layer
-into one fused kernel. What no measured kernel does is laid out like the kernel most similar to it, and the report says
-so.
+into one fused kernel. Work that no measured kernel does is modelled as the most similar kernel, and the report says so.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from ._work import LaunchWork, stream_of
 __all__ = ["AMOUNTS", "STRAIGHT", "KernelSequence", "LibraryKernel", "Sending", "counted", "launches"]
 
 _INDEXER: Final = "no indexer measured: as attention with half of a key as value, or memory traffic only"
-_LEAST_CACHED: Final = 8  # bits of the caches that were measured
+_LEAST_CACHED: Final = 8  # bits of the narrowest measured cache
 _WIDER_CACHE: Final = "as with an 8-bit cache, as no narrower one was measured"
 _FP8_CACHE: Final = "as with an fp8 cache, as no int8 cache was measured"
 _FP8_QUERIES: Final = "as with fp8 queries, as no other type of 8 bits or fewer was measured"
 
 
 def counted(plan: Plan) -> Form:
-    """The launches of a pass. An operator that only some tokens reach counts as often as it runs on average."""
+    """Number of launches of a pass; an operator that only some tokens reach counts by its probability to run."""
     return total(row.block.repeat * ONE.on(stream_of(row)) for row in plan.operators)
 
 
@@ -55,8 +54,8 @@ def launches(
 ) -> tuple[KernelSequence, ...]:
     """Launches of `library` for the operators of an estimate. Every operator is a member of one launch.
 
-    half   the 16-bit type that the device computes in
-    known  launches of other graphs at the same workload, reused for operators that are the same objects
+    half            16-bit type that the device computes in
+    known_launches  launches of other graphs at the same workload, reused for operators that are the same objects
     """
     sequences: list[KernelSequence] = []
     known_launches = {} if known_launches is None else known_launches
@@ -75,8 +74,8 @@ def _of_block(
 ) -> Iterator[KernelSequence]:
     """The launches of a block.
 
-    fused  experts that are one launch
-    known  launches of earlier blocks, reused for operators that are the same objects
+    fused           experts that are one launch
+    known_launches  launches of earlier blocks, reused for operators that are the same objects
     """
     by_amounts_only = any(work.library in WHOLE_PASS_LIBRARIES for work in works.values())
     joined = {

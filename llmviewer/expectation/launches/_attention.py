@@ -19,14 +19,15 @@ from ._kernel import LibraryKernel
 from ._movers import mover
 from ._work import LaunchWork
 
-_MIN_PROMPT_QUERIES: Final = 128  # queries of a sequence in what was measured of prompts
+_MIN_PROMPT_QUERIES: Final = 128  # queries of a sequence in the shortest measured prompts
 
 
 def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator[LibraryKernel]:
-    """A kernel for prompts and one for single tokens, for groups of like sequences; the workload decides which of them
-    runs. A few new tokens, as in a pass that verifies a draft, may run as so many more heads of a single token: the
-    decode kernel, which cuts a long cache among cores. Of latent attention they may also run one by one, and take no
-    longer than the fewest that were measured of prompts.
+    """Yields a prefill and a decode kernel for a group of equal sequences; the workload decides which of them runs.
+
+    A few new tokens, as in the verification of a draft, may run as further heads of a single token in the decode
+    kernel, which splits a long cache among cores. With latent attention they may also run one by one, and take at most
+    as long as the shortest measured prompt.
     """
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _measured_terms(mask, alike)
@@ -83,7 +84,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
 
 
 def _measured_terms(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
-    """Sequences, queries and keys of each, and whether queries see only earlier keys, in the terms of measured kernels.
+    """Sequences, queries and keys of each, and whether the mask is causal, in the terms of measured kernels.
 
     Keys that have left a window are not counted. Under other masks, every query sees the mean number of keys.
     """

@@ -22,7 +22,7 @@ from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
 from ._work import LaunchWork
 
-UNMERGED_LIBRARIES: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that run every operator by itself
+UNMERGED_LIBRARIES: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that launch every operator separately
 _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
@@ -32,8 +32,8 @@ def products(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
     Products before and after an operator that mixes tokens stay apart, even if attention and MLP read the same tensor.
     """
     groups: list[list[int]] = []
-    alike: dict[tuple[str, str, type[Operator], Stream], list[int]] = {}  # those that others may join
-    waiting: list[int] = []  # a conversion whose reader may come next
+    alike: dict[tuple[str, str, type[Operator], Stream], list[int]] = {}  # groups that further products may join
+    waiting: list[int] = []  # a conversion that the next product may read
     for place, work in works.items():
         op = work.op
         if isinstance(op, Quantize):
@@ -96,7 +96,7 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
         read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(dense))
         depth = k * np.where(np.greater(read, 0), read, 1.0)[()]
     ops = work.ops if work.op is first else work.of(total(first.arithmetic().values()))
-    rows = np.maximum(np.divide(ops, 2.0 * batch * n * depth), 1)  # none where weights alone are read
+    rows = np.maximum(np.divide(ops, 2.0 * batch * n * depth), 1)  # 0 if only weights are read
     columns: dict[str, float] = {}
     for op, _ in linears:
         dtype = product(op, work.half)

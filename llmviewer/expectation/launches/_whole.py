@@ -25,7 +25,7 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
     """The launch of an operator. Shapes of its kernel:
 
     weights, cache, moved  bytes of weights, KV cache and activations
-    ops                    OPs, of the unit and data type that `stack.dtype` names
+    ops                    OPs, of the unit and data type that `implementation.dtype` names
     rows                   rows of the activations that each weight is multiplied with
     tokens                 new tokens of the pass
     """

@@ -1,4 +1,4 @@
-"""An operator as its launch sees it."""
+"""Work of the launches of an operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...roofline import OperatorEstimate, PlannedOperator
 from ...workload import Spans, Thinned, Workload
 
 _ALWAYS: Final[Num] = 1.0
-_CROSS_STREAMS: Final = ("target", "seeing")  # parts of a pass that attend to what none of their own tokens stands for
+_CROSS_STREAMS: Final = ("target", "seeing")  # streams whose tokens attend to keys of another stream
 
 
 @frozen(kw_only=True)
@@ -23,10 +23,10 @@ class LaunchWork:
     """An operator, without the collective that it may overlap with, and the work of a launch that takes place: an
     estimate has means over all passes, including those that no token reaches.
 
-    stream  the part of a pass that it sees
-    often   the part of passes in which it runs
-    library whose kernels run
-    half    the 16-bit type that the device computes in
+    stream           the part of a pass that it sees
+    run_probability  fraction of passes in which it runs
+    library          library whose kernels run
+    half             16-bit type that the device computes in
     """
 
     op: Operator
@@ -83,7 +83,7 @@ class LaunchWork:
 
 
 def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
-    """The part of a pass that an operator sees: that of its block, unless its results belong to another part."""
+    """Stream of an operator: that of its block, unless its results belong to another one."""
     op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
     output_streams = (
         (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
@@ -92,9 +92,7 @@ def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
 
 
 def _present(spans: Spans, run_probability: Num) -> Spans:
-    """The sequences of a part of a pass, given that there are any; of those whose tokens take part by chance, sequences
-    with at least one token.
-    """
+    """Sequences of a stream, given that there are any; if tokens take part by chance, those with at least one token."""
     if not isinstance(spans, Thinned):
         return spans.times(1 / run_probability)
     any_token = 1 - (1 - spans.share) ** spans.q_len

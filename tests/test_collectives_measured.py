@@ -102,8 +102,8 @@ def test_few_tokens_take_as_long_as_deepep_measured(ranks):
 
 @pytest.mark.parametrize("ranks", FORWARDED)
 def test_many_tokens_take_about_as_long_as_deepep_measured(ranks):
-    """Its test_intranode.py counts the rows that come to a device, test_internode.py those that leave for a node, its
-    own among them; tokens choose from the experts of up to four nodes.
+    """DeepEP's test_intranode.py counts the rows that arrive at a device, its test_internode.py those that leave for a
+    node, including its own; tokens choose from the experts of up to four nodes.
     """
     nodes = ranks // 8
     groups = Groups(nodes, 4) if nodes > 4 else UNGROUPED

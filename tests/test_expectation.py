@@ -1702,7 +1702,7 @@ def test_a_library_that_is_notably_faster_than_the_default_is_told():
         assert fastest[name].speed_up == pytest.approx(phase.expected_time_s / times[best])
     assert fastest["prefill"].speed_up > 1.5
     assert found.remarks[:-1] == found.notes
-    said = "libraries expected to be faster than trtllm, the default here: prefill 1."
+    said = "expected to be faster than trtllm, the default library: prefill 1."
     assert found.remarks[-1].startswith(said)
     assert found.to_dict()["notes"][-1] == found.remarks[-1]
     assert found.to_dict()["faster"][0]["library"] == fastest["prefill"].library

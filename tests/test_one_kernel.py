@@ -1,4 +1,4 @@
-"""One kernel by itself is what it is inside a model."""
+"""Tests that a single kernel equals the one inside a model."""
 
 import csv
 import json

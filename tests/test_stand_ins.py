@@ -131,7 +131,7 @@ def test_types_that_were_not_measured_have_others_that_were():
 
 
 def test_sparse_experts_are_as_dense_ones_of_as_many_bytes():
-    """Not as their bound, which would make a change of weights look free."""
+    """Their expected time is not their bound, which would make a change of weights look free."""
     operators = {
         techniques: {
             op.name: op for op in analyze("mixtral-8x7b", "h100-sxm", techniques=techniques).phases.decode.operators

@@ -372,7 +372,7 @@ def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsy
         "time_us is missing or not positive": {"time_us": -1},
         "time_us is less than a tenth of the bound": {"time_us": 0.01},
         "sizes outside those that are fitted": {"N": 16},
-        "of a stack with fewer than 20 rows, h100-sxm other gemm bf16": {"framework": "other"},
+        "fewer than 20 rows of h100-sxm other gemm bf16": {"framework": "other"},
     }
     sound, frames = table(40, noise=0.05), []
     for change in wrong.values():
@@ -437,7 +437,7 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     for more, line in (
         (
             [str(out), "--library", "vllm", "--device", "h100"],
-            f"{measured}: no rows of vllm on h100-sxm; there is mine on h100-sxm",
+            f"{measured}: no rows of vllm on h100-sxm; available: mine on h100-sxm",
         ),
         ([str(out.with_suffix(".csv"))], f"{out.with_suffix('.csv')}: must end in .yaml, the format of a profile"),
     ):

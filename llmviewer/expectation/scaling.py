@@ -43,19 +43,19 @@ def scaled_parameters(device: Device, fit: KernelFit) -> Parameters:
     on_target = fit.device == device.name
     if on_target and not device.hardware.changes:
         return fit.parameters
-    move = _Move(fit=fit, own=device_traits(fit.device), device=device)
+    scaling = _Scaling(fit=fit, source=device_traits(fit.device), target=device)
     parameters = dict(fit.parameters)
     for rule in _WHAT_IF_RULES if on_target else _TRANSFER_RULES:
-        parameters |= rule(parameters, move)
+        parameters |= rule(parameters, scaling)
     return parameters
 
 
 def runs_same_code(fit: KernelFit, device: Device) -> bool:
     """Whether the kernel binary runs on a device: written in the same matrix instructions, or in none."""
-    return _portable(fit) or matrix_instructions(device_traits(fit.device)) == matrix_instructions(device)
+    return _is_portable(fit) or matrix_instructions(device_traits(fit.device)) == matrix_instructions(device)
 
 
-def _portable(fit: KernelFit) -> bool:
+def _is_portable(fit: KernelFit) -> bool:
     """Whether the kernel is compiled for every device, such as a Triton kernel."""
     return fit.implementation.kernel.partition(" ")[0] in FAMILIES[fit.family].portable_kernels
 
@@ -77,67 +77,67 @@ def is_host_routed(fit: KernelFit, device: Device) -> bool:
 
 
 @frozen(kw_only=True)
-class _Move:
+class _Scaling:
     """Scaling of a fit from its source device to a target device."""
 
     fit: KernelFit
-    own: DeviceTraits
-    device: Device
+    source: DeviceTraits
+    target: Device
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.fit.family]
 
     @property
-    def alike(self) -> bool:
-        return self.own.vendor == self.device.vendor
+    def same_vendor(self) -> bool:
+        return self.source.vendor == self.target.vendor
 
     @property
-    def clocks(self) -> float:
+    def clock_period(self) -> float:
         """Clock period, target over source; 1 if unknown."""
-        return self._clocks(self.device.clock)
+        return self._period(self.target.clock)
 
     @property
-    def rated_clocks(self) -> float:
+    def rated_clock_period(self) -> float:
         """Clock period without what-ifs, which do not tell the power that another clock takes."""
-        return self._clocks(self.device.rated_clock)
+        return self._period(self.target.rated_clock)
 
-    def _clocks(self, clock: float) -> float:
-        return self.own.clock / clock if self.alike and self.own.clock and clock else 1.0
+    def _period(self, clock: float) -> float:
+        return self.source.clock / clock if self.same_vendor and self.source.clock and clock else 1.0
 
     @property
-    def multiplies(self) -> float:
+    def matrix_ops(self) -> float:
         """Matrix OPs of a core per clock, target over source; 0 if unknown."""
-        is_known = self.alike and self.own.multiplies and self.device.multiplies
-        return self.device.multiplies / self.own.multiplies * self.clocks if is_known else 0.0
+        is_known = self.same_vendor and self.source.multiplies and self.target.multiplies
+        return self.target.multiplies / self.source.multiplies * self.clock_period if is_known else 0.0
 
     @property
-    def bytes(self) -> float:
+    def memory_bytes(self) -> float:
         """Memory bytes per core and clock, target over source."""
-        return self.device.bandwidth / self.own.bandwidth * self.own.cores / self.device.cores * self.clocks
+        return self.target.bandwidth / self.source.bandwidth * self.source.cores / self.target.cores * self.clock_period
 
     @property
-    def waits(self) -> bool:
+    def latency_limited(self) -> bool:
         """Whether matrix units wait for a fixed number of clocks, as in kernels not written for their generation."""
-        return self.family.latency_limited or _portable(self.fit)
+        return self.family.latency_limited or _is_portable(self.fit)
 
     @property
-    def back(self) -> bool:
+    def to_earlier_generation(self) -> bool:
         """Whether the target is of an earlier generation, which has other kernels."""
-        return is_earlier(self.device, self.own)
+        return is_earlier(self.target, self.source)
 
 
-def _fixed_times(parameters: Parameters, move: _Move) -> Parameters:
+def _fixed_times(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Fixed costs scale with the clock period, except host launches and messages routed through a host."""
-    if is_host_routed(move.fit, move.device):
+    if is_host_routed(scaling.fit, scaling.target):
         return {}
-    times = {name: value * move.clocks for name, value in parameters.items() if name.endswith(("_us", "_ns"))}
-    if not move.family.generation_dependent:
-        times["start_us"] += host_launch_us(move.fit) * (1 - move.clocks)
+    times = {name: value * scaling.clock_period for name, value in parameters.items() if name.endswith(("_us", "_ns"))}
+    if not scaling.family.generation_dependent:
+        times["start_us"] += host_launch_us(scaling.fit) * (1 - scaling.clock_period)
     return times
 
 
-def _cache_bandwidth(parameters: Parameters, move: _Move) -> Parameters:
+def _cache_bandwidth(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Scales L2 bandwidth by the device files if both are of one vendor and state it; towards a later generation also
     by measured L2 reads (products on RTX 3090 do not confirm that for an earlier one). Otherwise L2 bandwidth is
     proportional to the cores within an architecture, and to the memory bandwidth across architectures with stacked
@@ -145,14 +145,14 @@ def _cache_bandwidth(parameters: Parameters, move: _Move) -> Parameters:
     """
     if "lambda" not in parameters:
         return {}
-    source, device = move.own, move.device
+    source, device = scaling.source, scaling.target
     was, now = source.l2_bandwidth, device.l2_bandwidth
-    if not (move.alike and was and now) and is_earlier(source, device):
+    if not (scaling.same_vendor and was and now) and is_earlier(source, device):
         was, now = _l2_reads(source), _l2_reads(device)
-    if move.alike and was and now:
+    if scaling.same_vendor and was and now:
         return {"lambda": parameters["lambda"] * (source.bandwidth / was) / (device.bandwidth / now)}
     with_memory = generation(source) != generation(device) and source.stacked == device.stacked
-    if with_memory and (device.stacked or not move.alike):
+    if with_memory and (device.stacked or not scaling.same_vendor):
         return {}
     return {"lambda": parameters["lambda"] * (source.bandwidth / source.cores) / (device.bandwidth / device.cores)}
 
@@ -162,90 +162,106 @@ def _l2_reads(device: DeviceTraits) -> float:
     return 0.0 if device.stacked else _L2_READS.get(generation(device), 0.0) * device.cores * device.clock
 
 
-def _core_bandwidth(parameters: Parameters, move: _Move) -> Parameters:
+def _core_bandwidth(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Keeps the bytes in flight per core when the memory bandwidth changes under a what-if. Kernels of other devices
     are tuned for those: fits on H100 and H200 do not follow this.
     """
     if "kappa" not in parameters:
         return {}
-    was, now = move.own.bandwidth / move.own.cores, move.device.bandwidth / move.device.cores
+    was, now = scaling.source.bandwidth / scaling.source.cores, scaling.target.bandwidth / scaling.target.cores
     return {"kappa": parameters["kappa"] * was / now}
 
 
-def _cache_halves(parameters: Parameters, move: _Move) -> Parameters:
-    if not move.alike or not {generation(move.own), generation(move.device)} <= _HALVES_SINCE:
+def _cache_halves(parameters: Parameters, scaling: _Scaling) -> Parameters:
+    if not scaling.same_vendor or not {generation(scaling.source), generation(scaling.target)} <= _HALVES_SINCE:
         return {}
-    halves = (1 + move.own.stacked) / (1 + move.device.stacked)
+    halves = (1 + scaling.source.stacked) / (1 + scaling.target.stacked)
     return {name: parameters[name] * halves for name in ("eta", "eta_x") if name in parameters}
 
 
-def _latency_limits(parameters: Parameters, move: _Move) -> Parameters:
+def _latency_limits(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Keeps the clocks that matrix units wait for loads and exponentials: slower units reach more of their peak, and
     faster ones less, unless they have kernels of their own, which hide more.
     """
-    if not move.waits or not move.multiplies or (move.multiplies > 1 and not runs_same_code(move.fit, move.device)):
+    if (
+        not scaling.latency_limited
+        or not scaling.matrix_ops
+        or (scaling.matrix_ops > 1 and not runs_same_code(scaling.fit, scaling.target))
+    ):
         return {}
-    return {"alpha": 1 / (1 + (1 / parameters["alpha"] - 1) * move.multiplies)}
+    return {"alpha": 1 / (1 + (1 / parameters["alpha"] - 1) * scaling.matrix_ops)}
 
 
-def _hidden(parameters: Parameters, move: _Move) -> Parameters:
+def _tile_overheads(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Scales the exposed time of tile prologues and epilogues by shared memory, which limits the resident tiles;
     kernels that are not written for matrix instructions need little of it.
     """
-    written = move.family.rewritten_per_generation and not _portable(move.fit) and runs_same_code(move.fit, move.device)
-    was, now = move.own.shared, move.device.shared
-    return {"tau_us": parameters["tau_us"] * was / now} if written and move.alike and was and now else {}
+    written = (
+        scaling.family.rewritten_per_generation
+        and not _is_portable(scaling.fit)
+        and runs_same_code(scaling.fit, scaling.target)
+    )
+    was, now = scaling.source.shared, scaling.target.shared
+    return {"tau_us": parameters["tau_us"] * was / now} if written and scaling.same_vendor and was and now else {}
 
 
-def _core_rate(parameters: Parameters, move: _Move) -> Parameters:
+def _core_rate(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Keeps the share of a kernel's time per byte that is due to its cores: they have no more bytes in flight on
     another device, and dequantize no more per clock.
     """
-    if not (move.family.memory_bound and move.alike and runs_same_code(move.fit, move.device)):
+    if not (scaling.family.memory_bound and scaling.same_vendor and runs_same_code(scaling.fit, scaling.target)):
         return {}
-    full_beta = next(q.prior for q in move.family.parameters if q.name == "beta")
+    full_beta = next(q.prior for q in scaling.family.parameters if q.name == "beta")
     core_share = max(1 / parameters["beta"] - 1 / full_beta, 0.0)  # for each byte, beside what memory takes
-    return {"beta": 1 / (1 / full_beta + core_share * move.bytes)} if core_share else {}
+    return {"beta": 1 / (1 / full_beta + core_share * scaling.memory_bytes)} if core_share else {}
 
 
-def _old_instructions(parameters: Parameters, move: _Move) -> Parameters:
+def _ampere_instructions(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Keeps the OPs per clock of kernels in Ampere's instructions on later devices."""
-    if _MARLIN_KERNEL not in move.fit.implementation.kernel or not move.multiplies:
+    if _MARLIN_KERNEL not in scaling.fit.implementation.kernel or not scaling.matrix_ops:
         return {}
-    was = move.own.multiplies / move.own.clock if move.own.clock else 0.0
-    slower = max(was, _AMPERE_OPS) / max(was * move.multiplies, _AMPERE_OPS)
+    was = scaling.source.multiplies / scaling.source.clock if scaling.source.clock else 0.0
+    slower = max(was, _AMPERE_OPS) / max(was * scaling.matrix_ops, _AMPERE_OPS)
     return {"alpha": min(parameters["alpha"] * slower, 1.0)}
 
 
-def _exponentials(parameters: Parameters, move: _Move) -> Parameters:
+def _exponentials(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Keeps the time of exponentials, which special function units compute: `softmax` is in units of the time of
     multiplications (FlashAttention-3, arXiv:2407.08608). Kernels of earlier generations hide less of them.
     """
-    if "softmax" not in parameters or not move.multiplies or (move.back and not move.waits):
+    if (
+        "softmax" not in parameters
+        or not scaling.matrix_ops
+        or (scaling.to_earlier_generation and not scaling.latency_limited)
+    ):
         return {}
-    reached = parameters["alpha"] / move.fit.parameters["alpha"]
+    reached = parameters["alpha"] / scaling.fit.parameters["alpha"]
     return {
-        "softmax": parameters["softmax"] * move.multiplies * reached * move.own.exponentials / move.device.exponentials
+        "softmax": parameters["softmax"]
+        * scaling.matrix_ops
+        * reached
+        * scaling.source.exponentials
+        / scaling.target.exponentials
     }
 
 
-def _power(parameters: Parameters, move: _Move) -> Parameters:
-    """A limit is on the clock, so that what multiplies less for each watt is slowed down less, and a sibling that
-    multiplies more is slowed down more: power goes with the clock and the square of the voltage, which goes with the
-    clock. So do matrix units, the L2 cache that feeds them, and starts of tiles. A part of the peak is reached
-    at most; beyond that, less is added to long work. An earlier generation needs more power for as much, and kernels
-    for stacked memory are others.
+def _power(parameters: Parameters, scaling: _Scaling) -> Parameters:
+    """Scales rates to the clock that the power limit allows. Power is proportional to clock times squared voltage, which
+    rises with the clock, so kernels with fewer OPs per joule run at a higher clock, and a sibling with more matrix OPs
+    per joule at a lower one. Matrix units, the L2 cache that feeds them and tile starts follow this clock. A gain ends
+    at an upper limit of alpha; beyond it, long kernels are throttled less. Earlier generations are excluded, as they
+    need more power for the same work, and kernels for stacked memory differ.
     """
-    was, now = _density(move.own), _density(move.device)
-    if not (move.family.power_limited and move.alike and was and now) or move.back:
+    was, now = _ops_per_joule(scaling.source), _ops_per_joule(scaling.target)
+    if not (scaling.family.power_limited and scaling.same_vendor and was and now) or scaling.to_earlier_generation:
         return {}
-    relative_power = now / was / move.rated_clocks**2
+    relative_power = now / was / scaling.rated_clock_period**2
     if relative_power >= 1:
-        starved = generation(move.own) == generation(move.device) and not (
-            has_half_rate_matrix_units(move.own) or has_half_rate_matrix_units(move.device)
+        starved = generation(scaling.source) == generation(scaling.target) and not (
+            has_half_rate_matrix_units(scaling.source) or has_half_rate_matrix_units(scaling.target)
         )
         return _at_clock(parameters, relative_power ** (-1 / 3)) if starved else {}
-    max_alpha = _UNTHROTTLED_ALPHA if move.own.stacked == move.device.stacked else parameters["alpha"]
+    max_alpha = _UNTHROTTLED_ALPHA if scaling.source.stacked == scaling.target.stacked else parameters["alpha"]
     faster = min(1 / relative_power, max(1.0, max_alpha / parameters["alpha"]))
     changes = _at_clock(parameters, faster)
     if "hot" in parameters:
@@ -262,14 +278,14 @@ def _at_clock(parameters: Parameters, faster: float) -> dict[str, float]:
     }
 
 
-def _density(device: DeviceTraits) -> float:
+def _ops_per_joule(device: DeviceTraits) -> float:
     """Matrix OPs per joule at the power limit. Power is proportional to clock times squared voltage, which rises with
     the clock.
     """
     return device.multiplies * device.cores / device.power if device.power else 0.0
 
 
-_Rule = Callable[[Parameters, _Move], Parameters]
+_Rule = Callable[[Parameters, _Scaling], Parameters]
 _WHAT_IF_RULES: Final[tuple[_Rule, ...]] = (
     _cache_bandwidth,
     _core_bandwidth,
@@ -279,11 +295,11 @@ _WHAT_IF_RULES: Final[tuple[_Rule, ...]] = (
 )
 _TRANSFER_RULES: Final[tuple[_Rule, ...]] = (
     _fixed_times,
-    _hidden,
+    _tile_overheads,
     _cache_bandwidth,
     _core_rate,
     _cache_halves,
-    _old_instructions,
+    _ampere_instructions,
     _latency_limits,
     _exponentials,
     _power,

@@ -116,8 +116,8 @@ class KernelTimes(Library):
         unknown.
         """
         kernel = self.run_as(kernels[0].kernel)
-        parts = [one.kernel.columns(one.chosen) for one in kernels]
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        kernel_columns = [one.kernel.columns(one.chosen) for one in kernels]
+        columns = {name: np.concatenate([part[name] for part in kernel_columns]) for name in kernel_columns[0]}
         if kernel.memory_traffic_only and not isinstance(
             self.device, str
         ):  # a bound above the time of the bytes counts as more bytes
@@ -126,19 +126,19 @@ class KernelTimes(Library):
         ends = np.cumsum([np.count_nonzero(one.chosen) for one in kernels]).tolist()
         starts = [0, *ends[:-1]]
         implementations = self.implementations_for(kernel)
-        able = [
+        alternatives = [
             each for implementation in implementations if (each := self._alternative(kernel, implementation, columns))
         ]
-        if not able:
+        if not alternatives:
             yield from [None] * len(kernels)
             return
         implementation = kernel.implementation
         types, sources = (
             f"{implementation.dtype} {implementation.kv_dtype}",
-            " or ".join(expectation.source for expectation, _ in able),
+            " or ".join(expectation.source for expectation, _ in alternatives),
         )
         name = f"{kernel.family} {types} {sources}"
-        best = _best(able, columns, starts)
+        best = _best(alternatives, columns, starts)
         all_points = ExpectedLaunch.of(best.found, (name,))
         for one, start, end, source in zip(kernels, starts, ends, best.sources, strict=True):
             times: dict[str, Any] = {key: _placed(getattr(all_points, key)[start:end], one.chosen) for key in _TIMES}
@@ -296,12 +296,12 @@ def _with_remark(source: str, remark: str) -> str:
 
 
 def _best(
-    able: Sequence[tuple[Expectation, KernelFit]], columns: Mapping[str, Array], starts: Sequence[int]
+    alternatives: Sequence[tuple[Expectation, KernelFit]], columns: Mapping[str, Array], starts: Sequence[int]
 ) -> _Alternative:
     """Combines the kernels of each library, then those of all libraries."""
-    releases = sorted({fit.release for _, fit in able}, reverse=True)
+    releases = sorted({fit.release for _, fit in alternatives}, reverse=True)
     libraries: dict[str, _Alternative] = {}
-    for expectation, fit in able:
+    for expectation, fit in alternatives:
         release = releases.index(fit.release)
         one = _Alternative.of(expectation, fit, columns, release=release, starts=starts)
         best_of_library = libraries.get(one.library)

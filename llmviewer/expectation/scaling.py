@@ -246,11 +246,11 @@ def _exponentials(parameters: Parameters, scaling: _Scaling) -> Parameters:
 
 
 def _power(parameters: Parameters, scaling: _Scaling) -> Parameters:
-    """Scales rates to the clock that the power limit allows. Power is proportional to clock times squared voltage, which
-    rises with the clock, so kernels with fewer OPs per joule run at a higher clock, and a sibling with more matrix OPs
-    per joule at a lower one. Matrix units, the L2 cache that feeds them and tile starts follow this clock. A gain ends
-    at an upper limit of alpha; beyond it, long kernels are throttled less. Earlier generations are excluded, as they
-    need more power for the same work, and kernels for stacked memory differ.
+    """Scales rates to the clock that the power limit allows. Power is proportional to clock times squared voltage,
+    which rises with the clock, so kernels with fewer OPs per joule run at a higher clock, and a sibling with more
+    matrix OPs per joule at a lower one. Matrix units, the L2 cache that feeds them and tile starts follow this clock. A
+    gain ends at an upper limit of alpha; beyond it, long kernels are throttled less. Earlier generations are excluded,
+    as they need more power for the same work, and kernels for stacked memory differ.
     """
     was, now = _ops_per_joule(scaling.source), _ops_per_joule(scaling.target)
     if not (scaling.family.power_limited and scaling.same_vendor and was and now) or scaling.to_earlier_generation:

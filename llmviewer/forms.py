@@ -219,6 +219,13 @@ CONTEXT_INDEPENDENT: Final = frozenset(
 )
 """Features that are the same in every decode step of a batch, however long its context."""
 
+ADDITIVE: Final = frozenset((
+    "sequences", "tokens", "logits", "pairs", "cells", "kv_tokens", "kv_streams", "kv_pages", "chunked_pairs",
+    "chunked_kv", "chosen_kv", "touched_kv", "near_pairs", "chunk_pairs", "cross_pairs", "source_kv", "source_tokens",
+    "fft",
+))  # fmt: skip
+"""Features whose value for a pass is the sum of those for each of its groups of sequences."""
+
 PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # features that are periodic in their argument
 
 

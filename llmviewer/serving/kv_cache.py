@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -37,7 +38,15 @@ class Blocks:
 
     def bytes_of(self, tokens: Tokens) -> float:
         """KV memory of sequences with so many tokens each. [B]"""
-        return float(self.taken[-(-tokens // self.size)].sum())
+        return float(self.taken[(tokens + (self.size - 1)) // self.size].sum())
+
+    @cached_property
+    def _max_block_bytes(self) -> float:
+        return float(np.max(np.diff(self.taken)))
+
+    def max_bytes(self, sequences: int, tokens: int) -> float:
+        """Upper limit of bytes_of() for sequences with so many tokens together. [B]"""
+        return (tokens // self.size + sequences) * self._max_block_bytes
 
     def bytes_of_one(self, tokens: int) -> float:
         return float(self.taken[-(-tokens // self.size)])

@@ -51,6 +51,10 @@ class Progress:
         """Output tokens of requests after their numbers of passes."""
         return passes if self.ends is None else self.ends[self.starts[ids] + passes]
 
+    def written_by(self, request: int, passes: int) -> int:
+        """Output tokens of one request after a number of passes."""
+        return passes if self.ends is None else int(self.ends[self.starts[request] + passes])
+
     def only(self, selection: npt.NDArray[np.intp]) -> Progress:
         """Passes of a selection of the requests."""
         return Progress(passes=self.passes[selection], starts=self.starts[selection], ends=self.ends)

@@ -6,47 +6,20 @@ from collections import deque
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf
+from math import inf, isnan
 from operator import attrgetter
 from typing import Final
-
-import numpy as np
 
 from .kv_cache import Caches
 from .policy import Policy
 from .prefix_cache import PrefixCache
-from .progress import Requests
 from .request_states import RequestStates
+from .running_batch import RunningBatch
 from .steps import Steps
 
 WATERMARK: Final = 0.01  # fraction of the KV memory that an admission to a busy rank must leave free, as in vLLM
 
 Chunks = Sequence[tuple[int, int]]  # (request, tokens) of each prefill chunk of a running batch in one step
-
-
-@dataclass(eq=False)
-class RunningBatch:
-    """Sequences that run together: those of a rank or, in a pipeline, of one of its micro-batches.
-
-    rank            index of the rank
-    prefilling      computed tokens, by request, of admitted requests whose prefill is incomplete
-    reserved_bytes  KV memory reserved for `prefilling` [B]
-    decoding        requests in the decode batch
-    """
-
-    rank: int
-    prefilling: dict[int, int] = field(default_factory=dict)
-    reserved_bytes: float = 0.0
-    decoding: Requests = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-    @property
-    def num_running(self) -> int:
-        return len(self.decoding) + len(self.prefilling)
-
-    @property
-    def newest(self) -> int:
-        """The running request that arrived last; -1 if none is running."""
-        return max((*self.decoding.tolist(), *self.prefilling), default=-1)
 
 
 @dataclass(eq=False)
@@ -58,7 +31,7 @@ class Rank:
 
     @property
     def num_running(self) -> int:
-        return sum(batch.num_running for batch in self.batches)
+        return sum([batch.num_running for batch in self.batches])
 
 
 class Scheduler:
@@ -74,6 +47,7 @@ class Scheduler:
     just_preempted       a request was preempted since the last step; admitted at once, it would take back the memory
                          that it freed for others
     steps_since_prefill  steps for which prefills have been held back
+    num_running          number of running sequences of all ranks
     """
 
     def __init__(
@@ -89,16 +63,18 @@ class Scheduler:
         self.steps, self.policy, self.max_batch = steps, policy, max_batch
         self.caches, self.requests, self.totals = caches, requests, totals
         self.kv_budget_bytes = caches.blocks.room_bytes
-        self._prompt_tokens = requests.prompt - caches.common + caches.ahead - 1  # before the output, its last token
         self.prompt_blocks = lru_cache(maxsize=1)(caches.of_prompt)
-        self.ranks = [Rank([RunningBatch(rank) for _ in range(steps.micro_batches)]) for rank in range(steps.ranks)]
+        kv_prompt = (
+            caches.prompt - caches.common + caches.ahead - 1
+        ).tolist()  # the last token is not in the cache yet
+        self.ranks = [
+            Rank([RunningBatch(rank, requests, caches.blocks, kv_prompt) for _ in range(steps.micro_batches)])
+            for rank in range(steps.ranks)
+        ]
         self.batches = [batch for rank in self.ranks for batch in rank.batches]
         self.waiting: deque[int] = deque()
         self.blocked_by, self.just_preempted, self.steps_since_prefill = "", False, 0
-
-    @property
-    def num_running(self) -> int:
-        return sum(batch.num_running for batch in self.batches)
+        self.num_running = 0
 
     def admit_waiting(self, now_s: float) -> None:
         """Admits waiting requests first-come first-served while KV memory and `max_batch` allow.
@@ -130,15 +106,16 @@ class Scheduler:
         """Whether a rank with `num_running` sequences can admit one more, which raises its use to `used_bytes`."""
         if self.policy.padded and self.num_running:
             ids = [*(each for batch in self.batches for each in batch.prefilling), request]
-            prompt, gen = int(np.max(self.requests.prompt[ids])), int(np.max(self.requests.gen[ids]))
+            prompt, gen = (max([lengths[i] for i in ids]) for lengths in (self.requests.prompt, self.requests.gen))
             return self.steps.max_fitting(len(ids), prompt=prompt, gen=gen) == len(ids)
         return used_bytes <= self.kv_budget_bytes * (1 - (WATERMARK if num_running else 0.0))
 
     def _admit(self, request: int, rank: Rank, now_s: float, request_bytes: float, used_bytes: float) -> None:
         """Adds a request to the smallest batch of a rank; `used_bytes` of the rank include it."""
         batch, requests = min(rank.batches, key=attrgetter("num_running")), self.requests
+        self.num_running += 1
         cached_tokens = self._allocate_prompt(request, rank, used_bytes)
-        if np.isnan(requests.admitted_s[request]):
+        if isnan(requests.admitted_s[request]):
             requests.admitted_s[request], requests.cached_tokens[request] = now_s, cached_tokens
         if requests.generated[request] and not requests.preemptions[request]:  # arrived with its KV cache
             requests.first_token_s[request] = requests.last_token_s[request] = requests.arrival_s[request]
@@ -171,20 +148,24 @@ class Scheduler:
             return True
         size = self.steps.micro_batches
         has_chunks = [any(chunks[i : i + size]) for i in range(0, len(chunks), size)]
-        return all(has_chunks) or not all(any(len(batch.decoding) for batch in rank.batches) for rank in self.ranks)
+        return all(has_chunks) or not all(any(batch.decoding for batch in rank.batches) for rank in self.ranks)
 
-    def start_decoding(self, batch: RunningBatch, ids: list[int], now_s: float) -> None:
-        if ids:
-            batch.decoding = np.concatenate((batch.decoding, np.array(ids, dtype=np.int64)))
+    def start_decoding(self, batch: RunningBatch, ids: Iterable[int], now_s: float) -> None:
+        """Adds requests whose prefill is complete to a decode batch."""
+        for request in ids:
+            batch.join(request)
         self.finish_sequences(batch, now_s)
 
     def finish_sequences(self, batch: RunningBatch, now_s: float) -> None:
-        is_finished = self.requests.generated[batch.decoding] >= self.requests.gen[batch.decoding]
-        if is_finished.any():
-            ids = batch.decoding[is_finished]
-            self.requests.finish(ids, now_s)
-            self.release_prompts(self.ranks[batch.rank], ids.tolist())
-            batch.decoding = batch.decoding[~is_finished]
+        """Finishes the sequences of a decode batch that have all of their output."""
+        if ids := batch.remove_finished():
+            self.finish(batch, ids, now_s)
+
+    def finish(self, batch: RunningBatch, ids: list[int], now_s: float) -> None:
+        """Finishes requests that a batch ran."""
+        self.num_running -= len(ids)
+        self.requests.finish(ids, now_s)
+        self.release_prompts(self.ranks[batch.rank], ids)
 
     def preempt_newest(self, rank: Rank) -> None:
         """Preempts the newest request of a rank by recomputation (arXiv:2309.06180); it waits in front of the queue."""
@@ -195,25 +176,31 @@ class Scheduler:
         if computed_tokens < inf:
             batch.reserved_bytes -= self.admission_bytes(request)
         self.release_prompts(rank, (request,), computed_tokens)
-        batch.decoding = batch.decoding[batch.decoding != request]
+        batch.remove(request)
         self.requests.preemptions[request] += 1
         self.waiting.appendleft(request)
+        self.num_running -= 1
         self.just_preempted = True
 
     def overflowing_rank(self, steps: int) -> Rank | None:
         """The first rank that runs out of KV memory within `steps` decode steps."""
         if self.policy.drains:  # all output was reserved at admission
             return None
-        return next((rank for rank in self.ranks if self.used_bytes(rank, steps) > self.kv_budget_bytes), None)
+        for rank in self.ranks:
+            may_overflow = self.max_used_bytes(rank, steps) > self.kv_budget_bytes
+            if may_overflow and self.used_bytes(rank, steps) > self.kv_budget_bytes:
+                return rank
+        return None
+
+    def max_used_bytes(self, rank: Rank, steps: int = 0) -> float:
+        """Upper limit of used_bytes(), without a look at each sequence. [B]"""
+        return sum([batch.reserved_bytes + batch.max_kv_bytes(steps) for batch in rank.batches])
 
     def used_bytes(self, rank: Rank, steps: int = 0) -> float:
         """KV memory that running sequences of a rank use, after `steps` more decode steps. [B]"""
-        decoding_bytes = (
-            self.caches.blocks.bytes_of(self._prompt_tokens[ids] + self.requests.generated_after(ids, steps))
-            for ids in (batch.decoding for batch in rank.batches)
-        )
-        reserved_bytes = sum(batch.reserved_bytes for batch in rank.batches)
-        return reserved_bytes + sum(decoding_bytes) - rank.prefix_cache.shared_bytes
+        reserved_bytes = sum([batch.reserved_bytes for batch in rank.batches])
+        decoding_bytes = sum([batch.kv_bytes(steps) for batch in rank.batches])
+        return reserved_bytes + decoding_bytes - rank.prefix_cache.shared_bytes
 
     def admission_bytes(self, request: int) -> float:
         """KV memory reserved until the prefill is complete: up to the next token, or for all output where the policy
@@ -221,14 +208,14 @@ class Scheduler:
         """
         requests = self.requests
         output_tokens = requests.gen[request] if self.policy.drains else requests.generated[request] + 1
-        return self.caches.own_of_one(request, int(requests.prompt[request] + output_tokens))
+        return self.caches.own_of_one(request, requests.prompt[request] + output_tokens)
 
     def _allocate_prompt(self, request: int, rank: Rank, used_bytes: float) -> int:
         """Returns the cached tokens of a prompt, and evicts idle blocks where it needs their memory."""
         if not self.caches.named:
             preempted = self.requests.preemptions[request]  # blocks of its own are lost, those common to all are not
             return int((self.caches.common if preempted else self.caches.known)[request])
-        blocks, last_token = self.prompt_blocks(request), int(self.requests.prompt[request]) - 1
+        blocks, last_token = self.prompt_blocks(request), self.requests.prompt[request] - 1
         cached_tokens = min(rank.prefix_cache.hit_tokens(blocks), last_token)  # whose logits give the first output
         rank.prefix_cache.acquire(request, blocks)
         self._evict_idle(rank, used_bytes)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, inf, sqrt
+from functools import lru_cache
+from math import ceil, inf, isnan, sqrt
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from .kv_cache import Caches
 from .lengths import Tokens
 from .metrics import Served, Span, Usage
 from .policy import Policy
-from .progress import Requests
 from .request_states import RequestStates
-from .scheduler import Chunks, RunningBatch, Scheduler
+from .running_batch import RunningBatch
+from .scheduler import Chunks, Scheduler
 from .step_times import Groups
 from .steps import Steps
 from .traffic import Traffic
@@ -85,15 +86,16 @@ class _Server:
         while self.num_arrived < len(requests) or scheduler.waiting or scheduler.num_running:
             self._queue_arrivals()
             if not (scheduler.waiting or scheduler.num_running):
-                self.clock_s = float(requests.arrival_s[self.num_arrived])
+                self.clock_s = requests.arrival_s[self.num_arrived]
                 continue
             scheduler.admit_waiting(self.clock_s)
             self._step()
             progress(self._finished)
         return Served(
-            arrival_s=requests.arrival_s, start_s=requests.admitted_s, first_s=requests.first_token_s,
-            finish_s=requests.finish_s, gap_s=requests.max_gap_s, preempted=requests.preemptions,
-            known=requests.cached_tokens, usage=self._usage(self.totals),
+            arrival_s=np.array(requests.arrival_s), start_s=np.array(requests.admitted_s),
+            first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),
+            gap_s=np.array(requests.max_gap_s), preempted=np.array(requests.preemptions),
+            known=np.array(requests.cached_tokens), usage=self._usage(self.totals),
         )  # fmt: skip
 
     def run_saturated(self, progress: Callable[[int], object]) -> Span | None:
@@ -107,22 +109,24 @@ class _Server:
 
         self._queue_arrivals()
         scheduler.admit_waiting(self.clock_s)
-        admitted_first = np.flatnonzero(~np.isnan(requests.admitted_s))
-        while np.any(np.isnan(requests.finish_s[admitted_first])):
+        admitted_first = [i for i, admitted_s in enumerate(requests.admitted_s) if not isnan(admitted_s)]
+        unfinished = admitted_first.copy()
+        while unfinished:
             step()
-        start_s, start_totals, start_preemptions = self.clock_s, dict(self.totals), int(np.sum(requests.preemptions))
+            unfinished = [i for i in unfinished if isnan(requests.finish_s[i])]
+        start_s, start_totals, start_preemptions = self.clock_s, dict(self.totals), sum(requests.preemptions)
         while scheduler.waiting:
             step()
-        finished = requests.finish_s > start_s
+        finish_s, first_token_s = np.array(requests.finish_s), np.array(requests.first_token_s)
+        finished, gen = finish_s > start_s, np.array(requests.gen)
         if np.count_nonzero(finished) < len(admitted_first):
             return None
-        has_tpot = finished & (requests.gen > 1)
-        decode_s = requests.finish_s - requests.first_token_s
+        has_tpot, decode_s = finished & (gen > 1), finish_s - first_token_s
         return Span(
-            begun=int(np.count_nonzero(requests.first_token_s > start_s)), answered=int(np.count_nonzero(finished)),
+            begun=int(np.count_nonzero(first_token_s > start_s)), answered=int(np.count_nonzero(finished)),
             decoding_s=float(np.mean(decode_s[finished])),
-            tpot_s=decode_s[has_tpot] / (requests.gen[has_tpot] - 1), gap_s=requests.max_gap_s[has_tpot],
-            preemptions=int(np.sum(requests.preemptions)) - start_preemptions,
+            tpot_s=decode_s[has_tpot] / (gen[has_tpot] - 1), gap_s=np.array(requests.max_gap_s)[has_tpot],
+            preemptions=sum(requests.preemptions) - start_preemptions,
             usage=self._usage({name: value - start_totals.get(name, 0.0) for name, value in self.totals.items()}),
         )  # fmt: skip
 
@@ -157,36 +161,36 @@ class _Server:
         self.totals["sequence_s"] += time_s * scheduler.num_running
         if scheduler.blocked_by:
             self.totals[scheduler.blocked_by] += time_s
-        self.peak_bytes = max(self.peak_bytes, sum(scheduler.used_bytes(rank) for rank in scheduler.ranks))
+        if sum([scheduler.max_used_bytes(rank) for rank in scheduler.ranks]) > self.peak_bytes:
+            self.peak_bytes = max(self.peak_bytes, sum([scheduler.used_bytes(rank) for rank in scheduler.ranks]))
 
     def _run_prefills(self, chunks: Sequence[Chunks]) -> None:
         """Runs a step in which some batches prefill; a batch that does also decodes only if the policy mixes."""
-        decode_batches = [
-            batch.decoding if self.policy.mixes or not batch_chunks else batch.decoding[:0]
+        decodes = [
+            bool(batch.decoding) and (self.policy.mixes or not batch_chunks)
             for batch, batch_chunks in zip(self.batches, chunks, strict=True)
         ]
-        decodes = any(map(len, decode_batches))
-        if decodes and (rank := self.scheduler.overflowing_rank(1)):
+        if any(decodes) and (rank := self.scheduler.overflowing_rank(1)):
             self.scheduler.preempt_newest(rank)
             return
-        work = list(zip(self.batches, chunks, decode_batches, strict=True))
+        work = list(zip(self.batches, chunks, decodes, strict=True))
         step_s = self.steps.step_s([self._groups(*each) for each in work])
-        self._advance_clock(step_s, "mixed_s" if decodes else "reading_s")
+        self._advance_clock(step_s, "mixed_s" if any(decodes) else "reading_s")
         self.scheduler.steps_since_prefill = 0
-        for batch, batch_chunks, ids in work:
-            self._record_passes(ids, 1)
+        for batch, batch_chunks, batch_decodes in work:
+            if batch_decodes:
+                self.totals["written"] += batch.advance(1, self.clock_s, last_s=0.0, rest_s=0.0)
             self._complete_chunks(batch, batch_chunks)
 
-    def _groups(self, batch: RunningBatch, chunks: Chunks, decode_batch: Requests) -> Groups:
-        groups = tuple(self._chunk_group(request, batch.prefilling[request] + size, size) for request, size in chunks)
-        if not len(decode_batch):
+    def _groups(self, batch: RunningBatch, chunks: Chunks, decodes: bool) -> Groups:
+        """The prefill chunks of a batch and, if it `decodes`, its decoding sequences."""
+        groups = tuple([self._chunk_group(request, batch.prefilling[request] + size, size) for request, size in chunks])
+        if not decodes:
             return groups
-        kv_len = _mean(self.requests.prompt[decode_batch] + self.requests.generated[decode_batch])
-        return (self.steps.decoding_group(float(len(decode_batch)), kv_len), *groups)
+        return (self.steps.decoding_group(float(len(batch.decoding)), batch.mean_context()), *groups)
 
     def _chunk_group(self, request: int, end: int, size: int) -> Spans:
-        is_last = end == self.requests.num_tokens(request)
-        return Spans(batch=1.0, q_len=float(size), kv_len=float(end), logits=float(is_last))
+        return _chunk_group(size, end, end == self.requests.num_tokens(request))
 
     def _complete_chunks(self, batch: RunningBatch, chunks: Chunks) -> None:
         """Counts the computed tokens; requests whose prefill is complete start to decode."""
@@ -199,8 +203,8 @@ class _Server:
         for request in complete:
             batch.reserved_bytes -= self.scheduler.admission_bytes(request)
             del batch.prefilling[request]
+            self.totals["written"] += requests.record_token(request, self.clock_s)
         batch.reserved_bytes = batch.reserved_bytes if batch.prefilling else 0.0  # drops the rounding error
-        self._record_passes(np.array(complete, dtype=np.int64), 1)
         self.scheduler.start_decoding(batch, complete, self.clock_s)
 
     def _run_decode_steps(self, max_steps: float = inf) -> None:
@@ -208,8 +212,8 @@ class _Server:
         `max_steps` at most.
         """
         requests, scheduler = self.requests, self.scheduler
-        ids = np.concatenate([batch.decoding for batch in self.batches])
-        steps = self._fitting_steps(int(min(requests.remaining_passes(ids).min(), max_steps)))
+        remaining_steps = min([batch.remaining_steps for batch in self.batches])
+        steps = self._fitting_steps(int(min(remaining_steps, max_steps)))
         if not steps and (rank := scheduler.overflowing_rank(1)):
             scheduler.preempt_newest(rank)
             return
@@ -219,14 +223,16 @@ class _Server:
         )
         slope_s = (last_s - first_s) / max(steps - 1, 1)
         if not self.policy.drains and not scheduler.waiting and self.num_arrived < requests.sent:
-            until_arrival_s = float(requests.arrival_s[self.num_arrived]) - self.clock_s
+            until_arrival_s = requests.arrival_s[self.num_arrived] - self.clock_s
             steps = min(steps, _steps_until(until_arrival_s, first_s, slope_s))
         total_s = steps * (first_s + slope_s * (steps - 1) / 2)
         self._advance_clock(total_s, "decoding_s")
         scheduler.steps_since_prefill = (scheduler.steps_since_prefill + steps) % self.policy.hold
-        self._record_passes(ids, steps, last_s=first_s + slope_s * (steps - 1), rest_s=total_s - first_s)
+        last_s = first_s + slope_s * (steps - 1)
         for batch in self.batches:
-            scheduler.finish_sequences(batch, self.clock_s)
+            if batch.decoding:
+                self.totals["written"] += batch.advance(steps, self.clock_s, last_s, rest_s=total_s - first_s)
+                scheduler.finish_sequences(batch, self.clock_s)
 
     def _fitting_steps(self, steps: int) -> int:
         """Decode steps, up to `steps`, after which all ranks still have KV memory."""
@@ -240,47 +246,40 @@ class _Server:
 
     def _decode_group(self, batch: RunningBatch, steps: int) -> tuple[int, float]:
         """Sequences in a decode batch, and the tokens that each attends to on average after `steps` more steps."""
-        ids = batch.decoding
-        if not len(ids):
-            return 0, 0.0
-        return len(ids), _mean(self.requests.prompt[ids] + self.requests.generated_after(ids, steps))
-
-    def _record_passes(self, ids: Requests, passes: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
-        if len(ids):  # none decode in a batch that only prefills, and none complete where no chunk is the last
-            self.totals["written"] += self.requests.record_passes(ids, passes, self.clock_s, last_s, rest_s)
+        return (len(batch.decoding), batch.mean_context(steps)) if batch.decoding else (0, 0.0)
 
     def _run_padded_batch(self) -> None:
         """Runs a static batch, padded to its longest prompt and output; every rank takes as long as the fullest."""
         requests, batches = self.requests, self.batches
         cached = {request: tokens for batch in batches for request, tokens in batch.prefilling.items()}
-        ids, cached_tokens = (np.array(list(each), dtype=np.int64) for each in (cached.keys(), cached.values()))
         size = max(batch.num_running for batch in batches)
-        prompt, gen = int(np.max(requests.prompt[ids])), int(np.max(requests.gen[ids]))
-        new_tokens = requests.prompt[ids] - cached_tokens
-        q_len = int(np.max(new_tokens))
+        prompt, gen = (max([lengths[request] for request in cached]) for lengths in (requests.prompt, requests.gen))
+        new_tokens = [requests.prompt[request] - tokens for request, tokens in cached.items()]
+        q_len = max(new_tokens)
         prefill = (Spans(batch=float(size), q_len=float(q_len), kv_len=float(prompt)),)
         prefill_s = self.steps.step_s([prefill if batch.num_running else () for batch in batches])
         self._advance_clock(prefill_s, "reading_s")
-        self._record_passes(ids, 1)
+        self.totals["written"] += sum([requests.record_token(request, self.clock_s) for request in cached])
         last_s = float(self.steps.decode_s(batch=float(size), kv_len=prompt + gen - 1.0))
-        steps = int(np.max(requests.progress.passes[ids])) - 1
+        steps = max([requests.total_passes[request] for request in cached]) - 1
         decode_s = self.steps.padded_decode_s(size, first=prompt + 1, last=prompt + gen - 1, steps=steps)
         self._advance_clock(decode_s, "decoding_s")
-        requests.max_gap_s[ids] = np.where(requests.gen[ids] > 1, last_s, 0.0)
-        requests.passes[ids], requests.generated[ids] = requests.progress.passes[ids], requests.gen[ids]
-        requests.finish(ids, self.clock_s)
-        input_tokens, output_tokens = int(np.sum(new_tokens)), int(np.sum(requests.gen[ids]))
+        for request in cached:
+            requests.record_passes(request, requests.total_passes[request], self.clock_s, 0.0)
+            requests.max_gap_s[request] = last_s if requests.gen[request] > 1 else 0.0
+        input_tokens, output_tokens = sum(new_tokens), sum([requests.gen[request] for request in cached])
         self.totals["read"] += input_tokens
-        self.totals["written"] += output_tokens - len(ids)  # the first tokens are counted
-        self.totals["padding"] += len(ids) * (q_len + gen) - (input_tokens + output_tokens)
+        self.totals["written"] += output_tokens - len(cached)  # the first tokens are counted
+        self.totals["padding"] += len(cached) * (q_len + gen) - (input_tokens + output_tokens)
         for batch in batches:
-            self.scheduler.release_prompts(self.scheduler.ranks[batch.rank], batch.prefilling)
+            self.scheduler.finish(batch, list(batch.prefilling), self.clock_s)
             batch.prefilling, batch.reserved_bytes = {}, 0.0
 
 
-def _mean(lengths: Tokens) -> float:
-    """Arithmetic mean; ten times as fast as np.mean for the few sequences of most steps."""
-    return float(lengths.sum(dtype=np.float64)) / len(lengths)
+@lru_cache(maxsize=1 << 14)
+def _chunk_group(size: int, end: int, is_last: bool) -> Spans:
+    """A prefill chunk of `size` tokens, up to token `end` of a prompt; the last one gives an output token."""
+    return Spans(batch=1.0, q_len=float(size), kv_len=float(end), logits=float(is_last))
 
 
 def _steps_until(time_s: float, first_s: float, slope_s: float) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from ..expectation.engines import IDLE, Host
 from ..expectation.kernels import Kernels
 from ..expectation.launches import counted
-from ..forms import Form, Num, evaluate
+from ..forms import Num
 from ..operators.base import Operator
 from ..operators.collectives import AllToAll
 from ..parallel.layout import Layout
@@ -25,11 +25,11 @@ from ..records import frozen
 from ..roofline import Plan, pipelined_s
 from ..setting import Setting
 from ..techniques import Drafter
-from ..workload import Spans, Workload
+from ..workload import Spans
+from .launch_tables import TabulatedForm
 from .step_times import BoundTimes, ExpectedStepTimes, Groups, decoding_group
 
 _LENGTHS: Final = 64  # contexts at which decode steps are tabulated, linear in between
-_MAX_CACHED_STEPS: Final = 1 << 16  # steps with prefills
 
 
 def waiting_ranks(layout: Layout) -> int:
@@ -54,16 +54,11 @@ class _Cached:
     times: BoundTimes
     longest: int
     _decode: dict[float, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
-    _mixed: dict[Groups, float] = field(default_factory=dict, repr=False)
 
     def time_s(self, groups: Groups, *, decodes: bool) -> float:
         if decodes:
             return self._between(groups[0])
-        if groups not in self._mixed:
-            if len(self._mixed) > _MAX_CACHED_STEPS:
-                self._mixed.clear()
-            self._mixed[groups] = float(self.times.time_s(groups))
-        return self._mixed[groups]
+        return float(self.times.time_s(groups))
 
     def _between(self, group: Spans) -> float:
         """Time of a decode step, from a table of contexts that is made once for each batch. [s]"""
@@ -148,14 +143,14 @@ class Stage:
     def time_s(self, ranks: Sequence[Groups], *, decodes: bool = False) -> float:
         """A step in which each rank has other groups, or none; decode steps are interpolated. [s]"""
         busy = [groups for groups in ranks if groups]
-        tokens = [float(_tokens(groups)) for groups in busy]
-        halves = int(self._halves(max(tokens)))
-        each = [self._divided(groups, halves) for groups in busy]
+        tokens = [float(_tokens(groups)) for groups in busy] if self.shared or self.sent else []
+        halves = int(self._halves(max(tokens))) if self.sent else 1
+        each = [self._divided(groups, halves) for groups in busy] if self.sent else busy
         own = [self._own.time_s(groups, decodes=decodes) for groups in each]
         times = [max(own)]
         if self._shared:
             times.append(self._shared.time_s(self._evenly(sum(tokens) / halves), decodes=False))
-        times += (max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._overlapped)
+        times += [max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._overlapped]
         whole = float(self._whole(times, halves, busy[own.index(max(own))], decodes))
         return whole + self.drafts.time_s([self._apart(groups) for groups in busy]) if self.drafts else whole
 
@@ -193,9 +188,7 @@ class Stage:
             kernels_s = pipelined_s(
                 busy + travelling, np.maximum(busy + taken, travelling), halves, autoregressive=True
             )
-        if self.host == IDLE:
-            return kernels_s
-        return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
+        return self.host.time_s(kernels_s, self._launches[decodes].amount(groups)) if self._has_host else kernels_s
 
     def _evenly(self, tokens: float) -> Groups:
         """An equal share of the tokens of all ranks, which the launches of experts are counted by."""
@@ -214,10 +207,14 @@ class Stage:
         return [_Cached(part, self.longest) for part in (self.sent, self.taken) if part]
 
     @cached_property
-    def _launches(self) -> tuple[Form, Form]:
+    def _has_host(self) -> bool:
+        return self.host != IDLE
+
+    @cached_property
+    def _launches(self) -> tuple[TabulatedForm, TabulatedForm]:
         """Number of launches of a step with prefills, and of one that only decodes."""
         read, decode = ([counted(getattr(part, name)) for part in self._parts] for name in ("plan", "decode_plan"))
-        return sum(read[1:], start=read[0]), sum(decode[1:], start=decode[0])
+        return TabulatedForm(sum(read[1:], start=read[0])), TabulatedForm(sum(decode[1:], start=decode[0]))
 
 
 @frozen(kw_only=True)

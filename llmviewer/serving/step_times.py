@@ -5,11 +5,13 @@ The ratio of expected time to bound is computed at some shapes, and interpolated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from functools import cached_property, partial, reduce
+from itertools import pairwise
+from operator import add, attrgetter
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from ..operators.attention import Attention
 from ..records import frozen
 from ..roofline import Plan, PlannedOperator
 from ..workload import Spans, Workload
+from .launch_tables import TabulatedPlan, is_single, remember
 
 # Tiles, and kernels for few rows, end at powers of two: expected times jump just above them.
 _BATCHES: Final = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 96, 128, 129, 192, 193, 256, 257, 384, 512)
@@ -31,24 +34,33 @@ _TOKENS: Final = (
 )  # fmt: skip
 
 Groups = tuple[Spans, ...]
+Axis = npt.NDArray[np.float64]
 
 
-class _Shares(NamedTuple):
-    """Launches of a step with prefills and decoding sequences: those for all its tokens, and those only for chunks of
-    prompts or only for single tokens, such as latent attention, which expands the latents of prompts alone.
+class _Launches(NamedTuple):
+    """Launches of a step with prefills and decoding sequences, by the tokens that they process.
+
+    all      launches for all tokens
+    prefill  launches only for chunks of prompts, such as the expansion of latents
+    decode   launches only for decoding sequences, such as attention to latents
     """
 
-    all: Plan
-    read: Plan
-    decode: Plan
+    all: TabulatedPlan
+    prefill: TabulatedPlan
+    decode: TabulatedPlan
+
+    @classmethod
+    def of(cls, *rows: Iterable[PlannedOperator]) -> Self:
+        return cls(*(TabulatedPlan(Plan(tuple(each))) for each in rows))
 
 
 @frozen
 class BoundTimes:
     """Lower bounds of steps whose launches follow each other.
 
-    plan, decode_plan  of steps with prefills, and of those that only decode
-    width              tokens of each decoding sequence in a step
+    plan         launches of steps with prefills
+    decode_plan  launches of steps that only decode
+    width        tokens of each decoding sequence in a step
     """
 
     plan: Plan
@@ -59,30 +71,31 @@ class BoundTimes:
         """A step with chunks of prompts and decoding sequences; if it only `decodes`, one group of them. [s]"""
         if decodes:
             return self.decode_plan.time_s(Workload(groups))
-        total_s = self._shares.all.time_s(Workload(groups))
+        total_s = self._launches.all.time_s(groups)
         if self.decode_plan is self.plan:
             return total_s
-        for plan, decoding in ((self._shares.read, False), (self._shares.decode, True)):
-            if matching_groups := tuple(group for group in groups if self._decodes(group) is decoding):
-                total_s = total_s + _if_any(matching_groups, plan.time_s(Workload(matching_groups)))
+        for launches, decoding in ((self._launches.prefill, False), (self._launches.decode, True)):
+            if matching_groups := tuple(group for group in groups if self._all_decode(group) is decoding):
+                total_s = total_s + _if_any(matching_groups, launches.time_s(matching_groups))
         return total_s
 
-    def _few(self, group: Spans) -> Any:
+    def _decodes(self, group: Spans) -> Any:
         """Whether a sequence has so few new tokens that it runs on kernels for decoding."""
-        return np.less_equal(group.q_len, self.width)
+        return group.q_len <= self.width
 
-    def _decodes(self, group: Spans) -> bool:
-        return bool(self._few(group).all())
+    def _all_decode(self, group: Spans) -> bool:
+        decodes = self._decodes(group)
+        return decodes if isinstance(decodes, bool) else bool(decodes.all())
 
     @cached_property
-    def _shares(self) -> _Shares:
+    def _launches(self) -> _Launches:
         if self.decode_plan is self.plan:
-            return _Shares(self.plan, Plan(()), Plan(()))
-        mine, theirs = ({_key(row) for row in each.operators} for each in (self.plan, self.decode_plan))
-        return _Shares(
-            Plan(tuple(row for row in self.plan.operators if _key(row) in theirs)),
-            Plan(tuple(row for row in self.plan.operators if _key(row) not in theirs)),
-            Plan(tuple(row for row in self.decode_plan.operators if _key(row) not in mine)),
+            return _Launches.of(self.plan.operators, (), ())
+        prefill_keys, decode_keys = ({_key(row) for row in each.operators} for each in (self.plan, self.decode_plan))
+        return _Launches.of(
+            (row for row in self.plan.operators if _key(row) in decode_keys),
+            (row for row in self.plan.operators if _key(row) not in decode_keys),
+            (row for row in self.decode_plan.operators if _key(row) not in prefill_keys),
         )
 
 
@@ -98,14 +111,17 @@ def decoding_group(width: int, batch: Num, kv_len: Num) -> Spans:
 
 def _if_any(groups: Groups, time_s: Num) -> Num:
     """Time of launches that do not run without sequences. [s]"""
-    return np.where(np.greater(sum(group.batch for group in groups), 0), time_s, 0.0)
+    sequences = sum(group.batch for group in groups)
+    if isinstance(sequences, float):
+        return time_s if sequences > 0 else 0.0
+    return np.where(np.greater(sequences, 0), time_s, 0.0)
 
 
 @frozen
 class ExpectedStepTimes(BoundTimes):
-    """Expected times of the kernels of a setting.
+    """Expected times of the kernels of a setting; never below the bound.
 
-    sought  the time that is read from each pass
+    sought  selects the time from an expected pass
     """
 
     kernels: Kernels
@@ -113,95 +129,145 @@ class ExpectedStepTimes(BoundTimes):
 
     @property
     def of_cores(self) -> ExpectedStepTimes:
-        """Core time that it takes from overlapped computation."""
+        """Core time that the launches take from overlapped computation."""
         return replace(self, sought=attrgetter("core_time_s"))
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
-        """Attention of each group by itself, others by the tokens of all groups; never below the bound. [s]"""
+        """Attention separately for each group, other launches by the tokens of all groups. [s]"""
         if decodes:
             (group,) = groups
-            return super().time_s(groups, decodes=True) * self._decode(group.batch, group.past + 1)
-        tokens = sum(group.batch * group.q_len for group in groups)
-        others = self._apart.all
-        total_s = others.time_s(Workload(groups)) * self._others(tokens, 1)
+            return super().time_s(groups, decodes=True) * self._decode_ratio(group.batch, group.past + 1)
+        tokens = reduce(add, [group.batch * group.q_len for group in groups])
+        total_s = self._attention_apart.all.time_s(groups) * self._other_ratio(tokens, 1.0)
+        attention = self._single_attention if is_single(groups) else self._attention
         for group in groups:
-            total_s = total_s + self._attention(group)
+            total_s = total_s + attention(group)
         return total_s
 
+    def _single_attention(self, group: Spans) -> Num:
+        """Attention of a group of one step. Chunks of prompts recur, contexts of decoding sequences do not. [s]"""
+        if self._decodes(group):
+            return self._attention(group)
+        key = group.batch, group.q_len, group.kv_len, group.logits
+        if key not in self._prefill_attention:
+            remember(self._prefill_attention, key, self._attention(group))
+        return self._prefill_attention[key]
+
+    @cached_property
+    def _prefill_attention(self) -> dict[object, Num]:
+        return {}
+
     def _attention(self, group: Spans) -> Num:
-        """Attention of a group, and the launches only for its kind: single tokens have kernels of their own. [s]"""
-        decodes = self._few(group)
-        all_decode = decodes.all()
-        plan = self._apart.decode if all_decode else self._apart.read
-        bound = _if_any((group,), plan.time_s(Workload((group,))))
+        """Attention of a group, and the launches only for prefills or only for decoding, which have own kernels. [s]"""
+        decodes, all_decode = self._decodes(group), self._all_decode(group)
+        launches = self._attention_apart.decode if all_decode else self._attention_apart.prefill
+        bound = _if_any((group,), launches.time_s((group,)))
         if all_decode:
-            return bound * self._attending(group.batch, group.kv_len)
-        read = self._reading(group.q_len, group.kv_len)
-        return bound * (np.where(decodes, self._attending(group.batch, group.kv_len), read) if decodes.any() else read)
+            return bound * self._decode_attention_ratio(group.batch, group.kv_len)
+        prefill_ratio = self._prefill_attention_ratio(group.q_len, group.kv_len)
+        if decodes is False or not np.any(decodes):
+            return bound * prefill_ratio
+        return bound * np.where(decodes, self._decode_attention_ratio(group.batch, group.kv_len), prefill_ratio)
 
     @cached_property
-    def _apart(self) -> _Shares:
-        """The shares, with attention among those only for prompts and only for single tokens."""
-        shared, read, decode = self._shares
+    def _attention_apart(self) -> _Launches:
+        """The launches, with attention among those only for prefills and among those only for decoding."""
+        rows, prefill, decode = (launches.plan.operators for launches in self._launches)
         attention, others = (
-            tuple(row for row in shared.operators if isinstance(row.operator, Attention) is attends)
-            for attends in (True, False)
+            tuple(row for row in rows if isinstance(row.operator, Attention) is attends) for attends in (True, False)
         )
-        return _Shares(Plan(others), Plan((*attention, *read.operators)), Plan((*attention, *decode.operators)))
+        return _Launches.of(others, (*attention, *prefill), (*attention, *decode))
 
     @cached_property
-    def _decode(self) -> Callable[[Num, Num], Num]:
-        return self._grid(self.decode_plan, _BATCHES, _LENGTHS, partial(decoding_group, self.width))
+    def _decode_ratio(self) -> _RatioGrid:
+        return self._ratios(self.decode_plan, _BATCHES, _LENGTHS, partial(decoding_group, self.width))
 
     @cached_property
-    def _attending(self) -> Callable[[Num, Num], Num]:
-        return self._grid(self._apart.decode, _BATCHES, _LENGTHS, partial(decoding_group, self.width))
+    def _decode_attention_ratio(self) -> _RatioGrid:
+        return self._ratios(self._attention_apart.decode.plan, _BATCHES, _LENGTHS, partial(decoding_group, self.width))
 
     @cached_property
-    def _reading(self) -> Callable[[Num, Num], Num]:
-        return self._grid(
-            self._apart.read, _LENGTHS, _LENGTHS,
-            lambda part, end: Spans(batch=1.0, q_len=part, kv_len=np.maximum(part, end)),
+    def _prefill_attention_ratio(self) -> _RatioGrid:
+        return self._ratios(
+            self._attention_apart.prefill.plan, _LENGTHS, _LENGTHS,
+            lambda q_len, kv_len: Spans(batch=1.0, q_len=q_len, kv_len=np.maximum(q_len, kv_len)),
         )  # fmt: skip
 
     @cached_property
-    def _others(self) -> Callable[[Num, Num], Num]:
-        return self._grid(
-            self._apart.all, _TOKENS, (1, 2), lambda tokens, _: Spans(batch=1.0, q_len=tokens, kv_len=tokens)
-        )
+    def _other_ratio(self) -> _RatioGrid:
+        return self._ratios(
+            self._attention_apart.all.plan, _TOKENS, (1, 2),
+            lambda tokens, _: Spans(batch=1.0, q_len=tokens, kv_len=tokens),
+        )  # fmt: skip
 
-    def _grid(
+    def _ratios(
         self, plan: Plan, rows: Sequence[int], columns: Sequence[int], make_group: Callable[[Num, Num], Spans]
-    ) -> Callable[[Num, Num], Num]:
-        """Ratio of expected time to bound, by two numbers, linear between their logarithms."""
+    ) -> _RatioGrid:
+        """Ratios of expected time to bound over two axes."""
         axes = tuple(np.array(axis, dtype=float) for axis in (rows, columns))
-        first, second = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
-        workload = Workload((make_group(first, second),))
-        bound = np.broadcast_to(plan.time_s(workload), first.shape)
-        expected = np.ones(first.shape)
+        x, y = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+        workload = Workload((make_group(x, y),))
+        bound = np.broadcast_to(plan.time_s(workload), x.shape)
+        expected = np.ones(x.shape)
         if plan.operators:
-            expected = np.broadcast_to(self.sought(self.kernels.expect_plan(plan, workload)), first.shape)
-        shape = tuple(map(len, axes))
-        ratio = np.divide(expected, bound, out=np.ones(first.shape), where=bound > 0).reshape(shape)
-        logs = tuple(map(np.log, axes))
-
-        def ratio_at(x: Num, y: Num) -> Num:
-            row, row_fraction = _grid_position(np.log(np.maximum(x, 1)), logs[0])
-            column, column_fraction = _grid_position(np.log(np.maximum(y, 1)), logs[1])
-            left, right = (
-                ratio[row + i, column] * (1 - column_fraction) + ratio[row + i, column + 1] * column_fraction
-                for i in (0, 1)
-            )
-            interpolated: Num = left * (1 - row_fraction) + right * row_fraction
-            return interpolated
-
-        return ratio_at
+            expected = np.broadcast_to(self.sought(self.kernels.expect_plan(plan, workload)), x.shape)
+        ratios = np.divide(expected, bound, out=np.ones(x.shape), where=bound > 0)
+        return _RatioGrid(axes[0], axes[1], ratios.reshape(len(rows), len(columns)))
 
 
-def _grid_position(
-    values: Num, places: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """The index to the left of each number, and its fraction of the way to the next; clamped at the ends."""
-    column = np.asarray(np.interp(values, places, np.arange(len(places))))
-    left = np.minimum(np.floor(column).astype(np.intp), len(places) - 2)
-    return left, column - left
+class _RatioGrid:
+    """Values over two axes, linear between the logarithms of their points and constant beyond them."""
+
+    def __init__(self, x: Axis, y: Axis, values: Axis) -> None:
+        self._axes = _LogAxis(x), _LogAxis(y)
+        self._values, self._lists = values, values.tolist()
+
+    def __call__(self, x: Num, y: Num) -> Num:
+        x_axis, y_axis = self._axes
+        if type(x) is type(y) is float:
+            row, row_fraction = x_axis.single_position(x)
+            column, column_fraction = y_axis.single_position(y)
+            corners = [*self._lists[row][column : column + 2], *self._lists[row + 1][column : column + 2]]
+        else:
+            row, row_fraction = x_axis.position(x)
+            column, column_fraction = y_axis.position(y)
+            corners = [self._values[row + i, column + j] for i in (0, 1) for j in (0, 1)]
+        left = corners[0] * (1 - column_fraction) + corners[1] * column_fraction
+        right = corners[2] * (1 - column_fraction) + corners[3] * column_fraction
+        ratio: Num = left * (1 - row_fraction) + right * row_fraction
+        return ratio
+
+
+class _LogAxis:
+    """Logarithms of the points of an axis."""
+
+    def __init__(self, points: Axis) -> None:
+        self._logs = np.log(points)
+        self._list = self._logs.tolist()
+        self._positions: dict[object, tuple[int, float]] = {}
+        self._slopes = [1.0 / (right - left) for left, right in pairwise(self._list)]
+
+    def position(self, values: Num) -> tuple[npt.NDArray[np.intp], Axis]:
+        """Index of the point left of each value, and the fraction of the way to the next; clamped at the ends."""
+        place = np.asarray(np.interp(np.log(np.maximum(values, 1)), self._logs, np.arange(len(self._logs))))
+        left = np.minimum(np.floor(place).astype(np.intp), len(self._logs) - 2)
+        return left, place - left
+
+    def single_position(self, value: float) -> tuple[int, float]:
+        """position() of one value, without the overhead of arrays; whole numbers recur."""
+        if not value.is_integer():
+            return self._single_position(value)
+        if value not in self._positions:
+            remember(self._positions, value, self._single_position(value))
+        return self._positions[value]
+
+    def _single_position(self, value: float) -> tuple[int, float]:
+        log, last = float(np.log(max(value, 1.0))), len(self._list) - 1
+        left = bisect_right(self._list, log) - 1
+        if left < 0:
+            return 0, 0.0
+        if left >= last:
+            return last - 1, 1.0
+        place = self._slopes[left] * (log - self._list[left]) + left  # as np.interp, to the last bit
+        left = min(int(place), last - 1)
+        return left, place - left

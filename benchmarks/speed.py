@@ -9,6 +9,7 @@ extract   YAML to graph, of every model that ships, without torch or transformer
           which takes some 100 ms where 50 ms are allowed
 expect    expectations per second of processor time, kernels of random shapes, by family, the fastest of five; and how
           much longer they take than logarithms and exponentials of as many numbers right before, in the median
+simulate  10,000 requests, at the bound and expected, against ten million additions of Python
 sweep     a million (batch, prompt, precision) points of LLaMA-2-7b: prefill, decode step and memory of each
 
 --check exits with 1 where a limit is missed. The peak memory is that of the whole process.
@@ -41,6 +42,7 @@ START_LIMITS = {"start": 1.1, "analyze": 3.5}  # times importing numpy
 EXTRACT_LIMIT = 0.5  # times importing numpy, for the slowest model: Kimi K3, few of whose 93 layers are alike
 AGAIN_LIMIT = 0.8  # times an analysis whose graphs are new
 SWEEP_LIMIT_S = 1.0
+SIMULATE_LIMIT = 16.0  # times ten million additions; evaluated step by step, without tables, it took 33
 EXPECT_LIMITS = {"gemm": 700, "attention_prefill": 400, "attention_decode": 600}  # times logarithm and exponential
 MEMORY_LIMIT = 2e9  # B
 _TOLD = 5  # slowest models
@@ -62,6 +64,8 @@ def main() -> int:
     told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in extracted[:_TOLD])
     print(f"extract   {len(extracted)} models, the slowest {slowest_s / numpy_s:.2f}x of importing numpy: {told}")
     rate = points / sweep_s / 1e6
+    simulate_s, additions_s = simulation()
+    print(f"simulate  10,000 requests in {simulate_s:.2f} s, {simulate_s / additions_s:.1f}x of ten million additions")
     print(f"sweep     {points} points in {sweep_s:.2f} s on one core, {rate:.1f} M/s; {peak / 1e9:.2f} GB")
     told = ", ".join(f"{name} {rate / 1e6:.2f} M/s ({ratio:.0f}x)" for name, (rate, ratio) in rates.items())
     print(f"expect    {told} of one core")
@@ -76,6 +80,8 @@ def main() -> int:
         missed.append(f"another batch takes {again_s / new_s:.2f}x of new graphs, above {AGAIN_LIMIT}x")
     if heavy := {"torch", "transformers"} & sys.modules.keys():
         missed.append(f"models are not read without {' and '.join(sorted(heavy))}")
+    if simulate_s > SIMULATE_LIMIT * additions_s:
+        missed.append(f"10,000 requests take {simulate_s / additions_s:.1f}x of additions, above {SIMULATE_LIMIT}x")
     if sweep_s > SWEEP_LIMIT_S:
         missed.append(f"a million points take {sweep_s:.2f} s, above {SWEEP_LIMIT_S} s")
     for name, limit in EXPECT_LIMITS.items():
@@ -134,6 +140,20 @@ def analyses_again(times: int = 3) -> tuple[float, float]:
             _ = [phase.advice for _, phase in found.phases]  # which is worked out when it is asked for
             spent.append(time.process_time() - start)
     return min(new), min(again)
+
+
+def simulation(times: int = 3) -> tuple[float, float]:
+    """CPU time of the fastest simulation of 10,000 requests, and of ten million additions. [s]"""
+    simulated, added = [], []
+    for _ in range(times):
+        start = time.process_time()
+        llmviewer.simulate("llama-3.1-8b", "h100-sxm", rate=20, requests=10_000)
+        between, total = time.process_time(), 0
+        for number in range(10_000_000):
+            total += number
+        simulated.append(between - start)
+        added.append(time.process_time() - between)
+    return min(simulated), min(added)
 
 
 def million_points() -> tuple[int, float]:

@@ -19,10 +19,10 @@ from ..workload import Spans, Workload
 _MAX_ENTRIES: Final = 1 << 16  # of a table, which is emptied when it is full
 _SEQUENCES, _TOKENS, _LOGITS = range(3)  # places in the totals of a step
 _TOTALS: Final[Mapping[str, tuple[int, ...]]] = {  # totals that a feature of the whole pass depends on
-    "one": (), "sequences": (_SEQUENCES,), "tokens": (_TOKENS,), "table_rows": (_TOKENS,), "wanted": (_LOGITS,),
+    "one": (), "sequences": (_SEQUENCES,), "tokens": (_TOKENS,), "table_rows": (_TOKENS,), "with_logits": (_LOGITS,),
     "distinct_experts": (_TOKENS,), "expert_rows": (_TOKENS,), "logits": (_LOGITS,),
 }  # fmt: skip
-_SCALING_STREAMS: Final = ("replicas", "sampled", "together")  # parts of a pass with proportional totals
+_SCALING_STREAMS: Final = ("replicas", "sampled", "pass_fraction")  # parts of a pass with proportional totals
 
 Launches = Sequence[tuple[Sequence[Form], int]]  # busy times of a launch by resource, and the number of such launches
 
@@ -35,7 +35,7 @@ class TabulatedPlan:
 
     @cached_property
     def _table(self) -> LaunchTable:
-        return LaunchTable(self.plan.alike)
+        return LaunchTable(self.plan.equal_launches)
 
     def time_s(self, groups: Sequence[Spans]) -> Num:
         """Plan.time_s() of these groups of sequences, whose fields may be arrays. [s]"""
@@ -81,7 +81,7 @@ class LaunchTable:
         places = [i for key in (*keys, None) for i, one in enumerate(totals) if one == key]
         self._order = sorted(range(len(places)), key=places.__getitem__)  # the order of summation of Plan.time_s()
         features = sorted(frozenset(f for forms, _ in self._varying for form in forms for f in form.features()))
-        self._summed = [feature for feature in features if feature.name in ADDITIVE and not feature.each]
+        self._summed = [feature for feature in features if feature.name in ADDITIVE and not feature.device_arguments]
         self._group_amounts = list(map(_group_amount, self._summed))
         self._other = [feature for feature in features if feature not in self._summed]
         other_totals = _totals([Form(tuple((feature, 1.0) for feature in self._other))])
@@ -92,6 +92,7 @@ class LaunchTable:
     def time_s(self, groups: Sequence[Spans]) -> float:
         """The launches of a step with these groups of sequences, whose fields are floats. [s]"""
         sequences = tokens = logits = 0.0
+        group: Any  # with numbers, not arrays
         for group in groups:
             sequences += group.batch
             tokens += group.batch * group.q_len
@@ -170,7 +171,8 @@ def _picked(indices: tuple[int, ...]) -> Callable[[tuple[float, ...]], object]:
 
 
 def _times(launches: Launches, values: Mapping[Feature, float]) -> list[float]:
-    return [count * max([form(values) for form in forms]) for forms, count in launches]
+    times: list[Any] = [count * max([form(values) for form in forms]) for forms, count in launches]
+    return times
 
 
 def remember(table: dict[object, Any], key: object, value: object) -> None:
@@ -184,7 +186,8 @@ def _totals(forms: Sequence[Form]) -> tuple[int, ...] | None:
     """The totals that a launch depends on; None if it depends on anything else."""
     indices: set[int] = set()
     for feature in {feature for form in forms for feature in form.features()}:
-        if feature.each or feature.name not in _TOTALS or feature.stream.name not in ("", *_SCALING_STREAMS):
+        is_known = feature.name in _TOTALS and feature.stream.name in ("", *_SCALING_STREAMS)
+        if feature.device_arguments or not is_known:
             return None
         indices.update(_TOTALS[feature.name])
         if feature.stream.name:  # `one` counts the passes of this part with any token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -100,22 +101,17 @@ class RunningBatch:
         self._last_token_s = now_s
         return new_tokens
 
-    def remove_finished(self) -> list[int]:
-        """Removes sequences that have all of their output from the decode batch, and returns them."""
+    def finished(self) -> list[int]:
+        """Requests of the decode batch that have all of their output."""
         if self.steps < self._next_end:
             return []
-        return self._remove([i for i, end in enumerate(self._ends) if end <= self.steps])
+        return [request for request, end in zip(self.decoding, self._ends, strict=True) if end <= self.steps]
 
-    def remove(self, request: int) -> None:
-        """Removes a request from the decode batch, if it is there."""
-        if request in self.decoding:
-            self._remove([self.decoding.index(request)])
-
-    def _remove(self, indices: list[int]) -> list[int]:
-        """Removes sequences by their index in the decode batch, records their progress, and returns them."""
-        removed = [self.decoding[i] for i in indices]
-        for i, request in zip(reversed(indices), reversed(removed), strict=True):
-            start, joined_at = self._starts[i], self._joined_at[i]
+    def remove(self, requests: Sequence[int]) -> None:
+        """Removes those of these requests that are in the decode batch, and records their progress."""
+        indices = [i for i, request in enumerate(self.decoding) if request in requests]
+        for i in reversed(indices):
+            request, start, joined_at = self.decoding[i], self._starts[i], self._joined_at[i]
             if self.steps > joined_at:
                 gap_s = self._gaps.max_after(joined_at)
                 self._requests.record_passes(request, self.steps - start, self._last_token_s, gap_s)
@@ -124,7 +120,6 @@ class RunningBatch:
             self._count(request, start, -1)
             del self.decoding[i], self._starts[i], self._joined_at[i], self._ends[i]
         self._next_end = min(self._ends, default=inf)
-        return removed
 
     def _count(self, request: int, start: int, sign: int) -> None:
         """Adds a sequence to the sums, or subtracts it."""

@@ -158,8 +158,9 @@ class Scheduler:
 
     def finish_sequences(self, batch: RunningBatch, now_s: float) -> None:
         """Finishes the sequences of a decode batch that have all of their output."""
-        if ids := batch.remove_finished():
-            self.finish(batch, ids, now_s)
+        if ids := batch.finished():
+            self.finish(batch, ids, now_s)  # releases prompt blocks while the sequences still use memory
+            batch.remove(ids)
 
     def finish(self, batch: RunningBatch, ids: list[int], now_s: float) -> None:
         """Finishes requests that a batch ran."""
@@ -176,7 +177,7 @@ class Scheduler:
         if computed_tokens < inf:
             batch.reserved_bytes -= self.admission_bytes(request)
         self.release_prompts(rank, (request,), computed_tokens)
-        batch.remove(request)
+        batch.remove([request])
         self.requests.preemptions[request] += 1
         self.waiting.appendleft(request)
         self.num_running -= 1

@@ -224,6 +224,10 @@ class _RatioGrid:
 
     def __call__(self, x: Num, y: Num) -> Num:
         x_axis, y_axis = self._axes
+        row: Any
+        column: Any
+        row_fraction: Num
+        column_fraction: Num
         if type(x) is type(y) is float:
             row, row_fraction = x_axis.single_position(x)
             column, column_fraction = y_axis.single_position(y)

@@ -122,7 +122,7 @@ def check_lists(**lists: object) -> None:
 
 
 def enum_member(name: str, value: object, members: Iterable[_E]) -> _E:
-    """The one of `members` named `value`.
+    """The member with the value `value`.
 
     Raises InputError if there is none.
     """
@@ -134,7 +134,7 @@ def enum_member(name: str, value: object, members: Iterable[_E]) -> _E:
 
 
 def as_numbers(values: Any) -> tuple[Any, ...]:
-    """One number, or several, as an unchecked tuple."""
+    """Collects one number, or several, in a tuple, unchecked."""
     return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
 
 
@@ -187,7 +187,7 @@ def _short_repr(value: object) -> str:
 
 
 def _trace_hint(value: object) -> str:
-    """A hint on trace(), if the value is a torch module."""
+    """Hint at trace(), if the value is a torch module."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.nn.Module):
         return ""

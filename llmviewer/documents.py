@@ -122,6 +122,7 @@ def parsed_folder(folder: Path) -> str:
 
 
 def read_json(path: Path) -> Section:
+    """Reads the object in a JSON file."""
     return parse_object(_document(path), path)
 
 

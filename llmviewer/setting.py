@@ -220,14 +220,16 @@ class Setting:
 
     @cached_property
     def footprint(self) -> Footprint:
-        whole = self.lowering.footprint.decoding() if self.decodes_only else self.lowering.footprint
+        model_footprint = self.lowering.footprint.decoding() if self.decodes_only else self.lowering.footprint
         if not self.techniques:
-            return whole
+            return model_footprint
         shapes = Shapes(prefill=self.prefill, step=self.step, kept=self.kept)
         auxiliary = (
             Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.auxiliary_graphs(self)
         )
-        return replace(whole, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in auxiliary))
+        return replace(
+            model_footprint, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in auxiliary)
+        )
 
     @property
     def why_bound_alone(self) -> str:
@@ -286,14 +288,16 @@ class Setting:
         """
         same_scheme = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
         quantization = parse_quantization(quant).over(model.quantization) if quant else same_scheme
-        made = replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=(), mtp=False)
+        helper_setting = replace(
+            self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=(), mtp=False
+        )
         try:
-            made.graph  # noqa: B018  # which lays it out
+            helper_setting.graph  # noqa: B018  # which lays it out
         except InputError as error:
             situation = f"{model.name} runs beside {self.model.name} in the same layout"
             hint = f"choose another model in place of {model.name}"  # the error suggests other degrees
             raise InputError(f"{situation}: {error.reason}", hint=hint) from None
-        return made
+        return helper_setting
 
     def bare(self) -> Self:
         """The setting without techniques, but for those that count the passes of a model that does not generate."""

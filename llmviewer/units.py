@@ -35,7 +35,7 @@ _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), 
 
 
 def parse(text: object, unit: str) -> float:
-    """Read a positive quantity, such as "3.35 TB/s" where `unit` is "B/s", as 3.35e12.
+    """Reads a positive quantity, such as "3.35 TB/s" where `unit` is "B/s", as 3.35e12.
 
     >>> parse("3.35 TB/s", "B/s")
     3350000000000.0
@@ -97,7 +97,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
-    """So many of something.
+    """A number with its noun.
 
     >>> counted(1, "device"), counted(1200, "row"), counted(2, "launch", "launches")
     ('1 device', '1,200 rows', '2 launches')
@@ -106,7 +106,7 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 
 def fold(ratio: float, digits: int = 3) -> str:
-    """How many times as much.
+    """A ratio as text.
 
     >>> fold(1398.6, 2), fold(20.96), fold(0.5)
     ('1400x', '21x', '0.5x')
@@ -116,7 +116,7 @@ def fold(ratio: float, digits: int = 3) -> str:
 
 
 def seconds(value: float | None, digits: int = 3) -> str:
-    """A duration a person can read.
+    """A duration with a unit that suits its size.
 
     >>> seconds(0.01829), seconds(2.13e-8), seconds(75.3), seconds(None)
     ('18.3 ms', '21.3 ns', '75.3 s', '-')

@@ -1,4 +1,4 @@
-"""The report on a sweep in shards, as text, JSON or CSV."""
+"""The summary of a sweep in shards, as text, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmviewer.units import seconds, si
 from .columns import WIDTH, columns
 from .tables import csv_of, filled
 
-_SHOWN: Final = 20  # rows of a front in a text; the other formats have all
+_MAX_FRONT_ROWS: Final = 20  # of a Pareto front in a text; the other formats have all
 _HEADS: Final = {
     "ttft_s": "TTFT", "latency_s": "latency", "tpot_s": "TPOT", "tokens_per_s": "tokens/s", "decode_step_s": "step",
     "decode_tokens_per_s": "tokens/s", "total_bytes": "memory",
@@ -40,42 +40,49 @@ def _csv(summary: Summary) -> str:
 
 
 def _text(summary: Summary, width: int) -> str:
-    design, of = summary.design, summary.measures
-    lines = [f"{summary.folder}: {summary.points:,} points, {summary.fitting:,} of which fit on their device."]
+    design, measures = summary.design, summary.measures
+    lines = [f"{summary.folder}: {summary.points:,} points; {summary.fitting:,} fit the memory."]
     if summary.finished < design.shards:
-        lines.append(f"Not finished: {summary.finished} of {design.shards} shards; the same sweep command goes on.")
-    lines.append(
-        "Ranked by what measured kernels are expected to take." if summary.expected else "Times are lower bounds."
-    )
+        lines.append(f"Incomplete: {summary.finished} of {design.shards} shards; the same sweep command resumes.")
+    lines.append("Ranked by expected times, of measured kernels." if summary.expected else "Ranked by roofline bounds.")
     if summary.unknown:
-        lines.append(f"Of {summary.unknown:,} of those that fit nothing is expected, only bounds are known.")
+        lines.append(f"{summary.unknown:,} points that fit have no expected time, only bounds, and are not ranked.")
     rows = (*summary.best, *summary.front)
     if not rows:
-        lines.append("There is nothing to rank.")
-    axes = [name for name in (*design.settings, *NUMBERS) if rows and name in rows[0] and _told(name, summary)]
-    alike = {name: _cell(name, rows[0][name]) for name in axes if len({row[name] for row in rows}) == 1}
-    if alike:
-        lines.append(f"All below: {', '.join(f'{name} {text}' for name, text in alike.items())}.")
-    varied = [name for name in axes if name not in alike]
-    among = " and ".join(dict.fromkeys((*summary.by, "hardware")))
+        lines.append("No point to rank.")
+    axes = [name for name in (*design.settings, *NUMBERS) if rows and name in rows[0] and _varies(name, summary)]
+    constants = {name: _cell(name, rows[0][name]) for name in axes if len({row[name] for row in rows}) == 1}
+    if constants:
+        lines.append(f"Constant: {', '.join(f'{name} {text}' for name, text in constants.items())}.")
+    varied = [name for name in axes if name not in constants]
+    groups = " and ".join(dict.fromkeys((*summary.by, "hardware")))
     parts = ["\n".join(filled(line, width) for line in lines) + "\n"]
-    for name, words in dict.fromkeys(((of.first, "Least"), (of.latency, "Least"), (of.rate, "Most"))):
-        own = [row for row in summary.best if row["best"] == name]
-        title = f"{words} {_HEADS[_bare(name)]} of each {among}"
-        parts.append(_table(title, own, varied, dict.fromkeys((name, *of)), width=width))
-    each = f" of each {' and '.join(summary.by)}" if summary.by else ""
-    heads = f"{_HEADS[_bare(of.time)]} for any {_HEADS[_bare(of.rate)]}"
+    for name, words in dict.fromkeys(
+        ((measures.first, "Lowest"), (measures.latency, "Lowest"), (measures.rate, "Highest"))
+    ):
+        best_rows = [row for row in summary.best if row["best"] == name]
+        title = f"{words} {_HEADS[_base_name(name)]} by {groups}"
+        parts.append(_table(title, best_rows, varied, dict.fromkeys((name, *measures)), width=width))
+    by = f" by {' and '.join(summary.by)}" if summary.by else ""
+    heads = f"{_HEADS[_base_name(measures.time)]}, {_HEADS[_base_name(measures.rate)]}"
     parts.append(
-        _table(f"Least {heads}{each}", summary.front, varied, (of.time, of.rate, *of), width=width, most=_SHOWN)
+        _table(
+            f"Pareto front ({heads}){by}",
+            summary.front,
+            varied,
+            (measures.time, measures.rate, *measures),
+            width=width,
+            max_rows=_MAX_FRONT_ROWS,
+        )
     )
     parts.append(_refusals(summary, width))
     return "\n".join(filter(None, parts))
 
 
-def _told(name: str, summary: Summary) -> bool:
-    """Whether an axis varies: not a context that follows the prompt, nor one that was not given."""
-    asked = summary.design.numbers if name in NUMBERS else summary.design.settings
-    return name in asked and any(row[name] not in ("", None) for row in (*summary.best, *summary.front))
+def _varies(name: str, summary: Summary) -> bool:
+    """Whether an axis of the design has values; a context that follows the prompt has none."""
+    design_axes = summary.design.numbers if name in NUMBERS else summary.design.settings
+    return name in design_axes and any(row[name] not in ("", None) for row in (*summary.best, *summary.front))
 
 
 def _refusals(summary: Summary, width: int) -> str:
@@ -83,37 +90,45 @@ def _refusals(summary: Summary, width: int) -> str:
     lines = [f"Refused: {len(reasons)} setting{'s' * (len(reasons) > 1)}"] if reasons else []
     for reason, counts in groupby(reasons, key=itemgetter("reason")):
         settings = [" ".join(filter(None, (setting[axis] for axis in summary.design.settings))) for setting in counts]
-        more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
-        line = f"{settings[0]}{more}: {reason}"
+        others = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
+        line = f"{settings[0]}{others}: {reason}"
         lines.append(filled(line, width, first="  ", others="    "))
     return "\n".join((*lines, "")) if lines else ""
 
 
 def _table(
-    title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[str], *, width: int, most: int | None = None
+    title: str,
+    rows: Sequence[Row],
+    axes: Sequence[str],
+    measures: Iterable[str],
+    *,
+    width: int,
+    max_rows: int | None = None,
 ) -> str:
-    """The first rows: the axes and the first measures of `of`; other measures and memory as far as the width allows."""
+    """The first rows: the axes and the first measure; other measures and memory as far as the width allows."""
     if not rows:
         return ""
     first, *others = (
-        name for name in dict.fromkeys((*of, "total_bytes")) if any(row[name] is not None for row in rows)
+        name for name in dict.fromkeys((*measures, "total_bytes")) if any(row[name] is not None for row in rows)
     )
-    text = _columns(rows[:most], [*axes, first])
+    text = _columns(rows[:max_rows], [*axes, first])
     names = [*axes, first]
     for name in others:
-        wider = _columns(rows[:most], [*names, name])
+        wider = _columns(rows[:max_rows], [*names, name])
         if _width(wider) <= width:
             text, names = wider, [*names, name]
     if _width(text) > width and "model" in axes:  # then models are not a column
-        apart = groupby(sorted(rows[:most], key=itemgetter("model")), key=itemgetter("model"))
-        left = [name for name in names if name != "model"]
-        text = "".join(f"{model}\n{_columns(list(own), left)}" for model, own in apart)
-    more = f"and {len(rows) - most:,} more; --format csv has all\n" if most and len(rows) > most else ""
-    return f"{filled(title, width)}\n{text}{more}"
+        rows_by_model = groupby(sorted(rows[:max_rows], key=itemgetter("model")), key=itemgetter("model"))
+        other_names = [name for name in names if name != "model"]
+        text = "".join(f"{model}\n{_columns(list(model_rows), other_names)}" for model, model_rows in rows_by_model)
+    omitted_note = (
+        f"and {len(rows) - max_rows:,} more; --format csv has all\n" if max_rows and len(rows) > max_rows else ""
+    )
+    return f"{filled(title, width)}\n{text}{omitted_note}"
 
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> str:
-    cells = [[_HEADS.get(_bare(n), n) for n in names], *([_cell(n, row[n]) for n in names] for row in rows)]
+    cells = [[_HEADS.get(_base_name(n), n) for n in names], *([_cell(n, row[n]) for n in names] for row in rows)]
     return columns(cells, left=[i for i, name in enumerate(names) if isinstance(rows[0][name], str)], gap=" ")
 
 
@@ -121,7 +136,7 @@ def _width(text: str) -> int:
     return max(map(len, text.splitlines()))
 
 
-def _bare(name: str) -> str:
+def _base_name(name: str) -> str:
     return name.removeprefix("expected_")
 
 

@@ -126,8 +126,8 @@ def test_a_summary_ranks_by_what_is_expected(tmp_path, capsys):
     assert found.unknown == int((able["hardware"] == "i9-13900k").sum())
     assert main(["sweep", "--summary", f"{tmp_path}/all", "--expected"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Ranked by what measured kernels are expected to take." in out
-    assert f"Of {found.unknown} of those that fit nothing is expected" in out
+    assert "Ranked by expected times, of measured kernels." in out
+    assert f"{found.unknown} points that fit have no expected time" in out
     run(tmp_path / "none", Design.of(["gpt2"], ["t4"], OVER))
     with pytest.raises(InputError, match=r"none: has no expected times; run a sweep with --expected"):
         summarize(tmp_path / "none", expected=True)
@@ -172,15 +172,15 @@ def test_techniques_are_the_same_in_a_folder(tmp_path):
             "h100-sxm",
             "bert-base-uncased h100-sxm published: gen: bert-base-uncased has no decode steps",
         ),
-        ("llama-2-70b", "rtx-4090", "2 points, 0 of which fit on their device."),
+        ("llama-2-70b", "rtx-4090", "2 points; 0 fit the memory."),
     ],
 )
 def test_where_there_is_nothing_to_rank_a_summary_says_so(tmp_path, capsys, model, device, line):
     run(tmp_path, Design.of([model], [device], {"batch": [1, 2], "gen": [4]}))
     assert main(["sweep", "--summary", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "There is nothing to rank." in out
-    assert "Least" not in out
+    assert "No point to rank." in out
+    assert "Lowest" not in out
     assert line in " ".join(out.split())
 
 
@@ -193,8 +193,8 @@ def test_a_summary_is_80_wide_where_names_are_long(tmp_path, capsys):
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     for word in (
-        "Least TTFT of each model and prompt and gen",
-        "Most tokens/s",
+        "Lowest TTFT by model and prompt and gen",
+        "Highest tokens/s",
         *models,
         "v100-sxm2-16gb",
         "tp=2 pp=2",
@@ -565,8 +565,8 @@ def test_a_summary_of_half_a_sweep_says_so_in_every_format(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path}/new: 120 points in 12 shards\n"
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--by", "model,quant"]) == 0
     text = capsys.readouterr().out
-    assert "Not finished: 12 of 24 shards" in text
-    assert "Least TTFT of each model and quant and hardware" in text
+    assert "Incomplete: 12 of 24 shards" in text
+    assert "Lowest TTFT by model and quant and hardware" in text
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert main(["sweep", "--summary", f"{tmp_path}/new", "-o", f"{tmp_path}/found.json"]) == 0

@@ -152,7 +152,7 @@ def _verdict(time_s: float, bound_s: float, low_s: float | None, high_s: float |
 
 
 def _meaning(verdict: Verdict, name: str, excess_s: float, setting: Setting) -> str:
-    """What a verdict means, and what to do next."""
+    """Meaning of a verdict, and what to do next."""
     if verdict is Verdict.IMPOSSIBLE:
         differences = _possible_differences(name, setting)
         return f"; no kernel beats the bound, so the measured setting differs: check {differences}"

@@ -65,7 +65,8 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
     sentences += _fits_in_cache(setting, batch=batch, prompt=prompt, generated=generated)
     if model.image_input_tokens and prompt != model.image_input_tokens:
         sentences.append(
-            f"{model.name} encodes an image as {model.image_input_tokens} tokens: --prompt {model.image_input_tokens} counts one image"
+            f"{model.name} encodes an image as {model.image_input_tokens} tokens: --prompt {model.image_input_tokens} "
+            "counts one image"
         )
     if model.has_tower and not images:
         adds = f"; each adds {model.image_tokens} tokens to the prompt" if model.image_tokens else ""
@@ -192,7 +193,8 @@ def _links(setting: Setting) -> list[str]:
         sentences.append(f"{joined}: traffic between such groups goes over {others(network.outside)}")
     elif SCALE_UP in used and f"{SCALE_UP}.devices" not in hardware.numbers:
         sentences.append(
-            f"the file of {hardware.name} does not give {SCALE_UP}.devices: its {SCALE_UP} links are assumed to connect all devices"
+            f"the file of {hardware.name} does not give {SCALE_UP}.devices: its {SCALE_UP} links are assumed to join "
+            "all devices"
         )
     sentences.extend(
         f"{r.dtype}.latency of {hardware.name} is unknown and counts as 0; set it by "

@@ -149,7 +149,7 @@ def number(name: str, help_text: str, *, default: int | None = None) -> Callable
 def choice(
     name: str, *names: str, choices: Sequence[str], help_text: str, default: str | None = None
 ) -> Callable[[_F], _F]:
-    """One of some words, with its help."""
+    """An option whose value is one of `choices`."""
     choice_type = click.Choice(choices)
     return click.option(
         name, *names, type=choice_type, default=default, show_default=default is not None, help=help_text

@@ -65,7 +65,7 @@ class RecordedLaunch(NamedTuple):
 
 
 def is_time(value: float, minimum_s: float = 0.0) -> bool:
-    """Whether a time is a number from `least` on that leaves the others their digits. [s]"""
+    """Whether a time is a float from `minimum_s` on, so small that sums with it keep their digits. [s]"""
     return isinstance(value, float) and minimum_s <= value <= _MAX_TIME_S
 
 

@@ -17,6 +17,7 @@ _SUMMARY: Final = "summary_stats"
 
 
 def is_layerwise(document: Any) -> bool:
+    """Whether a JSON document has the form of a layerwise profile."""
     return isinstance(document, dict) and any(True for _ in _passes(document))
 
 
@@ -25,21 +26,21 @@ def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> KernelSums
 
     Raises InputError if there are none or a pass has the wrong form.
     """
-    passes = [found for name, found in _passes(document) if not name or name.split("_")[0] == phase]
+    passes = [contents for name, contents in _passes(document) if not name or name.split("_")[0] == phase]
     if not passes:
         raise InputError(f"{path}: has no {phase}; got {', '.join(name for name, _ in _passes(document))}")
     try:
-        found = [kernel for one in passes for node in one[_SUMMARY] for kernel in _kernels(node)]
+        kernels = [kernel for one in passes for node in one[_SUMMARY] for kernel in _kernels(node)]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         raise InputError(f"{path}: {_SUMMARY} must be a tree of entry and children, as vLLM writes it") from None
-    return kernel_sums(found, passes=len(passes))
+    return kernel_sums(kernels, passes=len(passes))
 
 
 def _passes(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, contents) of each pass; a file of a single pass has no name for it."""
-    for name, found in ({"": document} | document).items():
-        if isinstance(found, dict) and _SUMMARY in found:
-            yield name, found
+    for name, contents in ({"": document} | document).items():
+        if isinstance(contents, dict) and _SUMMARY in contents:
+            yield name, contents
 
 
 def _kernels(node: dict[str, Any]) -> Iterator[tuple[str, float, float]]:

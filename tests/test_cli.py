@@ -355,7 +355,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("kernel gemm t4 M=1,2..20+8 N=1 K=1",
          "M=1,2..20+8: 2..20+8 must include its end, but its last value is 18; give 2..18+8, or 2..18+8,20"),
         ("analyze gpt2 t4 --with chunked-prefill --prompt 1000000000000",
-         ("chunked-prefill: a prompt must be at most 1048576 chunks of 512 tokens, as each is looked at by itself; got "
+         ("chunked-prefill: a prompt must have at most 1048576 chunks of 512 tokens, because each is evaluated; got "
           "1000000000000 tokens")),
         ("afd deepseek-v3 h100-sxm h100-sxm --batch 1..10000",
          "--batch 1..10000: must be at most 1000 values; got 10000"),

@@ -339,7 +339,7 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
 def test_a_digest_is_of_the_layers_that_predict_too():
     model = llmviewer.load_model("deepseek-v3")
     other = replace(model, with_prediction=replace(model.with_prediction, graph=model.graph))
-    assert len({digest(one) for one in (model, other, replace(model, predicting=None))}) == 3
+    assert len({digest(one) for one in (model, other, replace(model, with_prediction=None))}) == 3
 
 
 def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from ..operators.base import Operator, Sharding, Tensor
 from ..operators.linear import Linear
 from ..records import frozen
 
-_PARTIAL_STREAMS: Final = ("sampled", "together", "thinned")  # streams of a fraction of the generated tokens
+_PARTIAL_STREAMS: Final = ("sampled", "pass_fraction", "thinned")  # streams of a fraction of the generated tokens
 
 
 @frozen(kw_only=True)

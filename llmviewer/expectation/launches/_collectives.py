@@ -46,7 +46,7 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
     remark = "no collective between domains was measured" if is_across_domains else ""
     if is_across_domains and group.inner == 1:
         return (), remark
-    sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
+    sent = np.multiply(work.of(op.payload()), op.load_factor if isinstance(op, AllToAll) else 1.0)
     met = 2 if isinstance(op, Send) else group.size
     shapes: dict[str, Num] = {"num_gpus": met, "bytes": sent * (1.0 if hosted else op.detour())}
     if is_across_domains:

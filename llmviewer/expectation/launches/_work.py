@@ -15,7 +15,7 @@ from ...roofline import OperatorEstimate, PlannedOperator
 from ...workload import Spans, Thinned, Workload
 
 _ALWAYS: Final[Num] = 1.0
-_CROSS_STREAMS: Final = ("target", "seeing")  # streams whose tokens attend to keys of another stream
+_CROSS_STREAMS: Final = ("target", "with_images")  # streams whose tokens attend to keys of another stream
 
 
 @frozen(kw_only=True)

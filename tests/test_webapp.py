@@ -598,7 +598,8 @@ def test_what_would_change_it_is_said_of_every_device():
 
 
 def test_steps_that_not_all_devices_can_take_are_refused_with_the_names_of_those_that_cannot():
-    heads, no_link = "tp=8 does not divide the 12 heads of q_proj in layer; ", "m5 has no scale_up.bandwidth in its file; "
+    heads = "tp=8 does not divide the 12 heads of q_proj in layer; "
+    no_link = "m5 has no scale_up.bandwidth in its file; "
     for on, wanted in (
         (("h100-sxm", "mi300x"), [f"8 devices: {heads}"]),
         (("h100-sxm", "mi300x", "m5"),

@@ -83,10 +83,9 @@ def timeline(
 ) -> None:
     """Compare a profiler trace of MODEL with bounds and expected times.
 
-    FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
-    several, and of a CPU too; what `nsys export --type sqlite` wrote, or `nsys stats --format csv --report
-    cuda_gpu_trace` (or cuda_gpu_kern_sum) printed; kernel_trace.csv or kernel_stats.csv of rocprofv3; or the profile
-    of vLLM's layers (.json).
+    FILE is a trace of torch.profiler for one rank, GPU or CPU (.json or .json.gz, as vLLM and SGLang write); the
+    database of `nsys export --type sqlite`, or the output of `nsys stats --format csv --report cuda_gpu_trace` (or
+    cuda_gpu_kern_sum); kernel_trace.csv or kernel_stats.csv of rocprofv3; or a layerwise profile of vLLM (.json).
     """
     from ..reports.timeline import REPORT
 

@@ -11,7 +11,13 @@ from . import options as shared
 
 
 @click.command()
-@click.option("--port", type=shared.WholeNumber(0, 65535), default=8050, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option(
+    "--port",
+    type=shared.WholeNumber(0, 65535),
+    default=8050,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 allows other machines."
 )

@@ -562,7 +562,7 @@ def test_a_trace_is_dropped_in_and_stays_while_settings_change(page, server, tmp
             [part["part"], *(seconds(part[key]) if part[key] else "-" for key in keys)] for part in parts
         ]
     page.set_input_files("#trace input", large)
-    said = "large.json: must have at most 50,000,000 bytes; got 50,000,001; llmviewer web --trace FILE reads"
+    said = "large.json: must have at most 50,000,000 bytes; got 50,000,001; open larger traces with llmviewer web"
     page.wait_for_selector(f"#tracing .error:has-text('{said}')")
     page.set_input_files("#trace input", other)
     page.wait_for_selector("#timeline-error:has-text('notes.txt: must be a trace of torch.profiler')")

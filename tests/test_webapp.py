@@ -1116,3 +1116,8 @@ def test_what_the_server_works_on_stays_to_be_read():
         if isinstance(each, dcc.Loading)
     ]
     assert [each.overlay_style["visibility"] for each in waiting] == ["visible"] * 3  # result, trace, what would change
+
+
+def test_the_search_of_models_finds_repositories_on_the_hub():
+    searches = {one["value"]: one["search"] for one in options.model_options(())}
+    assert "meta-llama/Llama-3.1-70B-Instruct" in searches["llama-3.1-70b"].split()

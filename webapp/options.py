@@ -71,14 +71,14 @@ def _limits(parameter: dict[str, Any]) -> list[str]:
 
 
 def model_options(files: Iterable[File]) -> list[dict[str, str]]:
-    """Models, uploaded ones first, searchable by title and name."""
+    """Models, uploaded ones first, searchable by title, name and aliases, which include repositories on the hub."""
     return _file_options(file for file in files if file.is_model) + [
         {
-            "label": f"{title} \N{MIDDLE DOT} {_billions(parameters)}",
+            "label": f"{model.title} \N{MIDDLE DOT} {_billions(model.parameters)}",
             "value": name,
-            "search": f"{name} {title}",
+            "search": f"{name} {model.title} {' '.join(model.aliases)}",
         }
-        for name, (title, parameters) in model_catalogue().items()
+        for name, model in model_catalogue().items()
     ]
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import Analysis, analyze
@@ -206,11 +206,22 @@ def hardware(file: File, changes: tuple[str, ...], *, title: str = "") -> Hardwa
     return parse_hardware(file.text, file.name.removesuffix(".yaml"), changes, source=title or file.name)
 
 
+class CatalogueModel(NamedTuple):
+    """Title, published number of parameters, and aliases (repositories on the hub) of a model that ships."""
+
+    title: str
+    parameters: int
+    aliases: tuple[str, ...]
+
+
 @lru_cache(maxsize=1)
-def model_catalogue() -> Mapping[str, tuple[str, int]]:
-    """Title and published number of parameters of each model that ships."""
+def model_catalogue() -> Mapping[str, CatalogueModel]:
+    """The models that ship, by name."""
     files = {name: read_yaml(data_dir("models") / f"{name}.yaml") for name in model_names()}
-    return {name: (file.text("title"), file.integer("parameters")) for name, file in files.items()}
+    return {
+        name: CatalogueModel(file.text("title"), file.integer("parameters"), tuple(file.texts("aliases")))
+        for name, file in files.items()
+    }
 
 
 @lru_cache(maxsize=1)
